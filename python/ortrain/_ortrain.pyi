@@ -183,6 +183,9 @@ class CheckpointState:
     def parameter(self, name: str) -> npt.NDArray[Any]: ...
     def set_parameter(self, name: str, value: OrtValue) -> None: ...
     def gradient(self, name: str) -> npt.NDArray[Any] | None: ...
+    def slots(self, name: str) -> list[tuple[str, OrtValue]]: ...
+    def average(self, name: str) -> OrtValue: ...
+    def averaged(self) -> CheckpointState: ...
     def layout(
         self,
     ) -> tuple[
@@ -239,7 +242,7 @@ class Module:
 
     def gradient_planes(self) -> list[npt.NDArray[Any]]: ...
     def export_model_for_inferencing(
-        self, path: str, output_names: Sequence[str], external_above: int | None = None
+        self, path: str, output_names: Sequence[str], external_above: int | None = None, average: bool = False
     ) -> None: ...
 
 @final
@@ -257,10 +260,14 @@ class Profile:
 
 @final
 class Optimizer:
-    def __new__(cls, model: str | bytes, module: Module) -> Optimizer: ...
+    def __new__(cls, model: str | bytes, module: Module, *, replace: bool = False) -> Optimizer: ...
     def step(self) -> tuple[str | None, float | None]:
         """Why it may not be meant so, if so, and the norm of the gradients, if they are clipped."""
 
+    def spec(self) -> str:
+        """The description of the optimizer as it is now, as JSON."""
+
+    def change(self, text: str) -> None: ...
     def learning_rate(self) -> float: ...
     def step_count(self) -> int: ...
     def set_learning_rate(self, learning_rate: float) -> None: ...
@@ -470,6 +477,7 @@ def generate_artifacts(
     external_above: int | None,
     optimizer_settings: dict[str, Any] | None,
     master_weights: bool = False,
+    optimizer_spec: str | None = None,
 ) -> list[str]:
     """What may not be meant so, a sentence each."""
 
@@ -489,6 +497,22 @@ class GradientGraph:
 
 def grad(model: Source, of: list[str], wrt: list[str], plain: bool) -> bytes: ...
 def vjp(model: Source, of: list[str], wrt: list[str], plain: bool) -> bytes: ...
+def optimizer_table() -> list[
+    tuple[
+        str,
+        str,
+        str,
+        float,
+        list[tuple[str, str]],
+        list[tuple[str, float, str, str]],
+        list[tuple[str, bool, str]],
+    ]
+]:
+    """Rows: name, summary, source, rate, slots, settings, flags."""
+
+def optimizer_spec(text: str) -> str:
+    """A description of an optimizer, checked and with all defaults."""
+
 def open_batch(model: Source) -> bytes: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
 def optimizer_model(

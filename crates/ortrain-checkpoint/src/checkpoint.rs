@@ -79,7 +79,7 @@ pub struct NominalTensor {
 /// The optimizer state of one group of parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerGroup {
-    /// The name; `group0` is the only one ONNX Runtime uses.
+    /// The name; `group0` is the only one ONNX Runtime uses. That of other optimizers is their name.
     pub name: String,
     /// Optimizer steps taken.
     pub step: i64,
@@ -94,7 +94,7 @@ pub struct OptimizerGroup {
 pub struct ParameterState {
     /// The name of the parameter.
     pub parameter: String,
-    /// Moments, shaped like the parameter: `momentum0` and, for `AdamW`, `momentum1`.
+    /// The slots of the optimizer by name: `momentum0` and, for `AdamW`, `momentum1`.
     pub moments: Vec<NamedTensor>,
 }
 
@@ -144,6 +144,10 @@ pub struct Extras {
     pub seed: Option<i64>,
     /// Training steps taken, optimizer steps or not: with the seed, the state of the random numbers.
     pub train_step: Option<i64>,
+    /// The optimizer, its settings and groups of parameters, where they are not in the optimizer model alone: JSON.
+    pub optimizer: Option<String>,
+    /// The factor of the schedule, for groups with a learning rate of their own.
+    pub schedule_factor: Option<f64>,
 }
 
 /// The state of a learning-rate scheduler.

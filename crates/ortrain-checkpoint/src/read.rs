@@ -317,11 +317,17 @@ impl Reader<'_> {
             }),
             None => None,
         };
+        let optimizer = match extras.optimizer()? {
+            Some(text) => Some(self.name(Some(text), "optimizer")?),
+            None => None,
+        };
         Ok(Extras {
             learning_rate: extras.learning_rate()?,
             scheduler,
             seed: extras.seed()?,
             train_step: extras.train_step()?,
+            optimizer,
+            schedule_factor: extras.schedule_factor()?,
         })
     }
 }

@@ -63,6 +63,8 @@ fn sample() -> Checkpoint {
             }),
             seed: Some(-1),
             train_step: Some(0),
+            optimizer: Some(r#"{"optimizer":"Lion"}"#.into()),
+            schedule_factor: Some(0.5),
         },
     }
 }

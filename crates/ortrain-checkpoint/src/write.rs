@@ -351,9 +351,10 @@ impl<'a> Plan<'a> {
         let groups: u64 =
             self.groups.iter().flatten().map(|group| TABLE + group.group.name.len() as u64).sum();
         let properties: u64 = self.checkpoint.properties.iter().map(property_estimate).sum();
-        let scheduler =
-            self.checkpoint.extras.scheduler.as_ref().map_or(0, |scheduler| scheduler.kind.len() as u64);
-        let bytes = 8 * TABLE + tensors + states + groups + properties + scheduler + trailer::LENGTH as u64;
+        let Extras { scheduler, optimizer, .. } = &self.checkpoint.extras;
+        let scheduler = scheduler.as_ref().map_or(0, |scheduler| scheduler.kind.len() as u64);
+        let extras = scheduler + optimizer.as_ref().map_or(0, |text| text.len() as u64);
+        let bytes = 8 * TABLE + tensors + states + groups + properties + extras + trailer::LENGTH as u64;
         if bytes > LARGEST { Err(Error::TooLarge { bytes }) } else { Ok(bytes) }
     }
 
@@ -430,6 +431,8 @@ fn build_extras(builder: &mut Builder, extras: &Extras, side: Option<&SideSum>) 
         scheduler,
         extras.seed,
         extras.train_step,
+        extras.optimizer.as_deref(),
+        extras.schedule_factor,
     )
 }
 

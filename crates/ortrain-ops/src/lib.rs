@@ -26,6 +26,7 @@ mod testing;
 pub mod training;
 
 pub use error::{Error, OpError};
+pub use families::optimizers;
 pub use grad::Grad;
 pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
 pub use library::OperatorLibrary;

@@ -9,6 +9,7 @@ use ortrain_onnx::{
     AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
 
+use crate::optimizers::{self, OptimizerSpec};
 use crate::{Error, OpError, build};
 
 mod batch;
@@ -456,6 +457,98 @@ pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
         many => {
             let nodes: Vec<String> = many.iter().map(|(node, _)| graph.node_label(node)).collect();
             Err(Error::Graph(format!("an optimizer model needs one optimizer, but it has {}", nodes.join(", "))))
+        }
+    }
+}
+
+/// The description of the optimizer of a model with one of ONNX Runtime's optimizers, by the attributes of its nodes.
+///
+/// # Errors
+/// When the graph does not have exactly one optimizer.
+pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
+    moments_of_optimizer(graph)?;
+    let graph_error = |source: OpError| Error::Graph(source.to_string());
+    let float = |node: &Node, name: &str, default: f32| {
+        let found = node.attrs.float(name).ok().flatten();
+        // The shortest number that rounds to the attribute is what was meant.
+        found.unwrap_or(default).to_string().parse::<f64>().unwrap_or(f64::NAN)
+    };
+    let find = |op: &str| graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == op);
+    let mut spec = match find("AdamWOptimizer") {
+        None => OptimizerSpec::new("SGD").map_err(graph_error)?,
+        Some(node) => {
+            let mut spec = OptimizerSpec::new("AdamW").map_err(graph_error)?;
+            let int = |name: &str, default| node.attrs.int(name).ok().flatten().unwrap_or(default);
+            spec.flags.insert("onnxruntime".into(), int("adam_mode", 0) == 1);
+            spec.flags.insert("bias_correction".into(), int("correct_bias", 1) != 0);
+            for (setting, name, default) in [
+                ("beta1", "alpha", 0.9),
+                ("beta2", "beta", 0.999),
+                ("eps", "epsilon", 1e-8),
+                ("weight_decay", "weight_decay", 1e-2),
+            ] {
+                spec.settings.insert(setting.into(), float(node, name, default));
+            }
+            spec
+        }
+    };
+    spec.max_norm = find(CLIP).map(|node| float(node, "max_norm", 1.0));
+    Ok(spec)
+}
+
+/// The settings of one of ONNX Runtime's optimizers that does what a description says, if there is one.
+#[must_use]
+pub fn as_onnxruntime_optimizer(spec: &OptimizerSpec) -> Option<(OptimizerKind, OptimizerSettings)> {
+    let plain = OptimizerSpec::new(&spec.optimizer).ok()?;
+    // Options are settings that the row does not have.
+    if !spec.groups.is_empty() || spec.mean_of_gathered || !spec.settings.keys().eq(plain.settings.keys()) {
+        return None;
+    }
+    let flag = |name: &str| spec.flags.get(name).copied().unwrap_or(false);
+    let setting = |name: &str| spec.settings.get(name).copied().unwrap_or(0.0);
+    let max_norm = spec.max_norm.map(|norm| norm as f32);
+    match spec.optimizer.as_str() {
+        "SGD" => {
+            let plain = setting("momentum") == 0.0 && setting("weight_decay") == 0.0;
+            plain
+                .then(|| (OptimizerKind::SGD, OptimizerSettings { max_norm, ..OptimizerSettings::default() }))
+        }
+        "AdamW" => {
+            let formula = if flag("onnxruntime") { AdamFormula::OnnxRuntime } else { AdamFormula::PyTorch };
+            let corrected = flag("bias_correction");
+            let has_form = !flag("amsgrad") && (corrected || formula == AdamFormula::OnnxRuntime);
+            let settings = OptimizerSettings {
+                betas: (setting("beta1") as f32, setting("beta2") as f32),
+                epsilon: setting("eps") as f32,
+                weight_decay: setting("weight_decay") as f32,
+                bias_correction: corrected,
+                max_norm,
+                formula,
+            };
+            has_form.then_some((OptimizerKind::AdamW, settings))
+        }
+        _ => None,
+    }
+}
+
+/// The message of the optimizer model that a description asks for, for trained parameters of these element types: one of
+/// ONNX Runtime's where it has the optimizer, else plain ONNX.
+///
+/// # Errors
+/// When the description does not fit its optimizer ([`OptimizerSpec::check`]).
+pub fn described_optimizer_model(
+    spec: &OptimizerSpec,
+    dtypes: &[DType],
+    names: &mut Names,
+    opset: i64,
+) -> Result<ModelProto, OpError> {
+    let spec = spec.clone().complete()?;
+    match as_onnxruntime_optimizer(&spec) {
+        None => optimizers::optimizer_model(&spec, dtypes),
+        Some((kind, settings)) => {
+            let mut model = optimizer_model(kind, &settings, names, opset);
+            model.metadata_props.push(optimizers::described(&spec));
+            Ok(model)
         }
     }
 }

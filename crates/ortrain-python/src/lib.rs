@@ -8,6 +8,7 @@ mod error;
 mod forward_backward;
 mod gradient;
 mod lent;
+mod optim;
 mod schedule;
 mod session;
 mod state;
@@ -26,6 +27,8 @@ mod _ortrain {
     use crate::forward_backward::{ForwardBackward, LiveForward, initializers, with_initializers};
     #[pymodule_export]
     use crate::gradient::{GradientGraph, grad, vjp};
+    #[pymodule_export]
+    use crate::optim::{optimizer_spec, optimizer_table};
     #[pymodule_export]
     use crate::schedule::{LrScheduler, Schedule, curve_steps, draw_curve, schedule_kinds};
     #[pymodule_export]

@@ -162,6 +162,23 @@ impl CheckpointState {
         part.map(|part| view(py, part)).transpose()
     }
 
+    /// Copies of the slots of the optimizer for a parameter.
+    fn slots(&self, py: Python<'_>, name: &str) -> PyResult<Vec<(String, OrtValue)>> {
+        let slots = self.door.pass(py, |state| state.slots(name))?;
+        Ok(slots.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
+    }
+
+    /// A copy of the average of the weights of a parameter.
+    fn average(&self, py: Python<'_>, name: &str) -> PyResult<OrtValue> {
+        Ok(OrtValue::of(self.door.pass(py, |state| state.average(name))?))
+    }
+
+    /// A state with the averages in place of the weights.
+    fn averaged(&self, py: Python<'_>) -> PyResult<CheckpointState> {
+        let state = self.door.pass(py, |state| state.averaged())?;
+        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+    }
+
     /// Of trained and of frozen planes: element type, elements, and name, shape and first element of each tensor.
     fn layout(&self, py: Python<'_>) -> PyResult<(Vec<Plane>, Vec<Plane>)> {
         let plane = |layout: &PlaneLayout| {

@@ -9,6 +9,7 @@ use pyo3::types::PyTuple;
 
 use crate::door::Door;
 use crate::error::raise;
+use crate::optim::spec_of;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::value::{OrtValue, Results, described, elements, given, planes, tensors, vector};
@@ -213,16 +214,19 @@ impl Module {
     }
 
     /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.
-    #[pyo3(signature = (path, output_names, external_above=None))]
+    #[pyo3(signature = (path, output_names, external_above=None, average=false))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
         path: PathBuf,
         output_names: Vec<String>,
         external_above: Option<u64>,
+        average: bool,
     ) -> PyResult<()> {
         self.with(py, |module, state| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
+            let averaged = average.then(|| state.averaged()).transpose()?;
+            let state = averaged.as_ref().unwrap_or(state);
             match external_above {
                 None => module.export_model_for_inferencing(state, path, &names),
                 Some(above) => module.export_with_external_data(state, path, &names, above),
@@ -283,8 +287,12 @@ pub(crate) struct Optimizer {
 #[pymethods]
 impl Optimizer {
     #[new]
-    fn new(py: Python<'_>, model: Source, module: &Module) -> PyResult<Optimizer> {
-        let optimizer = module.with(py, |module, state| ortrain::Optimizer::new(model.0, state, module))?;
+    #[pyo3(signature = (model, module, *, replace=false))]
+    fn new(py: Python<'_>, model: Source, module: &Module, replace: bool) -> PyResult<Optimizer> {
+        let optimizer = module.with(py, |module, state| match replace {
+            false => ortrain::Optimizer::new(model.0, state, module),
+            true => ortrain::Optimizer::replacing(model.0, state, module),
+        })?;
         let optimizer = Under::new(optimizer);
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
@@ -302,6 +310,19 @@ impl Optimizer {
 
     fn learning_rate(&self, py: Python<'_>) -> PyResult<f32> {
         self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.learning_rate(state)))
+    }
+
+    /// The description of the optimizer as it is now.
+    fn spec(&self, py: Python<'_>) -> PyResult<String> {
+        self.state.pass(py, |state| self.optimizer.with(|optimizer| Ok(optimizer.spec(state)?.to_text())))
+    }
+
+    /// Changes settings.
+    fn change(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        self.state.pass(py, |state| {
+            let changed = spec_of(text)?;
+            self.optimizer.with(|optimizer| optimizer.change(state, |spec| *spec = changed))
+        })
     }
 
     fn step_count(&self, py: Python<'_>) -> PyResult<i64> {

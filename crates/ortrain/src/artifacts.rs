@@ -21,8 +21,8 @@ use ortrain_ops::passes::{
 };
 use ortrain_ops::training::{
     Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
-    check_scores, doubtful_losses, for_inference, for_training, is_narrow, may_declare, moments_of_optimizer,
-    name_value, running_statistics,
+    check_scores, described_optimizer_model, doubtful_losses, for_inference, for_training, is_narrow,
+    may_declare, moments_of_optimizer, name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -32,6 +32,7 @@ use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::kind::check_forward;
 use crate::module::graph_of;
 use crate::nearest::{hint, hint_in};
+use crate::optim::OptimizerSpec;
 use crate::origins::Origins;
 use crate::source::make_internal;
 use crate::{Error, ModelSource, Result};
@@ -242,6 +243,8 @@ pub struct ArtifactOptions {
     pub optimizer_model: Option<ModelSource>,
     /// The settings of the optimizer.
     pub optimizer_settings: OptimizerSettings,
+    /// An optimizer of the table with its settings and groups, instead. Groups name parameters that are trained.
+    pub optimizer_spec: Option<OptimizerSpec>,
     /// Values to be outputs behind the loss.
     pub additional_output_names: Vec<String>,
     /// Whether a nominal checkpoint is wanted, too.
@@ -561,7 +564,9 @@ pub(crate) fn generate_loaded(
     let narrow: Vec<(&str, DType)> = (trained.clone().map(|(name, _, value)| (&**name, value.dtype())))
         .filter(|(_, dtype)| is_narrow(*dtype))
         .collect();
-    warnings.extend(about_narrow(&narrow, trained.count()));
+    warnings.extend(about_narrow(&narrow, trained.clone().count()));
+    let trained: Vec<(Arc<str>, DType)> =
+        trained.map(|(name, _, value)| (name.clone(), value.dtype())).collect();
     graph.initializer.retain(|tensor| parameters.kind(&tensor.name).is_none());
     graph.input.extend(
         values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
@@ -590,6 +595,10 @@ pub(crate) fn generate_loaded(
         for_inference(graph);
     }
     let optimizer_model = match (&options.optimizer_model, options.optimizer) {
+        _ if options.optimizer_spec.is_some() => {
+            let spec = options.optimizer_spec.as_ref();
+            spec.map(|spec| described_optimizer(spec, &trained, &mut names, opset)).transpose()?
+        }
         (Some(model), _) => Some(checked_optimizer(model)?),
         (None, Some(OptimizerKind::AdamW)) if no_such_formula(&options.optimizer_settings) => {
             return Err(Error::Argument(
@@ -669,6 +678,36 @@ fn checked_optimizer(model: &ModelSource) -> Result<ModelProto> {
     Ok(model.proto)
 }
 
+/// The message of the optimizer model that a description asks for.
+fn described_optimizer(
+    spec: &OptimizerSpec,
+    trained: &[(Arc<str>, DType)],
+    names: &mut Names,
+    opset: i64,
+) -> Result<ModelProto> {
+    let argument = |source: ortrain_ops::OpError| Error::Argument(source.to_string());
+    spec.check().map_err(argument)?;
+    for (k, group) in spec.groups.iter().enumerate() {
+        if group.parameters.is_empty() {
+            return Err(Error::Argument(format!("group {k} of the optimizer has no parameters")));
+        }
+        let known = |name: &String| trained.iter().any(|(trained, _)| **trained == **name);
+        if let Some(name) = group.parameters.iter().find(|name| !known(name)) {
+            return Err(Error::Argument(format!(
+                "group {k} of the optimizer names {name:?}, which is not trained{}",
+                hint(name, trained.iter().map(|(name, _)| &**name))
+            )));
+        }
+    }
+    let mut dtypes: Vec<DType> = Vec::new();
+    trained.iter().for_each(|&(_, dtype)| {
+        if !dtypes.contains(&dtype) {
+            dtypes.push(dtype);
+        }
+    });
+    described_optimizer_model(spec, &dtypes, names, opset).map_err(argument)
+}
+
 /// Which initializers are parameters.
 struct Parameters<'a> {
     trainable: FxHashSet<&'a str>,
@@ -695,7 +734,9 @@ fn choose<'a>(
     let parameters = Parameters { trainable: options.trained(), frozen };
     if parameters.trainable.is_empty() && options.input_gradients.is_empty() {
         // Of a model without parameters there are artifacts, too: its loss is computed in both modes.
-        let optimized = options.optimizer.is_some() || options.optimizer_model.is_some();
+        let optimized = options.optimizer.is_some()
+            || options.optimizer_model.is_some()
+            || options.optimizer_spec.is_some();
         let found = inspect_loaded(label, model, &Scope::Outputs)?;
         if optimized || found.names(ParameterRole::Trained).next().is_some() {
             return Err(Error::Argument(

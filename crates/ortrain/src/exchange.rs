@@ -192,6 +192,7 @@ impl CheckpointState {
         for (name, value) in report.loaded.iter().zip(&values) {
             self.set_parameter(name, value)?;
         }
+        self.start_slots()?;
         Ok(report)
     }
 }

@@ -99,7 +99,7 @@ impl LrScheduler {
     /// # Errors
     /// When the state has no optimizer state or no schedule, or the schedule in it is damaged.
     pub fn resume(state: &CheckpointState) -> Result<LrScheduler> {
-        state.group().ok_or_else(no_optimizer)?;
+        state.optimizer().ok_or_else(no_optimizer)?;
         let record = state.scheduler().ok_or_else(|| {
             Error::State(
                 "there is no schedule in the state to go on with; save it with its optimizer state while a scheduler is \
@@ -250,22 +250,23 @@ impl LrScheduler {
 
     /// Sets the learning rate, and lets checkpoints of the state say what decides it.
     fn apply(&self, state: &mut CheckpointState) -> Result<()> {
-        let group = state.group_mut().ok_or_else(no_optimizer)?;
-        let rate = self.rate(group.step);
+        let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
+        let rate = self.rate(optimizer.step);
         if !rate.is_finite() {
             return Err(Error::Argument(format!(
                 "{} makes the learning rate {rate} after {} steps, but a rate is a finite number",
-                self.schedule, group.step
+                self.schedule, optimizer.step
             )));
         }
-        group.learning_rate = rate;
-        group.initial_learning_rate = self.lr;
+        optimizer.learning_rate = rate;
+        optimizer.schedule_factor = self.schedule.factor_with(optimizer.step, self.memory.decided);
+        optimizer.initial_learning_rate = self.lr;
         let record = Scheduler {
             kind: self.written(),
             warmup_steps: self.schedule.warmup(),
             total_steps: self.schedule.total().unwrap_or(0),
             initial_learning_rate: self.lr,
-            step: group.step,
+            step: optimizer.step,
         };
         state.set_scheduler(record);
         Ok(())

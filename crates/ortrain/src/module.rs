@@ -254,6 +254,8 @@ pub struct Module {
     accumulate: bool,
     /// Whether no train step has run yet.
     is_new: bool,
+    /// Train steps whose gradients are summed now.
+    gathered: i64,
     /// Whether an optimizer took a step with the gradients that there are.
     gradients_are_used: AtomicBool,
     /// Whether a train step changes frozen parameters: running statistics.
@@ -454,6 +456,7 @@ impl Module {
             work,
             accumulate: true,
             is_new: true,
+            gathered: 0,
             gradients_are_used: AtomicBool::new(false),
             updates_frozen,
             detect_anomaly: options.detect_anomaly,
@@ -604,6 +607,11 @@ impl Module {
         ))
     }
 
+    /// Train steps whose gradients are summed now.
+    pub(crate) fn gathered_steps(&self) -> i64 {
+        self.gathered
+    }
+
     /// Notes that an optimizer took its step with the gradients that there are.
     pub(crate) fn use_gradients(&self) {
         self.gradients_are_used.store(true, Ordering::Relaxed);
@@ -634,6 +642,7 @@ impl Module {
     }
 
     fn count_train_step(&mut self, state: &mut CheckpointState) {
+        self.gathered = if self.accumulate { self.gathered.saturating_add(1) } else { 1 };
         (self.accumulate, self.is_new) = (true, false);
         self.gradients_are_used.store(false, Ordering::Relaxed);
         state.advance_train_step();
@@ -1122,7 +1131,7 @@ impl Module {
         if !trainable_only {
             state.bump_generation();
         }
-        Ok(())
+        state.start_slots()
     }
 
     /// The accumulated gradients one after the other, without gaps, in the order and with the length of

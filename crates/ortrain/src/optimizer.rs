@@ -2,21 +2,74 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{DType, ValueType};
+use ortrain_graph::{DType, Graph, ValueType};
+use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
+use ortrain_ops::optimizers::{Bound, OptimizerSpec, SlotSpec, description};
 use ortrain_ops::passes::infer::infer;
-use ortrain_ops::training::{check_sequences, clips_gradients, moments_of_optimizer};
+use ortrain_ops::passes::versions::upgrade;
+use ortrain_ops::training::{check_sequences, clips_gradients, moments_of_optimizer, onnxruntime_optimizer};
 use ortrain_program::{Entry, Given, Scalars, Workspace};
 
 use crate::binding::{Planes, sequence};
 use crate::module::graph_of;
 use crate::runners::Runners;
-use crate::state::{Group, StateLayout};
+use crate::slots::Wanted;
+use crate::state::{OptimizerNeeds, OptimizerState, StateLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 
-/// The inputs of an optimizer model: two scalars, then sequences.
+/// The inputs of ONNX Runtime's optimizer models: two scalars, then sequences.
 const SCALARS: [&str; 2] = ["learning_rate", "step"];
 const SEQUENCES: [&str; 4] = ["params", "gradients", "first_order_moments", "second_order_moments"];
+
+/// A number that a step gives to the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Number {
+    /// The learning rate, float32.
+    LearningRate,
+    /// The number of the step, from 1 on, int64.
+    Step,
+    /// The train steps whose gradients are summed, int64.
+    GatheredSteps,
+    /// The largest norm of all gradients together, float64.
+    MaxNorm,
+    /// The table of settings, float64: a row for each parameter.
+    Settings,
+}
+
+impl Number {
+    const ALL: [(&'static str, Number, DType); 5] = [
+        ("learning_rate", Number::LearningRate, DType::F32),
+        ("step", Number::Step, DType::I64),
+        ("gathered_steps", Number::GatheredSteps, DType::I64),
+        ("max_norm", Number::MaxNorm, DType::F64),
+        ("settings", Number::Settings, DType::F64),
+    ];
+}
+
+/// A column of the table of settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Column {
+    /// The learning rate that a group has of its own, as the schedule has it now.
+    Lr,
+    /// The share of the optimizer's learning rate.
+    LrFactor,
+    /// The steps during which nothing of the group changed.
+    SkippedSteps,
+    /// A setting.
+    Setting(String),
+}
+
+/// The table of settings of a step.
+#[derive(Debug, Default)]
+struct Table {
+    columns: Vec<Column>,
+    /// The group of each trained parameter, in the order of the planes.
+    groups: Vec<Option<usize>>,
+    /// The generation of the optimizer's state that `groups` is of.
+    generation: u64,
+    bytes: Vec<u8>,
+}
 
 /// An optimizer model bound to a [`CheckpointState`].
 ///
@@ -39,13 +92,29 @@ pub struct Optimizer {
     layout: Arc<StateLayout>,
     runners: Runners,
     work: Workspace,
-    moments: usize,
-    /// Whether the model clips the gradients by their norm.
+    /// Name, settings and groups as the model has them.
+    spec: OptimizerSpec,
+    /// True if the settings are in the model alone: ONNX Runtime's optimizers.
+    in_model: bool,
+    slots: Vec<Wanted>,
+    /// The inputs of the model that are no sequences.
+    numbers: Vec<Number>,
+    table: Table,
+    /// Whether one of ONNX Runtime's optimizers clips the gradients by their norm.
     clips: bool,
 }
 
+/// An optimizer model that was read.
+struct Read {
+    graph: Graph,
+    spec: OptimizerSpec,
+    in_model: bool,
+    slots: Vec<Wanted>,
+    columns: Vec<Column>,
+}
+
 impl Optimizer {
-    /// An optimizer on a state. Moments that the state does not have yet are made, all zero.
+    /// An optimizer on a state. Slots that the state does not have yet are made, as they are before the first step.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -60,62 +129,91 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read, is no optimizer model, or the state has moments of another kind of optimizer.
+    /// When the model cannot be read, is no optimizer model, or the state has the slots of another optimizer.
     pub fn new(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
-        let label = model.label("the optimizer model");
-        let wrong = |reason: String| Error::WrongModel { model: label.clone(), reason };
-        let mut graph = graph_of(&label, &model.load()?)?;
-        let moments = moments_of_optimizer(&graph).map_err(|source| match FileKind::of(&graph) {
-            FileKind::OptimizerModel => Error::model(&label, source),
-            kind => wrong(format!(
-                "it is {}, and {source}; give the optimizer model that was made together with the checkpoint \
-                 (optimizer_model.onnx)",
-                kind.a_name()
-            )),
-        })?;
-        let expected: Vec<&str> =
-            SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
-        let actual: Vec<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
-        if expected != actual {
-            let (expected, actual) = (expected.join(", "), actual.join(", "));
-            return Err(wrong(format!("its inputs should be {expected}, in this order, but are {actual}")));
-        }
-        for (k, &id) in graph.inputs.iter().enumerate() {
-            let ty = &graph.value(id).ty;
-            let fits = match k {
-                0 => ty.dtype() == Some(DType::F32) && ty.shape().is_none_or(|shape| shape.rank() == 1),
-                1 => ty.dtype() == Some(DType::I64) && ty.shape().is_none_or(|shape| shape.rank() == 1),
-                _ => matches!(ty, ValueType::Sequence(_)),
-            };
-            if !fits {
-                let wanted = ["float32[1]", "int64[1]"].get(k).unwrap_or(&"a sequence of tensors");
-                return Err(wrong(format!("input {:?} should be {wanted} but is {ty}", graph.name_of(id))));
-            }
-        }
-        infer(&mut graph).map_err(|source| Error::model(&label, source))?;
-        check_sequences(&graph).map_err(|source| Error::model(&label, source))?;
-        if graph.outputs.is_empty() {
-            return Err(wrong("it has no output that says whether it updated the parameters".into()));
-        }
+        Optimizer::on(model, state, module, false)
+    }
 
+    /// An optimizer that takes the place of another one on a state. Slots of the other one are kept where name and shape
+    /// are the same; others start anew, and settings are those of the model.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::optim::{OptimizerSpec, optimizer_model};
+    /// use ortrain::{DType, ModelSource, Optimizer};
+    ///
+    /// let lion = optimizer_model(&OptimizerSpec::new("Lion")?, &[DType::F32])?;
+    /// let lion = ModelSource::from_proto(&lion)?;
+    /// let error = Optimizer::new(lion.clone(), &mut state, &module).unwrap_err().to_string();
+    /// assert!(error.contains("the state has the optimizer AdamW"), "{error}");
+    /// let optimizer = Optimizer::replacing(lion, &mut state, &module)?;
+    /// assert_eq!(optimizer.name(), "Lion");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read or is no optimizer model.
+    pub fn replacing(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
+        Optimizer::on(model, state, module, true)
+    }
+
+    fn on(
+        model: ModelSource,
+        state: &mut CheckpointState,
+        module: &Module,
+        replace: bool,
+    ) -> Result<Optimizer> {
+        let label = model.label("the optimizer model");
+        let Read { graph, spec, in_model, slots, columns } = read_optimizer(&label, &model.load()?)?;
         let layout = module.layout().clone();
         if state.shared_layout().is_none_or(|own| *own != layout) {
             return Err(Error::OtherState { what: "module" });
         }
-        state.prepare_moments(moments)?;
+        let needs = OptimizerNeeds { spec: &spec, in_model, slots: &slots };
+        state.prepare_optimizer(&needs, replace)?;
         let clips = clips_gradients(&graph);
-        // Planes: parameters, gradients, then each moment.
+        // Planes: parameters, gradients, then each slot.
         let count = layout.trainable.len();
-        let mut roles = vec![Role::User, Role::User];
-        roles.extend((0..2 + moments).map(|k| sequence(&layout.trainable, k * count)));
+        let mut roles = Vec::with_capacity(graph.inputs.len());
+        let mut numbers = Vec::new();
+        let optimizer = state.optimizer().ok_or(Error::OtherState { what: "optimizer" })?;
+        let mut sequences = 0;
+        for &id in &graph.inputs {
+            let name = graph.name_of(id);
+            let number = Number::ALL.iter().find(|(known, ..)| *known == name);
+            if let (Some(&(_, number, _)), false) = (number, is_sequence(&graph, id)) {
+                numbers.push(number);
+                roles.push(Role::User);
+                continue;
+            }
+            let at = match (name, in_model) {
+                ("params", _) => 0,
+                ("gradients", _) => 1,
+                (_, true) => sequences,
+                (name, false) => 2 + slots.iter().position(|slot| slot.slot.name == name).unwrap_or_default(),
+            };
+            sequences += 1;
+            let planes = match at {
+                0 | 1 => &layout.trainable,
+                at => {
+                    let slot = optimizer.slots.get(&slots[at - 2].slot.name);
+                    &slot.ok_or(Error::OtherState { what: "optimizer" })?.layout
+                }
+            };
+            roles.push(sequence(planes, at * count));
+        }
         let runners = Runners::new(graph, roles, module.backend().clone());
         // An update is over soon, and what it overwrites would have to be kept to put it back: it is not interrupted.
         let work = Workspace::new();
-        Ok(Optimizer { layout, runners, work, moments, clips })
+        let mut table = Table { columns, ..Table::default() };
+        table.assign(&layout, optimizer);
+        Ok(Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips })
     }
 
-    /// Updates the parameters with the gradients of a module. These stay as they are, unless the optimizer model clips them:
-    /// then they are the clipped ones. Returns the L2 norm that they had together, if the model clips them by it.
+    /// Updates the parameters with the gradients of a module. These stay as they are, unless one of ONNX Runtime's
+    /// optimizers clips them: then they are the clipped ones. Returns the L2 norm that they had together, if the model
+    /// clips them by it.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -138,44 +236,164 @@ impl Optimizer {
             return Err(Error::OtherState { what: "optimizer" });
         }
         module.check_gradients()?;
-        if state.group().is_none_or(|group| group.moment_planes(self.moments - 1).is_empty()) {
-            state.prepare_moments(self.moments)?;
+        if self.slots.iter().any(|slot| self.planes_of(state, slot).is_empty()) {
+            let needs = OptimizerNeeds { spec: &self.spec, in_model: self.in_model, slots: &self.slots };
+            state.prepare_optimizer(&needs, false)?;
         }
         let norm = self.clips.then(|| module.gradient_norm(state));
-        let group = known(state)?;
-        let rate = group.learning_rate.to_le_bytes();
-        let step = group.step.saturating_add(1).to_le_bytes();
-        let given = [
-            Given { dtype: DType::F32, dims: &[1], bytes: &rate },
-            Given { dtype: DType::I64, dims: &[1], bytes: &step },
-        ];
-        let moments = (0..self.moments).flat_map(|k| group.moment_planes(k));
+        let optimizer = known(state)?;
+        let step = optimizer.step.saturating_add(1);
+        if !self.in_model {
+            self.table.fill(&self.layout, optimizer, step)?;
+        }
+        let rate = optimizer.learning_rate.to_le_bytes();
+        let max_norm =
+            optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
+        let (step_bytes, gathered) = (step.to_le_bytes(), module.gathered_steps().max(1).to_le_bytes());
+        let table_dims = [self.table.groups.len(), self.table.columns.len()];
+        let given: smallvec::SmallVec<[Given<'_>; Number::ALL.len()]> = (self.numbers.iter())
+            .map(|number| {
+                let one: &[usize] = &[1];
+                let (dtype, dims, bytes): (DType, &[usize], &[u8]) = match number {
+                    Number::LearningRate => (DType::F32, one, &rate),
+                    Number::Step => (DType::I64, one, &step_bytes),
+                    Number::GatheredSteps => (DType::I64, one, &gathered),
+                    Number::MaxNorm => (DType::F64, one, &max_norm),
+                    Number::Settings => (DType::F64, &table_dims, &self.table.bytes),
+                };
+                Given { dtype, dims, bytes }
+            })
+            .collect();
+        let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(&slot.slot.name));
         let planes: Planes<'_> = state
             .trainable_planes()
             .iter()
             .chain(module.gradient_planes())
-            .chain(moments)
+            .chain(slots)
             .map(|plane| &**plane)
             .collect();
-        let mut updated = [0_u8];
+        let mut updated = [1_u8];
+        let mut told = [0_u8; 8];
+        let mut has_norm = false;
         self.runners.run(
             &mut self.work,
             &planes,
             Entry::Accumulate,
             Scalars::default(),
             &given,
-            &mut |k, dtype, _, value| {
-                if k == 0 && dtype == DType::Bool {
-                    value.copy_to(&mut updated);
+            &mut |_, dtype, _, value| match dtype {
+                DType::Bool => value.copy_to(&mut updated),
+                DType::F64 => {
+                    has_norm = true;
+                    value.copy_to(&mut told);
                 }
+                _ => {}
             },
         )?;
         drop(planes);
         module.use_gradients();
-        if let (Some(group), true) = (state.group_mut(), updated[0] != 0) {
-            group.step = group.step.saturating_add(1);
+        if let (Some(optimizer), true) = (state.optimizer_mut(), updated[0] != 0) {
+            optimizer.step = step;
+            if let Some(spec) = &mut optimizer.spec {
+                let frozen = spec.groups.iter_mut().filter(|group| step <= group.frozen_steps);
+                frozen.for_each(|group| group.skipped_steps = group.skipped_steps.saturating_add(1));
+            }
         }
-        Ok(norm)
+        Ok(norm.or(has_norm.then(|| f64::from_le_bytes(told))))
+    }
+
+    /// The planes of a slot in a state.
+    fn planes_of<'a>(&self, state: &'a CheckpointState, slot: &Wanted) -> &'a [Arc<ortrain_program::Memory>] {
+        state.optimizer().map_or(&[], |optimizer| optimizer.slot_planes(&slot.slot.name))
+    }
+
+    /// The name of the optimizer.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(optimizer.name(), "AdamW");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.spec.optimizer
+    }
+
+    /// The settings of the optimizer and its groups of parameters as they are now.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(optimizer.spec(&state)?.settings["beta1"], 0.9);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is not the one the optimizer was made on.
+    pub fn spec<'a>(&'a self, state: &'a CheckpointState) -> Result<&'a OptimizerSpec> {
+        Ok(known(state)?.spec.as_ref().unwrap_or(&self.spec))
+    }
+
+    /// Changes settings of the optimizer, or of its groups, from the next step on. They lie in the state, and are kept
+    /// with it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, _) = setup::training()?;
+    /// use ortrain::optim::{Group, OptimizerSpec, optimizer_model};
+    /// use ortrain::{DType, ModelSource, Optimizer};
+    ///
+    /// let mut spec = OptimizerSpec::new("AdamW")?;
+    /// spec.groups.push(Group { parameters: vec!["fc2.bias".into()], ..Group::default() });
+    /// let model = ModelSource::from_proto(&optimizer_model(&spec, &[DType::F32])?)?;
+    /// let mut optimizer = Optimizer::replacing(model, &mut state, &module)?;
+    /// optimizer.change(&mut state, |spec| {
+    ///     spec.groups[0].settings.insert("weight_decay".into(), 0.0);
+    /// })?;
+    /// assert_eq!(optimizer.spec(&state)?.setting_of(Some(0), "weight_decay"), Some(0.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the settings are in the optimizer model alone (ONNX Runtime's optimizers), or the change makes no sense: a
+    /// value out of its range, another optimizer, other groups, options that the model does not have.
+    pub fn change(
+        &mut self,
+        state: &mut CheckpointState,
+        change: impl FnOnce(&mut OptimizerSpec),
+    ) -> Result<()> {
+        let optimizer = state.optimizer_mut().ok_or(Error::OtherState { what: "optimizer" })?;
+        let Some(spec) = &mut optimizer.spec else {
+            return Err(Error::State(format!(
+                "the settings of this {} are in its optimizer model, where nothing can change them; give the optimizer a \
+                 group (one of all parameters, say) when the artifacts are made, and they lie in the state",
+                self.spec.optimizer
+            )));
+        };
+        let mut changed = spec.clone();
+        change(&mut changed);
+        let same = changed.optimizer == spec.optimizer
+            && changed.flags == spec.flags
+            && changed.slots == spec.slots
+            && changed.settings.keys().eq(spec.settings.keys())
+            && changed.max_norm.is_some() == spec.max_norm.is_some()
+            && changed.mean_of_gathered == spec.mean_of_gathered
+            && changed
+                .groups
+                .iter()
+                .map(|group| &group.parameters)
+                .eq(spec.groups.iter().map(|g| &g.parameters));
+        if !same {
+            return Err(Error::Argument(
+                "numbers of an optimizer can change, but not which settings, options, slots and groups it has: these are in \
+                 its optimizer model"
+                    .into(),
+            ));
+        }
+        changed.check().map_err(|source| Error::Argument(source.to_string()))?;
+        *spec = changed;
+        Ok(())
     }
 
     /// The learning rate of the next step; 0.001 unless it was set or loaded.
@@ -190,7 +408,7 @@ impl Optimizer {
     /// # Errors
     /// When the state is not the one the optimizer was made on.
     pub fn learning_rate(&self, state: &CheckpointState) -> Result<f32> {
-        known(state).map(|group| group.learning_rate)
+        known(state).map(|optimizer| optimizer.learning_rate)
     }
 
     /// The number of steps done, those before the state was saved and loaded among them.
@@ -205,7 +423,7 @@ impl Optimizer {
     /// # Errors
     /// When the state is not the one the optimizer was made on.
     pub fn step_count(&self, state: &CheckpointState) -> Result<i64> {
-        known(state).map(|group| group.step)
+        known(state).map(|optimizer| optimizer.step)
     }
 
     /// Sets the learning rate. Schedulers set it again.
@@ -222,7 +440,7 @@ impl Optimizer {
     /// When the state is not the one the optimizer was made on, or the rate is negative, infinite or no number.
     pub fn set_learning_rate(&mut self, state: &mut CheckpointState, learning_rate: f32) -> Result<()> {
         check_rate("the learning rate", learning_rate)?;
-        state.group_mut().ok_or(Error::OtherState { what: "optimizer" })?.learning_rate = learning_rate;
+        state.optimizer_mut().ok_or(Error::OtherState { what: "optimizer" })?.learning_rate = learning_rate;
         Ok(())
     }
 
@@ -253,6 +471,169 @@ pub(crate) fn check_rate(what: &str, rate: f32) -> Result<()> {
     Err(Error::Argument(format!("{what} is {rate}, but a rate is a finite number that is not negative")))
 }
 
-fn known(state: &CheckpointState) -> Result<&Group> {
-    state.group().ok_or(Error::OtherState { what: "optimizer" })
+fn known(state: &CheckpointState) -> Result<&OptimizerState> {
+    state.optimizer().ok_or(Error::OtherState { what: "optimizer" })
+}
+
+fn is_sequence(graph: &Graph, id: ortrain_graph::ValueId) -> bool {
+    matches!(graph.value(id).ty, ValueType::Sequence(_))
+}
+
+impl Table {
+    /// Finds the group of each parameter.
+    fn assign(&mut self, layout: &StateLayout, optimizer: &OptimizerState) {
+        self.generation = optimizer.generation;
+        let spec = optimizer.spec.as_ref();
+        let owners: rustc_hash::FxHashMap<&str, usize> = spec
+            .into_iter()
+            .flat_map(|spec| spec.groups.iter().enumerate())
+            .flat_map(|(k, group)| group.parameters.iter().map(move |name| (name.as_str(), k)))
+            .collect();
+        let tensors = layout.trainable.iter().flat_map(|plane| &plane.tensors);
+        self.groups = tensors.map(|tensor| owners.get(&*tensor.name).copied()).collect();
+        self.bytes.resize(self.groups.len() * self.columns.len() * size_of::<f64>(), 0);
+    }
+
+    /// Writes the settings of a step.
+    fn fill(&mut self, layout: &StateLayout, optimizer: &OptimizerState, step: i64) -> Result<()> {
+        if self.generation != optimizer.generation {
+            self.assign(layout, optimizer);
+        }
+        let spec = optimizer.spec.as_ref().ok_or(Error::OtherState { what: "optimizer" })?;
+        let width = self.columns.len() * size_of::<f64>();
+        for (row, group) in self.bytes.chunks_exact_mut(width.max(1)).zip(&self.groups) {
+            let own = group.and_then(|group| spec.groups.get(group));
+            for (cell, column) in row.as_chunks_mut::<8>().0.iter_mut().zip(&self.columns) {
+                let value = match column {
+                    Column::Lr => {
+                        own.and_then(|group| group.lr).map_or(0.0, |lr| lr * optimizer.schedule_factor)
+                    }
+                    Column::LrFactor => {
+                        own.map_or(1.0, |group| if group.lr.is_some() { 0.0 } else { group.lr_factor })
+                    }
+                    Column::SkippedSteps => match own {
+                        None => spec.skipped_steps as f64,
+                        // All steps are skipped: at its own step 0 nothing changes.
+                        Some(group) if step <= group.frozen_steps => step as f64,
+                        Some(group) => group.skipped_steps as f64,
+                    },
+                    Column::Setting(name) => spec.setting_of(*group, name).ok_or_else(|| {
+                        Error::State(format!("the optimizer of the state has no setting {name:?}"))
+                    })?,
+                };
+                *cell = value.to_le_bytes();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads an optimizer model.
+fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
+    let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let bound = ortrain_ops::optimizers::bind(&mut graph).map_err(|source| Error::model(label, source))?;
+    let Some(bound) = bound else { return read_onnxruntime_optimizer(label, model) };
+    let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
+    let declared = description(&model.proto).map_err(|source| wrong(source.to_string()))?;
+    let spec = declared.unwrap_or_else(|| undescribed(&graph, &bound));
+    upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
+    for name in ["params", "gradients"] {
+        if !graph.inputs.iter().any(|&id| graph.name_of(id) == name && is_sequence(&graph, id)) {
+            return Err(wrong(format!("it has no input {name:?}, a sequence of tensors")));
+        }
+    }
+    for &id in &graph.inputs {
+        let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
+        let number = Number::ALL.iter().find(|(known, ..)| *known == name);
+        let is_known = name == "params" || name == "gradients" || bound.slots.iter().any(|slot| slot == name);
+        match (ty, number) {
+            (ValueType::Sequence(_), _) if is_known => {}
+            (ValueType::Tensor(dtype, _), Some((_, _, wanted))) if dtype == wanted => {}
+            (ty, Some((_, _, wanted))) => {
+                return Err(wrong(format!("input {name:?} should be {wanted}[1] but is {ty}")));
+            }
+            (ty, None) => {
+                let known: Vec<&str> = Number::ALL[..4].iter().map(|(name, ..)| *name).collect();
+                return Err(wrong(format!(
+                    "nothing gives it the input {name:?} ({ty}): an optimizer is given {}, the sequences \"params\" and \
+                     \"gradients\", slots (which it gives anew as \"updated_\" and their names) and settings (sequences of \
+                     float64)",
+                    known.join(", ")
+                )));
+            }
+        }
+    }
+    if spec.max_norm.is_none() && graph.inputs.iter().any(|&id| graph.name_of(id) == "max_norm") {
+        return Err(wrong("it has an input \"max_norm\", of which its description has no value".into()));
+    }
+    let columns = bound.columns.iter().map(|name| match name.as_str() {
+        "lr" => Ok(Column::Lr),
+        "lr_factor" => Ok(Column::LrFactor),
+        "skipped_steps" => Ok(Column::SkippedSteps),
+        name if spec.settings.contains_key(name) => Ok(Column::Setting(name.to_owned())),
+        name => Err(wrong(format!(
+            "nothing gives it the input {name:?}: it is neither a slot (the model gives no \"updated_{name}\") nor a \
+             setting of its description"
+        ))),
+    });
+    let columns = columns.collect::<Result<Vec<Column>>>()?;
+    let slots = bound.slots.iter().map(|name| {
+        let id = graph.find(name).ok_or_else(|| wrong(format!("it has no input {name:?}")))?;
+        let slot = spec.slots.iter().find(|slot| slot.name == *name).cloned();
+        let slot = slot.unwrap_or_else(|| SlotSpec::new(name));
+        Ok(Wanted { slot, dtype: graph.value(id).ty.dtype() })
+    });
+    let slots = slots.collect::<Result<Vec<Wanted>>>()?;
+    infer(&mut graph).map_err(|source| Error::model(label, source))?;
+    Ok(Read { graph, spec, in_model: false, slots, columns })
+}
+
+/// The description of an optimizer whose model has none.
+fn undescribed(graph: &Graph, bound: &Bound) -> OptimizerSpec {
+    let name = if graph.name.is_empty() { "optimizer" } else { &*graph.name };
+    OptimizerSpec::of_model(name, bound.slots.iter().map(|name| SlotSpec::new(name)).collect())
+}
+
+/// Reads a model with one of ONNX Runtime's optimizers.
+fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
+    let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
+    let mut graph = graph_of(label, model)?;
+    let moments = moments_of_optimizer(&graph).map_err(|source| match FileKind::of(&graph) {
+        FileKind::OptimizerModel => Error::model(label, source),
+        kind => wrong(format!(
+            "it is {}, and {source}; give the optimizer model that was made together with the checkpoint \
+             (optimizer_model.onnx)",
+            kind.a_name()
+        )),
+    })?;
+    let expected: Vec<&str> = SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
+    let actual: Vec<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
+    if expected != actual {
+        let (expected, actual) = (expected.join(", "), actual.join(", "));
+        return Err(wrong(format!("its inputs should be {expected}, in this order, but are {actual}")));
+    }
+    for (k, &id) in graph.inputs.iter().enumerate() {
+        let ty = &graph.value(id).ty;
+        let fits = match k {
+            0 => ty.dtype() == Some(DType::F32) && ty.shape().is_none_or(|shape| shape.rank() == 1),
+            1 => ty.dtype() == Some(DType::I64) && ty.shape().is_none_or(|shape| shape.rank() == 1),
+            _ => matches!(ty, ValueType::Sequence(_)),
+        };
+        if !fits {
+            let wanted = ["float32[1]", "int64[1]"].get(k).unwrap_or(&"a sequence of tensors");
+            return Err(wrong(format!("input {:?} should be {wanted} but is {ty}", graph.name_of(id))));
+        }
+    }
+    let spec = match description(&model.proto).map_err(|source| wrong(source.to_string()))? {
+        Some(spec) => spec,
+        None => onnxruntime_optimizer(&graph).map_err(|source| Error::model(label, source))?,
+    };
+    infer(&mut graph).map_err(|source| Error::model(label, source))?;
+    check_sequences(&graph).map_err(|source| Error::model(label, source))?;
+    if graph.outputs.is_empty() {
+        return Err(wrong("it has no output that says whether it updated the parameters".into()));
+    }
+    let slots =
+        (0..moments).map(|k| Wanted { slot: SlotSpec::new(&format!("momentum{k}")), dtype: None }).collect();
+    Ok(Read { graph, spec, in_model: true, slots, columns: Vec::new() })
 }

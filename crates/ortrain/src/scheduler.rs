@@ -77,7 +77,7 @@ impl LinearLRScheduler {
         total_step_count: i64,
         initial_lr: f32,
     ) -> Result<LinearLRScheduler> {
-        let group = state.group_mut().ok_or_else(no_optimizer)?;
+        let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
         if warmup_step_count < 0 || total_step_count < 0 {
             return Err(Error::Argument(format!(
                 "warm-up and total are counts of optimizer steps, which cannot be {warmup_step_count} and \
@@ -92,8 +92,9 @@ impl LinearLRScheduler {
             )));
         }
         check_rate("the initial learning rate", initial_lr)?;
-        group.initial_learning_rate = initial_lr;
-        group.learning_rate = initial_lr;
+        optimizer.initial_learning_rate = initial_lr;
+        optimizer.learning_rate = initial_lr;
+        optimizer.schedule_factor = 1.0;
         let scheduler = LinearLRScheduler { warmup_step_count, total_step_count };
         scheduler.record(state)?;
         Ok(scheduler)
@@ -117,20 +118,22 @@ impl LinearLRScheduler {
     /// # Errors
     /// When no optimizer was made on the state.
     pub fn step(&self, state: &mut CheckpointState) -> Result<()> {
-        let group = state.group_mut().ok_or_else(no_optimizer)?;
-        group.learning_rate = group.initial_learning_rate * self.factor(group.step);
+        let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
+        let factor = self.factor(optimizer.step);
+        optimizer.learning_rate = optimizer.initial_learning_rate * factor;
+        optimizer.schedule_factor = factor.into();
         self.record(state)
     }
 
     /// Lets checkpoints of the state say what decides the learning rate.
     fn record(&self, state: &mut CheckpointState) -> Result<()> {
-        let group = state.group().ok_or_else(no_optimizer)?;
+        let optimizer = state.optimizer().ok_or_else(no_optimizer)?;
         let record = Scheduler {
             kind: KIND.into(),
             warmup_steps: self.warmup_step_count,
             total_steps: self.total_step_count,
-            initial_learning_rate: group.initial_learning_rate,
-            step: group.step,
+            initial_learning_rate: optimizer.initial_learning_rate,
+            step: optimizer.step,
         };
         state.set_scheduler(record);
         Ok(())

@@ -6,20 +6,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ortrain_checkpoint::{
-    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
-    Property, SaveOptions, Scheduler,
+    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, Property,
+    SaveOptions, Scheduler,
 };
 use ortrain_cpu::{claim, settle};
 use ortrain_graph::{DType, Tensor, byte_length};
+use ortrain_ops::optimizers::OptimizerSpec;
 use ortrain_program::{Memory, OutOfMemory, align};
 use rustc_hash::FxHashSet;
 
 use crate::kind::{told, told_of_bytes};
 use crate::nearest::hint;
 use crate::scheduler::KIND as LINEAR;
+use crate::slots::{Ground, Slot, Slots, Wanted, of_another};
 use crate::{Error, FileKind, LrScheduler, Result};
 
-/// The one parameter group of ONNX Runtime's optimizers.
+/// The one parameter group of ONNX Runtime's optimizers. That of others has their name.
 const GROUP: &str = "group0";
 /// The learning rate of an optimizer that was told none.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
@@ -166,37 +168,53 @@ impl Entry {
         self.dims.as_ref().map_or(0, |dims| dims.iter().product())
     }
 
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
 }
 
-/// Moments of the optimizer.
-#[derive(Clone, Debug)]
-enum Moments {
-    /// As a file had them, until an optimizer says which it needs.
-    Stored(Vec<ParameterState>),
-    /// `[moment][trainable plane]`.
-    Planes(Vec<Vec<Arc<Memory>>>),
-}
-
 /// What an optimizer keeps between steps.
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
+pub(crate) struct OptimizerState {
     pub(crate) step: i64,
     pub(crate) initial_learning_rate: f32,
     pub(crate) learning_rate: f32,
-    moments: Moments,
+    /// The share of their own learning rates that a schedule gives groups now.
+    pub(crate) schedule_factor: f64,
+    /// Settings and groups; `None` of ONNX Runtime's optimizers, which have them in their models.
+    pub(crate) spec: Option<OptimizerSpec>,
+    pub(crate) slots: Slots,
+    /// True while slots start from values of parameters that a nominal state does not have yet.
+    unstarted: bool,
+    /// Grows whenever an optimizer takes the place of another one.
+    pub(crate) generation: u64,
 }
 
-impl Group {
-    /// Moment `k` of every trainable plane.
-    pub(crate) fn moment_planes(&self, k: usize) -> &[Arc<Memory>] {
-        match &self.moments {
-            Moments::Planes(planes) => planes.get(k).map_or(&[], Vec::as_slice),
-            Moments::Stored(_) => &[],
-        }
+impl OptimizerState {
+    /// The planes of a slot.
+    pub(crate) fn slot_planes(&self, name: &str) -> &[Arc<Memory>] {
+        self.slots.get(name).map_or(&[], |slot| &slot.planes)
     }
+
+    /// The name of the optimizer that the slots are of, and their names.
+    fn identity(&self) -> (&str, Vec<&str>) {
+        let slots = self.slots.names();
+        let name = match (&self.spec, slots.as_slice()) {
+            (Some(spec), _) => &spec.optimizer,
+            (None, ["momentum0"]) => "SGD",
+            (None, _) => "AdamW",
+        };
+        (name, slots)
+    }
+}
+
+/// An optimizer model as a state is prepared for it.
+pub(crate) struct OptimizerNeeds<'a> {
+    /// Name, settings, groups.
+    pub(crate) spec: &'a OptimizerSpec,
+    /// True if the settings are in the model alone: ONNX Runtime's optimizers.
+    pub(crate) in_model: bool,
+    pub(crate) slots: &'a [Wanted],
 }
 
 /// The state of a training: parameters, optimizer state, properties, and the seed of random numbers.
@@ -232,7 +250,7 @@ pub struct CheckpointState {
     generation: u64,
     /// Gradient planes of the newest module.
     gradients: Vec<Arc<Memory>>,
-    group: Option<Group>,
+    optimizer: Option<OptimizerState>,
     /// Groups of a file that are not the one optimizers use.
     other_groups: Vec<OptimizerGroup>,
     properties: BTreeMap<String, Property>,
@@ -323,15 +341,25 @@ impl CheckpointState {
         values.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         let (entries, tensors): (Vec<Entry>, Vec<Option<Tensor>>) = values.into_iter().unzip();
 
-        let mut group = None;
+        let spec = extras.optimizer.as_deref().map(OptimizerSpec::from_text).transpose();
+        let spec = spec.map_err(|source| Error::State(format!("of the checkpoint, {source}")))?;
+        let own = spec.as_ref().map_or(GROUP, |spec| &spec.optimizer).to_owned();
+        let mut optimizer = None;
         let mut other_groups = Vec::new();
         for stored in optimizer_groups {
-            if stored.name == GROUP && group.is_none() {
-                group = Some(Group {
+            if stored.name == own && optimizer.is_none() {
+                optimizer = Some(OptimizerState {
                     step: stored.step,
                     initial_learning_rate: stored.initial_learning_rate,
                     learning_rate: extras.learning_rate.unwrap_or(DEFAULT_LEARNING_RATE),
-                    moments: Moments::Stored(stored.states),
+                    schedule_factor: extras
+                        .schedule_factor
+                        .filter(|factor| factor.is_finite())
+                        .unwrap_or(1.0),
+                    spec: spec.clone(),
+                    slots: Slots::Stored(stored.states),
+                    unstarted: false,
+                    generation: 0,
                 });
             } else {
                 other_groups.push(stored);
@@ -345,7 +373,7 @@ impl CheckpointState {
             frozen: Vec::new(),
             generation: 0,
             gradients: Vec::new(),
-            group,
+            optimizer,
             other_groups,
             properties,
             seed: extras.seed,
@@ -489,30 +517,18 @@ impl CheckpointState {
         };
         if include_optimizer_state && !self.nominal {
             optimizer_groups.clone_from(&self.other_groups);
-            if let Some(group) = &self.group {
-                let states = match &group.moments {
-                    Moments::Stored(states) => states.clone(),
-                    Moments::Planes(planes) => of(true)
-                        .map(|entry| ParameterState {
-                            parameter: entry.name.to_string(),
-                            moments: (0..)
-                                .zip(planes)
-                                .map(|(k, planes)| {
-                                    let view = view_in(entry, &planes[entry.plane]);
-                                    NamedTensor::new(format!("momentum{k}"), view.to_tensor())
-                                })
-                                .collect(),
-                        })
-                        .collect(),
-                };
+            if let Some(optimizer) = &self.optimizer {
                 optimizer_groups.push(OptimizerGroup {
-                    name: GROUP.into(),
-                    step: group.step,
-                    initial_learning_rate: group.initial_learning_rate,
-                    states,
+                    name: optimizer.spec.as_ref().map_or(GROUP, |spec| &spec.optimizer).into(),
+                    step: optimizer.step,
+                    initial_learning_rate: optimizer.initial_learning_rate,
+                    states: optimizer.slots.stored(&self.entries),
                 });
-                extras.learning_rate = Some(group.learning_rate);
+                extras.learning_rate = Some(optimizer.learning_rate);
                 extras.scheduler.clone_from(&self.scheduler);
+                extras.optimizer = optimizer.spec.as_ref().map(OptimizerSpec::to_text);
+                extras.schedule_factor = Some(optimizer.schedule_factor)
+                    .filter(|factor| optimizer.spec.is_some() && *factor != 1.0);
             }
         }
         Checkpoint { module, optimizer_groups, properties: self.properties.clone(), extras }
@@ -776,6 +792,97 @@ impl CheckpointState {
         self.seed = Some(seed);
     }
 
+    /// The slots of the optimizer for a parameter by name: copies. Empty for frozen parameters, and before an optimizer was
+    /// made.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let slots = state.slots("fc2.bias")?;
+    /// assert_eq!(slots.keys().collect::<Vec<_>>(), ["momentum0", "momentum1"]);
+    /// assert_eq!(slots["momentum0"].dims(), [10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no parameter of this name.
+    pub fn slots(&self, name: &str) -> Result<BTreeMap<String, Tensor>> {
+        let entry = self.known(name)?;
+        let slots = self.optimizer.iter().flat_map(|optimizer| optimizer.slots.of(entry));
+        Ok(slots.map(|slot| (slot.name, slot.tensor)).collect())
+    }
+
+    /// The average of the weights of a parameter: the moving average of an optimizer with `ema_decay`, or that which a
+    /// schedule-free optimizer trains for. A copy, with the type and shape of the parameter; of a frozen parameter its
+    /// value.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, module, _) = setup::training()?;
+    /// use ortrain::optim::{OptimizerSpec, optimizer_model};
+    /// use ortrain::{DType, ModelSource, Optimizer};
+    ///
+    /// let mut spec = OptimizerSpec::new("SGD")?;
+    /// spec.settings.insert("ema_decay".into(), 0.999);
+    /// let model = ModelSource::from_proto(&optimizer_model(&spec, &[DType::F32])?)?;
+    /// let optimizer = Optimizer::replacing(model, &mut state, &module)?;
+    /// assert_eq!(state.average("fc2.bias")?, state.parameter("fc2.bias")?.to_tensor());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no parameter of this name, the state is nominal, or the optimizer keeps no average.
+    pub fn average(&self, name: &str) -> Result<Tensor> {
+        let entry = self.known(name)?;
+        self.complete()?;
+        let value = self.view(entry).to_tensor();
+        if !entry.requires_grad {
+            return Ok(value);
+        }
+        let none = || {
+            Error::State(
+                "the optimizer keeps no average of the weights; give it ema_decay when the artifacts are made, or take \
+                 ScheduleFreeAdamW"
+                    .into(),
+            )
+        };
+        let optimizer = self.optimizer.as_ref().ok_or_else(none)?;
+        let spec = optimizer.spec.as_ref().ok_or_else(none)?;
+        let slots = self.slots(name)?;
+        let slot = |name: &str| slots.get(name).map(Tensor::to_f64);
+        let average = spec.average(spec.group_of(name), &value.to_f64(), &slot).ok_or_else(none)?;
+        Ok(Tensor::from_f64(value.dtype(), value.dims().to_vec(), &average))
+    }
+
+    /// A state with the averages ([`CheckpointState::average`]) in place of the weights that are trained, and without
+    /// optimizer: to evaluate, to export, or to save.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, module, _) = setup::training()?;
+    /// use ortrain::optim::{OptimizerSpec, optimizer_model};
+    /// use ortrain::{DType, ModelSource, Optimizer};
+    ///
+    /// let model = optimizer_model(&OptimizerSpec::new("ScheduleFreeAdamW")?, &[DType::F32])?;
+    /// let optimizer = Optimizer::replacing(ModelSource::from_proto(&model)?, &mut state, &module)?;
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("trained.onnx");
+    /// module.export_model_for_inferencing(&state.averaged()?, path, &["logits"])?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is nominal, or the optimizer keeps no average.
+    pub fn averaged(&self) -> Result<CheckpointState> {
+        let mut checkpoint = self.to_checkpoint(false);
+        if let ModuleState::Full { trainable, .. } = &mut checkpoint.module {
+            for parameter in trainable {
+                parameter.tensor = self.average(&parameter.name)?;
+            }
+        }
+        CheckpointState::from_checkpoint(checkpoint)
+    }
+
     /// Train steps done on this state, whether an optimizer step followed or not.
     ///
     /// ```
@@ -803,7 +910,7 @@ impl CheckpointState {
     /// ```
     #[must_use]
     pub fn optimizer_step_count(&self) -> i64 {
-        self.group.as_ref().map_or(0, |group| group.step)
+        self.optimizer.as_ref().map_or(0, |optimizer| optimizer.step)
     }
 
     /// The scheduler of the learning rate, as text: a scheduler with its schedule; `None` if nothing does.
@@ -841,7 +948,7 @@ impl CheckpointState {
     /// ```
     #[must_use]
     pub fn learning_rate(&self) -> Option<f32> {
-        self.group.as_ref().map(|group| group.learning_rate)
+        self.optimizer.as_ref().map(|optimizer| optimizer.learning_rate)
     }
 
     /// What lies where in the planes.
@@ -1025,12 +1132,12 @@ impl CheckpointState {
         Ok(())
     }
 
-    pub(crate) fn group(&self) -> Option<&Group> {
-        self.group.as_ref()
+    pub(crate) fn optimizer(&self) -> Option<&OptimizerState> {
+        self.optimizer.as_ref()
     }
 
-    pub(crate) fn group_mut(&mut self) -> Option<&mut Group> {
-        self.group.as_mut()
+    pub(crate) fn optimizer_mut(&mut self) -> Option<&mut OptimizerState> {
+        self.optimizer.as_mut()
     }
 
     pub(crate) fn scheduler(&self) -> Option<&Scheduler> {
@@ -1041,66 +1148,119 @@ impl CheckpointState {
         self.scheduler = Some(scheduler);
     }
 
-    /// Makes sure that there are `count` moments for every trainable parameter: those of the file, or zeros.
-    pub(crate) fn prepare_moments(&mut self, count: usize) -> Result<()> {
+    /// Makes sure that the slots that an optimizer model needs are there for every trainable parameter: those of the
+    /// file, or as they are before the first step. With `replace`, slots of another optimizer are kept where they fit.
+    ///
+    /// # Errors
+    /// When the state has another optimizer, or a slot of the file is missing or has another shape.
+    pub(crate) fn prepare_optimizer(&mut self, needs: &OptimizerNeeds<'_>, replace: bool) -> Result<()> {
         let layout = self.layout.clone().ok_or(Error::NominalState)?;
-        let mut planes: Vec<Vec<Arc<Memory>>> =
-            (0..count).map(|_| zeroed(&layout.trainable)).collect::<Result<_>>()?;
-        match &mut self.group {
-            None => {
-                self.group = Some(Group {
-                    step: 0,
-                    initial_learning_rate: DEFAULT_LEARNING_RATE,
-                    learning_rate: DEFAULT_LEARNING_RATE,
-                    moments: Moments::Planes(planes),
-                });
-            }
-            // What another optimizer made is shared; a moment it did not need starts at zero.
-            Some(Group { moments: Moments::Planes(there), .. }) => {
-                if there.len() < count {
-                    there.extend(planes.split_off(there.len()));
+        let unstarted = self.nominal;
+        let Some(there) = &self.optimizer else {
+            let ground = Ground {
+                layout: &layout,
+                entries: &self.entries,
+                trained: &self.trainable,
+                spec: needs.spec,
+            };
+            let slots = needs.slots.iter().map(|slot| ground.started(slot)).collect::<Result<Vec<Slot>>>()?;
+            let learning_rate = needs.spec.learning_rate as f32;
+            self.optimizer = Some(OptimizerState {
+                step: 0,
+                initial_learning_rate: learning_rate,
+                learning_rate,
+                schedule_factor: 1.0,
+                spec: (!needs.in_model).then(|| needs.spec.clone()),
+                slots: Slots::Planes(slots),
+                unstarted,
+                generation: 0,
+            });
+            return Ok(());
+        };
+        let same = self.check_optimizer(there, needs);
+        if let (Err(error), false) = (&same, replace) {
+            return Err(Error::State(error.to_string()));
+        }
+        // Settings that were changed in the course of the training count, not those of the model.
+        let mut spec = match &there.spec {
+            Some(spec) if same.is_ok() => spec.clone(),
+            _ => needs.spec.clone(),
+        };
+        let ground =
+            Ground { layout: &layout, entries: &self.entries, trained: &self.trainable, spec: &spec };
+        let mut anew = 0;
+        let mut slots = Vec::with_capacity(needs.slots.len());
+        for wanted in needs.slots {
+            let kept = match &there.slots {
+                // Slots that another optimizer made are shared; one that it did not need starts anew.
+                Slots::Planes(slots) => {
+                    Ok(slots.iter().find(|slot| *slot.name == wanted.slot.name && ground.fits(slot, wanted)))
+                        .map(|slot| slot.cloned())
                 }
-            }
-            Some(group) => {
-                if let Moments::Stored(stored) = &group.moments {
-                    restore(&self.entries, stored, &planes)?;
+                Slots::Stored(stored) => ground.restored(wanted, stored).map(Some),
+            };
+            slots.push(match kept {
+                Ok(Some(slot)) => slot,
+                Err(error) if !replace => return Err(error),
+                Ok(None) | Err(_) => {
+                    anew += 1;
+                    ground.started(wanted)?
                 }
-                group.moments = Moments::Planes(planes);
+            });
+        }
+        if same.is_err() && anew > 0 {
+            // Averages that start anew are corrected as at the first step.
+            spec.skipped_steps = there.step;
+            spec.groups.iter_mut().for_each(|group| group.skipped_steps = there.step);
+        }
+        if let (true, Slots::Planes(others)) = (needs.in_model, &there.slots) {
+            let taken: Vec<Arc<str>> = slots.iter().map(|slot| slot.name.clone()).collect();
+            slots.extend(others.iter().filter(|slot| !taken.contains(&slot.name)).cloned());
+        }
+        if let Some(optimizer) = &mut self.optimizer {
+            optimizer.slots = Slots::Planes(slots);
+            optimizer.spec = (!needs.in_model).then_some(spec);
+            optimizer.generation += 1;
+            optimizer.unstarted |= unstarted;
+        }
+        Ok(())
+    }
+
+    /// Checks that the optimizer of the state is that of an optimizer model.
+    fn check_optimizer(&self, there: &OptimizerState, needs: &OptimizerNeeds<'_>) -> Result<()> {
+        let (name, slots) = there.identity();
+        let wanted: Vec<&str> = needs.slots.iter().map(|slot| slot.slot.name.as_str()).collect();
+        let same = match &there.spec {
+            // The two optimizers of ONNX Runtime share moments, and say themselves which is missing.
+            None if needs.in_model => true,
+            None => name == needs.spec.optimizer && slots == wanted,
+            Some(spec) => {
+                spec.optimizer == needs.spec.optimizer
+                    && slots == wanted
+                    && spec.flags == needs.spec.flags
+                    && spec.settings.keys().eq(needs.spec.settings.keys())
+                    && spec.max_norm.is_some() == needs.spec.max_norm.is_some()
+                    || needs.in_model && spec.optimizer == needs.spec.optimizer && slots == wanted
+            }
+        };
+        if same { Ok(()) } else { Err(of_another((name, &slots), (&needs.spec.optimizer, needs.slots))) }
+    }
+
+    /// Gives slots that start from values of parameters these values, once a nominal state has them.
+    pub(crate) fn start_slots(&mut self) -> Result<()> {
+        let Some(optimizer) = self.optimizer.as_mut().filter(|optimizer| optimizer.unstarted) else {
+            return Ok(());
+        };
+        optimizer.unstarted = false;
+        if let (Some(spec), Slots::Planes(slots)) = (&optimizer.spec, &optimizer.slots) {
+            for slot in slots {
+                let start = spec.slots.iter().find(|known| *known.name == *slot.name);
+                let start = start.map_or("zero", |known| &known.start);
+                slot.start(start, &self.entries, &self.trainable, spec)?;
             }
         }
         Ok(())
     }
-}
-
-/// Copies moments of a file to planes.
-fn restore(entries: &[Entry], stored: &[ParameterState], planes: &[Vec<Arc<Memory>>]) -> Result<()> {
-    for entry in entries.iter().filter(|entry| entry.requires_grad) {
-        let state = stored.iter().find(|state| *state.parameter == *entry.name).ok_or_else(|| {
-            Error::State(format!("the optimizer state of the checkpoint lacks parameter {:?}", entry.name))
-        })?;
-        for (k, planes) in planes.iter().enumerate() {
-            let name = format!("momentum{k}");
-            let moment = state.moments.iter().find(|moment| moment.name == name).ok_or_else(|| {
-                Error::State(format!(
-                    "the optimizer state of the checkpoint lacks {name:?} of parameter {:?}; it was made by another \
-                     optimizer",
-                    entry.name
-                ))
-            })?;
-            let dims = entry.dims.as_deref().unwrap_or_default();
-            if moment.tensor.dtype() != entry.dtype || moment.tensor.dims() != dims {
-                return Err(Error::State(format!(
-                    "{name:?} of parameter {:?} is {}{:?} in the checkpoint, but the parameter is {}{dims:?}",
-                    entry.name,
-                    moment.tensor.dtype(),
-                    moment.tensor.dims(),
-                    entry.dtype,
-                )));
-            }
-            planes[entry.plane].write(entry.offset, moment.tensor.data());
-        }
-    }
-    Ok(())
 }
 
 /// Planes of this layout, all zero.

@@ -3484,6 +3484,10 @@ mod root {
                 pub seed: ::core::option::Option<i64>,
                 /// The field `train_step` in the table `Extras`
                 pub train_step: ::core::option::Option<i64>,
+                /// The field `optimizer` in the table `Extras`
+                pub optimizer: ::core::option::Option<::planus::alloc::string::String>,
+                /// The field `schedule_factor` in the table `Extras`
+                pub schedule_factor: ::core::option::Option<f64>,
             }
 
             #[allow(clippy::derivable_impls)]
@@ -3497,6 +3501,8 @@ mod root {
                         scheduler: ::core::default::Default::default(),
                         seed: ::core::default::Default::default(),
                         train_step: ::core::default::Default::default(),
+                        optimizer: ::core::default::Default::default(),
+                        schedule_factor: ::core::default::Default::default(),
                     }
                 }
             }
@@ -3518,6 +3524,8 @@ mod root {
                     field_scheduler: impl ::planus::WriteAsOptional<::planus::Offset<self::Scheduler>>,
                     field_seed: impl ::planus::WriteAsOptional<i64>,
                     field_train_step: impl ::planus::WriteAsOptional<i64>,
+                    field_optimizer: impl ::planus::WriteAsOptional<::planus::Offset<::core::primitive::str>>,
+                    field_schedule_factor: impl ::planus::WriteAsOptional<f64>,
                 ) -> ::planus::Offset<Self> {
                     let prepared_has_trailer = field_has_trailer.prepare(builder, &false);
                     let prepared_data_length = field_data_length.prepare(builder);
@@ -3526,8 +3534,10 @@ mod root {
                     let prepared_scheduler = field_scheduler.prepare(builder);
                     let prepared_seed = field_seed.prepare(builder);
                     let prepared_train_step = field_train_step.prepare(builder);
+                    let prepared_optimizer = field_optimizer.prepare(builder);
+                    let prepared_schedule_factor = field_schedule_factor.prepare(builder);
 
-                    let mut table_writer: ::planus::table_writer::TableWriter<18> =
+                    let mut table_writer: ::planus::table_writer::TableWriter<22> =
                         ::core::default::Default::default();
                     if prepared_data_length.is_some() {
                         table_writer.write_entry::<u64>(1);
@@ -3538,6 +3548,9 @@ mod root {
                     if prepared_train_step.is_some() {
                         table_writer.write_entry::<i64>(6);
                     }
+                    if prepared_schedule_factor.is_some() {
+                        table_writer.write_entry::<f64>(8);
+                    }
                     if prepared_data_checksum.is_some() {
                         table_writer.write_entry::<u32>(2);
                     }
@@ -3546,6 +3559,9 @@ mod root {
                     }
                     if prepared_scheduler.is_some() {
                         table_writer.write_entry::<::planus::Offset<self::Scheduler>>(4);
+                    }
+                    if prepared_optimizer.is_some() {
+                        table_writer.write_entry::<::planus::Offset<str>>(7);
                     }
                     if prepared_has_trailer.is_some() {
                         table_writer.write_entry::<bool>(0);
@@ -3562,6 +3578,11 @@ mod root {
                             if let ::core::option::Option::Some(prepared_train_step) = prepared_train_step {
                                 object_writer.write::<_, _, 8>(&prepared_train_step);
                             }
+                            if let ::core::option::Option::Some(prepared_schedule_factor) =
+                                prepared_schedule_factor
+                            {
+                                object_writer.write::<_, _, 8>(&prepared_schedule_factor);
+                            }
                             if let ::core::option::Option::Some(prepared_data_checksum) =
                                 prepared_data_checksum
                             {
@@ -3574,6 +3595,9 @@ mod root {
                             }
                             if let ::core::option::Option::Some(prepared_scheduler) = prepared_scheduler {
                                 object_writer.write::<_, _, 4>(&prepared_scheduler);
+                            }
+                            if let ::core::option::Option::Some(prepared_optimizer) = prepared_optimizer {
+                                object_writer.write::<_, _, 4>(&prepared_optimizer);
                             }
                             if let ::core::option::Option::Some(prepared_has_trailer) = prepared_has_trailer {
                                 object_writer.write::<_, _, 1>(&prepared_has_trailer);
@@ -3617,6 +3641,8 @@ mod root {
                         &self.scheduler,
                         self.seed,
                         self.train_step,
+                        &self.optimizer,
+                        self.schedule_factor,
                     )
                 }
             }
@@ -3768,6 +3794,49 @@ mod root {
             }
 
             impl<T0, T1, T2, T3, T4, T5, T6> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6)> {
+                /// Setter for the [`optimizer` field](Extras#structfield.optimizer).
+                #[inline]
+                #[allow(clippy::type_complexity)]
+                pub fn optimizer<T7>(self, value: T7) -> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7)>
+                where
+                    T7: ::planus::WriteAsOptional<::planus::Offset<::core::primitive::str>>,
+                {
+                    let (v0, v1, v2, v3, v4, v5, v6) = self.0;
+                    ExtrasBuilder((v0, v1, v2, v3, v4, v5, v6, value))
+                }
+
+                /// Sets the [`optimizer` field](Extras#structfield.optimizer) to null.
+                #[inline]
+                #[allow(clippy::type_complexity)]
+                pub fn optimizer_as_null(self) -> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, ())> {
+                    self.optimizer(())
+                }
+            }
+
+            impl<T0, T1, T2, T3, T4, T5, T6, T7> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7)> {
+                /// Setter for the [`schedule_factor` field](Extras#structfield.schedule_factor).
+                #[inline]
+                #[allow(clippy::type_complexity)]
+                pub fn schedule_factor<T8>(
+                    self,
+                    value: T8,
+                ) -> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7, T8)>
+                where
+                    T8: ::planus::WriteAsOptional<f64>,
+                {
+                    let (v0, v1, v2, v3, v4, v5, v6, v7) = self.0;
+                    ExtrasBuilder((v0, v1, v2, v3, v4, v5, v6, v7, value))
+                }
+
+                /// Sets the [`schedule_factor` field](Extras#structfield.schedule_factor) to null.
+                #[inline]
+                #[allow(clippy::type_complexity)]
+                pub fn schedule_factor_as_null(self) -> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7, ())> {
+                    self.schedule_factor(())
+                }
+            }
+
+            impl<T0, T1, T2, T3, T4, T5, T6, T7, T8> ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7, T8)> {
                 /// Finish writing the builder to get an [Offset](::planus::Offset) to a serialized [Extras].
                 #[inline]
                 pub fn finish(self, builder: &mut ::planus::Builder) -> ::planus::Offset<Extras>
@@ -3786,7 +3855,10 @@ mod root {
                 T4: ::planus::WriteAsOptional<::planus::Offset<self::Scheduler>>,
                 T5: ::planus::WriteAsOptional<i64>,
                 T6: ::planus::WriteAsOptional<i64>,
-            > ::planus::WriteAs<::planus::Offset<Extras>> for ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6)>
+                T7: ::planus::WriteAsOptional<::planus::Offset<::core::primitive::str>>,
+                T8: ::planus::WriteAsOptional<f64>,
+            > ::planus::WriteAs<::planus::Offset<Extras>>
+                for ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7, T8)>
             {
                 type Prepared = ::planus::Offset<Extras>;
 
@@ -3804,8 +3876,10 @@ mod root {
                 T4: ::planus::WriteAsOptional<::planus::Offset<self::Scheduler>>,
                 T5: ::planus::WriteAsOptional<i64>,
                 T6: ::planus::WriteAsOptional<i64>,
+                T7: ::planus::WriteAsOptional<::planus::Offset<::core::primitive::str>>,
+                T8: ::planus::WriteAsOptional<f64>,
             > ::planus::WriteAsOptional<::planus::Offset<Extras>>
-                for ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6)>
+                for ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7, T8)>
             {
                 type Prepared = ::planus::Offset<Extras>;
 
@@ -3826,12 +3900,14 @@ mod root {
                 T4: ::planus::WriteAsOptional<::planus::Offset<self::Scheduler>>,
                 T5: ::planus::WriteAsOptional<i64>,
                 T6: ::planus::WriteAsOptional<i64>,
-            > ::planus::WriteAsOffset<Extras> for ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6)>
+                T7: ::planus::WriteAsOptional<::planus::Offset<::core::primitive::str>>,
+                T8: ::planus::WriteAsOptional<f64>,
+            > ::planus::WriteAsOffset<Extras> for ExtrasBuilder<(T0, T1, T2, T3, T4, T5, T6, T7, T8)>
             {
                 #[inline]
                 fn prepare(&self, builder: &mut ::planus::Builder) -> ::planus::Offset<Extras> {
-                    let (v0, v1, v2, v3, v4, v5, v6) = &self.0;
-                    Extras::create(builder, v0, v1, v2, v3, v4, v5, v6)
+                    let (v0, v1, v2, v3, v4, v5, v6, v7, v8) = &self.0;
+                    Extras::create(builder, v0, v1, v2, v3, v4, v5, v6, v7, v8)
                 }
             }
 
@@ -3881,6 +3957,20 @@ mod root {
                 pub fn train_step(&self) -> ::planus::Result<::core::option::Option<i64>> {
                     self.0.access(6, "Extras", "train_step")
                 }
+
+                /// Getter for the [`optimizer` field](Extras#structfield.optimizer).
+                #[inline]
+                pub fn optimizer(
+                    &self,
+                ) -> ::planus::Result<::core::option::Option<&'a ::core::primitive::str>> {
+                    self.0.access(7, "Extras", "optimizer")
+                }
+
+                /// Getter for the [`schedule_factor` field](Extras#structfield.schedule_factor).
+                #[inline]
+                pub fn schedule_factor(&self) -> ::planus::Result<::core::option::Option<f64>> {
+                    self.0.access(8, "Extras", "schedule_factor")
+                }
             }
 
             impl<'a> ::core::fmt::Debug for ExtrasRef<'a> {
@@ -3908,6 +3998,14 @@ mod root {
                     }
                     if let ::core::option::Option::Some(field_train_step) = self.train_step().transpose() {
                         f.field("train_step", &field_train_step);
+                    }
+                    if let ::core::option::Option::Some(field_optimizer) = self.optimizer().transpose() {
+                        f.field("optimizer", &field_optimizer);
+                    }
+                    if let ::core::option::Option::Some(field_schedule_factor) =
+                        self.schedule_factor().transpose()
+                    {
+                        f.field("schedule_factor", &field_schedule_factor);
                     }
                     f.finish()
                 }
@@ -3953,6 +4051,14 @@ mod root {
                         },
                         train_step: if let ::core::option::Option::Some(train_step) = value.train_step()? {
                             ::core::option::Option::Some(::core::convert::TryInto::try_into(train_step)?)
+                        } else {
+                            ::core::option::Option::None
+                        },
+                        optimizer: value.optimizer()?.map(::core::convert::Into::into),
+                        schedule_factor: if let ::core::option::Option::Some(schedule_factor) =
+                            value.schedule_factor()?
+                        {
+                            ::core::option::Option::Some(::core::convert::TryInto::try_into(schedule_factor)?)
                         } else {
                             ::core::option::Option::None
                         },
@@ -4027,7 +4133,7 @@ mod root {
             /// The table `Checkpoint` in the namespace `ortrain.checkpoint`
             ///
             /// Generated from these locations:
-            /// * Table `Checkpoint` in the file `schema/checkpoint.fbs:79`
+            /// * Table `Checkpoint` in the file `schema/checkpoint.fbs:81`
             #[derive(Clone, Debug, PartialEq, PartialOrd)]
             pub struct Checkpoint {
                 /// The field `version` in the table `Checkpoint`

@@ -30,13 +30,15 @@ fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
     }
 }
 
-/// The planes of several sequences, part by part.
+/// The planes of several sequences, part by part. What is kept for weights in fewer bits may be float32.
 fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
     let all = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
     for (parts, &k) in all.iter().zip(sequences) {
-        let same = parts.len() == all[0].len()
-            && all[0].iter().zip(parts).all(|(p, q)| p.dtype == q.dtype && p.lies_as(q));
-        if !same {
+        let fits = |p: &PlanePart, q: &PlanePart| {
+            let wider = q.dtype == DType::F32 && matches!(p.dtype, DType::F16 | DType::BF16);
+            p.lies_as(q) && (p.dtype == q.dtype || wider)
+        };
+        if parts.len() != all[0].len() || !all[0].iter().zip(parts).all(|(p, q)| fits(p, q)) {
             return Err(OpError::invalid(format!(
                 "sequences {} and {k} differ in the sizes or types of their tensors",
                 sequences[0]
@@ -149,7 +151,8 @@ impl Op for AdamW {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let mut scalars: Vec<(DType, [BufferId; 2])> = Vec::new();
         for parts in matched(cx, &[2, 3, 4, 5])? {
-            let (dtype, ty) = (parts[0].dtype, Type::of(parts[0].dtype));
+            // Moments of weights in fewer bits are float32.
+            let (dtype, ty) = (parts[2].dtype, Type::of(parts[2].dtype));
             let known = scalars.iter().find(|(other, _)| *other == dtype).map(|&(_, buffers)| buffers);
             let [size, correction] = match known {
                 Some(buffers) => buffers,

@@ -4,15 +4,22 @@ use super::{Optimizer, Range, setting, slot};
 
 pub(super) const ADADELTA: Optimizer = Optimizer {
     name: "Adadelta",
+    summary: "steps in the unit of the weights",
     source: "Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012; torch.optim.Adadelta",
     slots: &[slot("square_average"), slot("step_average")],
     settings: &[
-        setting("rho", 0.9, Range::BelowOne),
-        setting("eps", 1e-6, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("rho", 0.9, Range::BelowOne, "decay rate of the two averages"),
+        setting("eps", 1e-6, Range::NotNegative, "what is added under the roots of both averages"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
     ],
     flags: &[],
     learning_rate: 1.0,
+    average: None,
     update: |u| {
         let (gradient, rho, eps) = (u.penalized_gradient(), u.setting("rho"), u.setting("eps"));
         let squares = u.average("square_average", rho, gradient * gradient);

@@ -4,16 +4,33 @@ use super::{Optimizer, Range, Start, setting, slot};
 
 pub(super) const ADAGRAD: Optimizer = Optimizer {
     name: "Adagrad",
+    summary: "rates by the sum of all squared gradients",
     source: "Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011; torch.optim.Adagrad",
     slots: &[slot("square_sum").starts(Start::Setting("initial_accumulator_value"))],
     settings: &[
-        setting("lr_decay", 0.0, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
-        setting("initial_accumulator_value", 0.0, Range::NotNegative),
-        setting("eps", 1e-10, Range::NotNegative),
+        setting(
+            "lr_decay",
+            0.0,
+            Range::NotNegative,
+            "how fast the rate falls: divided by `1 + (t - 1) * lr_decay` at step t",
+        ),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
+        setting(
+            "initial_accumulator_value",
+            0.0,
+            Range::NotNegative,
+            "the value that the sum of squares starts from",
+        ),
+        setting("eps", 1e-10, Range::NotNegative, "what is added to the root that a step is divided by"),
     ],
     flags: &[],
     learning_rate: 1e-2,
+    average: None,
     update: |u| {
         let gradient = u.penalized_gradient();
         let rate = u.rate / (1.0 + (u.step - 1.0) * u.setting("lr_decay"));

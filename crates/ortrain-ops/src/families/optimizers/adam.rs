@@ -1,20 +1,27 @@
 //! Adam with an L2 penalty.
 
 use super::adamw::adam_step;
-use super::{BETAS, Optimizer, Range, When, setting, slot};
+use super::{BETAS, Optimizer, Range, When, flag, setting, slot};
 
 pub(super) const ADAM: Optimizer = Optimizer {
     name: "Adam",
+    summary: "rates by averages of gradients and of their squares, with an L2 penalty",
     source: "Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015; amsgrad: Reddi et al., 2018; torch.optim.Adam",
     slots: &[slot("momentum0"), slot("momentum1"), slot("max_momentum1").when(When::Flag("amsgrad"))],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
     ],
-    flags: &[("amsgrad", false)],
+    flags: &[flag("amsgrad", false, "divide by the largest average of squares so far")],
     learning_rate: 1e-3,
+    average: None,
     update: |u| {
         let gradient = u.penalized_gradient();
         u.parameter - adam_step(u, gradient)

@@ -4,16 +4,23 @@ use super::{BETAS, Optimizer, Range, setting, slot};
 
 pub(super) const ADAMAX: Optimizer = Optimizer {
     name: "Adamax",
+    summary: "Adam by the largest gradient",
     source: "Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015, section 7.1; torch.optim.Adamax",
     slots: &[slot("momentum0"), slot("largest_gradient")],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the size of a gradient"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
     ],
     flags: &[],
     learning_rate: 2e-3,
+    average: None,
     update: |u| {
         let (gradient, beta1) = (u.penalized_gradient(), u.setting("beta1"));
         let first = u.average("momentum0", beta1, gradient);

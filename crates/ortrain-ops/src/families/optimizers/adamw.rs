@@ -1,20 +1,26 @@
 //! AdamW: Adam whose weights decay apart from the gradient.
 
 use super::formula::Number;
-use super::{BETAS, Optimizer, Range, Update, When, setting, slot};
+use super::{BETAS, Optimizer, Range, Update, When, flag, setting, slot};
 
 pub(super) const ADAMW: Optimizer = Optimizer {
     name: "AdamW",
+    summary: "Adam whose weights decay apart from the gradient",
     source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW",
     slots: &[slot("momentum0"), slot("momentum1"), slot("max_momentum1").when(When::Flag("amsgrad"))],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.01, Range::NotNegative),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("weight_decay", 0.01, Range::NotNegative, "the share of a weight that a step takes away"),
     ],
-    flags: &[("amsgrad", false), ("bias_correction", true), ("onnxruntime", false)],
+    flags: &[
+        flag("amsgrad", false, "divide by the largest average of squares so far"),
+        flag("bias_correction", true, "correct the averages for starting at zero"),
+        flag("onnxruntime", false, "the formula of onnxruntime's AdamWOptimizer"),
+    ],
     learning_rate: 1e-3,
+    average: None,
     update,
 };
 

@@ -1,22 +1,29 @@
 //! LAMB: Adam with a rate for each tensor by its norm.
 
 use super::adamw::moments;
-use super::{BETAS, Optimizer, Range, setting, slot};
+use super::{BETAS, Optimizer, Range, flag, setting, slot};
 
 pub(super) const LAMB: Optimizer = Optimizer {
     name: "LAMB",
+    summary: "Adam with a rate for each tensor by its norm",
     source: "You et al., Large Batch Optimization for Deep Learning, 2020",
     slots: &[slot("momentum0"), slot("momentum1")],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-6, Range::NotNegative),
-        setting("weight_decay", 0.01, Range::NotNegative),
-        setting("ratio_min", 0.0, Range::NotNegative),
-        setting("ratio_max", f32::MAX as f64, Range::NotNegative),
+        setting("eps", 1e-6, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "weight_decay",
+            0.01,
+            Range::NotNegative,
+            "the factor of the weight that is added to its direction",
+        ),
+        setting("ratio_min", 0.0, Range::NotNegative, "the least trust ratio of a tensor"),
+        setting("ratio_max", f32::MAX as f64, Range::NotNegative, "the largest trust ratio of a tensor"),
     ],
-    flags: &[("bias_correction", true)],
+    flags: &[flag("bias_correction", true, "correct the averages for starting at zero")],
     learning_rate: 1e-3,
+    average: None,
     update: |u| {
         let (mut first, mut second) = moments(u, u.gradient);
         if u.flag("bias_correction") {

@@ -1,19 +1,36 @@
 //! LARS: momentum with a rate for each tensor by its norm.
 
-use super::{Optimizer, Range, setting, slot};
+use super::{Optimizer, Range, flag, setting, slot};
 
 pub(super) const LARS: Optimizer = Optimizer {
     name: "LARS",
+    summary: "momentum with a rate for each tensor by its norm",
     source: "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
     slots: &[slot("momentum0")],
     settings: &[
-        setting("momentum", 0.9, Range::NotNegative),
-        setting("weight_decay", 1e-4, Range::NotNegative),
-        setting("trust_coefficient", 1e-3, Range::Positive),
-        setting("eps", 1e-8, Range::NotNegative),
+        setting("momentum", 0.9, Range::NotNegative, "the share of the velocity that is kept"),
+        setting(
+            "weight_decay",
+            1e-4,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
+        setting(
+            "trust_coefficient",
+            1e-3,
+            Range::Positive,
+            "what the trust ratio of a tensor is multiplied by",
+        ),
+        setting(
+            "eps",
+            1e-8,
+            Range::NotNegative,
+            "what is added to the norms that the trust ratio is divided by",
+        ),
     ],
-    flags: &[("nesterov", false)],
+    flags: &[flag("nesterov", false, "Nesterov's momentum")],
     learning_rate: 0.1,
+    average: None,
     update: |u| {
         let (weights, gradients) = (u.parameter.norm(), u.gradient.norm());
         let (momentum, decay) = (u.setting("momentum"), u.setting("weight_decay"));

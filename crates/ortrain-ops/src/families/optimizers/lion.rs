@@ -4,15 +4,17 @@ use super::{Optimizer, Range, setting, slot};
 
 pub(super) const LION: Optimizer = Optimizer {
     name: "Lion",
+    summary: "steps by the sign of a momentum",
     source: "Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, program 1",
     slots: &[slot("momentum0")],
     settings: &[
-        setting("beta1", 0.9, Range::BelowOne),
-        setting("beta2", 0.99, Range::BelowOne),
-        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("beta1", 0.9, Range::BelowOne, "the share of the momentum in the direction of a step"),
+        setting("beta2", 0.99, Range::BelowOne, "decay rate of the momentum"),
+        setting("weight_decay", 0.0, Range::NotNegative, "the share of a weight that a step takes away"),
     ],
     flags: &[],
     learning_rate: 1e-4,
+    average: None,
     update: |u| {
         let direction = u.slot("momentum0").blend(u.setting("beta1"), u.gradient).sign();
         u.average("momentum0", u.setting("beta2"), u.gradient);

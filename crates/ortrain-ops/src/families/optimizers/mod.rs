@@ -29,7 +29,8 @@ use formula::Number;
 
 pub use map_tensors::{Bound, bind};
 pub(crate) use map_tensors::{DOMAIN, definitions};
-pub use model::optimizer_model;
+pub(crate) use model::described;
+pub use model::{description, optimizer_model};
 pub use spec::{Group, OptimizerSpec, SlotSpec};
 
 /// Every optimizer of the table, by name.
@@ -53,6 +54,8 @@ pub const OPTIMIZERS: &[&Optimizer] = &[
 pub struct Optimizer {
     /// The name, as in Python.
     pub name: &'static str,
+    /// The optimizer in a few words.
+    pub summary: &'static str,
     /// The paper or the class that the formula is of.
     pub source: &'static str,
     /// Numbers that it keeps between steps.
@@ -60,12 +63,17 @@ pub struct Optimizer {
     /// Settings, which each group of parameters may have otherwise. The learning rate is not among them.
     pub settings: &'static [Setting],
     /// Choices that the formula is written for, with their defaults.
-    pub flags: &'static [(&'static str, bool)],
+    pub flags: &'static [Flag],
     /// The learning rate where none is given.
     pub learning_rate: f64,
+    /// The average of the weights that the optimizer trains for, element by element, if it is another one than they are.
+    pub average: Option<Average>,
     /// The formula of a step: the new parameter, from the old one; slots are kept by [`Update::keep`].
     pub update: for<'a> fn(&mut Update<'a>) -> Number<'a>,
 }
+
+/// An element of averaged weights, from the element of the parameter, of slots, and settings.
+pub type Average = fn(parameter: f64, slot: &dyn Fn(&str) -> f64, setting: &dyn Fn(&str) -> f64) -> f64;
 
 impl Optimizer {
     /// The row of a name.
@@ -178,6 +186,19 @@ pub struct Setting {
     pub default: f64,
     /// The values that make sense.
     pub range: Range,
+    /// Its meaning in a few words.
+    pub meaning: &'static str,
+}
+
+/// A choice that a formula is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flag {
+    /// The name.
+    pub name: &'static str,
+    /// Its value where none is given.
+    pub default: bool,
+    /// Its meaning in a few words, if it is set.
+    pub meaning: &'static str,
 }
 
 /// The values that a setting may have; all are finite.
@@ -222,13 +243,19 @@ impl Range {
     }
 }
 
-const fn setting(name: &'static str, default: f64, range: Range) -> Setting {
-    Setting { name, default, range }
+const fn setting(name: &'static str, default: f64, range: Range, meaning: &'static str) -> Setting {
+    Setting { name, default, range, meaning }
+}
+
+const fn flag(name: &'static str, default: bool, meaning: &'static str) -> Flag {
+    Flag { name, default, meaning }
 }
 
 /// The decay rates of the two moments of Adam.
-const BETAS: [Setting; 2] =
-    [setting("beta1", 0.9, Range::BelowOne), setting("beta2", 0.999, Range::BelowOne)];
+const BETAS: [Setting; 2] = [
+    setting("beta1", 0.9, Range::BelowOne, "decay rate of the average of gradients"),
+    setting("beta2", 0.999, Range::BelowOne, "decay rate of the average of squared gradients"),
+];
 
 /// One step of one parameter while its formula is written.
 pub struct Update<'a> {
@@ -314,10 +341,11 @@ impl<'a> Update<'a> {
         self.gradient + self.setting("weight_decay") * self.parameter
     }
 
-    /// The parameter after weight decay that is apart from the gradient, `parameter * (1 - rate * weight_decay)`.
+    /// The parameter after weight decay that is apart from the gradient, `parameter * (1 - rate * weight_decay)`. (A
+    /// factor that near to 1 would be rounded alike at each step.)
     #[must_use]
     pub fn decayed_parameter(&self) -> Number<'a> {
-        self.parameter * (1.0 - self.rate * self.setting("weight_decay"))
+        self.parameter - self.rate * self.setting("weight_decay") * self.parameter
     }
 }
 

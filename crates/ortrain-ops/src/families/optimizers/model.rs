@@ -25,6 +25,20 @@ const CLIP_EPSILON: f64 = 1e-6;
 /// The key of the description among the model's metadata.
 const DESCRIPTION: &str = "ortrain.optimizer";
 
+/// The entry of an optimizer model's metadata that describes the optimizer.
+pub(crate) fn described(spec: &OptimizerSpec) -> StringStringEntryProto {
+    StringStringEntryProto { key: DESCRIPTION.into(), value: spec.to_text() }
+}
+
+/// The description of its optimizer in the metadata of an optimizer model, if it has one.
+///
+/// # Errors
+/// When the description is damaged.
+pub fn description(model: &ModelProto) -> Result<Option<OptimizerSpec>, OpError> {
+    let entry = model.metadata_props.iter().find(|entry| entry.key == DESCRIPTION);
+    entry.map(|entry| OptimizerSpec::from_text(&entry.value)).transpose()
+}
+
 /// Inputs of the model that are one number for all parameters, with one axis.
 const SHARED: [&str; 3] = ["learning_rate", "step", "gathered_steps"];
 
@@ -151,7 +165,7 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
             rate: inputs.get("lr") + inputs.get("lr_factor") * inputs.get("learning_rate"),
             step,
             settings: spec.settings.keys().map(|name| (name.clone(), inputs.get(name))).collect(),
-            flags: row.flags.iter().map(|&(name, _)| (name, spec.flags[name])).collect(),
+            flags: row.flags.iter().map(|flag| (flag.name, spec.flags[flag.name])).collect(),
             slots: slots.iter().map(|name| (name.clone(), inputs.get(name))).collect(),
             kept: BTreeMap::new(),
         };
@@ -286,13 +300,12 @@ pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelPr
     let results = w.map(stepped, &inputs, &results);
     w.graph.outputs = results;
     w.graph.outputs.extend(norm);
-    let property = StringStringEntryProto { key: DESCRIPTION.into(), value: spec.to_text() };
     Ok(ModelProto {
         ir_version: IR_VERSION,
         producer_name: "ortrain".into(),
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
         graph: Some(w.graph.to_proto()),
-        metadata_props: vec![property],
+        metadata_props: vec![described(&spec)],
         ..ModelProto::default()
     })
 }

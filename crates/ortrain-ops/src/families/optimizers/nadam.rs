@@ -1,21 +1,28 @@
 //! NAdam: Adam with Nesterov's momentum.
 
 use super::adamw::moments;
-use super::{BETAS, Optimizer, Range, Start, setting, slot};
+use super::{BETAS, Optimizer, Range, Start, flag, setting, slot};
 
 pub(super) const NADAM: Optimizer = Optimizer {
     name: "NAdam",
+    summary: "Adam with Nesterov's momentum",
     source: "Dozat, Incorporating Nesterov Momentum into Adam, 2016; torch.optim.NAdam",
     slots: &[slot("momentum0"), slot("momentum1"), slot("mu_product").scalar().starts(Start::One)],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
-        setting("momentum_decay", 4e-3, Range::NotNegative),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
+        setting("momentum_decay", 4e-3, Range::NotNegative, "how fast the momentum reaches its full value"),
     ],
-    flags: &[("decoupled_weight_decay", false)],
+    flags: &[flag("decoupled_weight_decay", false, "take weight decay from the weights, not from gradients")],
     learning_rate: 2e-3,
+    average: None,
     update: |u| {
         let (parameter, gradient) = match u.flag("decoupled_weight_decay") {
             true => (u.decayed_parameter(), u.gradient),

@@ -1,23 +1,30 @@
 //! RAdam: Adam whose adaptive rate is rectified while few gradients were seen.
 
 use super::adamw::moments;
-use super::{BETAS, Optimizer, Range, setting, slot};
+use super::{BETAS, Optimizer, Range, flag, setting, slot};
 
 /// The length of the average from which its variance can be told.
 const LEAST_LENGTH: f64 = 5.0;
 
 pub(super) const RADAM: Optimizer = Optimizer {
     name: "RAdam",
+    summary: "Adam whose adaptive rate is rectified while few gradients were seen",
     source: "Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020; torch.optim.RAdam",
     slots: &[slot("momentum0"), slot("momentum1")],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
     ],
-    flags: &[("decoupled_weight_decay", false)],
+    flags: &[flag("decoupled_weight_decay", false, "take weight decay from the weights, not from gradients")],
     learning_rate: 1e-3,
+    average: None,
     update: |u| {
         let (parameter, gradient) = match u.flag("decoupled_weight_decay") {
             true => (u.decayed_parameter(), u.gradient),

@@ -1,9 +1,10 @@
 //! RMSprop, perhaps centred.
 
-use super::{Optimizer, Range, When, setting, slot};
+use super::{Optimizer, Range, When, flag, setting, slot};
 
 pub(super) const RMSPROP: Optimizer = Optimizer {
     name: "RMSprop",
+    summary: "rates by an average of squared gradients",
     source: "Hinton, Neural Networks for Machine Learning, lecture 6, 2012; centred: Graves, 2013; torch.optim.RMSprop",
     slots: &[
         slot("square_average"),
@@ -11,13 +12,23 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
         slot("momentum0").when(When::Nonzero("momentum")),
     ],
     settings: &[
-        setting("alpha", 0.99, Range::BelowOne),
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
-        setting("momentum", 0.0, Range::NotNegative),
+        setting("alpha", 0.99, Range::BelowOne, "decay rate of the average of squares"),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
+        setting("momentum", 0.0, Range::NotNegative, "the share of the velocity that is kept"),
     ],
-    flags: &[("centered", false)],
+    flags: &[flag(
+        "centered",
+        false,
+        "divide by the variance of gradients, not by the mean of their squares",
+    )],
     learning_rate: 1e-2,
+    average: None,
     update: |u| {
         let (gradient, alpha) = (u.penalized_gradient(), u.setting("alpha"));
         let mut variance = u.average("square_average", alpha, gradient * gradient);

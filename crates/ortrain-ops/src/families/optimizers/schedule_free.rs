@@ -6,6 +6,7 @@ use super::{BETAS, Optimizer, Range, Start, setting, slot};
 /// average, which is the result of a training, is `x = (y - (1 - beta1) z) / beta1`.
 pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
     name: "ScheduleFreeAdamW",
+    summary: "AdamW that trains for an average of its weights and needs no falling rate",
     source: "Defazio et al., The Road Less Scheduled, 2024, algorithm 1",
     slots: &[
         slot("z").starts(Start::Parameter),
@@ -14,16 +15,35 @@ pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
         slot("weight_sum").scalar(),
     ],
     settings: &[
-        setting("beta1", 0.9, Range::Inside),
+        setting(
+            "beta1",
+            0.9,
+            Range::Inside,
+            "the share of the average in the point at which gradients are taken",
+        ),
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative),
-        setting("weight_decay", 0.0, Range::NotNegative),
-        setting("warmup_steps", 0.0, Range::NotNegative),
-        setting("r", 0.0, Range::Finite),
-        setting("weight_lr_power", 2.0, Range::Finite),
+        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of the weight that is added to its direction",
+        ),
+        setting("warmup_steps", 0.0, Range::NotNegative, "steps over which the rate rises"),
+        setting("r", 0.0, Range::Finite, "the power of the step in the weights of the average"),
+        setting(
+            "weight_lr_power",
+            2.0,
+            Range::Finite,
+            "the power of the largest rate in the weights of the average",
+        ),
     ],
     flags: &[],
     learning_rate: 2.5e-3,
+    average: Some(|y, slot, setting| {
+        let beta1 = setting("beta1");
+        (y - (1.0 - beta1) * slot("z")) / beta1
+    }),
     update: |u| {
         let (beta1, beta2, y) = (u.setting("beta1"), u.setting("beta2"), u.parameter);
         let warmup = u.setting("warmup_steps");

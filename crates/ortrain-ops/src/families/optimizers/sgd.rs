@@ -1,18 +1,30 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{Optimizer, Range, When, setting, slot};
+use super::{Optimizer, Range, When, flag, setting, slot};
 
 pub(super) const SGD: Optimizer = Optimizer {
     name: "SGD",
+    summary: "stochastic gradient descent, with momentum if asked for",
     source: "Sutskever et al., On the importance of initialization and momentum in deep learning, 2013; torch.optim.SGD",
     slots: &[slot("momentum0").when(When::Nonzero("momentum"))],
     settings: &[
-        setting("momentum", 0.0, Range::NotNegative),
-        setting("dampening", 0.0, Range::Finite),
-        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("momentum", 0.0, Range::NotNegative, "the share of the velocity that is kept"),
+        setting(
+            "dampening",
+            0.0,
+            Range::Finite,
+            "the share of a gradient that is left out of the velocity, after the first",
+        ),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+        ),
     ],
-    flags: &[("nesterov", false)],
+    flags: &[flag("nesterov", false, "Nesterov's momentum")],
     learning_rate: 1e-3,
+    average: None,
     update: |u| {
         let (gradient, momentum) = (u.penalized_gradient(), u.setting("momentum"));
         let Some(velocity) = u.slot_if_any("momentum0") else { return u.parameter - u.rate * gradient };

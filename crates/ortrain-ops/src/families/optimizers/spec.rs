@@ -33,6 +33,14 @@ pub struct OptimizerSpec {
     /// Groups of parameters with settings of their own. Parameters in none have the settings above.
     #[serde(default)]
     pub groups: Vec<Group>,
+    /// Steps during which nothing changed of the parameters in no group.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_steps: i64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero(count: &i64) -> bool {
+    *count == 0
 }
 
 /// A group of parameters.
@@ -47,13 +55,19 @@ pub struct Group {
     /// The share of the optimizer's learning rate, where the group has none of its own.
     #[serde(default = "one")]
     pub lr_factor: f64,
-    /// Steps of the optimizer during which nothing of the group changes.
+    /// The last step of the optimizer at which nothing of the group changes; 0 if it is trained from the start.
     #[serde(default)]
-    pub frozen_steps: u64,
+    pub frozen_steps: i64,
+    /// Steps during which nothing of the group changed so far. The group counts its own steps without them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_steps: i64,
     /// Settings that differ from the optimizer's.
     #[serde(default)]
     pub settings: BTreeMap<String, f64>,
 }
+
+/// The learning rate of an optimizer that says none.
+const DEFAULT_LEARNING_RATE: f32 = 0.001;
 
 fn one() -> f64 {
     1.0
@@ -61,7 +75,14 @@ fn one() -> f64 {
 
 impl Default for Group {
     fn default() -> Group {
-        Group { parameters: Vec::new(), lr: None, lr_factor: 1.0, frozen_steps: 0, settings: BTreeMap::new() }
+        Group {
+            parameters: Vec::new(),
+            lr: None,
+            lr_factor: 1.0,
+            frozen_steps: 0,
+            skipped_steps: 0,
+            settings: BTreeMap::new(),
+        }
     }
 }
 
@@ -132,14 +153,31 @@ impl OptimizerSpec {
             optimizer: name.into(),
             learning_rate: row.learning_rate,
             settings: row.settings.iter().map(|setting| (setting.name.into(), setting.default)).collect(),
-            flags: row.flags.iter().map(|&(name, value)| (name.into(), value)).collect(),
+            flags: row.flags.iter().map(|flag| (flag.name.into(), flag.default)).collect(),
             max_norm: None,
             mean_of_gathered: false,
             slots: Vec::new(),
             groups: Vec::new(),
+            skipped_steps: 0,
         };
         spec.choose_slots(row);
         Ok(spec)
+    }
+
+    /// An optimizer that is in no table, without settings.
+    #[must_use]
+    pub fn of_model(name: &str, slots: Vec<SlotSpec>) -> OptimizerSpec {
+        OptimizerSpec {
+            optimizer: name.into(),
+            learning_rate: f64::from(DEFAULT_LEARNING_RATE),
+            settings: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            max_norm: None,
+            mean_of_gathered: false,
+            slots,
+            groups: Vec::new(),
+            skipped_steps: 0,
+        }
     }
 
     /// The slots that the settings ask for.
@@ -171,8 +209,8 @@ impl OptimizerSpec {
         for setting in row.settings {
             self.settings.entry(setting.name.into()).or_insert(setting.default);
         }
-        for &(name, value) in row.flags {
-            self.flags.entry(name.into()).or_insert(value);
+        for flag in row.flags {
+            self.flags.entry(flag.name.into()).or_insert(flag.default);
         }
         self.check()?;
         self.choose_slots(row);
@@ -184,7 +222,7 @@ impl OptimizerSpec {
     /// # Errors
     /// As for [`OptimizerSpec::complete`].
     pub fn check(&self) -> Result<(), OpError> {
-        let row = row_of(&self.optimizer)?;
+        let row = Optimizer::find(&self.optimizer);
         let rate = |label: &str, value: f64| {
             let good = value.is_finite() && value >= 0.0;
             let text = || format!("{label} is {value}, but a rate is a finite number that is not negative");
@@ -195,8 +233,8 @@ impl OptimizerSpec {
             return Err(OpError::invalid(format!("max_norm is {norm}; a finite number above 0 is needed")));
         }
         for name in self.flags.keys() {
-            if !row.flags.iter().any(|(known, _)| known == name) {
-                return Err(OpError::invalid(format!("{} has no choice {name:?}", row.name)));
+            if row.is_some_and(|row| !row.flags.iter().any(|flag| flag.name == name)) {
+                return Err(OpError::invalid(format!("{} has no choice {name:?}", self.optimizer)));
             }
         }
         self.check_settings(row, &self.settings, "")?;
@@ -219,18 +257,29 @@ impl OptimizerSpec {
 
     fn check_settings(
         &self,
-        row: &Optimizer,
+        row: Option<&Optimizer>,
         settings: &BTreeMap<String, f64>,
         place: &str,
     ) -> Result<(), OpError> {
+        let option = |name: &str| OPTIONS.iter().find(|(known, _)| *known == name).map(|&(_, range)| range);
         for (name, &value) in settings {
-            let range = row.settings.iter().find(|setting| setting.name == name).map(|setting| setting.range);
-            let option = || OPTIONS.iter().find(|(known, _)| known == name).map(|&(_, range)| range);
-            let Some(range) = range.or_else(option) else {
-                let known: Vec<&str> = row.settings.iter().map(|setting| setting.name).collect();
+            let range = match row {
+                Some(row) => {
+                    row.settings.iter().find(|setting| setting.name == name).map(|setting| setting.range)
+                }
+                // An optimizer of the user's own knows its settings by their values at the top.
+                None => self.settings.contains_key(name).then_some(super::Range::Finite),
+            };
+            // An option that is asked for by a group alone would have no value for the others.
+            let option = option(name).filter(|_| self.settings.contains_key(name));
+            let Some(range) = option.or(range) else {
+                let known: Vec<&str> = match row {
+                    Some(row) => row.settings.iter().map(|setting| setting.name).collect(),
+                    None => self.settings.keys().map(String::as_str).collect(),
+                };
                 return Err(OpError::invalid(format!(
                     "{} has no setting {name:?}{place}; its settings are {}",
-                    row.name,
+                    self.optimizer,
                     known.join(", ")
                 )));
             };
@@ -242,8 +291,47 @@ impl OptimizerSpec {
         Ok(())
     }
 
+    /// The average of the weights of a parameter in a group, from its values and its slots; `None` if the optimizer has
+    /// none.
+    #[must_use]
+    pub fn average(
+        &self,
+        group: Option<usize>,
+        parameter: &[f64],
+        slot: &dyn Fn(&str) -> Option<Vec<f64>>,
+    ) -> Option<Vec<f64>> {
+        if let Some(average) = slot(EMA) {
+            return Some(average);
+        }
+        let row = Optimizer::find(&self.optimizer)?;
+        let average = row.average?;
+        let slots: BTreeMap<&str, Vec<f64>> =
+            row.slots.iter().filter_map(|known| Some((known.name, slot(known.name)?))).collect();
+        let setting = |name: &str| self.setting_of(group, name).unwrap_or(f64::NAN);
+        let element = |(k, &value): (usize, &f64)| {
+            // Of a slot with one number for the whole parameter, that number.
+            let slot = |name: &str| slots.get(name).and_then(|slot| slot.get(k).or(slot.first()).copied());
+            average(value, &|name| slot(name).unwrap_or(f64::NAN), &setting)
+        };
+        Some(parameter.iter().enumerate().map(element).collect())
+    }
+
+    /// The group of a parameter; `None` for one that has the settings at the top.
+    #[must_use]
+    pub fn group_of(&self, parameter: &str) -> Option<usize> {
+        self.groups.iter().position(|group| group.parameters.iter().any(|name| name == parameter))
+    }
+
+    /// A setting of a group, or of the parameters in none.
+    #[must_use]
+    pub fn setting_of(&self, group: Option<usize>, setting: &str) -> Option<f64> {
+        let own = group.and_then(|group| self.groups.get(group)?.settings.get(setting));
+        own.or_else(|| self.settings.get(setting)).copied()
+    }
+
     /// The names of settings that may differ between parameters, in the order of the optimizer model's inputs.
-    pub(super) fn columns(&self) -> Vec<&str> {
+    #[must_use]
+    pub fn columns(&self) -> Vec<&str> {
         let own = self.settings.keys().map(String::as_str);
         ["lr", "lr_factor", "skipped_steps"].into_iter().chain(own).collect()
     }

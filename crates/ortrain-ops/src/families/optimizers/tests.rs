@@ -16,8 +16,8 @@ fn specs() -> Vec<OptimizerSpec> {
     for row in OPTIMIZERS {
         for choice in 0..1 << row.flags.len() {
             let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
-            for (k, (name, _)) in row.flags.iter().enumerate() {
-                spec.flags.insert((*name).into(), choice >> k & 1 == 1);
+            for (k, flag) in row.flags.iter().enumerate() {
+                spec.flags.insert(flag.name.into(), choice >> k & 1 == 1);
             }
             if let Some(momentum) = spec.settings.get_mut("momentum") {
                 *momentum = 0.9;

@@ -1,0 +1,45 @@
+//! The table of optimizers, and descriptions of optimizers.
+
+use ortrain::optim::{OPTIMIZERS, OptimizerSpec};
+use pyo3::prelude::*;
+
+use crate::error::raise;
+
+/// A description from its text.
+pub(crate) fn spec_of(text: &str) -> ortrain::Result<OptimizerSpec> {
+    OptimizerSpec::from_text(text).map_err(|source| ortrain::Error::Argument(source.to_string()))
+}
+
+/// Of each row: name, summary, source, learning rate; slots (name, shape); settings (name, default, values, meaning); flags
+/// (name, default, meaning).
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a row of a table")]
+pub(crate) fn optimizer_table() -> Vec<(
+    &'static str,
+    &'static str,
+    &'static str,
+    f64,
+    Vec<(&'static str, &'static str)>,
+    Vec<(&'static str, f64, &'static str, &'static str)>,
+    Vec<(&'static str, bool, &'static str)>,
+)> {
+    let rows = OPTIMIZERS.iter().map(|row| {
+        let slots = row.slots.iter().map(|slot| (slot.name, slot.shape.name()));
+        let settings = row
+            .settings
+            .iter()
+            .map(|known| (known.name, known.default, known.range.describe(), known.meaning));
+        let flags = row.flags.iter().map(|flag| (flag.name, flag.default, flag.meaning));
+        let (slots, settings, flags) = (slots.collect(), settings.collect(), flags.collect());
+        (row.name, row.summary, row.source, row.learning_rate, slots, settings, flags)
+    });
+    rows.collect()
+}
+
+/// A description of an optimizer of the table, checked and with all defaults.
+#[pyfunction]
+pub(crate) fn optimizer_spec(text: &str) -> PyResult<String> {
+    let completed =
+        |spec: OptimizerSpec| spec.complete().map_err(|source| ortrain::Error::Argument(source.to_string()));
+    Ok(spec_of(text).and_then(completed).map_err(raise)?.to_text())
+}

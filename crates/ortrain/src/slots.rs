@@ -1,0 +1,298 @@
+//! Slots of an optimizer: values that it keeps for each trained parameter between steps.
+//!
+//! A slot lies in planes of its own, one for each trainable plane of the state, with its tensors in the same order.
+
+use std::sync::Arc;
+
+use ortrain_checkpoint::{NamedTensor, ParameterState};
+use ortrain_graph::{DType, Tensor};
+use ortrain_ops::optimizers::{OptimizerSpec, SlotShape, SlotSpec};
+use ortrain_program::{Memory, align};
+
+use crate::state::{Entry, PlaneLayout, TensorLayout, zeroed};
+use crate::{Error, Result, StateLayout};
+
+/// A slot where it lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    pub(crate) name: Arc<str>,
+    pub(crate) shape: SlotShape,
+    /// One for each trainable plane.
+    pub(crate) layout: Vec<PlaneLayout>,
+    pub(crate) planes: Vec<Arc<Memory>>,
+}
+
+/// The slots of an optimizer.
+#[derive(Clone, Debug)]
+pub(crate) enum Slots {
+    /// As a file had them, until an optimizer says which it needs.
+    Stored(Vec<ParameterState>),
+    /// Where they lie.
+    Planes(Vec<Slot>),
+}
+
+/// A slot that an optimizer model asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) slot: SlotSpec,
+    /// The element type; that of moments of ONNX Runtime's optimizers follows from the parameter.
+    pub(crate) dtype: Option<DType>,
+}
+
+impl Wanted {
+    /// The shape of the slot.
+    pub(crate) fn shape(&self) -> Result<SlotShape> {
+        SlotShape::of(&self.slot.shape).ok_or_else(|| {
+            let SlotSpec { name, shape, .. } = &self.slot;
+            Error::State(format!(
+                "the slot {name:?} of the optimizer has the shape {shape:?}, which is not known"
+            ))
+        })
+    }
+
+    /// The element type of the slot for parameters of a type.
+    fn dtype_for(&self, parameter: DType) -> DType {
+        self.dtype.unwrap_or(if parameter == DType::F64 { DType::F64 } else { DType::F32 })
+    }
+}
+
+impl Slot {
+    /// A slot for every trainable parameter, all zero.
+    fn new(wanted: &Wanted, trainable: &[PlaneLayout]) -> Result<Slot> {
+        let shape = wanted.shape()?;
+        let layout = (trainable.iter())
+            .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane))
+            .collect::<Option<Vec<PlaneLayout>>>()
+            .ok_or_else(|| Error::State("the optimizer needs more memory than can be addressed".into()))?;
+        let planes = zeroed(&layout)?;
+        Ok(Slot { name: wanted.slot.name.as_str().into(), shape, layout, planes })
+    }
+
+    /// The slot of a parameter, and the plane that it lies in.
+    fn find(&self, entry: &Entry) -> Option<(DType, &TensorLayout, &Arc<Memory>)> {
+        let (layout, plane) = (self.layout.get(entry.plane)?, self.planes.get(entry.plane)?);
+        let at = layout.tensors.binary_search_by(|tensor| tensor.name.cmp(&entry.name)).ok()?;
+        Some((layout.dtype, &layout.tensors[at], plane))
+    }
+
+    /// A copy of the slot of a parameter.
+    pub(crate) fn tensor(&self, entry: &Entry) -> Option<Tensor> {
+        let (dtype, tensor, plane) = self.find(entry)?;
+        let bytes = tensor.dims.iter().product::<usize>() * dtype.size();
+        let data = plane.to_vec(tensor.offset, bytes);
+        Some(Tensor::new(dtype, tensor.dims.clone(), data.into()).expect("planes hold whole tensors"))
+    }
+
+    /// Writes the slot of a parameter.
+    fn write(&self, entry: &Entry, value: &Tensor) {
+        if let Some((_, tensor, plane)) = self.find(entry) {
+            plane.write(tensor.offset, value.data());
+        }
+    }
+
+    /// Gives the slots of all parameters the values that they have before the first step.
+    pub(crate) fn start(
+        &self,
+        start: &str,
+        entries: &[Entry],
+        trained: &[Arc<Memory>],
+        spec: &OptimizerSpec,
+    ) -> Result<()> {
+        if start == "zero" {
+            return Ok(());
+        }
+        for entry in entries.iter().filter(|entry| entry.requires_grad) {
+            let Some((dtype, tensor, plane)) = self.find(entry) else { continue };
+            let count = tensor.dims.iter().product::<usize>();
+            if start == "parameter" {
+                let own = trained[entry.plane].to_vec(entry.offset, entry.bytes());
+                if dtype == entry.dtype {
+                    plane.write(tensor.offset, &own);
+                } else {
+                    let own = Tensor::new(entry.dtype, vec![count], own.into());
+                    let own =
+                        own.map_err(|source| Error::State(format!("slot {:?}: {source}", self.name)))?;
+                    plane.write(tensor.offset, Tensor::from_f64(dtype, vec![count], &own.to_f64()).data());
+                }
+                continue;
+            }
+            let value = match start {
+                "one" => 1.0,
+                setting => spec.setting_of(spec.group_of(&entry.name), setting).ok_or_else(|| {
+                    Error::State(format!(
+                        "the slot {:?} of the optimizer starts at {setting:?}, which is no setting of it",
+                        self.name
+                    ))
+                })?,
+            };
+            if value != 0.0 {
+                plane.write(tensor.offset, Tensor::filled(dtype, &[count], value).data());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The layout of a slot beside the plane of its parameters; `None` if it is larger than can be addressed.
+fn slot_layout(shape: SlotShape, dtype: DType, plane: &PlaneLayout) -> Option<PlaneLayout> {
+    let mut bytes = 0_usize;
+    let mut tensors = Vec::with_capacity(plane.tensors.len());
+    for tensor in &plane.tensors {
+        let dims = shape.dims(&tensor.dims);
+        let offset = match shape {
+            SlotShape::Same => (tensor.offset / plane.dtype.size()).checked_mul(dtype.size())?,
+            // One after the other, as a vector with an element for each parameter.
+            SlotShape::Scalar => bytes,
+        };
+        bytes = dims.iter().product::<usize>().checked_mul(dtype.size())?.checked_add(offset)?;
+        tensors.push(TensorLayout { name: tensor.name.clone(), dims, offset });
+    }
+    let bytes = match shape {
+        SlotShape::Same => (plane.bytes / plane.dtype.size()).checked_mul(dtype.size())?,
+        SlotShape::Scalar => bytes,
+    };
+    isize::try_from(bytes).ok()?.checked_add_unsigned(crate::ALIGNMENT)?;
+    Some(PlaneLayout { dtype, bytes: align(bytes), tensors })
+}
+
+/// The names in a list, for a sentence.
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+impl Slots {
+    /// The slot of a name, once slots lie in planes.
+    pub(crate) fn get(&self, name: &str) -> Option<&Slot> {
+        match self {
+            Slots::Planes(slots) => slots.iter().find(|slot| *slot.name == *name),
+            Slots::Stored(_) => None,
+        }
+    }
+
+    /// The names of the slots.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        match self {
+            Slots::Planes(slots) => slots.iter().map(|slot| &*slot.name).collect(),
+            Slots::Stored(states) => {
+                let first = states.first().into_iter().flat_map(|state| &state.moments);
+                first.map(|moment| moment.name.as_str()).collect()
+            }
+        }
+    }
+
+    /// The slots of all trained parameters as plain data.
+    pub(crate) fn stored(&self, entries: &[Entry]) -> Vec<ParameterState> {
+        let slots = match self {
+            Slots::Stored(states) => return states.clone(),
+            Slots::Planes(slots) => slots,
+        };
+        let state = |entry: &Entry| ParameterState {
+            parameter: entry.name.to_string(),
+            moments: (slots.iter())
+                .filter_map(|slot| Some(NamedTensor::new(&*slot.name, slot.tensor(entry)?)))
+                .collect(),
+        };
+        entries.iter().filter(|entry| entry.requires_grad).map(state).collect()
+    }
+
+    /// The slots of one parameter as plain data.
+    pub(crate) fn of(&self, entry: &Entry) -> Vec<NamedTensor> {
+        match self {
+            Slots::Stored(states) => {
+                let state = states.iter().find(|state| *state.parameter == *entry.name);
+                state.map_or_else(Vec::new, |state| state.moments.clone())
+            }
+            Slots::Planes(slots) => {
+                let named = |slot: &Slot| Some(NamedTensor::new(&*slot.name, slot.tensor(entry)?));
+                slots.iter().filter_map(named).collect()
+            }
+        }
+    }
+}
+
+/// What slots of a state are made from.
+pub(crate) struct Ground<'a> {
+    pub(crate) layout: &'a StateLayout,
+    pub(crate) entries: &'a [Entry],
+    pub(crate) trained: &'a [Arc<Memory>],
+    pub(crate) spec: &'a OptimizerSpec,
+}
+
+impl Ground<'_> {
+    /// A slot with the values of the first step.
+    pub(crate) fn started(&self, wanted: &Wanted) -> Result<Slot> {
+        let slot = Slot::new(wanted, &self.layout.trainable)?;
+        slot.start(&wanted.slot.start, self.entries, self.trained, self.spec)?;
+        Ok(slot)
+    }
+
+    /// True if a slot is what is wanted.
+    pub(crate) fn fits(&self, slot: &Slot, wanted: &Wanted) -> bool {
+        let dtypes = self.layout.trainable.iter().map(|plane| wanted.dtype_for(plane.dtype));
+        wanted.shape().is_ok_and(|shape| shape == slot.shape)
+            && dtypes.eq(slot.layout.iter().map(|plane| plane.dtype))
+    }
+
+    /// A slot with the values that a file has.
+    ///
+    /// # Errors
+    /// When a value is missing, or has another type or shape.
+    pub(crate) fn restored(&self, wanted: &Wanted, stored: &[ParameterState]) -> Result<Slot> {
+        let slot = Slot::new(wanted, &self.layout.trainable)?;
+        let name = &*slot.name;
+        for entry in self.entries.iter().filter(|entry| entry.requires_grad) {
+            let state = stored.iter().find(|state| *state.parameter == *entry.name).ok_or_else(|| {
+                Error::State(format!(
+                    "the optimizer state of the checkpoint lacks parameter {:?}",
+                    entry.name
+                ))
+            })?;
+            let value = state.moments.iter().find(|moment| moment.name == name).ok_or_else(|| {
+                Error::State(format!(
+                    "the optimizer state of the checkpoint lacks {name:?} of parameter {:?}; it was made by another \
+                     optimizer, whose slots are {}",
+                    entry.name,
+                    listed(state.moments.iter().map(|moment| moment.name.as_str()))
+                ))
+            })?;
+            let Some((dtype, tensor, _)) = slot.find(entry) else { continue };
+            if value.tensor.dtype() != dtype || value.tensor.dims() != tensor.dims {
+                let of_parameter = match slot.shape {
+                    SlotShape::Same => format!("the parameter is {}{:?}", entry.dtype, tensor.dims),
+                    _ => format!("the optimizer needs {dtype}{:?}", tensor.dims),
+                };
+                return Err(Error::State(format!(
+                    "{name:?} of parameter {:?} is {}{:?} in the checkpoint, but {of_parameter}",
+                    entry.name,
+                    value.tensor.dtype(),
+                    value.tensor.dims(),
+                )));
+            }
+            slot.write(entry, &value.tensor);
+        }
+        Ok(slot)
+    }
+}
+
+/// The error for a state whose slots are those of another optimizer.
+pub(crate) fn of_another(there: (&str, &[&str]), wanted: (&str, &[Wanted])) -> Error {
+    let keeps: Vec<&str> =
+        wanted.1.iter().map(|slot| slot.slot.name.as_str()).filter(|name| there.1.contains(name)).collect();
+    let offer = match keeps.as_slice() {
+        [] => "replace it (Optimizer::replacing, Optimizer(..., replace=True) in Python): every slot starts anew".into(),
+        keeps => format!(
+            "replace it (Optimizer::replacing, Optimizer(..., replace=True) in Python), which keeps {} where its shape \
+             fits",
+            keeps.join(", ")
+        ),
+    };
+    Error::State(format!(
+        "the state has the optimizer {} with the slots {}, and the optimizer model is of {} with the slots {}; give the \
+         optimizer model of the former, or {offer}",
+        there.0,
+        listed(there.1.iter().copied()),
+        wanted.0,
+        listed(wanted.1.iter().map(|slot| slot.slot.name.as_str())),
+    ))
+}

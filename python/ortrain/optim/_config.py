@@ -1,0 +1,316 @@
+"""Optimizers as they are described: which one, its settings, and groups of parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from ortrain import _ortrain
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ortrain._inspect import ParameterInfo
+
+__all__ = ["Group", "OptimizerConfig", "OptimizerRow", "table"]
+
+# Infinity as a number that files hold: no ratio of float32 is larger.
+_LARGEST = 3.4028234663852886e38
+# Keys of a group beside settings.
+_OF_GROUPS = ("params", "lr", "lr_factor", "frozen_steps")
+
+Choice = str | Sequence[str] | Callable[["ParameterInfo"], bool]
+"""Parameters: names or patterns, or a callable that says of each whether it is one of them."""
+
+
+class Group(TypedDict, total=False):
+    """Keys of a group of parameters that every optimizer has; its settings are keys, too.
+
+    >>> from ortrain import optim
+    >>> no_decay: optim.Group = {"params": "*.bias", "lr_factor": 2.0}
+    >>> len(optim.AdamW(groups=[no_decay]).groups)
+    1
+    """
+
+    params: Choice
+    """Names or patterns (as of :mod:`fnmatch`) of parameters or of nodes that use them, or a callable that is given an
+    :class:`~ortrain.ParameterInfo`. They choose from the parameters that are trained."""
+    lr: float
+    """A learning rate of the group's own, which a schedule scales as it scales that of the optimizer."""
+    lr_factor: float
+    """The share of the optimizer's learning rate; 1 unless it is given."""
+    frozen_steps: int
+    """The number of steps of the optimizer before the first one that changes the group."""
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """A row of the table of optimizers.
+
+    >>> from ortrain import optim
+    >>> lion = next(row for row in optim.table() if row.name == "Lion")
+    >>> lion.settings
+    {'beta1': 0.9, 'beta2': 0.99, 'weight_decay': 0.0}
+    >>> lion.slots
+    ['momentum0']
+    """
+
+    name: str
+    """The name of the class."""
+    summary: str
+    """The optimizer in a few words."""
+    source: str
+    """Paper and class that the formula is of."""
+    learning_rate: float
+    """The learning rate where none is given."""
+    slots: list[str]
+    """Names of the values that it keeps for each parameter; some only with certain settings."""
+    settings: dict[str, float]
+    """Settings and their defaults."""
+    flags: dict[str, bool]
+    """Choices and their defaults."""
+
+
+def table() -> list[OptimizerRow]:
+    """Return the rows of the table of optimizers, sorted by name.
+
+    >>> from ortrain import optim
+    >>> [row.name for row in optim.table()][:3]
+    ['Adadelta', 'Adagrad', 'Adam']
+    """
+    return [
+        OptimizerRow(
+            name,
+            summary,
+            source,
+            rate,
+            [slot for slot, _ in slots],
+            {setting: default for setting, default, _, _ in settings},
+            {flag: default for flag, default, _ in flags},
+        )
+        for name, summary, source, rate, slots, settings, flags in _ortrain.optimizer_table()
+    ]
+
+
+def number(name: str, value: object) -> float:
+    """The number of a setting, as files hold it."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise InvalidArgumentError(f"{name} is a number, not {value!r}")
+    found = float(value)
+    if math.isnan(found):
+        raise InvalidArgumentError(f"{name} is NaN, which is no number")
+    return math.copysign(_LARGEST, found) if math.isinf(found) else found
+
+
+def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with ``betas`` as ``beta1`` and ``beta2``."""
+    found = dict(settings)
+    if "betas" in found:
+        betas = found.pop("betas")
+        if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+            raise InvalidArgumentError(f"betas are two numbers, not {betas!r}")
+        found["beta1"], found["beta2"] = betas
+    return found
+
+
+class OptimizerConfig:
+    """An optimizer with its settings, for :func:`ortrain.generate_artifacts`; each optimizer of the table is a subclass.
+
+    >>> from ortrain import optim
+    >>> config = optim.NAdam(lr=0.01, weight_decay=0.1)
+    >>> config
+    NAdam(lr=0.01, weight_decay=0.1)
+    >>> config.settings["momentum_decay"]
+    0.004
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        settings: Mapping[str, object],
+        flags: Mapping[str, bool],
+        *,
+        max_norm: float | None,
+        max_norm_per_tensor: float | None,
+        max_value: float | None,
+        ema_decay: float | None,
+        accumulation: Literal["sum", "mean"],
+        groups: Iterable[Group | Mapping[str, Any]],
+        layer_decay: float | None,
+        optimizer: str | None = None,
+    ) -> None:
+        if accumulation not in ("sum", "mean"):
+            raise InvalidArgumentError(f"accumulation is 'sum' or 'mean', not {accumulation!r}")
+        options = {"max_norm_per_tensor": max_norm_per_tensor, "max_value": max_value, "ema_decay": ema_decay}
+        given = {name: value for name, value in options.items() if value is not None}
+        spec: dict[str, Any] = {
+            "optimizer": optimizer or type(self).__name__,
+            "learning_rate": number("lr", lr),
+            "settings": {name: number(name, value) for name, value in (joined(settings) | given).items()},
+            "flags": {name: bool(value) for name, value in flags.items()},
+            "mean_of_gathered": accumulation == "mean",
+        }
+        if max_norm is not None:
+            spec["max_norm"] = number("max_norm", max_norm)
+        if layer_decay is not None:
+            layer_decay = number("layer_decay", layer_decay)
+            if not 0 < layer_decay <= 1:
+                raise InvalidArgumentError(f"layer_decay is {layer_decay}; a number above 0 and up to 1 is needed")
+        self._layer_decay = layer_decay
+        self._chosen: list[Choice] = []
+        described = []
+        for at, group in enumerate(groups):
+            self._chosen.append(_choice(at, group))
+            described.append(_described(at, group, spec["settings"]))
+        # Checked here, with a name that stands for the parameters of each group.
+        probe = spec | {"groups": [group | {"parameters": [str(at)]} for at, group in enumerate(described)]}
+        self._spec: dict[str, Any] = self._checked(probe)
+        self._groups: list[dict[str, Any]] = self._spec.pop("groups")
+
+    def _checked(self, spec: dict[str, Any]) -> dict[str, Any]:
+        checked: dict[str, Any] = json.loads(_ortrain.optimizer_spec(json.dumps(spec)))
+        return checked
+
+    @property
+    def lr(self) -> float:
+        """The learning rate before any schedule.
+
+        >>> from ortrain import optim
+        >>> optim.Lion().lr
+        0.0001
+        """
+        rate: float = self._spec["learning_rate"]
+        return rate
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The settings of parameters that are in no group; options that were asked for are among them.
+
+        >>> from ortrain import optim
+        >>> optim.SGD(momentum=0.9, max_value=1.0).settings
+        {'dampening': 0.0, 'max_value': 1.0, 'momentum': 0.9, 'weight_decay': 0.0}
+        """
+        return dict(self._spec["settings"])
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """The choices.
+
+        >>> from ortrain import optim
+        >>> optim.SGD(momentum=0.9, nesterov=True).flags
+        {'nesterov': True}
+        """
+        return dict(self._spec["flags"])
+
+    @property
+    def slots(self) -> list[str]:
+        """Names of the values that the optimizer keeps for each parameter.
+
+        >>> from ortrain import optim
+        >>> optim.SGD().slots, optim.SGD(momentum=0.9).slots
+        ([], ['momentum0'])
+        """
+        return [slot["name"] for slot in self._spec["slots"]]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The groups as they were given, with ``params``.
+
+        >>> from ortrain import optim
+        >>> optim.AdamW(groups=[{"params": "*.bias", "weight_decay": 0}]).groups
+        [{'params': '*.bias', 'lr_factor': 1.0, 'frozen_steps': 0, 'weight_decay': 0.0}]
+        """
+        return [
+            {"params": chosen} | {name: value for name, value in group.items() if name not in ("parameters", "settings")}
+            | group["settings"]
+            for chosen, group in zip(self._chosen, self._groups, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        row = next((row for row in table() if row.name == self._spec["optimizer"]), None)
+        usual = {} if row is None else row.settings | row.flags
+        said = {"lr": self.lr}
+        said |= {name: value for name, value in (self.settings | self.flags).items() if usual.get(name) != value}
+        if "max_norm" in self._spec:
+            said["max_norm"] = self._spec["max_norm"]
+        text = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        count = len(self._groups)
+        return f"{type(self).__name__}({text}{f', {count} group' if count else ''}{'s' if count > 1 else ''})"
+
+    def _for(
+        self,
+        trained: Sequence[str],
+        select: Callable[[str, Choice], list[str]],
+        layers: Callable[[], Mapping[str, int | None]],
+    ) -> str:
+        """The description for these trained parameters.
+
+        `select` chooses from them, with the name of the argument; `layers` says the layer of each, from the end.
+        """
+        groups: list[dict[str, Any]] = []
+        owners: dict[str, int] = {}
+        for at, (chosen, group) in enumerate(zip(self._chosen, self._groups, strict=True)):
+            names = select(f"params of group {at}", chosen)
+            for name in names:
+                if owners.setdefault(name, at) != at:
+                    raise InvalidArgumentError(
+                        f"parameter {name!r} is in groups {owners[name]} and {at}; a parameter has the settings of one "
+                        "group"
+                    )
+            groups.append(group | {"parameters": names})
+        if self._layer_decay is not None:
+            rest = [name for name in trained if name not in owners]
+            if rest:
+                groups.append({"parameters": rest, "lr_factor": 1.0, "frozen_steps": 0, "settings": {}})
+            groups = [part for group in groups for part in _by_layer(group, layers(), self._layer_decay)]
+        return json.dumps(self._spec | {"groups": groups})
+
+
+def _choice(at: int, group: Group | Mapping[str, Any]) -> Choice:
+    if not isinstance(group, Mapping):
+        raise InvalidArgumentError(f"group {at} is a dict with params and settings, not {type(group).__name__}")
+    chosen: Choice | None = group.get("params")
+    if chosen is None:
+        raise InvalidArgumentError(f"group {at} has no params: names, patterns, or a callable")
+    return chosen
+
+
+def _described(at: int, group: Group | Mapping[str, Any], settings: Mapping[str, float]) -> dict[str, Any]:
+    """A group as the core describes it, without its parameters."""
+    given = joined({name: value for name, value in group.items() if name not in _OF_GROUPS})
+    unknown = next((name for name in given if name not in settings), None)
+    if unknown is not None:
+        known = [*_OF_GROUPS, *settings]
+        raise InvalidArgumentError(
+            f"group {at} has no key {unknown!r}; its keys are {', '.join(known)}{hint(unknown, known)}"
+        )
+    lr, lr_factor = group.get("lr"), group.get("lr_factor")
+    if lr is not None and lr_factor is not None:
+        raise InvalidArgumentError(f"group {at} has lr and lr_factor; a group has one of them")
+    frozen = group.get("frozen_steps", 0)
+    if isinstance(frozen, bool) or not isinstance(frozen, int) or frozen < 0:
+        raise InvalidArgumentError(f"frozen_steps of group {at} is a number of steps, not {frozen!r}")
+    found: dict[str, Any] = {
+        "lr_factor": number(f"lr_factor of group {at}", 1.0 if lr_factor is None else lr_factor),
+        "frozen_steps": frozen,
+        "settings": {name: number(f"{name} of group {at}", value) for name, value in given.items()},
+    }
+    return found if lr is None else found | {"lr": number(f"lr of group {at}", lr)}
+
+
+def _by_layer(
+    group: dict[str, Any], layers: Mapping[str, int | None], decay: float
+) -> list[dict[str, Any]]:
+    """A group for each layer: the last one has the whole rate, each layer before it a share of that of the next."""
+    parts: dict[int, list[str]] = {}
+    for name in group["parameters"]:
+        parts.setdefault((layers.get(name) or 1) - 1, []).append(name)
+    found = []
+    for depth, names in sorted(parts.items()):
+        share = decay**depth
+        part = group | {"parameters": names, "lr_factor": group["lr_factor"] * share}
+        found.append(part | {"lr": group["lr"] * share} if "lr" in group else part)
+    return found

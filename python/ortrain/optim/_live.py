@@ -1,0 +1,166 @@
+"""Groups of parameters of an optimizer at work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ortrain import _ortrain
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError
+from ortrain.optim._config import number
+
+__all__ = ["ParameterGroup"]
+
+
+class ParameterGroup:
+    """A group of parameters of an :class:`ortrain.Optimizer`; attributes are its settings, which can be set.
+
+    A change counts from the next step on. It lies in the state, and is saved with the state of the optimizer.
+
+    >>> import ortrain
+    >>> from ortrain import optim
+    >>> config = optim.AdamW(groups=[{"params": "*.bias", "weight_decay": 0}])
+    >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=ortrain.LossType.CrossEntropyLoss, optimizer=config)
+    >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> biases, others = optimizer.groups
+    >>> biases
+    ParameterGroup(2 parameters, lr_factor=1.0, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.0)
+    >>> others.weight_decay
+    0.01
+    >>> biases.lr = 0.1
+    >>> biases.weight_decay = 0.001
+    """
+
+    __slots__ = ("_at", "_native", "_rest")
+
+    _at: int | None
+    _native: _ortrain.Optimizer
+    _rest: Callable[[], list[str]]
+
+    def __init__(self, native: _ortrain.Optimizer, at: int | None, rest: Callable[[], list[str]]) -> None:
+        object.__setattr__(self, "_native", native)
+        object.__setattr__(self, "_at", at)
+        object.__setattr__(self, "_rest", rest)
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The whole description, and that of the group, if it is not the rest."""
+        spec = json.loads(self._native.spec())
+        return spec, None if self._at is None else spec["groups"][self._at]
+
+    def _change(self, change: Callable[[dict[str, Any], dict[str, Any] | None], None]) -> None:
+        spec, group = self._read()
+        change(spec, group)
+        self._native.change(json.dumps(spec))
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of its parameters.
+
+        >>> optimizer.groups[0].parameters
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+        """
+        group = self._read()[1]
+        return self._rest() if group is None else list(group["parameters"])
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate that a schedule scales, of a group that has one of its own; else ``None``.
+
+        Of the parameters in no group: the learning rate of the optimizer as it is now.
+
+        >>> round(optimizer.groups[0].lr, 6)
+        0.001
+        >>> optimizer.groups[0].lr = 0.5
+        >>> optimizer.get_learning_rate()
+        0.5
+        """
+        group = self._read()[1]
+        if group is None:
+            return self._native.learning_rate()
+        rate: float | None = group.get("lr")
+        return rate
+
+    @property
+    def lr_factor(self) -> float:
+        """The share of the optimizer's learning rate, of a group that has none of its own.
+
+        >>> optimizer.groups[0].lr_factor
+        1.0
+        """
+        group = self._read()[1]
+        return 1.0 if group is None else float(group["lr_factor"])
+
+    @property
+    def frozen_steps(self) -> int:
+        """The last step of the optimizer at which nothing of the group changes.
+
+        To freeze a group later, set the step up to which it is to be frozen; 0 lets it go on at once. Its slots stay,
+        and it counts its own steps without those that it was frozen.
+
+        >>> optimizer.groups[0].frozen_steps
+        0
+        """
+        group = self._read()[1]
+        return 0 if group is None else int(group["frozen_steps"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        spec, group = self._read()
+        settings = spec["settings"] | ({} if group is None else group["settings"])
+        if name == "betas" and "beta1" in settings and "beta2" in settings:
+            return settings["beta1"], settings["beta2"]
+        if name not in settings:
+            raise AttributeError(f"{spec['optimizer']} has no setting {name!r}{hint(name, list(settings))}")
+        return settings[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "betas":
+            self.beta1, self.beta2 = value
+            return
+        if name == "parameters":
+            raise AttributeError("the parameters of a group are said when the artifacts are made")
+        if name == "lr" and self._at is None:
+            self._native.set_learning_rate(number("lr", value))
+            return
+
+        def change(spec: dict[str, Any], group: dict[str, Any] | None) -> None:
+            if name in ("lr", "lr_factor", "frozen_steps"):
+                if group is None:
+                    raise InvalidArgumentError(
+                        f"parameters in no group have no {name} of their own; make a group of them when the artifacts "
+                        "are made"
+                    )
+                if name == "frozen_steps":
+                    group[name] = int(value)
+                elif value is None:
+                    group.pop(name, None)
+                else:
+                    group[name] = number(name, value)
+                    if name == "lr_factor":
+                        group.pop("lr", None)
+                return
+            if name not in spec["settings"]:
+                raise AttributeError(f"{spec['optimizer']} has no setting {name!r}{hint(name, list(spec['settings']))}")
+            (spec if group is None else group)["settings"][name] = number(name, value)
+
+        self._change(change)
+
+    def __repr__(self) -> str:
+        spec, group = self._read()
+        said: dict[str, Any] = {}
+        if group is None:
+            said["lr"] = round(self._native.learning_rate(), 9)
+        elif "lr" in group:
+            said["lr"] = group["lr"]
+        else:
+            said["lr_factor"] = group["lr_factor"]
+        if group is not None and group["frozen_steps"]:
+            said["frozen_steps"] = group["frozen_steps"]
+        said |= spec["settings"] | ({} if group is None else group["settings"])
+        count = len(self.parameters)
+        text = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        return f"ParameterGroup({count} parameter{'' if count == 1 else 's'}, {text})"

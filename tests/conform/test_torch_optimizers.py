@@ -1,0 +1,107 @@
+"""Optimizers beside the classes of torch.optim, which run in float64 on the same gradients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import environments
+import numpy as np
+import pytest
+from optimizer_formulas import UNUSUAL, Group
+from test_optimizers import ROWS, STEPS, Both, Part, Plan, assert_close, pool_of, started
+
+from ortrain.schedules import Cosine, Warmup
+
+SCRIPT = Path(__file__).parent.parent / "in_torch" / "optimizers.py"
+# Relative to the largest weight: ours are float32, and each of 50 steps rounds a weight by up to 6e-8 of it.
+CLOSE = 1e-6
+# Some gradients are longer, some are shorter.
+MAX_NORM = 250.0
+SCHEDULE = Warmup(5, Cosine(total=60), start=0.1)
+# Choices that torch does not have.
+OURS = {"bias_correction", "onnxruntime"}
+# Optimizers that torch.optim does not have; tests/test_optimizers.py has the formulas of their papers.
+ELSEWHERE = {
+    "LAMB": "its authors' is in TensorFlow",
+    "LARS": "its authors' is in Caffe",
+    "Lion": "its authors' is a program in their paper",
+    "ScheduleFreeAdamW": "its authors' is a package of its own",
+}
+
+
+def plan_of(name: str, flipped: str) -> Plan:
+    """Three groups with settings that are not the defaults, and with a flag the other way."""
+    row = ROWS[name]
+    settings = {setting: UNUSUAL[setting] for setting in row.settings}
+    if flipped == "nesterov":
+        settings["dampening"] = 0.0  # torch refuses both together
+    rate = row.learning_rate
+    parts = [
+        Part(["one", "row"], ["one", "row"], Group({"weight_decay": 0.0}, lr_factor=0.5)),
+        Part("long", ["long"], Group({"weight_decay": 0.2, "eps": 0.01} if "eps" in settings else {}, lr=2 * rate)),
+    ]
+    flags = {flipped: not row.flags[flipped]} if flipped else {}
+    return Plan(row, settings, flags, parts=parts, max_norm=MAX_NORM)
+
+
+PLANS = {
+    f"{name}-{flipped}".rstrip("-"): plan_of(name, flipped)
+    for name, row in ROWS.items()
+    for flipped in ["", *(flag for flag in row.flags if flag not in OURS)]
+}
+
+
+def case_of(plan: Plan) -> dict[str, Any]:
+    """A plan as the script in torch reads it."""
+    assert plan.lr is not None
+    own = set().union(*(part.names for part in plan.parts))
+    rest = Part(None, [name for name in started() if name not in own], Group({}))
+    parts = [*plan.parts, rest]
+    rates = []
+    for t in range(STEPS):
+        factor = SCHEDULE(t)
+        # The rate of an optimizer is an input of its model, in float32.
+        shared = float(np.float32(plan.lr * factor))
+        groups = [part.group for part in parts]
+        rates.append([shared * group.lr_factor if group.lr is None else group.lr * factor for group in groups])
+    return {
+        "optimizer": plan.row.name,
+        "settings": plan.settings,
+        "flags": plan.flags,
+        "groups": [{"parameters": part.names, "settings": part.group.settings} for part in parts],
+        "max_norm": plan.max_norm,
+        "rates": rates,
+    }
+
+
+@pytest.fixture(scope="session")
+def in_torch(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+    """Weights after the steps, by case and parameter; and the optimizers that are not there."""
+    folder = tmp_path_factory.mktemp("torch")
+    record: dict[str, Any] = {f"weights/{name}": values for name, values in started().items()}
+    for k, gradients in enumerate(pool_of()):
+        record |= {f"gradients/{k}/{name}": values for name, values in gradients.items()}
+    np.savez(folder / "record.npz", **record)
+    (folder / "cases.json").write_text(json.dumps({label: case_of(plan) for label, plan in PLANS.items()}))
+    files = [str(folder / name) for name in ("record.npz", "cases.json", "results.npz")]
+    missing = json.loads(environments.in_environment(environments.torch(), SCRIPT, *files))
+    return dict(np.load(folder / "results.npz")), missing
+
+
+def test_torch_has_the_others(in_torch: tuple[dict[str, Any], list[str]]) -> None:
+    assert set(in_torch[1]) == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("label", [label for label, plan in PLANS.items() if plan.row.name not in ELSEWHERE])
+def test_fifty_steps(label: str, in_torch: tuple[dict[str, Any], list[str]], tmp_path: Path) -> None:
+    both = Both(tmp_path, PLANS[label], None, SCHEDULE)
+    both.steps(STEPS, pool_of())
+    assert min(both.norms) < MAX_NORM < max(both.norms)
+    wanted = {name: in_torch[0][f"{label}/{name}"] for name in started()}
+    found = {name: both.state(name)["weights"] for name in started()}
+    for name, start in started().items():
+        moved, apart = np.abs(wanted[name] - start).max(), np.abs(wanted[name] - found[name]).max()
+        print(f"{name}: moved by up to {moved:.1e}, apart by up to {apart:.1e}")
+    assert_close(found, wanted, CLOSE)
