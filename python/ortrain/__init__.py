@@ -4,6 +4,7 @@
 :mod:`ortrain.artifacts`      once, from an ONNX model: the files that training needs
 :mod:`ortrain.onnxblock`      losses and optimizers of one's own for them, made of blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
+:mod:`ortrain.optim`          optimizers with settings and groups of parameters: Adam, LAMB, Lion and more
 :mod:`ortrain.schedules`      learning rates over the steps: cosine, one-cycle, plateau and more, with a warm-up
 :mod:`ortrain.gradient`       the gradient itself: of any model, as a model
 :mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
@@ -66,7 +67,7 @@ from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptio
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, compat, examples, gradient, schedules, session
+    from ortrain import artifacts, compat, examples, gradient, optim, schedules, session
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._dump import dump
     from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
@@ -114,6 +115,7 @@ __all__ = [
     "gradient",
     "inspect",
     "operators",
+    "optim",
     "schedules",
     "session",
 ]
@@ -128,6 +130,7 @@ _MODULES = {
     "gradient",
     "jax",
     "onnxblock",
+    "optim",
     "schedules",
     "session",
     "sklearn",

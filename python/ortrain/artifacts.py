@@ -30,9 +30,11 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
+from ortrain._near import hint
 from ortrain._operators import OperatorLibrary, Plain, Source, with_operators
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, TrainingWarning, UnsupportedError
+from ortrain.optim import OptimizerConfig
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -223,7 +225,7 @@ def generate_artifacts(
     requires_grad: Sequence[str] | Callable[[ParameterInfo], bool] | None = None,
     frozen_params: Sequence[str] | Callable[[ParameterInfo], bool] | None = None,
     loss: LossType | Loss | Sequence[Loss] | Block | None = None,
-    optimizer: OptimType | AdamW | SGD | Block | None = None,
+    optimizer: OptimType | AdamW | SGD | OptimizerConfig | Block | None = None,
     artifact_directory: PathLike | None = None,
     prefix: str = "",
     ort_format: bool = False,
@@ -260,8 +262,9 @@ def generate_artifacts(
         loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
             :mod:`ortrain.onnxblock`, which is called with the names of the outputs; ``None`` if the first output is
             the loss, one number. Losses that have a name are outputs of each step, too, behind the sum.
-        optimizer: what to write as ``optimizer_model.onnx``: an optimizer, perhaps with settings (:class:`AdamW`,
-            :class:`SGD`), or a block of :mod:`ortrain.onnxblock`; ``None`` for no such file.
+        optimizer: what to write as ``optimizer_model.onnx``: an optimizer of :mod:`ortrain.optim` with its settings and
+            groups of parameters, one of onnxruntime-training's (:class:`OptimType`, :class:`AdamW`, :class:`SGD`), or a
+            block of :mod:`ortrain.onnxblock`; ``None`` for no such file.
         artifact_directory: an existing folder; ``None`` for the current one.
         prefix: put before each file name.
         ort_format: not supported; must be ``False``.
@@ -344,7 +347,9 @@ def generate_artifacts(
             loss, loss_input_names = None, None
         if _is_block(optimizer):
             optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
-    settings = None
+    settings, spec = None, None
+    if isinstance(optimizer, OptimizerConfig):
+        spec, optimizer = chosen.described(optimizer, trained), None
     if isinstance(optimizer, AdamW | SGD):
         settings, optimizer = optimizer._settings(), OptimType[type(optimizer).__name__]
     doubts = _ortrain.generate_artifacts(
@@ -363,6 +368,7 @@ def generate_artifacts(
         external_above=0 if external_data else None,
         optimizer_settings=settings,
         master_weights=master_weights is not None,
+        optimizer_spec=spec,
     )
     for sentence in doubts:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)
@@ -476,6 +482,19 @@ class _Choice:
         layers = [(info.name, info.layer) for info in self._found if info.name not in frozen]
         return [name for name, layer in layers if layer is not None and layer <= count]
 
+    def described(self, config: OptimizerConfig, trained: Sequence[str]) -> str:
+        """The description of an optimizer for the parameters that are trained."""
+        among = set(trained)
+
+        def select(argument: str, wanted: str | Sequence[str] | Callable[[ParameterInfo], bool]) -> list[str]:
+            wanted = [wanted] if isinstance(wanted, str) else wanted
+            names = self._select(argument, wanted, lambda info: info.name in among)
+            if not names:
+                raise InvalidArgumentError(f"{argument}: no parameter that is trained is chosen")
+            return names
+
+        return config._for(trained, select, lambda: {info.name: info.layer for info in self._found})
+
     def frozen(self, wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None) -> list[str]:
         return self._select("frozen_params", wanted or (), lambda info: "float" in info.dtype)
 
@@ -499,8 +518,10 @@ class _Choice:
             fits = functools.partial(fnmatch.fnmatchcase, pat=name)
             matching = [info.name for info in self._found if among(info) and any(map(fits, (info.name, *info.nodes)))]
             if not matching:
+                near = hint(name, [info.name for info in self._found if among(info)])
                 raise InvalidArgumentError(
                     f"{argument}: the pattern {name!r} matches no parameter of the model, and no node that uses one"
+                    f"{near}"
                 )
             chosen.update(dict.fromkeys(matching))
         return list(chosen)

@@ -465,7 +465,8 @@ class LRScheduler:
     Args:
         optimizer: whose rate it sets.
         schedule: a schedule, or a function from steps to a factor.
-        lr: the learning rate that factors are times of: the highest one, or the first.
+        lr: the learning rate that factors are times of: the highest one, or the first; ``None`` for the one that the
+            optimizer has now. Learning rates that groups have of their own are scaled by the same factors.
 
     Raises:
         InvalidArgumentError: if ``lr``, or the rate that follows, is negative, infinite or NaN.
@@ -479,8 +480,9 @@ class LRScheduler:
 
     """
 
-    def __init__(self, optimizer: Optimizer, schedule: Schedule | Factor, lr: float) -> None:
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | Factor, lr: float | None = None) -> None:
         _check_optimizer(optimizer)
+        lr = optimizer.get_learning_rate() if lr is None else lr
         self._optimizer = optimizer
         self._schedule = _schedule(schedule, "schedule")
         # A function that fails leaves everything as it was.

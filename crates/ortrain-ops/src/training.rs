@@ -542,7 +542,7 @@ pub fn described_optimizer_model(
     names: &mut Names,
     opset: i64,
 ) -> Result<ModelProto, OpError> {
-    let spec = spec.clone().complete()?;
+    let spec = spec.clone().written_out()?;
     match as_onnxruntime_optimizer(&spec) {
         None => optimizers::optimizer_model(&spec, dtypes),
         Some((kind, settings)) => {

@@ -1228,8 +1228,11 @@ impl CheckpointState {
 
     /// Checks that the optimizer of the state is that of an optimizer model.
     fn check_optimizer(&self, there: &OptimizerState, needs: &OptimizerNeeds<'_>) -> Result<()> {
-        let (name, slots) = there.identity();
-        let wanted: Vec<&str> = needs.slots.iter().map(|slot| slot.slot.name.as_str()).collect();
+        let (name, mut slots) = there.identity();
+        let mut wanted: Vec<&str> = needs.slots.iter().map(|slot| slot.slot.name.as_str()).collect();
+        // Files have them sorted.
+        slots.sort_unstable();
+        wanted.sort_unstable();
         let same = match &there.spec {
             // The two optimizers of ONNX Runtime share moments, and say themselves which is missing.
             None if needs.in_model => true,

@@ -21,6 +21,7 @@ from ortrain._inputs import native_value
 from ortrain._near import nearest
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, OrtrainError
+from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -154,6 +155,43 @@ class Parameter:
         True
         """
         return self._native.gradient(self._name)
+
+    @property
+    def slots(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of the values that the optimizer keeps for the parameter, by name.
+
+        Empty for a frozen parameter, and before an optimizer was made on the state. They are float32 for weights of
+        float32 and fewer bits, else float64.
+
+        >>> _ = module(x, labels)
+        >>> optimizer.step()
+        >>> slots = state.parameters["fc2.bias"].slots
+        >>> sorted(slots), slots["momentum0"].shape
+        (['momentum0', 'momentum1'], (10,))
+        """
+        return {name: OrtValue(value).numpy() for name, value in self._native.slots(self._name)}
+
+    @property
+    def average(self) -> npt.NDArray[Any]:
+        """A copy of the average of the weights that the optimizer keeps.
+
+        That is the moving average of an optimizer with ``ema_decay``, or the average that a schedule-free optimizer
+        trains for. A frozen parameter is its own average.
+
+        Raises:
+            OrtrainError: if the optimizer keeps no average.
+
+        >>> import ortrain
+        >>> config = ortrain.optim.SGD(ema_decay=0.999)
+        >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=ortrain.LossType.MSELoss, optimizer=config)
+        >>> state = CheckpointState.load_checkpoint("checkpoint")
+        >>> optimizer = Optimizer("optimizer_model.onnx", Module("training_model.onnx", state))
+        >>> bias = state.parameters["fc2.bias"]
+        >>> np.array_equal(bias.average, bias.data)
+        True
+
+        """
+        return OrtValue(self._native.average(self._name)).numpy()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -559,6 +597,31 @@ class CheckpointState:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
+
+    def averaged(self) -> CheckpointState:
+        """A state with the averages of the weights (:attr:`Parameter.average`) in their place, without optimizer.
+
+        A module on it evaluates the averages.
+
+        Raises:
+            OrtrainError: if the optimizer keeps no averages.
+
+        >>> import ortrain
+        >>> config = ortrain.optim.ScheduleFreeAdamW(lr=0.01)
+        >>> loss = ortrain.LossType.CrossEntropyLoss
+        >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)
+        >>> state = CheckpointState.load_checkpoint("checkpoint")
+        >>> module = Module("training_model.onnx", state)
+        >>> optimizer = Optimizer("optimizer_model.onnx", module)
+        >>> for step in range(3):
+        ...     _ = module(x, labels)
+        ...     optimizer.step()
+        ...     module.lazy_reset_grad()
+        >>> evaluated = Module("training_model.onnx", state.averaged(), "eval_model.onnx").eval()
+        >>> loss = evaluated(x, labels)
+
+        """
+        return CheckpointState(self._native.averaged())
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
         """The bytes of the file that :meth:`save_checkpoint` writes, to send or to keep elsewhere.

@@ -393,7 +393,12 @@ class Module:
         return self._native.gradient_planes()
 
     def export_model_for_inferencing(
-        self, inference_model_uri: PathLike, graph_output_names: list[str], external_data: bool = False
+        self,
+        inference_model_uri: PathLike,
+        graph_output_names: list[str],
+        external_data: bool = False,
+        *,
+        average: bool = False,
     ) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need.
 
@@ -404,10 +409,12 @@ class Module:
             inference_model_uri: the file; one that is there is replaced.
             graph_output_names: the outputs: any values of the eval model, also intermediate ones.
             external_data: whether the weights lie in a second file also where one file could hold them.
+            average: whether the averages that the optimizer keeps (:attr:`Parameter.average`) stand in the place of
+                the weights.
 
         Raises:
             InvalidArgumentError: for a name that no value has, or without any.
-            OrtrainError: without an eval model, or if the file cannot be written.
+            OrtrainError: without an eval model, if the file cannot be written, or if there are no averages.
 
         >>> import ortrain
         >>> module.export_model_for_inferencing("trained.onnx", ["logits", "hidden"])
@@ -418,4 +425,6 @@ class Module:
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")
         above = 0 if external_data else None
-        self._native.export_model_for_inferencing(os.fspath(inference_model_uri), list(graph_output_names), above)
+        self._native.export_model_for_inferencing(
+            os.fspath(inference_model_uri), list(graph_output_names), above, average
+        )

@@ -8,10 +8,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, model_source
 from ortrain.api.module import Module
 from ortrain.errors import OrtrainError, _warn_of_gradients
+
+if TYPE_CHECKING:
+    from ortrain.optim import ParameterGroup
 
 __all__ = ["Optimizer"]
 
@@ -22,10 +28,12 @@ class Optimizer:
     Args:
         optimizer_uri: a path, the bytes of a model, or an ``onnx.ModelProto``.
         module: whose gradients it uses.
+        replace: take the place of another optimizer on the state. Slots of the other one are kept where name and shape
+            are the same; others start anew, and settings are those of the model.
 
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or is no optimizer model.
-        OrtrainError: if the state has the moments of another kind of optimizer.
+        OrtrainError: if the state has the slots of another optimizer, and it is not to be replaced.
 
     >>> optimizer = Optimizer("optimizer_model.onnx", module)
     >>> optimizer
@@ -38,12 +46,12 @@ class Optimizer:
 
     """
 
-    def __init__(self, optimizer_uri: ModelLike, module: Module) -> None:
+    def __init__(self, optimizer_uri: ModelLike, module: Module, *, replace: bool = False) -> None:
         source = model_source(optimizer_uri)
         if not isinstance(module, Module):
             raise TypeError(f"module is a Module, not {type(module).__name__}")
         self._module = module
-        self._native = _ortrain.Optimizer(source, module._native)
+        self._native = _ortrain.Optimizer(source, module._native, replace=replace)
 
     def __repr__(self) -> str:
         try:
@@ -75,6 +83,45 @@ class Optimizer:
         doubt, norm = self._native.step()
         _warn_of_gradients(doubt)
         return norm
+
+    @property
+    def groups(self) -> list[ParameterGroup]:
+        """The groups of parameters that were given when the artifacts were made, and last that of all others.
+
+        The last one is there if there are others. Settings of groups can be set, and count from the next step on; those
+        of onnxruntime-training's optimizers (plain AdamW and SGD) are in the optimizer model and cannot.
+
+        >>> optimizer.groups
+        [ParameterGroup(4 parameters, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-06, weight_decay=0.0)]
+        """
+        # Scripts that use none do not import what groups are.
+        from ortrain.optim import ParameterGroup
+
+        spec = json.loads(self._native.spec())
+        owned = {name for group in spec["groups"] for name in group["parameters"]}
+        native = self._module._state._native
+
+        def rest() -> list[str]:
+            return [name for name in native.parameter_names() if name not in owned and native.requires_grad(name)]
+
+        groups = [ParameterGroup(self._native, at, rest) for at in range(len(spec["groups"]))]
+        return groups if groups and not rest() else [*groups, ParameterGroup(self._native, None, rest)]
+
+    @property
+    def max_norm(self) -> float | None:
+        """The norm that all gradients together are clipped to; ``None`` if they are not clipped by it.
+
+        It can be set to another number, unless the optimizer is one of onnxruntime-training's.
+
+        >>> optimizer.max_norm is None
+        True
+        """
+        norm: float | None = json.loads(self._native.spec()).get("max_norm")
+        return norm
+
+    @max_norm.setter
+    def max_norm(self, norm: float) -> None:
+        self._native.change(json.dumps(json.loads(self._native.spec()) | {"max_norm": float(norm)}))
 
     @property
     def step_count(self) -> int:

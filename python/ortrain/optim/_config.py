@@ -88,21 +88,41 @@ def table() -> list[OptimizerRow]:
             source,
             rate,
             [slot for slot, _ in slots],
-            {setting: default for setting, default, _, _ in settings},
+            {setting: shown(default) for setting, default, _, _ in settings},
             {flag: default for flag, default, _ in flags},
         )
         for name, summary, source, rate, slots, settings, flags in _ortrain.optimizer_table()
     ]
 
 
-def number(name: str, value: object) -> float:
-    """The number of a setting, as files hold it."""
+def number(name: str, value: object, *, bound: bool = False) -> float:
+    """The number of a setting, as files hold it; what bounds another number may be infinite."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InvalidArgumentError(f"{name} is a number, not {value!r}")
     found = float(value)
-    if math.isnan(found):
-        raise InvalidArgumentError(f"{name} is NaN, which is no number")
-    return math.copysign(_LARGEST, found) if math.isinf(found) else found
+    if bound and found == math.inf:
+        return _LARGEST
+    if not math.isfinite(found):
+        raise InvalidArgumentError(f"{name} is {found}; a finite number is needed")
+    return found
+
+
+def bounds(optimizer: str) -> set[str]:
+    """The settings of an optimizer that may be infinite."""
+    row = next((row for row in table() if row.name == optimizer), None)
+    return set() if row is None else {name for name, default in row.settings.items() if math.isinf(default)}
+
+
+def shown(value: float) -> float:
+    """The number that a number in a file stands for."""
+    return math.copysign(math.inf, value) if abs(value) >= _LARGEST else value
+
+
+def is_onnxruntime(formula: str) -> bool:
+    """True for the formula of onnxruntime."""
+    if formula not in ("pytorch", "onnxruntime"):
+        raise InvalidArgumentError(f"formula is 'pytorch' or 'onnxruntime', not {formula!r}")
+    return formula == "onnxruntime"
 
 
 def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +137,9 @@ def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OptimizerConfig:
-    """An optimizer with its settings, for :func:`ortrain.generate_artifacts`; each optimizer of the table is a subclass.
+    """An optimizer with its settings, for :func:`ortrain.generate_artifacts`.
+
+    Each optimizer of the table is a subclass.
 
     >>> from ortrain import optim
     >>> config = optim.NAdam(lr=0.01, weight_decay=0.1)
@@ -146,10 +168,15 @@ class OptimizerConfig:
             raise InvalidArgumentError(f"accumulation is 'sum' or 'mean', not {accumulation!r}")
         options = {"max_norm_per_tensor": max_norm_per_tensor, "max_value": max_value, "ema_decay": ema_decay}
         given = {name: value for name, value in options.items() if value is not None}
+        optimizer = optimizer or type(self).__name__
+        unbounded = bounds(optimizer)
+        numbers = {
+            name: number(name, value, bound=name in unbounded) for name, value in (joined(settings) | given).items()
+        }
         spec: dict[str, Any] = {
-            "optimizer": optimizer or type(self).__name__,
+            "optimizer": optimizer,
             "learning_rate": number("lr", lr),
-            "settings": {name: number(name, value) for name, value in (joined(settings) | given).items()},
+            "settings": numbers,
             "flags": {name: bool(value) for name, value in flags.items()},
             "mean_of_gathered": accumulation == "mean",
         }
@@ -164,7 +191,7 @@ class OptimizerConfig:
         described = []
         for at, group in enumerate(groups):
             self._chosen.append(_choice(at, group))
-            described.append(_described(at, group, spec["settings"]))
+            described.append(_described(at, group, numbers, unbounded))
         # Checked here, with a name that stands for the parameters of each group.
         probe = spec | {"groups": [group | {"parameters": [str(at)]} for at, group in enumerate(described)]}
         self._spec: dict[str, Any] = self._checked(probe)
@@ -193,7 +220,7 @@ class OptimizerConfig:
         >>> optim.SGD(momentum=0.9, max_value=1.0).settings
         {'dampening': 0.0, 'max_value': 1.0, 'momentum': 0.9, 'weight_decay': 0.0}
         """
-        return dict(self._spec["settings"])
+        return {name: shown(value) for name, value in self._spec["settings"].items()}
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -224,7 +251,8 @@ class OptimizerConfig:
         [{'params': '*.bias', 'lr_factor': 1.0, 'frozen_steps': 0, 'weight_decay': 0.0}]
         """
         return [
-            {"params": chosen} | {name: value for name, value in group.items() if name not in ("parameters", "settings")}
+            {"params": chosen}
+            | {name: value for name, value in group.items() if name not in ("parameters", "settings")}
             | group["settings"]
             for chosen, group in zip(self._chosen, self._groups, strict=True)
         ]
@@ -278,7 +306,9 @@ def _choice(at: int, group: Group | Mapping[str, Any]) -> Choice:
     return chosen
 
 
-def _described(at: int, group: Group | Mapping[str, Any], settings: Mapping[str, float]) -> dict[str, Any]:
+def _described(
+    at: int, group: Group | Mapping[str, Any], settings: Mapping[str, float], unbounded: set[str]
+) -> dict[str, Any]:
     """A group as the core describes it, without its parameters."""
     given = joined({name: value for name, value in group.items() if name not in _OF_GROUPS})
     unknown = next((name for name in given if name not in settings), None)
@@ -296,14 +326,14 @@ def _described(at: int, group: Group | Mapping[str, Any], settings: Mapping[str,
     found: dict[str, Any] = {
         "lr_factor": number(f"lr_factor of group {at}", 1.0 if lr_factor is None else lr_factor),
         "frozen_steps": frozen,
-        "settings": {name: number(f"{name} of group {at}", value) for name, value in given.items()},
+        "settings": {
+            name: number(f"{name} of group {at}", value, bound=name in unbounded) for name, value in given.items()
+        },
     }
     return found if lr is None else found | {"lr": number(f"lr of group {at}", lr)}
 
 
-def _by_layer(
-    group: dict[str, Any], layers: Mapping[str, int | None], decay: float
-) -> list[dict[str, Any]]:
+def _by_layer(group: dict[str, Any], layers: Mapping[str, int | None], decay: float) -> list[dict[str, Any]]:
     """A group for each layer: the last one has the whole rate, each layer before it a share of that of the next."""
     parts: dict[int, list[str]] = {}
     for name in group["parameters"]:

@@ -9,7 +9,7 @@ from typing import Any
 from ortrain import _ortrain
 from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
-from ortrain.optim._config import number
+from ortrain.optim._config import bounds, number, shown
 
 __all__ = ["ParameterGroup"]
 
@@ -22,7 +22,8 @@ class ParameterGroup:
     >>> import ortrain
     >>> from ortrain import optim
     >>> config = optim.AdamW(groups=[{"params": "*.bias", "weight_decay": 0}])
-    >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=ortrain.LossType.CrossEntropyLoss, optimizer=config)
+    >>> loss = ortrain.LossType.CrossEntropyLoss
+    >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)
     >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
     >>> optimizer = Optimizer("optimizer_model.onnx", module)
     >>> biases, others = optimizer.groups
@@ -115,7 +116,7 @@ class ParameterGroup:
             return settings["beta1"], settings["beta2"]
         if name not in settings:
             raise AttributeError(f"{spec['optimizer']} has no setting {name!r}{hint(name, list(settings))}")
-        return settings[name]
+        return shown(settings[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "betas":
@@ -145,7 +146,9 @@ class ParameterGroup:
                 return
             if name not in spec["settings"]:
                 raise AttributeError(f"{spec['optimizer']} has no setting {name!r}{hint(name, list(spec['settings']))}")
-            (spec if group is None else group)["settings"][name] = number(name, value)
+            (spec if group is None else group)["settings"][name] = number(
+                name, value, bound=name in bounds(spec["optimizer"])
+            )
 
         self._change(change)
 

@@ -101,9 +101,10 @@ struct AdamW {
 }
 
 impl AdamW {
-    /// The scalars of one step, computed once: the step size, and the factor of the second moment (mode 0).
+    /// The scalars of one step, computed once: the step size, and the factor of the second moment (mode 0). They are
+    /// computed in float64: of a decay rate near 1, little of float32 is left in the first steps.
     fn step_scalars(&self, cx: &mut Lower<'_>, dtype: DType) -> Result<[BufferId; 2], OpError> {
-        let ty = Type::of(dtype);
+        let ty = Type::of(DType::F64);
         let mut nest = cx.nest(&[], 0);
         let rate = scalar(cx, &mut nest, 0, ty);
         let step = scalar(cx, &mut nest, 1, ty);
@@ -126,8 +127,10 @@ impl AdamW {
             }
         };
         let buffers = [cx.temp("step_size", dtype, 1), cx.temp("second_correction", dtype, 1)];
-        nest.store_whole(cx, buffers[0], size);
-        nest.store_whole(cx, buffers[1], second);
+        for (buffer, value) in buffers.into_iter().zip([size, second]) {
+            let value = nest.b.convert(value, Type::of(dtype));
+            nest.store_whole(cx, buffer, value);
+        }
         cx.step(nest.map())?;
         Ok(buffers)
     }
@@ -184,28 +187,29 @@ impl Op for AdamW {
             let new_v = b.add(kept, taken);
             let (epsilon, decay) = (b.constant(ty, self.epsilon), b.constant(ty, self.weight_decay));
             let decay_rate = b.mul(rate, decay);
-            let decayed = |b: &mut ortrain_expr::Builder, w: Reg| {
-                if self.weight_decay == 0.0 {
-                    return w;
-                }
-                let loss = b.mul(decay_rate, w);
-                b.sub(w, loss)
-            };
-            let stepped = |b: &mut ortrain_expr::Builder, w: Reg, second: Reg| {
+            let update = |b: &mut ortrain_expr::Builder, second: Reg| {
                 let root = b.unary(UnaryOp::Sqrt, second);
                 let denominator = b.add(root, epsilon);
                 let scaled = b.mul(size, new_m);
-                let update = b.div(scaled, denominator);
-                b.sub(w, update)
+                b.div(scaled, denominator)
             };
-            let new_w = if self.mode == 0 {
-                let before = decayed(b, w);
-                let second = b.div(new_v, correction);
-                stepped(b, before, second)
-            } else {
-                let after = stepped(b, w, new_v);
-                decayed(b, after)
+            let step = match self.mode {
+                0 => {
+                    let second = b.div(new_v, correction);
+                    update(b, second)
+                }
+                _ => update(b, new_v),
             };
+            // Decay and step are added first, so that a weight is rounded once. In mode 1 weights decay after the step.
+            let taken = match (self.weight_decay, self.mode) {
+                (0.0, _) => step,
+                (_, mode) => {
+                    let decaying = if mode == 0 { w } else { b.sub(w, step) };
+                    let loss = b.mul(decay_rate, decaying);
+                    b.add(loss, step)
+                }
+            };
+            let new_w = b.sub(w, taken);
             for (buffer, new, old) in [(w_buffer, new_w, w), (m_buffer, new_m, m), (v_buffer, new_v, v)] {
                 let value = where_signalled(cx, &mut nest, 6, new, old);
                 nest.store_whole(cx, buffer, value);

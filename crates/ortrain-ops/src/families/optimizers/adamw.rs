@@ -47,13 +47,12 @@ pub(super) fn adam_step<'a>(u: &mut Update<'a>, gradient: Number<'a>) -> Number<
 }
 
 fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
-    let weight_decay = u.setting("weight_decay");
     match (u.flag("onnxruntime"), u.flag("bias_correction")) {
-        (false, true) => u.decayed_parameter() - adam_step(u, u.gradient),
+        (false, true) => u.parameter - (u.decay() + adam_step(u, u.gradient)),
         (false, false) => {
             let (first, second) = moments(u, u.gradient);
             let second = largest(u, second);
-            u.decayed_parameter() - u.rate * first / (second.sqrt() + u.setting("eps"))
+            u.parameter - (u.decay() + u.rate * first / (second.sqrt() + u.setting("eps")))
         }
         (true, corrected) => {
             let (first, second) = moments(u, u.gradient);
@@ -65,8 +64,9 @@ fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
                 }
                 false => u.rate,
             };
-            let stepped = u.parameter - rate * first / (second.sqrt() + u.setting("eps"));
-            stepped - u.rate * weight_decay * stepped
+            let step = rate * first / (second.sqrt() + u.setting("eps"));
+            // Weights decay after the step.
+            u.parameter - (u.rate * u.setting("weight_decay") * (u.parameter - step) + step)
         }
     }
 }

@@ -18,6 +18,6 @@ pub(super) const LION: Optimizer = Optimizer {
     update: |u| {
         let direction = u.slot("momentum0").blend(u.setting("beta1"), u.gradient).sign();
         u.average("momentum0", u.setting("beta2"), u.gradient);
-        u.decayed_parameter() - u.rate * direction
+        u.parameter - (u.decay() + u.rate * direction)
     },
 };

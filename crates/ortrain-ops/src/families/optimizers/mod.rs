@@ -341,11 +341,11 @@ impl<'a> Update<'a> {
         self.gradient + self.setting("weight_decay") * self.parameter
     }
 
-    /// The parameter after weight decay that is apart from the gradient, `parameter * (1 - rate * weight_decay)`. (A
-    /// factor that near to 1 would be rounded alike at each step.)
+    /// The part of the parameter that weight decay apart from the gradient takes, `rate * weight_decay * parameter`. It is
+    /// added to the step, so that the parameter is rounded once.
     #[must_use]
-    pub fn decayed_parameter(&self) -> Number<'a> {
-        self.parameter - self.rate * self.setting("weight_decay") * self.parameter
+    pub fn decay(&self) -> Number<'a> {
+        self.rate * self.setting("weight_decay") * self.parameter
     }
 }
 

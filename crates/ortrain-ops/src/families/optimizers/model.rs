@@ -238,7 +238,7 @@ impl Writer {
 /// # Errors
 /// When the description does not fit its row ([`OptimizerSpec::check`]).
 pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelProto, OpError> {
-    let spec = spec.clone().complete()?;
+    let spec = spec.clone().written_out()?;
     let row = Optimizer::find(&spec.optimizer).expect("it was found when the description was completed");
     let element = if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 };
     let stored = match dtypes {

@@ -24,18 +24,18 @@ pub(super) const NADAM: Optimizer = Optimizer {
     learning_rate: 2e-3,
     average: None,
     update: |u| {
-        let (parameter, gradient) = match u.flag("decoupled_weight_decay") {
-            true => (u.decayed_parameter(), u.gradient),
-            false => (u.parameter, u.penalized_gradient()),
+        let (decay, gradient) = match u.flag("decoupled_weight_decay") {
+            true => (u.decay(), u.gradient),
+            false => (u.number(0.0), u.penalized_gradient()),
         };
-        let (beta1, decay) = (u.setting("beta1"), u.setting("momentum_decay"));
-        let warmed = |step| beta1 * (1.0 - 0.5 * u.number(0.96).pow(step * decay));
+        let (beta1, momentum_decay) = (u.setting("beta1"), u.setting("momentum_decay"));
+        let warmed = |step| beta1 * (1.0 - 0.5 * u.number(0.96).pow(step * momentum_decay));
         let (now, next) = (warmed(u.step), warmed(u.step + 1.0));
         let product = u.keep("mu_product", u.slot("mu_product") * now);
         let (first, second) = moments(u, gradient);
         let root = (second / u.correction(u.setting("beta2"))).sqrt() + u.setting("eps");
         let of_gradient = u.rate * (1.0 - now) / (1.0 - product);
         let of_moment = u.rate * next / (1.0 - product * next);
-        parameter - of_gradient * gradient / root - of_moment * first / root
+        u.parameter - (decay + (of_gradient * gradient + of_moment * first) / root)
     },
 };

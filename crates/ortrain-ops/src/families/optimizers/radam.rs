@@ -26,9 +26,9 @@ pub(super) const RADAM: Optimizer = Optimizer {
     learning_rate: 1e-3,
     average: None,
     update: |u| {
-        let (parameter, gradient) = match u.flag("decoupled_weight_decay") {
-            true => (u.decayed_parameter(), u.gradient),
-            false => (u.parameter, u.penalized_gradient()),
+        let (decay, gradient) = match u.flag("decoupled_weight_decay") {
+            true => (u.decay(), u.gradient),
+            false => (u.number(0.0), u.penalized_gradient()),
         };
         let beta2 = u.setting("beta2");
         let (first, second) = moments(u, gradient);
@@ -38,6 +38,6 @@ pub(super) const RADAM: Optimizer = Optimizer {
         let rectified = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
         let adaptive = rectified.max(u.number(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
         let scale = length.above(LEAST_LENGTH).choose(adaptive, u.number(1.0));
-        parameter - u.rate / c1 * first * scale
+        u.parameter - (decay + u.rate / c1 * first * scale)
     },
 };

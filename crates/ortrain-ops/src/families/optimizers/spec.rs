@@ -217,6 +217,21 @@ impl OptimizerSpec {
         Ok(self)
     }
 
+    /// [`OptimizerSpec::complete`], with the settings of every group written out: changing those at the top changes
+    /// parameters in no group alone.
+    ///
+    /// # Errors
+    /// As for [`OptimizerSpec::complete`].
+    pub fn written_out(self) -> Result<OptimizerSpec, OpError> {
+        let mut spec = self.complete()?;
+        for group in &mut spec.groups {
+            for (name, &value) in &spec.settings {
+                group.settings.entry(name.clone()).or_insert(value);
+            }
+        }
+        Ok(spec)
+    }
+
     /// Checks names and values of all settings.
     ///
     /// # Errors
@@ -243,6 +258,15 @@ impl OptimizerSpec {
             let place = format!(" of group {k}");
             self.check_settings(row, &group.settings, &place)?;
             rate(&format!("lr_factor{place}"), group.lr_factor)?;
+            for (name, steps) in
+                [("frozen_steps", group.frozen_steps), ("skipped_steps", group.skipped_steps)]
+            {
+                if steps < 0 {
+                    return Err(OpError::invalid(format!(
+                        "{name}{place} is {steps}, but a number of steps is not negative"
+                    )));
+                }
+            }
             group.lr.map_or(Ok(()), |lr| rate(&format!("lr{place}"), lr))?;
             for name in &group.parameters {
                 if let Some(first) = owners.insert(name, k) {

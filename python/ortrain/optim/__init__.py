@@ -1,0 +1,33 @@
+"""Optimizers with settings, groups of parameters, clipping and averages, for the artifacts of a training.
+
+Each class is a row of the table of optimizers: its arguments are the settings of the row, with the defaults of
+PyTorch's class of the same name where there is one. What :func:`ortrain.generate_artifacts` writes for plain
+:class:`AdamW` and plain :class:`SGD` loads in onnxruntime-training; the others are optimizer models in plain ONNX.
+
+>>> import ortrain
+>>> from ortrain import optim
+>>> config = optim.AdamW(
+...     lr=3e-4,
+...     weight_decay=0.05,
+...     max_norm=1.0,
+...     groups=[
+...         {"params": "*.bias", "weight_decay": 0},
+...         {"params": "fc1.weight", "lr_factor": 0.1, "frozen_steps": 2},
+...     ],
+... )
+>>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=ortrain.LossType.CrossEntropyLoss, optimizer=config)
+>>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+>>> optimizer = Optimizer("optimizer_model.onnx", module)
+>>> _ = module(x, labels)
+>>> norm = optimizer.step()
+>>> [len(group.parameters) for group in optimizer.groups]
+[2, 1, 1]
+"""
+
+from ortrain.optim import _rows
+from ortrain.optim._config import Group, OptimizerConfig, OptimizerRow, table
+from ortrain.optim._live import ParameterGroup
+from ortrain.optim._rows import *  # noqa: F403
+
+__all__ = ["Group", "OptimizerConfig", "OptimizerRow", "ParameterGroup", "table"]
+__all__ += _rows.__all__

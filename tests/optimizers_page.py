@@ -1,0 +1,214 @@
+"""Writes the classes of ortrain.optim and the table of docs/optimizers.md, from the table of optimizers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from ortrain import _ortrain
+from ortrain.optim import _config
+
+ROOT = Path(__file__).parent.parent
+CLASSES = ROOT / "python" / "ortrain" / "optim" / "_rows.py"
+PAGE = ROOT / "docs" / "optimizers.md"
+BEGIN, END = "<!-- the table of optimizers, by make optimizers -->", "<!-- end of the table -->"
+
+Row = tuple[
+    str,
+    str,
+    str,
+    float,
+    list[tuple[str, str]],
+    list[tuple[str, float, str, str]],
+    list[tuple[str, bool, str]],
+]
+
+INTRODUCTION = '''\
+"""The optimizers of the table. `make optimizers` writes this file of what the core says; a test compares the two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from ortrain.optim._config import Group, OptimizerConfig
+
+__all__ = [
+{names}
+]
+'''
+
+CLASS = '''
+
+class {name}(OptimizerConfig):
+    """{title}
+
+    {source}
+
+    Args:
+{arguments}
+
+    Raises:
+        InvalidArgumentError: for a setting outside of its range, and for a group that makes no sense.
+
+{example}
+    """
+
+    def __init__(
+        self,
+        lr: float = {rate},
+        *,
+{parameters}
+        max_norm: float | None = None,
+        max_norm_per_tensor: float | None = None,
+        max_value: float | None = None,
+        ema_decay: float | None = None,
+        accumulation: Literal["sum", "mean"] = "sum",
+        groups: Iterable[Group | Mapping[str, Any]] = (),
+        layer_decay: float | None = None,
+    ) -> None:
+        super().__init__(
+            lr,
+            {settings},
+            {flags},
+            max_norm=max_norm,
+            max_norm_per_tensor=max_norm_per_tensor,
+            max_value=max_value,
+            ema_decay=ema_decay,
+            accumulation=accumulation,
+            groups=groups,
+            layer_decay=layer_decay,
+        )
+'''
+
+OPTIONS = (
+    ("max_norm", "the largest L2 norm of all gradients together; longer ones are scaled, and a step returns the norm"),
+    ("max_norm_per_tensor", "the largest L2 norm of the gradient of one parameter"),
+    ("max_value", "the largest absolute value of an element of a gradient"),
+    ("ema_decay", "decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`)"),
+    ("accumulation", 'how gradients of several training steps count: their ``"sum"``, or their ``"mean"``'),
+    ("groups", "groups of parameters with settings of their own, a :class:`Group` each with settings beside its keys"),
+    ("layer_decay", "the share of a layer's rate that the layer before it has; the last layer has the whole rate"),
+)
+
+
+def rows() -> list[Row]:
+    """The rows as the core gives them."""
+    return list(_ortrain.optimizer_table())
+
+
+def literal(value: float) -> str:
+    """A number as code."""
+    return "math.inf" if math.isinf(_config.shown(value)) else repr(value)
+
+
+def item(name: str, text: str) -> str:
+    """An argument in a docstring."""
+    first, rest = " " * 8, " " * 12
+    return "\n".join(textwrap.wrap(f"{name}: {text}.", 108, initial_indent=first, subsequent_indent=rest))
+
+
+def sentence(text: str) -> str:
+    """A text that begins as a sentence does."""
+    return text[:1].upper() + text[1:]
+
+
+def written(row: Row) -> str:
+    """The class of a row."""
+    name, summary, source, rate, _, settings, flags = row
+    defaults = {setting: default for setting, default, _, _ in settings}
+    arguments, parameters, passed, chosen = [item("lr", "the learning rate before any schedule")], [], [], []
+    for setting, default, values, meaning in settings:
+        if setting == "beta2":
+            continue
+        if setting == "beta1":
+            other = next(words for known, _, _, words in settings if known == "beta2")
+            arguments.append(item("betas", f"{meaning}, and {other}: {values} each"))
+            parameters.append(f"betas: tuple[float, float] = ({default!r}, {defaults['beta2']!r}),")
+            passed.append('"betas": betas')
+            continue
+        arguments.append(item(setting, f"{meaning.replace('`', '``')}; {values}"))
+        parameters.append(f"{setting}: float = {literal(default)},")
+        passed.append(f'"{setting}": {setting}')
+    for flag, flag_default, meaning in flags:
+        if flag == "onnxruntime":
+            text = "the formula of PyTorch, or that of onnxruntime, as :class:`ortrain.artifacts.AdamW` shows them"
+            arguments.append(item("formula", text))
+            parameters.append('formula: Literal["pytorch", "onnxruntime"] = "pytorch",')
+            chosen.append('"onnxruntime": is_onnxruntime(formula)')
+            continue
+        arguments.append(item(flag, f"whether to {meaning}"))
+        parameters.append(f"{flag}: bool = {flag_default},")
+        chosen.append(f'"{flag}": {flag}')
+    arguments += [item(option, text) for option, text in OPTIONS]
+    other_rate = float(f"{rate * 2:.6g}")
+    example = [
+        ">>> import ortrain",
+        ">>> from ortrain import optim",
+        f">>> config = optim.{name}(lr={other_rate!r})",
+        ">>> config",
+        f"{name}(lr={other_rate!r})",
+        ">>> loss = ortrain.LossType.CrossEntropyLoss",
+        ">>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)",
+        "",
+    ]
+    return CLASS.format(
+        name=name,
+        title=f"{name}: {summary}.",
+        source="\n    ".join(textwrap.wrap(f"{source}.", 112)),
+        arguments="\n".join(arguments),
+        example="\n".join(f"    {line}".rstrip() for line in example),
+        rate=repr(rate),
+        parameters="\n".join(f"        {line}" for line in parameters),
+        settings="{" + ", ".join(passed) + "}",
+        flags="{" + ", ".join(chosen) + "}",
+    )
+
+
+def classes() -> str:
+    """The module of classes, formatted."""
+    found = rows()
+    text = INTRODUCTION.format(names="\n".join(f'    "{name}",' for name in sorted(row[0] for row in found)))
+    text += "".join(map(written, found))
+    if "is_onnxruntime" in text:
+        text = text.replace("Group, OptimizerConfig\n", "Group, OptimizerConfig, is_onnxruntime\n")
+    if "math." not in text:
+        text = text.replace("import math\n", "")
+    ruff = [sys.executable, "-m", "ruff"]
+    arguments = ["--config", str(ROOT / "pyproject.toml"), "--stdin-filename", str(CLASSES), "-"]
+    for command in (["check", "--fix", "--quiet", "--exit-zero", "--select", "I,RUF022"], ["format", "--quiet"]):
+        text = subprocess.run(
+            [*ruff, *command, *arguments], input=text, capture_output=True, text=True, check=True
+        ).stdout
+    return text
+
+
+def page_table() -> str:
+    """The table of the page."""
+    lines = ["| optimizer | what it is | settings beside the learning rate | slots |", "|---|---|---|---|"]
+    for name, summary, source, rate, slots, settings, flags in rows():
+        shown = [
+            f"`{setting}={'inf' if literal(default) == 'math.inf' else f'{default:g}'}`"
+            for setting, default, _, _ in settings
+        ]
+        shown += [f"`{flag}={default}`" for flag, default, _ in flags if flag != "onnxruntime"]
+        shown += ['`formula="pytorch"`' for flag, _, _ in flags if flag == "onnxruntime"]
+        kept = ", ".join(f"`{slot}`" for slot, _ in slots)
+        lines.append(f"| `{name}(lr={rate:g})` | {summary} ({source}) | {', '.join(shown)} | {kept} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The page with the table in its place."""
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{page_table()}\n\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    CLASSES.write_text(classes())
+    PAGE.write_text(page())
