@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,16 @@ import environments
 import numpy as np
 import pytest
 from optimizer_formulas import UNUSUAL, Group
-from test_optimizers import ROWS, STEPS, Both, Part, Plan, assert_close, pool_of, started
 
 from ortrain.schedules import Cosine, Warmup
 
-SCRIPT = Path(__file__).parent.parent / "in_torch" / "optimizers.py"
+TESTS = Path(__file__).parent.parent
+# Runs are in tests/conftest.py, which the file of that name beside this one hides.
+sys.modules.pop("conftest", None)
+sys.path.insert(0, str(TESTS))
+from test_optimizers import ROWS, STEPS, Both, Part, Plan, assert_close, pool_of, started  # noqa: E402
+
+SCRIPT = TESTS / "in_torch" / "optimizers.py"
 # Relative to the largest weight: ours are float32, and each of 50 steps rounds a weight by up to 6e-8 of it.
 CLOSE = 1e-6
 # Some gradients are longer, some are shorter.
@@ -77,8 +83,8 @@ def case_of(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def in_torch(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
-    """Weights after the steps, by case and parameter; and the optimizers that are not there."""
+def in_torch(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Weights after the steps, by case and parameter; and the defaults of the optimizers that are there."""
     folder = tmp_path_factory.mktemp("torch")
     record: dict[str, Any] = {f"weights/{name}": values for name, values in started().items()}
     for k, gradients in enumerate(pool_of()):
@@ -86,16 +92,25 @@ def in_torch(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     np.savez(folder / "record.npz", **record)
     (folder / "cases.json").write_text(json.dumps({label: case_of(plan) for label, plan in PLANS.items()}))
     files = [str(folder / name) for name in ("record.npz", "cases.json", "results.npz")]
-    missing = json.loads(environments.in_environment(environments.torch(), SCRIPT, *files))
-    return dict(np.load(folder / "results.npz")), missing
+    defaults = json.loads(environments.in_environment(environments.torch(), SCRIPT, *files))
+    return dict(np.load(folder / "results.npz")), defaults
 
 
-def test_torch_has_the_others(in_torch: tuple[dict[str, Any], list[str]]) -> None:
-    assert set(in_torch[1]) == set(ELSEWHERE)
+def test_torch_has_the_others_with_the_same_defaults(in_torch: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    _, found = in_torch
+    assert set(ROWS) - set(found) == set(ELSEWHERE)
+    for name, defaults in found.items():
+        if "betas" in defaults:
+            defaults["beta1"], defaults["beta2"] = defaults["betas"]
+        row = ROWS[name]
+        wanted = {"lr": row.learning_rate, **row.settings, **row.flags}
+        assert {key: defaults[key] for key in wanted if key not in OURS} == {
+            key: value for key, value in wanted.items() if key not in OURS
+        }, name
 
 
 @pytest.mark.parametrize("label", [label for label, plan in PLANS.items() if plan.row.name not in ELSEWHERE])
-def test_fifty_steps(label: str, in_torch: tuple[dict[str, Any], list[str]], tmp_path: Path) -> None:
+def test_fifty_steps(label: str, in_torch: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
     both = Both(tmp_path, PLANS[label], None, SCHEDULE)
     both.steps(STEPS, pool_of())
     assert min(both.norms) < MAX_NORM < max(both.norms)

@@ -2,7 +2,7 @@
 
 ``optimizers.py RECORD.npz CASES.json RESULTS.npz``: the record has ``weights/NAME`` and ``gradients/K/NAME``, and the
 cases are those of tests/conform/test_torch_optimizers.py. The results are ``CASE/NAME``; the last line printed is the
-names of the optimizers that torch.optim does not have, as JSON.
+defaults of the optimizers that torch.optim has, as JSON.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def main(record: Path, cases: Path, results: Path) -> None:
             pool.append({})
         pool[int(place[0])][name] = torch.from_numpy(value).double()
     found: dict[str, Any] = {}
-    missing = set()
+    defaults: dict[str, dict[str, Any]] = {}
     for label, case in json.loads(cases.read_text()).items():
         optimizer = getattr(torch.optim, case["optimizer"], None)
         if optimizer is None:
-            missing.add(case["optimizer"])
             continue
+        defaults[optimizer.__name__] = optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults
         for name, tensor in trained(optimizer, case, weights, pool).items():
             found[f"{label}/{name}"] = tensor.numpy()
     np.savez(results, **found)
-    print(json.dumps(sorted(missing)))
+    print(json.dumps(defaults))
 
 
 main(*map(Path, sys.argv[1:]))

@@ -2,20 +2,24 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{DType, Graph, ValueType};
+use ortrain_graph::{DType, Graph, ValueId, ValueType};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
-use ortrain_ops::optimizers::{Bound, OptimizerSpec, SlotSpec, description};
+use ortrain_ops::optimizers::{
+    Bound, OptimizerSpec, SlotShape, SlotSpec, bind, bound_of, description, is_elementwise as elementwise,
+    spread,
+};
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::passes::versions::upgrade;
 use ortrain_ops::training::{check_sequences, clips_gradients, moments_of_optimizer, onnxruntime_optimizer};
-use ortrain_program::{Entry, Given, Scalars, Workspace};
+use ortrain_program::{Entry, Given, PlaneId, Scalars, Workspace};
+use rustc_hash::FxHashMap;
 
 use crate::binding::{Planes, sequence};
 use crate::module::graph_of;
 use crate::runners::Runners;
 use crate::slots::Wanted;
-use crate::state::{OptimizerNeeds, OptimizerState, StateLayout};
+use crate::state::{OptimizerNeeds, OptimizerState, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 
 /// The inputs of ONNX Runtime's optimizer models: two scalars, then sequences.
@@ -45,6 +49,11 @@ impl Number {
         ("max_norm", Number::MaxNorm, DType::F64),
         ("settings", Number::Settings, DType::F64),
     ];
+
+    /// The number that an input of this name is.
+    fn of(name: &str) -> Option<Number> {
+        Number::ALL.iter().find(|(known, ..)| *known == name).map(|&(_, number, _)| number)
+    }
 }
 
 /// A column of the table of settings.
@@ -109,6 +118,8 @@ struct Read {
     graph: Graph,
     spec: OptimizerSpec,
     in_model: bool,
+    /// True if the model is written out for each parameter: a step is not computed element by element.
+    is_spread: bool,
     slots: Vec<Wanted>,
     columns: Vec<Column>,
 }
@@ -165,7 +176,8 @@ impl Optimizer {
         replace: bool,
     ) -> Result<Optimizer> {
         let label = model.label("the optimizer model");
-        let Read { graph, spec, in_model, slots, columns } = read_optimizer(&label, &model.load()?)?;
+        let Read { mut graph, spec, in_model, is_spread, slots, columns } =
+            read_optimizer(&label, &model.load()?)?;
         let layout = module.layout().clone();
         if state.shared_layout().is_none_or(|own| *own != layout) {
             return Err(Error::OtherState { what: "module" });
@@ -173,36 +185,11 @@ impl Optimizer {
         let needs = OptimizerNeeds { spec: &spec, in_model, slots: &slots };
         state.prepare_optimizer(&needs, replace)?;
         let clips = clips_gradients(&graph);
-        // Planes: parameters, gradients, then each slot.
-        let count = layout.trainable.len();
-        let mut roles = Vec::with_capacity(graph.inputs.len());
-        let mut numbers = Vec::new();
         let optimizer = state.optimizer().ok_or(Error::OtherState { what: "optimizer" })?;
-        let mut sequences = 0;
-        for &id in &graph.inputs {
-            let name = graph.name_of(id);
-            let number = Number::ALL.iter().find(|(known, ..)| *known == name);
-            if let (Some(&(_, number, _)), false) = (number, is_sequence(&graph, id)) {
-                numbers.push(number);
-                roles.push(Role::User);
-                continue;
-            }
-            let at = match (name, in_model) {
-                ("params", _) => 0,
-                ("gradients", _) => 1,
-                (_, true) => sequences,
-                (name, false) => 2 + slots.iter().position(|slot| slot.slot.name == name).unwrap_or_default(),
-            };
-            sequences += 1;
-            let planes = match at {
-                0 | 1 => &layout.trainable,
-                at => {
-                    let slot = optimizer.slots.get(&slots[at - 2].slot.name);
-                    &slot.ok_or(Error::OtherState { what: "optimizer" })?.layout
-                }
-            };
-            roles.push(sequence(planes, at * count));
-        }
+        let (roles, numbers) = match is_spread {
+            false => roles_of_planes(&graph, &layout, optimizer, &slots, in_model)?,
+            true => roles_of_tensors(&label, &mut graph, &layout, optimizer, &slots)?,
+        };
         let runners = Runners::new(graph, roles, module.backend().clone());
         // An update is over soon, and what it overwrites would have to be kept to put it back: it is not interrupted.
         let work = Workspace::new();
@@ -391,6 +378,11 @@ impl Optimizer {
                     .into(),
             ));
         }
+        if !changed.has_slots_of(spec) {
+            return Err(Error::Argument(
+                "which matrices AdamW trains is said when the artifacts are made: the shapes of slots depend on it".into(),
+            ));
+        }
         changed.check().map_err(|source| Error::Argument(source.to_string()))?;
         *spec = changed;
         Ok(())
@@ -484,7 +476,7 @@ impl Table {
     fn assign(&mut self, layout: &StateLayout, optimizer: &OptimizerState) {
         self.generation = optimizer.generation;
         let spec = optimizer.spec.as_ref();
-        let owners: rustc_hash::FxHashMap<&str, usize> = spec
+        let owners: FxHashMap<&str, usize> = spec
             .into_iter()
             .flat_map(|spec| spec.groups.iter().enumerate())
             .flat_map(|(k, group)| group.parameters.iter().map(move |name| (name.as_str(), k)))
@@ -528,27 +520,129 @@ impl Table {
     }
 }
 
+/// The layouts of a sequence of an optimizer model, and the number of its first plane: parameters come first, then
+/// gradients, then each slot.
+fn planes_of_sequence<'a>(
+    layout: &'a StateLayout,
+    optimizer: &'a OptimizerState,
+    slots: &[Wanted],
+    at: usize,
+) -> Result<(&'a [PlaneLayout], usize)> {
+    let first = at * layout.trainable.len();
+    match at {
+        0 | 1 => Ok((&layout.trainable, first)),
+        at => {
+            let slot = slots.get(at - 2).and_then(|slot| optimizer.slots.get(&slot.slot.name));
+            slot.map(|slot| (slot.layout.as_slice(), first)).ok_or(Error::OtherState { what: "optimizer" })
+        }
+    }
+}
+
+/// The place of a sequence among parameters, gradients and slots.
+fn place_of_sequence(name: &str, slots: &[Wanted]) -> Option<usize> {
+    match name {
+        "params" => Some(0),
+        "gradients" => Some(1),
+        name => slots.iter().position(|slot| slot.slot.name == name).map(|at| at + 2),
+    }
+}
+
+/// The roles of the inputs of a model over whole planes, and the numbers among them.
+fn roles_of_planes(
+    graph: &Graph,
+    layout: &StateLayout,
+    optimizer: &OptimizerState,
+    slots: &[Wanted],
+    in_model: bool,
+) -> Result<(Vec<Role>, Vec<Number>)> {
+    let mut roles = Vec::with_capacity(graph.inputs.len());
+    let mut numbers = Vec::new();
+    let mut sequences = 0;
+    for &id in &graph.inputs {
+        let name = graph.name_of(id);
+        if let (Some(number), false) = (Number::of(name), is_sequence(graph, id)) {
+            numbers.push(number);
+            roles.push(Role::User);
+            continue;
+        }
+        // Moments of ONNX Runtime's optimizers have other names in their models than in checkpoints.
+        let at = if in_model { Some(sequences) } else { place_of_sequence(name, slots) };
+        let at = at.ok_or(Error::OtherState { what: "optimizer" })?;
+        let (planes, first) = planes_of_sequence(layout, optimizer, slots, at)?;
+        roles.push(sequence(planes, first));
+        sequences += 1;
+    }
+    Ok((roles, numbers))
+}
+
+/// Writes a model out for each parameter: the roles of its inputs then, and the numbers among them.
+fn roles_of_tensors(
+    label: &str,
+    graph: &mut Graph,
+    layout: &StateLayout,
+    optimizer: &OptimizerState,
+    slots: &[Wanted],
+) -> Result<(Vec<Role>, Vec<Number>)> {
+    let tensors = |name: &str| {
+        let at = place_of_sequence(name, slots)?;
+        let (planes, first) = planes_of_sequence(layout, optimizer, slots, at).ok()?;
+        let tensors = planes.iter().enumerate().flat_map(|(k, plane)| {
+            let plane_id = PlaneId((first + k) as u32);
+            let place = move |tensor: &TensorLayout| {
+                let ty = ValueType::tensor(plane.dtype, &tensor.dims);
+                (ty, Role::Plane(plane_id, tensor.offset))
+            };
+            plane.tensors.iter().map(place)
+        });
+        Some(tensors.collect::<Vec<(ValueType, Role)>>())
+    };
+    let count = layout.trainable.iter().map(|plane| plane.tensors.len()).sum();
+    let types = |name: &str| Some(tensors(name)?.into_iter().map(|(ty, _)| ty).collect());
+    let (_, members) = spread(graph, count, &types).map_err(|source| Error::model(label, source))?;
+    let places: FxHashMap<ValueId, Role> = ["params", "gradients"]
+        .into_iter()
+        .chain(slots.iter().map(|slot| slot.slot.name.as_str()))
+        .flat_map(|name| {
+            let of_sequence = members.iter().filter(move |member| &*member.sequence == name);
+            of_sequence.zip(tensors(name).unwrap_or_default())
+        })
+        .map(|(member, (_, role))| (member.input, role))
+        .collect();
+    let mut roles = Vec::with_capacity(graph.inputs.len());
+    let mut numbers = Vec::new();
+    for &id in &graph.inputs {
+        match (places.get(&id), Number::of(graph.name_of(id))) {
+            (Some(role), _) => roles.push(role.clone()),
+            (None, Some(number)) => {
+                numbers.push(number);
+                roles.push(Role::User);
+            }
+            (None, None) => return Err(Error::OtherState { what: "optimizer" }),
+        }
+    }
+    Ok((roles, numbers))
+}
+
 /// Reads an optimizer model.
 fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
-    let bound = ortrain_ops::optimizers::bind(&mut graph).map_err(|source| Error::model(label, source))?;
-    let Some(bound) = bound else { return read_onnxruntime_optimizer(label, model) };
+    let has =
+        |name: &str| graph.inputs.iter().any(|&id| graph.name_of(id) == name && is_sequence(&graph, id));
+    if moments_of_optimizer(&graph).is_ok() || !has("params") || !has("gradients") {
+        return read_onnxruntime_optimizer(label, model);
+    }
     let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
+    let in_words = |source| Error::model(label, source);
+    let bound = bound_of(&graph).map_err(in_words)?;
     let declared = description(&model.proto).map_err(|source| wrong(source.to_string()))?;
     let spec = declared.unwrap_or_else(|| undescribed(&graph, &bound));
-    upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
-    for name in ["params", "gradients"] {
-        if !graph.inputs.iter().any(|&id| graph.name_of(id) == name && is_sequence(&graph, id)) {
-            return Err(wrong(format!("it has no input {name:?}, a sequence of tensors")));
-        }
-    }
     for &id in &graph.inputs {
         let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
         let number = Number::ALL.iter().find(|(known, ..)| *known == name);
-        let is_known = name == "params" || name == "gradients" || bound.slots.iter().any(|slot| slot == name);
         match (ty, number) {
-            (ValueType::Sequence(_), _) if is_known => {}
-            (ValueType::Tensor(dtype, _), Some((_, _, wanted))) if dtype == wanted => {}
+            (ValueType::Sequence(_), _) => {}
+            (ValueType::Tensor(dtype, _), Some((_, number, wanted)))
+                if dtype == wanted && *number != Number::Settings => {}
             (ty, Some((_, _, wanted))) => {
                 return Err(wrong(format!("input {name:?} should be {wanted}[1] but is {ty}")));
             }
@@ -584,8 +678,20 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
         Ok(Wanted { slot, dtype: graph.value(id).ty.dtype() })
     });
     let slots = slots.collect::<Result<Vec<Wanted>>>()?;
-    infer(&mut graph).map_err(|source| Error::model(label, source))?;
-    Ok(Read { graph, spec, in_model: false, slots, columns })
+    // Steps that are computed element by element are one instruction over all parameters.
+    let mut whole = graph.clone();
+    let is_scalar = |name: &str| {
+        let slot = slots.iter().find(|slot| slot.slot.name == name);
+        slot.is_some_and(|slot| slot.shape().is_ok_and(|shape| shape == SlotShape::Scalar))
+    };
+    let is_elementwise = bind(&mut whole).is_ok_and(|found| found.is_some())
+        && upgrade(&mut whole).is_ok()
+        && infer(&mut whole).is_ok()
+        && elementwise(&whole, &is_scalar);
+    if is_elementwise {
+        graph = whole;
+    }
+    Ok(Read { graph, spec, in_model: false, is_spread: !is_elementwise, slots, columns })
 }
 
 /// The description of an optimizer whose model has none.
@@ -635,5 +741,5 @@ fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> 
     }
     let slots =
         (0..moments).map(|k| Wanted { slot: SlotSpec::new(&format!("momentum{k}")), dtype: None }).collect();
-    Ok(Read { graph, spec, in_model: true, slots, columns: Vec::new() })
+    Ok(Read { graph, spec, in_model: true, is_spread: false, slots, columns: Vec::new() })
 }

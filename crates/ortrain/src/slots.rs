@@ -58,10 +58,10 @@ impl Wanted {
 
 impl Slot {
     /// A slot for every trainable parameter, all zero.
-    fn new(wanted: &Wanted, trainable: &[PlaneLayout]) -> Result<Slot> {
+    fn new(wanted: &Wanted, trainable: &[PlaneLayout], spec: &OptimizerSpec) -> Result<Slot> {
         let shape = wanted.shape()?;
         let layout = (trainable.iter())
-            .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane))
+            .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane, spec))
             .collect::<Option<Vec<PlaneLayout>>>()
             .ok_or_else(|| Error::State("the optimizer needs more memory than can be addressed".into()))?;
         let planes = zeroed(&layout)?;
@@ -134,22 +134,29 @@ impl Slot {
 }
 
 /// The layout of a slot beside the plane of its parameters; `None` if it is larger than can be addressed.
-fn slot_layout(shape: SlotShape, dtype: DType, plane: &PlaneLayout) -> Option<PlaneLayout> {
+fn slot_layout(
+    shape: SlotShape,
+    dtype: DType,
+    plane: &PlaneLayout,
+    spec: &OptimizerSpec,
+) -> Option<PlaneLayout> {
     let mut bytes = 0_usize;
     let mut tensors = Vec::with_capacity(plane.tensors.len());
     for tensor in &plane.tensors {
-        let dims = shape.dims(&tensor.dims);
+        let group = spec.group_of(&tensor.name);
+        let dims = shape.dims(&tensor.dims, &|setting| spec.setting_of(group, setting));
         let offset = match shape {
             SlotShape::Same => (tensor.offset / plane.dtype.size()).checked_mul(dtype.size())?,
             // One after the other, as a vector with an element for each parameter.
             SlotShape::Scalar => bytes,
+            _ => align(bytes),
         };
         bytes = dims.iter().product::<usize>().checked_mul(dtype.size())?.checked_add(offset)?;
         tensors.push(TensorLayout { name: tensor.name.clone(), dims, offset });
     }
     let bytes = match shape {
         SlotShape::Same => (plane.bytes / plane.dtype.size()).checked_mul(dtype.size())?,
-        SlotShape::Scalar => bytes,
+        _ => bytes,
     };
     isize::try_from(bytes).ok()?.checked_add_unsigned(crate::ALIGNMENT)?;
     Some(PlaneLayout { dtype, bytes: align(bytes), tensors })
@@ -222,7 +229,7 @@ pub(crate) struct Ground<'a> {
 impl Ground<'_> {
     /// A slot with the values of the first step.
     pub(crate) fn started(&self, wanted: &Wanted) -> Result<Slot> {
-        let slot = Slot::new(wanted, &self.layout.trainable)?;
+        let slot = Slot::new(wanted, &self.layout.trainable, self.spec)?;
         slot.start(&wanted.slot.start, self.entries, self.trained, self.spec)?;
         Ok(slot)
     }
@@ -239,7 +246,7 @@ impl Ground<'_> {
     /// # Errors
     /// When a value is missing, or has another type or shape.
     pub(crate) fn restored(&self, wanted: &Wanted, stored: &[ParameterState]) -> Result<Slot> {
-        let slot = Slot::new(wanted, &self.layout.trainable)?;
+        let slot = Slot::new(wanted, &self.layout.trainable, self.spec)?;
         let name = &*slot.name;
         for entry in self.entries.iter().filter(|entry| entry.requires_grad) {
             let state = stored.iter().find(|state| *state.parameter == *entry.name).ok_or_else(|| {

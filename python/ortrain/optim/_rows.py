@@ -13,11 +13,13 @@ __all__ = [
     "LARS",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
     "Adamax",
     "Lion",
+    "Muon",
     "NAdam",
     "RAdam",
     "RMSprop",
@@ -78,6 +80,74 @@ class Adadelta(OptimizerConfig):
         super().__init__(
             lr,
             {"rho": rho, "eps": eps, "weight_decay": weight_decay},
+            {},
+            max_norm=max_norm,
+            max_norm_per_tensor=max_norm_per_tensor,
+            max_value=max_value,
+            ema_decay=ema_decay,
+            accumulation=accumulation,
+            groups=groups,
+            layer_decay=layer_decay,
+        )
+
+
+class Adafactor(OptimizerConfig):
+    """Adafactor: steps by the second moment of rows and columns, which takes little memory.
+
+    Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018; torch.optim.Adafactor.
+
+    Args:
+        lr: the learning rate before any schedule.
+        beta2_decay: the power of the step by which averages take less of new squares; a finite number.
+        eps1: the least root of a squared gradient that is divided by; a finite number above 0.
+        eps2: the least size of a parameter that its steps are a share of; a finite number that is not
+            negative.
+        d: the largest size of a step before the rate; a finite number above 0.
+        weight_decay: the share of a weight that a step takes away; a finite number that is not negative.
+        max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
+            the norm.
+        max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
+        max_value: the largest absolute value of an element of a gradient.
+        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
+        groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
+            its keys.
+        layer_decay: the share of a layer's rate that the layer before it has; the last layer has the whole
+            rate.
+
+    Raises:
+        InvalidArgumentError: for a setting outside of its range, and for a group that makes no sense.
+
+    >>> import ortrain
+    >>> from ortrain import optim
+    >>> config = optim.Adafactor(lr=0.02)
+    >>> config
+    Adafactor(lr=0.02)
+    >>> loss = ortrain.LossType.CrossEntropyLoss
+    >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)
+
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        *,
+        beta2_decay: float = -0.8,
+        eps1: float = 1.1920928955078125e-07,
+        eps2: float = 0.001,
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        max_norm: float | None = None,
+        max_norm_per_tensor: float | None = None,
+        max_value: float | None = None,
+        ema_decay: float | None = None,
+        accumulation: Literal["sum", "mean"] = "sum",
+        groups: Iterable[Group | Mapping[str, Any]] = (),
+        layer_decay: float | None = None,
+    ) -> None:
+        super().__init__(
+            lr,
+            {"beta2_decay": beta2_decay, "eps1": eps1, "eps2": eps2, "d": d, "weight_decay": weight_decay},
             {},
             max_norm=max_norm,
             max_norm_per_tensor=max_norm_per_tensor,
@@ -557,6 +627,88 @@ class Lion(OptimizerConfig):
             lr,
             {"betas": betas, "weight_decay": weight_decay},
             {},
+            max_norm=max_norm,
+            max_norm_per_tensor=max_norm_per_tensor,
+            max_value=max_value,
+            ema_decay=ema_decay,
+            accumulation=accumulation,
+            groups=groups,
+            layer_decay=layer_decay,
+        )
+
+
+class Muon(OptimizerConfig):
+    """Muon: orthogonal steps for matrices, AdamW for other parameters and where a group asks for it.
+
+    Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; torch.optim.Muon.
+
+    Args:
+        lr: the learning rate before any schedule.
+        momentum: decay rate of the momentum of matrices; a number from 0 to below 1.
+        eps: the least norm that the momentum of a matrix is divided by; a finite number above 0.
+        weight_decay: the share of a weight that a step takes away; a finite number that is not negative.
+        adamw: 1 for matrices that AdamW trains, embeddings say; a finite number that is not negative.
+        betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
+            number from 0 to below 1 each.
+        adamw_eps: the number that AdamW adds to the root that it divides by; a finite number that is not
+            negative.
+        nesterov: whether to take Nesterov's momentum.
+        match_rms_adamw: whether to give steps of matrices the size that those of AdamW have.
+        max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
+            the norm.
+        max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
+        max_value: the largest absolute value of an element of a gradient.
+        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
+        groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
+            its keys.
+        layer_decay: the share of a layer's rate that the layer before it has; the last layer has the whole
+            rate.
+
+    Raises:
+        InvalidArgumentError: for a setting outside of its range, and for a group that makes no sense.
+
+    >>> import ortrain
+    >>> from ortrain import optim
+    >>> config = optim.Muon(lr=0.002)
+    >>> config
+    Muon(lr=0.002)
+    >>> loss = ortrain.LossType.CrossEntropyLoss
+    >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)
+
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.001,
+        *,
+        momentum: float = 0.95,
+        eps: float = 1e-07,
+        weight_decay: float = 0.1,
+        adamw: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-08,
+        nesterov: bool = True,
+        match_rms_adamw: bool = False,
+        max_norm: float | None = None,
+        max_norm_per_tensor: float | None = None,
+        max_value: float | None = None,
+        ema_decay: float | None = None,
+        accumulation: Literal["sum", "mean"] = "sum",
+        groups: Iterable[Group | Mapping[str, Any]] = (),
+        layer_decay: float | None = None,
+    ) -> None:
+        super().__init__(
+            lr,
+            {
+                "momentum": momentum,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "adamw": adamw,
+                "betas": betas,
+                "adamw_eps": adamw_eps,
+            },
+            {"nesterov": nesterov, "match_rms_adamw": match_rms_adamw},
             max_norm=max_norm,
             max_norm_per_tensor=max_norm_per_tensor,
             max_value=max_value,

@@ -6,7 +6,7 @@
 //! handed on by Identity and captured by subgraphs. Whatever else is done with one is refused, with the node and what helps.
 //!
 //! SequenceAt-11, SequenceConstruct-11, SequenceEmpty-11, SequenceErase-11, SequenceInsert-11, SequenceLength-11,
-//! ConcatFromSequence-11 and SplitToSequence-11, 24 of ONNX.
+//! SequenceMap-17, ConcatFromSequence-11 and SplitToSequence-11, 24 of ONNX.
 
 use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::GraphProto;
@@ -22,7 +22,7 @@ use crate::registry::build;
 use crate::{Error, OpError};
 
 /// The operators that make or read sequences.
-const OPERATORS: [&str; 8] = [
+const OPERATORS: [&str; 9] = [
     "ConcatFromSequence",
     "SequenceAt",
     "SequenceConstruct",
@@ -30,6 +30,7 @@ const OPERATORS: [&str; 8] = [
     "SequenceErase",
     "SequenceInsert",
     "SequenceLength",
+    "SequenceMap",
     "SplitToSequence",
 ];
 
@@ -252,6 +253,9 @@ impl Writer {
                 }
             }
         };
+        if &*node.op == "SequenceMap" {
+            return self.map(graph, sequences, node);
+        }
         let Some(output) = node.outputs.first().copied().flatten() else { return Ok(()) };
         let made = match &*node.op {
             "SequenceEmpty" => Some(Vec::new()),
@@ -319,6 +323,80 @@ impl Writer {
             }
             no_output(graph, output)?;
             sequences.insert(output, Some(made));
+        }
+        Ok(())
+    }
+
+    /// Adds the body of a `SequenceMap` for each tensor of its sequences: as a branch that is always taken.
+    fn map(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
+        let own = node.inputs.len() - node.captures;
+        let body = node.attrs.graph("body").and_then(|found| Attrs::required("body", found))?.clone();
+        let formal = body.inputs.len() - node.captures;
+        if formal != own {
+            return Err(OpError::invalid(format!("it has {own} inputs, but its body takes {formal}")));
+        }
+        let mut lists: Vec<Option<Vec<ValueId>>> = Vec::with_capacity(own);
+        for id in &node.inputs[..own] {
+            let known = id.map(|id| (sequences.get(&id), &graph.value(id).ty, graph.name_of(id)));
+            lists.push(match known {
+                Some((Some(None), ..)) => {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                }
+                Some((Some(Some(tensors)), ..)) => Some(tensors.clone()),
+                Some((None, ValueType::Sequence(_), name)) => {
+                    return Err(OpError::unsupported(format!(
+                        "how many tensors are in the sequence {name:?} is not known before the model runs; {KNOWN_ONLY}"
+                    )));
+                }
+                _ => None,
+            });
+        }
+        let Some(Some(leader)) = lists.first() else {
+            return Err(OpError::invalid("input 0 is no sequence; one is needed"));
+        };
+        let count = leader.len();
+        if let Some(k) = lists.iter().position(|list| list.as_ref().is_some_and(|list| list.len() != count)) {
+            let found = lists[k].as_ref().map_or(0, Vec::len);
+            return Err(OpError::invalid(format!(
+                "sequence {k} has {found} tensors, but the first one has {count}"
+            )));
+        }
+        if body.outputs.len() < node.outputs.len() {
+            return Err(OpError::invalid(format!(
+                "it has {} outputs, but its body gives {}",
+                node.outputs.len(),
+                body.outputs.len()
+            )));
+        }
+        for output in node.present_outputs() {
+            no_output(graph, output)?;
+        }
+        let mut made: Vec<Vec<ValueId>> = vec![Vec::with_capacity(count); node.outputs.len()];
+        for at in 0..count {
+            let always = graph.add_constant("always", Tensor::filled(DType::Bool, &[], 1.0));
+            let given = node.inputs[..own].iter().zip(&lists);
+            let given = given.map(|(&id, list)| list.as_ref().map(|tensors| tensors[at]).or(id));
+            let captured = node.inputs[own..].iter().copied();
+            let ports: Vec<Option<ValueId>> =
+                std::iter::once(Some(always)).chain(given).chain(captured).collect();
+            let attrs = Attrs::new().with("then_branch", body.clone()).with("else_branch", body.clone());
+            let mut outputs = Vec::with_capacity(made.len());
+            for (of_all, output) in made.iter_mut().zip(&node.outputs) {
+                let name = output.map_or("mapped", |id| graph.name_of(id));
+                let id = graph.add_value(&format!("{name}[{at}]"), ValueType::Unknown);
+                of_all.push(id);
+                outputs.push(Some(id));
+            }
+            let mut branch = Node::new("", "If", &ports, &outputs, attrs);
+            branch.captures = ports.len() - 1;
+            branch.name = node.name.clone();
+            self.other(graph, sequences, &branch)?;
+        }
+        for (output, tensors) in node.outputs.iter().zip(made) {
+            if let Some(output) = *output {
+                sequences.insert(output, Some(tensors));
+            }
         }
         Ok(())
     }

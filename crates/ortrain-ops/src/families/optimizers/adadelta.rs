@@ -1,6 +1,6 @@
 //! Adadelta: steps in the unit of the weights.
 
-use super::{Optimizer, Range, setting, slot};
+use super::{Optimizer, Range, Rule, setting, slot};
 
 pub(super) const ADADELTA: Optimizer = Optimizer {
     name: "Adadelta",
@@ -20,11 +20,11 @@ pub(super) const ADADELTA: Optimizer = Optimizer {
     flags: &[],
     learning_rate: 1.0,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (gradient, rho, eps) = (u.penalized_gradient(), u.setting("rho"), u.setting("eps"));
         let squares = u.average("square_average", rho, gradient * gradient);
         let step = (u.slot("step_average") + eps).sqrt() / (squares + eps).sqrt() * gradient;
         u.average("step_average", rho, step * step);
         u.parameter - u.rate * step
-    },
+    }),
 };

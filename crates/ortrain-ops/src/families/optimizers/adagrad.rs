@@ -1,6 +1,6 @@
 //! Adagrad: rates by the sum of squared gradients.
 
-use super::{Optimizer, Range, Start, setting, slot};
+use super::{Optimizer, Range, Rule, Start, setting, slot};
 
 pub(super) const ADAGRAD: Optimizer = Optimizer {
     name: "Adagrad",
@@ -31,10 +31,10 @@ pub(super) const ADAGRAD: Optimizer = Optimizer {
     flags: &[],
     learning_rate: 1e-2,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let gradient = u.penalized_gradient();
         let rate = u.rate / (1.0 + (u.step - 1.0) * u.setting("lr_decay"));
         let sum = u.keep("square_sum", u.slot("square_sum") + gradient * gradient);
         u.parameter - rate * gradient / (sum.sqrt() + u.setting("eps"))
-    },
+    }),
 };

@@ -1,7 +1,7 @@
 //! Adam with an L2 penalty.
 
 use super::adamw::adam_step;
-use super::{BETAS, Optimizer, Range, When, flag, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const ADAM: Optimizer = Optimizer {
     name: "Adam",
@@ -22,8 +22,8 @@ pub(super) const ADAM: Optimizer = Optimizer {
     flags: &[flag("amsgrad", false, "divide by the largest average of squares so far")],
     learning_rate: 1e-3,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let gradient = u.penalized_gradient();
         u.parameter - adam_step(u, gradient)
-    },
+    }),
 };

@@ -1,6 +1,6 @@
 //! Adamax: Adam by the largest gradient.
 
-use super::{BETAS, Optimizer, Range, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, setting, slot};
 
 pub(super) const ADAMAX: Optimizer = Optimizer {
     name: "Adamax",
@@ -21,11 +21,11 @@ pub(super) const ADAMAX: Optimizer = Optimizer {
     flags: &[],
     learning_rate: 2e-3,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (gradient, beta1) = (u.penalized_gradient(), u.setting("beta1"));
         let first = u.average("momentum0", beta1, gradient);
         let before = u.setting("beta2") * u.slot("largest_gradient");
         let largest = u.keep("largest_gradient", before.max(gradient.abs() + u.setting("eps")));
         u.parameter - u.rate / u.correction(beta1) * first / largest
-    },
+    }),
 };

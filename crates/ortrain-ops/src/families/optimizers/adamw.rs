@@ -1,7 +1,7 @@
 //! AdamW: Adam whose weights decay apart from the gradient.
 
 use super::formula::Number;
-use super::{BETAS, Optimizer, Range, Update, When, flag, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, Update, When, flag, setting, slot};
 
 pub(super) const ADAMW: Optimizer = Optimizer {
     name: "AdamW",
@@ -21,7 +21,7 @@ pub(super) const ADAMW: Optimizer = Optimizer {
     ],
     learning_rate: 1e-3,
     average: None,
-    update,
+    update: Rule::Elements(update),
 };
 
 /// The two moments of Adam.

@@ -1,7 +1,7 @@
 //! LAMB: Adam with a rate for each tensor by its norm.
 
 use super::adamw::moments;
-use super::{BETAS, Optimizer, Range, flag, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LAMB: Optimizer = Optimizer {
     name: "LAMB",
@@ -24,7 +24,7 @@ pub(super) const LAMB: Optimizer = Optimizer {
     flags: &[flag("bias_correction", true, "correct the averages for starting at zero")],
     learning_rate: 1e-3,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (mut first, mut second) = moments(u, u.gradient);
         if u.flag("bias_correction") {
             first = first / u.correction(u.setting("beta1"));
@@ -36,5 +36,5 @@ pub(super) const LAMB: Optimizer = Optimizer {
         let ratio = (weights / steps).max(u.setting("ratio_min")).min(u.setting("ratio_max"));
         let ratio = weights.above(0.0).and(steps.above(0.0)).choose(ratio, u.number(1.0));
         u.parameter - u.rate * ratio * direction
-    },
+    }),
 };

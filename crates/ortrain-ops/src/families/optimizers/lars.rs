@@ -1,6 +1,6 @@
 //! LARS: momentum with a rate for each tensor by its norm.
 
-use super::{Optimizer, Range, flag, setting, slot};
+use super::{Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LARS: Optimizer = Optimizer {
     name: "LARS",
@@ -31,7 +31,7 @@ pub(super) const LARS: Optimizer = Optimizer {
     flags: &[flag("nesterov", false, "Nesterov's momentum")],
     learning_rate: 0.1,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (weights, gradients) = (u.parameter.norm(), u.gradient.norm());
         let (momentum, decay) = (u.setting("momentum"), u.setting("weight_decay"));
         let trust =
@@ -41,5 +41,5 @@ pub(super) const LARS: Optimizer = Optimizer {
         let velocity = u.keep("momentum0", momentum * u.slot("momentum0") + gradient);
         let direction = if u.flag("nesterov") { gradient + momentum * velocity } else { velocity };
         u.parameter - u.rate * direction
-    },
+    }),
 };

@@ -1,6 +1,6 @@
 //! Lion: the sign of a momentum.
 
-use super::{Optimizer, Range, setting, slot};
+use super::{Optimizer, Range, Rule, setting, slot};
 
 pub(super) const LION: Optimizer = Optimizer {
     name: "Lion",
@@ -15,9 +15,9 @@ pub(super) const LION: Optimizer = Optimizer {
     flags: &[],
     learning_rate: 1e-4,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let direction = u.slot("momentum0").blend(u.setting("beta1"), u.gradient).sign();
         u.average("momentum0", u.setting("beta2"), u.gradient);
         u.parameter - (u.decay() + u.rate * direction)
-    },
+    }),
 };

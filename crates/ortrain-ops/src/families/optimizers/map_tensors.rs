@@ -29,7 +29,7 @@ const COLUMNS: &str = "columns";
 /// For each output the input that it takes the place of, or -1.
 const PLACES: &str = "places";
 /// The input with the table of settings: a row for each parameter.
-const SETTINGS: &str = "settings";
+pub(super) const SETTINGS: &str = "settings";
 
 /// Lengths that a body is tried with: what it computes must not depend on them.
 const LENGTHS: [usize; 2] = [448, 320];
@@ -43,24 +43,14 @@ pub struct Bound {
     pub columns: Vec<String>,
 }
 
-/// Prepares a graph that applies others to sequences. Afterwards its inputs are its own tensors, the sequences `params`,
-/// `gradients` and slots, and the table `settings` (`f64`, a row for each parameter); sequences among its results are written in the
-/// place of the inputs that they are named after, and are no outputs. `None` if it has no `SequenceMap`.
-///
-/// # Errors
-/// When a sequence among its results takes no place, or a place is read after it was written.
-pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
-    let is_map = |node: &Node| node.domain.is_empty() && &*node.op == "SequenceMap";
-    if !graph.nodes.iter().any(is_map) {
-        return Ok(None);
-    }
-    let is_sequence = |graph: &Graph, id: ValueId| matches!(graph.value(id).ty, ValueType::Sequence(_));
-    // Where the results that are sequences go.
+fn is_sequence(graph: &Graph, id: ValueId) -> bool {
+    matches!(graph.value(id).ty, ValueType::Sequence(_))
+}
+
+/// The places of the results of a graph that are sequences: inputs.
+pub(super) fn places_of(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Error> {
     let mut places: FxHashMap<ValueId, ValueId> = FxHashMap::default();
-    for &output in &graph.outputs {
-        if !is_sequence(graph, output) {
-            continue;
-        }
+    for &output in graph.outputs.iter().filter(|&&output| is_sequence(graph, output)) {
         let name = graph.name_of(output);
         let place = name.strip_prefix("updated_").and_then(|name| graph.find(name));
         let place = place.filter(|id| graph.inputs.contains(id) && is_sequence(graph, *id));
@@ -72,18 +62,77 @@ pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
         };
         places.insert(output, place);
     }
-    let inputs = graph.inputs.clone();
+    Ok(places)
+}
+
+/// The slots and settings of an optimizer model: the sequences among its inputs, besides `params` and `gradients`.
+///
+/// # Errors
+/// When a sequence among its results takes no place.
+pub fn bound_of(graph: &Graph) -> Result<Bound, Error> {
+    let places = places_of(graph)?;
     let mut bound = Bound::default();
-    let mut columns: FxHashMap<ValueId, usize> = FxHashMap::default();
-    for &id in inputs.iter().filter(|&&id| is_sequence(graph, id)) {
+    for &id in graph.inputs.iter().filter(|&&id| is_sequence(graph, id)) {
         let name = graph.name_of(id).to_owned();
-        if places.values().any(|&place| place == id) && name != "params" {
-            bound.slots.push(name);
-        } else if name != "params" && name != "gradients" {
-            columns.insert(id, bound.columns.len());
-            bound.columns.push(name);
+        if name == "params" || name == "gradients" {
+            continue;
         }
+        let is_slot = places.values().any(|&place| place == id);
+        if is_slot { bound.slots.push(name) } else { bound.columns.push(name) }
     }
+    Ok(bound)
+}
+
+/// True if every step of a bound graph, of the newest versions and with known types, is computed element by element.
+/// `is_scalar` says of a slot whether it is one number for each parameter.
+#[must_use]
+pub fn is_elementwise(graph: &Graph, is_scalar: &dyn Fn(&str) -> bool) -> bool {
+    graph.nodes.iter().filter(|node| &*node.domain == DOMAIN && &*node.op == MAP).all(|node| {
+        let Ok(map) = map_of(node) else { return false };
+        let kinds = node.inputs.iter().enumerate().map(|(k, input)| {
+            let id = (*input)?;
+            Some(match &graph.value(id).ty {
+                _ if map.column(k).is_some() => ValueKind::setting(),
+                ValueType::Sequence(dtype) if is_scalar(graph.name_of(id)) => ValueKind::OfTensor(*dtype),
+                ValueType::Sequence(dtype) => ValueKind::Element(*dtype),
+                ty => ValueKind::Whole(ty.dtype()?),
+            })
+        });
+        let kinds: Option<Vec<ValueKind>> = kinds.collect();
+        kinds.is_some_and(|kinds| map.lifted_for(&kinds).is_ok())
+    })
+}
+
+/// The type of an input of a body.
+#[derive(Clone, Copy)]
+enum ValueKind {
+    Element(DType),
+    OfTensor(DType),
+    Whole(DType),
+}
+
+impl ValueKind {
+    fn setting() -> ValueKind {
+        ValueKind::OfTensor(DType::F64)
+    }
+}
+
+/// Prepares a graph that applies others to sequences. Afterwards its inputs are its own tensors, the sequences `params`,
+/// `gradients` and slots, and the table `settings` (`f64`, a row for each parameter); sequences among its results are written in the
+/// place of the inputs that they are named after, and are no outputs. `None` if it has no `SequenceMap`.
+///
+/// # Errors
+/// When a sequence among its results takes no place, or a place is read after it was written.
+pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
+    let is_map = |node: &Node| node.domain.is_empty() && &*node.op == "SequenceMap";
+    if !graph.nodes.iter().any(is_map) {
+        return Ok(None);
+    }
+    let places = places_of(graph)?;
+    let bound = bound_of(graph)?;
+    let columns: FxHashMap<ValueId, usize> = (bound.columns.iter().enumerate())
+        .filter_map(|(column, name)| Some((graph.find(name)?, column)))
+        .collect();
     let table = ValueType::Tensor(
         DType::F64,
         Some([Dim::symbol("parameters"), bound.columns.len().into()].into_iter().collect()),
@@ -365,12 +414,23 @@ impl MapTensors {
 
     /// The body as one expression.
     fn lifted(&self, cx: &Lower<'_>, kinds: &[Kind]) -> Result<Lifted, OpError> {
+        let kinds: Vec<ValueKind> = (kinds.iter().enumerate())
+            .map(|(k, kind)| match *kind {
+                Kind::Element(dtype) => ValueKind::Element(dtype),
+                Kind::OfTensor(dtype) => ValueKind::OfTensor(dtype),
+                Kind::Setting(_) => ValueKind::setting(),
+                Kind::Whole => ValueKind::Whole(cx.dtype(k)),
+            })
+            .collect();
+        self.lifted_for(&kinds)
+    }
+
+    fn lifted_for(&self, kinds: &[ValueKind]) -> Result<Lifted, OpError> {
         let [one, other] = LENGTHS.map(|length| {
-            let types = kinds.iter().enumerate().map(|(k, kind)| match *kind {
-                Kind::Element(dtype) => ValueType::tensor(dtype, &[length]),
-                Kind::OfTensor(dtype) => ValueType::tensor(dtype, &[]),
-                Kind::Setting(_) => ValueType::tensor(DType::F64, &[]),
-                Kind::Whole => ValueType::tensor(cx.dtype(k), &cx.dims(k)),
+            let types = kinds.iter().map(|kind| match *kind {
+                ValueKind::Element(dtype) => ValueType::tensor(dtype, &[length]),
+                ValueKind::OfTensor(dtype) => ValueType::tensor(dtype, &[]),
+                ValueKind::Whole(dtype) => ValueType::tensor(dtype, &[1]),
             });
             lift(&self.typed(types.collect())?, length)
         });
@@ -601,13 +661,17 @@ impl Op for ConcatScalars {
     }
 }
 
-fn build_map(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+fn map_of(node: &Node) -> Result<MapTensors, OpError> {
     let body = match node.attrs.0.get(BODY) {
         Some(Attr::Graph(body)) => (**body).clone(),
         _ => return Err(OpError::invalid("it has no body")),
     };
     let ints = |name: &str| node.attrs.ints(name).map(Option::unwrap_or_default);
-    Ok(Box::new(MapTensors { body, columns: ints(COLUMNS)?.to_vec(), places: ints(PLACES)?.to_vec() }))
+    Ok(MapTensors { body, columns: ints(COLUMNS)?.to_vec(), places: ints(PLACES)?.to_vec() })
+}
+
+fn build_map(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(map_of(node)?))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

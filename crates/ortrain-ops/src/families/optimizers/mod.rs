@@ -6,6 +6,7 @@
 //! element type.
 
 mod adadelta;
+mod adafactor;
 mod adagrad;
 mod adam;
 mod adamax;
@@ -16,26 +17,33 @@ mod lars;
 mod lion;
 mod map_tensors;
 mod model;
+mod muon;
 mod nadam;
 mod radam;
 mod rmsprop;
 mod schedule_free;
 mod sgd;
 mod spec;
+mod spread;
+mod tensors;
 
 use std::collections::BTreeMap;
 
 use formula::Number;
+use ortrain_graph::ValueId;
+use tensors::Tensors;
 
-pub use map_tensors::{Bound, bind};
+pub use map_tensors::{Bound, bind, bound_of, is_elementwise};
 pub(crate) use map_tensors::{DOMAIN, definitions};
 pub(crate) use model::described;
 pub use model::{description, optimizer_model};
 pub use spec::{Group, OptimizerSpec, SlotSpec};
+pub use spread::{Member, spread};
 
 /// Every optimizer of the table, by name.
 pub const OPTIMIZERS: &[&Optimizer] = &[
     &adadelta::ADADELTA,
+    &adafactor::ADAFACTOR,
     &adagrad::ADAGRAD,
     &adam::ADAM,
     &adamax::ADAMAX,
@@ -43,6 +51,7 @@ pub const OPTIMIZERS: &[&Optimizer] = &[
     &lamb::LAMB,
     &lars::LARS,
     &lion::LION,
+    &muon::MUON,
     &nadam::NADAM,
     &radam::RADAM,
     &rmsprop::RMSPROP,
@@ -68,8 +77,23 @@ pub struct Optimizer {
     pub learning_rate: f64,
     /// The average of the weights that the optimizer trains for, element by element, if it is another one than they are.
     pub average: Option<Average>,
-    /// The formula of a step: the new parameter, from the old one; slots are kept by [`Update::keep`].
-    pub update: for<'a> fn(&mut Update<'a>) -> Number<'a>,
+    /// The formula of a step.
+    pub update: Rule,
+}
+
+/// The formula of a step of one parameter.
+#[derive(Clone, Copy)]
+pub enum Rule {
+    /// Of each element, perhaps with sums over the parameter: the new parameter, from the old one; slots are kept by
+    /// [`Update::keep`].
+    Elements(for<'a> fn(&mut Update<'a>) -> Number<'a>),
+    /// Of whole tensors.
+    Tensors {
+        /// Numbers of the step by name.
+        numbers: for<'a> fn(&Update<'a>) -> Vec<(&'static str, Number<'a>)>,
+        /// The new parameter, and the new slots by name.
+        step: fn(&mut Tensors<'_>) -> (ValueId, Vec<(&'static str, ValueId)>),
+    },
 }
 
 /// An element of averaged weights, from the element of the parameter, of slots, and settings.
@@ -103,30 +127,56 @@ pub enum SlotShape {
     Same,
     /// One number for the whole parameter.
     Scalar,
+    /// One number for each row of a matrix (or of several along first axes); none for a vector.
+    Rows,
+    /// One number for each column of a matrix; none for a vector.
+    Columns,
+    /// That of the parameter, if it has one axis or none; nothing for a matrix.
+    Vectors,
+    /// That of the parameter, except for matrices of groups whose setting `adamw` is 0: nothing.
+    ByAdamW,
 }
 
 impl SlotShape {
+    const ALL: [(SlotShape, &'static str); 6] = [
+        (SlotShape::Same, "same"),
+        (SlotShape::Scalar, "scalar"),
+        (SlotShape::Rows, "rows"),
+        (SlotShape::Columns, "columns"),
+        (SlotShape::Vectors, "vectors"),
+        (SlotShape::ByAdamW, "by_adamw"),
+    ];
+
     /// Its name in files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            SlotShape::Same => "same",
-            SlotShape::Scalar => "scalar",
-        }
+        SlotShape::ALL.iter().find(|(shape, _)| *shape == self).map_or("", |(_, name)| name)
     }
 
     /// By its name.
     #[must_use]
     pub fn of(name: &str) -> Option<SlotShape> {
-        [SlotShape::Same, SlotShape::Scalar].into_iter().find(|shape| shape.name() == name)
+        SlotShape::ALL.iter().find(|(_, known)| *known == name).map(|&(shape, _)| shape)
     }
 
-    /// The shape of the slot of a parameter of this shape.
+    /// The shape of the slot of a parameter of this shape, whose group has these settings.
     #[must_use]
-    pub fn dims(self, parameter: &[usize]) -> Vec<usize> {
+    pub fn dims(self, parameter: &[usize], setting: &dyn Fn(&str) -> Option<f64>) -> Vec<usize> {
+        let rank = parameter.len();
+        let with_one = |axis: usize| {
+            let mut dims = parameter.to_vec();
+            dims[axis] = 1;
+            dims
+        };
         match self {
             SlotShape::Same => parameter.to_vec(),
             SlotShape::Scalar => Vec::new(),
+            SlotShape::Rows | SlotShape::Columns if rank < 2 => vec![0],
+            SlotShape::Rows => with_one(rank - 1),
+            SlotShape::Columns => with_one(rank - 2),
+            SlotShape::Vectors if rank > 1 => vec![0],
+            SlotShape::ByAdamW if rank == 2 && setting(spec::ADAMW).unwrap_or(0.0) == 0.0 => vec![0],
+            SlotShape::Vectors | SlotShape::ByAdamW => parameter.to_vec(),
         }
     }
 }
@@ -163,6 +213,11 @@ const fn slot(name: &'static str) -> Slot {
 impl Slot {
     const fn scalar(mut self) -> Slot {
         self.shape = SlotShape::Scalar;
+        self
+    }
+
+    const fn shaped(mut self, shape: SlotShape) -> Slot {
+        self.shape = shape;
         self
     }
 

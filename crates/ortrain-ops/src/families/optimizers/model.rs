@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 
 use ortrain_expr::Type;
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 
 use super::formula::{Formula, Number, Sheet};
 use super::spec::{EMA, EMA_DECAY, MAX_NORM_PER_TENSOR, MAX_VALUE};
-use super::{Optimizer, OptimizerSpec, Update};
+use super::tensors::Tensors;
+use super::{Optimizer, OptimizerSpec, Rule, Update};
 use crate::OpError;
 use crate::spell::{Emit, spell_all};
 
@@ -135,11 +136,29 @@ fn body(
             true => ("CastLike", vec![Some(value), Some(ids[0])]),
             false => ("Identity", vec![Some(value)]),
         };
-        let output = graph.add_value(name, ValueType::Unknown);
+        let output = graph.add_value(if name.is_empty() { "number" } else { name }, ValueType::Unknown);
         graph.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
         graph.outputs.push(output);
     }
     Ok(graph)
+}
+
+/// The step of a row while its formula is written.
+fn update_of<'a>(row: &'static Optimizer, spec: &OptimizerSpec, inputs: &Inputs<'a>) -> Update<'a> {
+    let mut gradient = inputs.clipped_alone();
+    if inputs.has("clip_factor") {
+        gradient = gradient * inputs.get("clip_factor");
+    }
+    Update {
+        parameter: inputs.get("parameter"),
+        gradient,
+        rate: inputs.get("lr") + inputs.get("lr_factor") * inputs.get("learning_rate"),
+        step: inputs.get("step") - inputs.get("skipped_steps"),
+        settings: spec.settings.keys().map(|name| (name.clone(), inputs.get(name))).collect(),
+        flags: row.flags.iter().map(|flag| (flag.name, spec.flags[flag.name])).collect(),
+        slots: spec.slots.iter().map(|slot| (slot.name.clone(), inputs.get(&slot.name))).collect(),
+        kept: BTreeMap::new(),
+    }
 }
 
 /// Writes the step of a row.
@@ -153,35 +172,109 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
     let outputs: Vec<String> = std::iter::once("new_parameter".to_owned())
         .chain(slots.iter().map(|name| format!("new_{name}")))
         .collect();
-    body(row.name, (elements, settings), &outputs, types, |inputs| {
-        let mut gradient = inputs.clipped_alone();
-        if inputs.has("clip_factor") {
-            gradient = gradient * inputs.get("clip_factor");
+    let (numbers, step) = match row.update {
+        Rule::Elements(formula) => {
+            return body(row.name, (elements, settings), &outputs, types, |inputs| {
+                let mut update = update_of(row, spec, inputs);
+                let new = formula(&mut update);
+                if let Some(&average) = update.slots.get(EMA) {
+                    update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
+                }
+                // Of a frozen parameter nothing changes.
+                let active = update.step.above(0.0);
+                let mut results = vec![active.choose(new, update.parameter)];
+                for name in &slots {
+                    let old = update.slots[name];
+                    results.push(update.kept.get(name).map_or(old, |&new| active.choose(new, old)));
+                }
+                results
+            });
         }
-        let step = inputs.get("step") - inputs.get("skipped_steps");
-        let mut update = Update {
-            parameter: inputs.get("parameter"),
-            gradient,
-            rate: inputs.get("lr") + inputs.get("lr_factor") * inputs.get("learning_rate"),
-            step,
-            settings: spec.settings.keys().map(|name| (name.clone(), inputs.get(name))).collect(),
-            flags: row.flags.iter().map(|flag| (flag.name, spec.flags[flag.name])).collect(),
-            slots: slots.iter().map(|name| (name.clone(), inputs.get(name))).collect(),
-            kept: BTreeMap::new(),
+        Rule::Tensors { numbers, step } => (numbers, step),
+    };
+    // Numbers first, by a formula; then operators over tensors.
+    let mut names: Vec<String> = Vec::new();
+    let unnamed: Vec<String> = vec![String::new(); MOST_NUMBERS];
+    let mut graph = body(row.name, (elements, settings), &unnamed, types, |inputs| {
+        let update = update_of(row, spec, inputs);
+        let mut found =
+            vec![("parameter", update.parameter), ("gradient", update.gradient), ("step", update.step)];
+        if inputs.has(EMA_DECAY) {
+            found.push((EMA_DECAY, inputs.get(EMA_DECAY)));
+        }
+        found.extend(numbers(&update));
+        names = found.iter().map(|(name, _)| (*name).to_owned()).collect();
+        found.into_iter().map(|(_, number)| number).collect()
+    })?;
+    let found = std::mem::take(&mut graph.outputs);
+    let cast = Attrs::new().with("to", i64::from(types.0.to_onnx()));
+    let mut named: BTreeMap<String, ValueId> = BTreeMap::new();
+    for (name, id) in names.into_iter().zip(found) {
+        let id = match name.as_str() {
+            "parameter" | "gradient" => id,
+            _ => graph.emit("Cast", &[Some(id)], cast.clone()),
         };
-        let new = (row.update)(&mut update);
-        if let Some(&average) = update.slots.get(EMA) {
-            update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
+        named.insert(name, id);
+    }
+    for name in &slots {
+        let id = graph.find(name).ok_or_else(|| OpError::invalid(format!("there is no slot {name:?}")))?;
+        named.insert(name.clone(), id);
+    }
+    let stored = graph.inputs[0];
+    let mut tensors = Tensors::new(&mut graph, types.0, named);
+    let (new, mut kept) = step(&mut tensors);
+    if slots.iter().any(|name| name == EMA) {
+        let one = tensors.number(1.0);
+        let share = tensors.op("Sub", &[one, tensors.get(EMA_DECAY)]);
+        let average = tensors.lerp(tensors.get(EMA), new, share);
+        kept.push((EMA, average));
+    }
+    let zero = tensors.number(0.0);
+    let active = tensors.op("Less", &[zero, tensors.get("step")]);
+    let mut results = vec![tensors.op("Where", &[active, new, tensors.get("parameter")])];
+    for name in &slots {
+        let old = tensors.get(name);
+        let new = kept.iter().find(|(known, _)| known == name).map_or(old, |&(_, new)| new);
+        results.push(tensors.op("Where", &[active, new, old]));
+    }
+    for (k, (id, name)) in results.into_iter().zip(&outputs).enumerate() {
+        let (op, inputs) = match k == 0 && types.1 {
+            true => ("CastLike", vec![Some(id), Some(stored)]),
+            false => ("Identity", vec![Some(id)]),
+        };
+        let output = graph.add_value(name, ValueType::Unknown);
+        graph.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
+        graph.outputs.push(output);
+    }
+    Ok(graph)
+}
+
+/// More numbers than the step of any row has.
+const MOST_NUMBERS: usize = 32;
+
+/// Puts a prefix before the names of all values of a graph and its subgraphs, but for the last inputs, which are captured.
+fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
+    let captured = graph.inputs[graph.inputs.len() - captures..].to_vec();
+    for id in graph.value_ids().filter(|id| !captured.contains(id)).collect::<Vec<ValueId>>() {
+        let name = format!("{prefix}.{}", graph.name_of(id));
+        graph.rename(id, &name);
+    }
+    let mut nodes = std::mem::take(&mut graph.nodes);
+    for (at, node) in nodes.iter_mut().enumerate() {
+        let outer: Vec<String> = node.inputs[node.inputs.len() - node.captures..]
+            .iter()
+            .map(|port| port.map_or_else(String::new, |id| graph.name_of(id).to_owned()))
+            .collect();
+        for attr in node.attrs.0.values_mut() {
+            if let Attr::Graph(inner) = attr {
+                let captured = inner.inputs[inner.inputs.len() - outer.len()..].to_vec();
+                captured.iter().zip(&outer).for_each(|(&id, name)| inner.rename(id, name));
+                let prefix = format!("{prefix}.{at}.{}", inner.name);
+                qualify(inner, &prefix, outer.len());
+            }
         }
-        // Of a frozen parameter nothing changes.
-        let active = step.above(0.0);
-        let mut results = vec![active.choose(new, update.parameter)];
-        for name in &slots {
-            let old = update.slots[name];
-            results.push(update.kept.get(name).map_or(old, |&new| active.choose(new, old)));
-        }
-        results
-    })
+    }
+    graph.nodes = nodes;
 }
 
 /// The model under construction.
@@ -219,10 +312,8 @@ impl Writer {
             body.value_mut(id).ty = ValueType::Tensor(*dtype, None);
         }
         // No value inside has the name of one outside, or of one in another body.
-        for id in body.value_ids() {
-            let name = format!("{}.{}", body.name, body.name_of(id));
-            body.rename(id, &name);
-        }
+        let prefix = body.name.clone();
+        qualify(&mut body, &prefix, 0);
         let sequence =
             |(name, dtype): &(String, DType)| self.graph.add_value(name, ValueType::Sequence(*dtype));
         let results: Vec<ValueId> = outputs.iter().map(sequence).collect();

@@ -1,7 +1,7 @@
 //! NAdam: Adam with Nesterov's momentum.
 
 use super::adamw::moments;
-use super::{BETAS, Optimizer, Range, Start, flag, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, Start, flag, setting, slot};
 
 pub(super) const NADAM: Optimizer = Optimizer {
     name: "NAdam",
@@ -23,7 +23,7 @@ pub(super) const NADAM: Optimizer = Optimizer {
     flags: &[flag("decoupled_weight_decay", false, "take weight decay from the weights, not from gradients")],
     learning_rate: 2e-3,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (decay, gradient) = match u.flag("decoupled_weight_decay") {
             true => (u.decay(), u.gradient),
             false => (u.number(0.0), u.penalized_gradient()),
@@ -37,5 +37,5 @@ pub(super) const NADAM: Optimizer = Optimizer {
         let of_gradient = u.rate * (1.0 - now) / (1.0 - product);
         let of_moment = u.rate * next / (1.0 - product * next);
         u.parameter - (decay + (of_gradient * gradient + of_moment * first) / root)
-    },
+    }),
 };

@@ -1,7 +1,7 @@
 //! RAdam: Adam whose adaptive rate is rectified while few gradients were seen.
 
 use super::adamw::moments;
-use super::{BETAS, Optimizer, Range, flag, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 /// The length of the average from which its variance can be told.
 const LEAST_LENGTH: f64 = 5.0;
@@ -25,7 +25,7 @@ pub(super) const RADAM: Optimizer = Optimizer {
     flags: &[flag("decoupled_weight_decay", false, "take weight decay from the weights, not from gradients")],
     learning_rate: 1e-3,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (decay, gradient) = match u.flag("decoupled_weight_decay") {
             true => (u.decay(), u.gradient),
             false => (u.number(0.0), u.penalized_gradient()),
@@ -39,5 +39,5 @@ pub(super) const RADAM: Optimizer = Optimizer {
         let adaptive = rectified.max(u.number(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
         let scale = length.above(LEAST_LENGTH).choose(adaptive, u.number(1.0));
         u.parameter - (decay + u.rate / c1 * first * scale)
-    },
+    }),
 };

@@ -1,6 +1,6 @@
 //! RMSprop, perhaps centred.
 
-use super::{Optimizer, Range, When, flag, setting, slot};
+use super::{Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const RMSPROP: Optimizer = Optimizer {
     name: "RMSprop",
@@ -29,7 +29,7 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
     )],
     learning_rate: 1e-2,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (gradient, alpha) = (u.penalized_gradient(), u.setting("alpha"));
         let mut variance = u.average("square_average", alpha, gradient * gradient);
         if u.flag("centered") {
@@ -42,5 +42,5 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
             direction = u.keep("momentum0", u.setting("momentum") * velocity + direction);
         }
         u.parameter - u.rate * direction
-    },
+    }),
 };

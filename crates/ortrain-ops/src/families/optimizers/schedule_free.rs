@@ -1,6 +1,6 @@
 //! AdamW without a schedule: it trains a point between the weights of its steps and their average.
 
-use super::{BETAS, Optimizer, Range, Start, setting, slot};
+use super::{BETAS, Optimizer, Range, Rule, Start, setting, slot};
 
 /// The weights in the state are `y`, at which gradients are taken; the slot `z` has those that steps are made on. The
 /// average, which is the result of a training, is `x = (y - (1 - beta1) z) / beta1`.
@@ -44,7 +44,7 @@ pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
         let beta1 = setting("beta1");
         (y - (1.0 - beta1) * slot("z")) / beta1
     }),
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (beta1, beta2, y) = (u.setting("beta1"), u.setting("beta2"), u.parameter);
         let warmup = u.setting("warmup_steps");
         let rising = (u.step / warmup.max(u.number(1.0))).min(u.number(1.0));
@@ -58,5 +58,5 @@ pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
         let z = u.slot("z");
         u.keep("z", z - rate * direction);
         y.blend(1.0 - share, z) + rate * (beta1 * (1.0 - share) - 1.0) * direction
-    },
+    }),
 };

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{Optimizer, Range, When, flag, setting, slot};
+use super::{Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const SGD: Optimizer = Optimizer {
     name: "SGD",
@@ -25,7 +25,7 @@ pub(super) const SGD: Optimizer = Optimizer {
     flags: &[flag("nesterov", false, "Nesterov's momentum")],
     learning_rate: 1e-3,
     average: None,
-    update: |u| {
+    update: Rule::Elements(|u| {
         let (gradient, momentum) = (u.penalized_gradient(), u.setting("momentum"));
         let Some(velocity) = u.slot_if_any("momentum0") else { return u.parameter - u.rate * gradient };
         // The first gradient is not damped.
@@ -33,5 +33,5 @@ pub(super) const SGD: Optimizer = Optimizer {
         let velocity = u.keep("momentum0", momentum * velocity + fresh * gradient);
         let direction = if u.flag("nesterov") { gradient + momentum * velocity } else { velocity };
         u.parameter - u.rate * direction
-    },
+    }),
 };

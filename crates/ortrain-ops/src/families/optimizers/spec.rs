@@ -126,6 +126,8 @@ impl SlotSpec {
     }
 }
 
+/// The setting of groups whose matrices AdamW trains.
+pub(super) const ADAMW: &str = "adamw";
 /// The moving average of the weights.
 pub(super) const EMA: &str = "ema";
 /// The decay rate of that average.
@@ -344,6 +346,17 @@ impl OptimizerSpec {
     #[must_use]
     pub fn group_of(&self, parameter: &str) -> Option<usize> {
         self.groups.iter().position(|group| group.parameters.iter().any(|name| name == parameter))
+    }
+
+    /// True if settings that the shapes of slots depend on are the same in another description.
+    #[must_use]
+    pub fn has_slots_of(&self, other: &OptimizerSpec) -> bool {
+        let by_adamw = self.slots.iter().any(|slot| SlotShape::of(&slot.shape) == Some(SlotShape::ByAdamW));
+        let of = |spec: &OptimizerSpec| {
+            let groups = (0..spec.groups.len()).map(Some).chain([None]);
+            groups.map(|group| spec.setting_of(group, ADAMW)).collect::<Vec<_>>()
+        };
+        !by_adamw || of(self) == of(other)
     }
 
     /// A setting of a group, or of the parameters in none.

@@ -1,0 +1,116 @@
+//! Adafactor: the second moment of a matrix by its rows and columns.
+
+use ortrain_graph::ValueId;
+
+use super::tensors::Tensors;
+use super::{Optimizer, Range, Rule, SlotShape, setting, slot};
+
+pub(super) const ADAFACTOR: Optimizer = Optimizer {
+    name: "Adafactor",
+    summary: "steps by the second moment of rows and columns, which takes little memory",
+    source: "Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018; torch.optim.Adafactor",
+    slots: &[
+        slot("row_average").shaped(SlotShape::Rows),
+        slot("column_average").shaped(SlotShape::Columns),
+        slot("square_average").shaped(SlotShape::Vectors),
+    ],
+    settings: &[
+        setting(
+            "beta2_decay",
+            -0.8,
+            Range::Finite,
+            "the power of the step by which averages take less of new squares",
+        ),
+        setting(
+            "eps1",
+            f32::EPSILON as f64,
+            Range::Positive,
+            "the least root of a squared gradient that is divided by",
+        ),
+        setting(
+            "eps2",
+            1e-3,
+            Range::NotNegative,
+            "the least size of a parameter that its steps are a share of",
+        ),
+        setting("d", 1.0, Range::Positive, "the largest size of a step before the rate"),
+        setting("weight_decay", 0.0, Range::NotNegative, "the share of a weight that a step takes away"),
+    ],
+    flags: &[],
+    learning_rate: 1e-2,
+    average: None,
+    update: Rule::Tensors {
+        numbers: |u| {
+            let relative = u.rate.min(1.0 / u.step.sqrt());
+            let decay = u.rate * u.setting("weight_decay");
+            let taken = u.step.pow(u.setting("beta2_decay"));
+            vec![
+                ("taken", taken),
+                ("relative", relative),
+                ("decay", decay),
+                ("eps1", u.setting("eps1")),
+                ("eps2", u.setting("eps2")),
+                ("d", u.setting("d")),
+            ]
+        },
+        step: |t| {
+            let (rank, one) = (t.rank(t.get("parameter")), t.integer(1));
+            let is_matrix = t.op("Less", &[one, rank]);
+            let results = t.choose(is_matrix, 4, factored, whole);
+            let [estimate, slots @ ..] = results.as_slice() else { unreachable!("there are four") };
+            let parameter = update(t, *estimate);
+            let names = ["row_average", "column_average", "square_average"];
+            (parameter, names.into_iter().zip(slots.iter().copied()).collect())
+        },
+    },
+};
+
+/// The second moment of a matrix from the averages of rows and columns; the slots.
+fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
+    let gradient = t.get("gradient");
+    let square = t.op("Mul", &[gradient, gradient]);
+    let (of_rows, of_columns) = (t.mean(square, -1), t.mean(square, -2));
+    let rows = t.lerp(t.get("row_average"), of_rows, t.get("taken"));
+    let columns = t.lerp(t.get("column_average"), of_columns, t.get("taken"));
+    let whole = t.mean(rows, -2);
+    let whole = t.op("Max", &[whole, t.get("eps1")]);
+    let product = t.op("Mul", &[rows, columns]);
+    let estimate = t.op("Div", &[product, whole]);
+    vec![estimate, rows, columns, t.get("square_average")]
+}
+
+/// The second moment of any other parameter, element by element; the slots.
+fn whole(t: &mut Tensors<'_>) -> Vec<ValueId> {
+    let gradient = t.get("gradient");
+    let square = t.op("Mul", &[gradient, gradient]);
+    let squares = t.lerp(t.get("square_average"), square, t.get("taken"));
+    vec![squares, t.get("row_average"), t.get("column_average"), squares]
+}
+
+/// The new parameter.
+fn update(t: &mut Tensors<'_>, estimate: ValueId) -> ValueId {
+    let (parameter, gradient, eps1) = (t.get("parameter"), t.get("gradient"), t.get("eps1"));
+    let least = t.op("Mul", &[eps1, eps1]);
+    let estimate = t.op("Max", &[estimate, least]);
+    let root = t.op("Sqrt", &[estimate]);
+    let direction = t.op("Div", &[gradient, root]);
+    let size = root_of_mean_square(t, direction);
+    let size = t.op("Div", &[size, t.get("d")]);
+    let one = t.number(1.0);
+    let size = t.op("Max", &[size, one]);
+    let scale = root_of_mean_square(t, parameter);
+    let scale = t.op("Max", &[scale, t.get("eps2")]);
+    let rate = t.op("Mul", &[scale, t.get("relative")]);
+    let rate = t.op("Div", &[rate, size]);
+    let step = t.op("Mul", &[rate, direction]);
+    let lost = t.op("Mul", &[t.get("decay"), parameter]);
+    let taken = t.op("Add", &[lost, step]);
+    t.op("Sub", &[parameter, taken])
+}
+
+/// The root of the mean of all squares.
+fn root_of_mean_square(t: &mut Tensors<'_>, x: ValueId) -> ValueId {
+    let square = t.op("Mul", &[x, x]);
+    let mean = t.with("ReduceMean", &[square], ortrain_graph::Attrs::new().with("keepdims", 0i64));
+    t.op("Sqrt", &[mean])
+}

@@ -1,0 +1,148 @@
+//! Muon: the momentum of a matrix, made orthogonal.
+
+use ortrain_graph::{Attrs, ValueId};
+
+use super::tensors::Tensors;
+use super::{BETAS, Optimizer, Range, Rule, SlotShape, flag, setting, slot};
+
+/// The polynomial of an iteration, whose slope at zero is large: five bring singular values near to 1.
+const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+const ITERATIONS: usize = 5;
+/// The size of a step of AdamW, which `match_rms_adamw` gives to those of matrices.
+const RMS_OF_ADAMW: f64 = 0.2;
+
+pub(super) const MUON: Optimizer = Optimizer {
+    name: "Muon",
+    summary: "orthogonal steps for matrices, AdamW for other parameters and where a group asks for it",
+    source: "Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; torch.optim.Muon",
+    slots: &[slot("momentum0"), slot("momentum1").shaped(SlotShape::ByAdamW)],
+    settings: &[
+        setting("momentum", 0.95, Range::BelowOne, "decay rate of the momentum of matrices"),
+        setting("eps", 1e-7, Range::Positive, "the least norm that the momentum of a matrix is divided by"),
+        setting("weight_decay", 0.1, Range::NotNegative, "the share of a weight that a step takes away"),
+        setting("adamw", 0.0, Range::NotNegative, "1 for matrices that AdamW trains, embeddings say"),
+        BETAS[0],
+        BETAS[1],
+        setting(
+            "adamw_eps",
+            1e-8,
+            Range::NotNegative,
+            "the number that AdamW adds to the root that it divides by",
+        ),
+    ],
+    flags: &[
+        flag("nesterov", true, "take Nesterov's momentum"),
+        flag("match_rms_adamw", false, "give steps of matrices the size that those of AdamW have"),
+    ],
+    learning_rate: 1e-3,
+    average: None,
+    update: Rule::Tensors {
+        numbers: |u| {
+            let (beta1, beta2) = (u.setting("beta1"), u.setting("beta2"));
+            let matched = if u.flag("match_rms_adamw") { 1.0 } else { 0.0 };
+            let nesterov = if u.flag("nesterov") { u.setting("momentum") } else { u.number(1.0) };
+            vec![
+                ("rate", u.rate),
+                ("decay", u.rate * u.setting("weight_decay")),
+                ("taken", 1.0 - u.setting("momentum")),
+                ("of_momentum", nesterov),
+                ("matched", u.number(matched)),
+                ("eps", u.setting("eps")),
+                ("first_taken", 1.0 - beta1),
+                ("second_taken", 1.0 - beta2),
+                ("corrected_rate", u.rate / u.correction(beta1)),
+                ("second_root", u.correction(beta2).sqrt()),
+                ("adamw_eps", u.setting("adamw_eps")),
+            ]
+        },
+        step: |t| {
+            // A parameter that AdamW trains has a second moment.
+            let (size, none) = (t.op("Size", &[t.get("momentum1")]), t.integer(0));
+            let has_none = t.op("Equal", &[size, none]);
+            let is_matrix = t.has_rank(t.get("parameter"), 2);
+            let is_orthogonal = t.op("And", &[is_matrix, has_none]);
+            let results = t.choose(is_orthogonal, 3, orthogonal_step, adamw_step);
+            let lost = t.op("Mul", &[t.get("decay"), t.get("parameter")]);
+            let taken = t.op("Add", &[lost, results[0]]);
+            let parameter = t.op("Sub", &[t.get("parameter"), taken]);
+            (parameter, vec![("momentum0", results[1]), ("momentum1", results[2])])
+        },
+    },
+};
+
+/// The step of a matrix; the slots.
+fn orthogonal_step(t: &mut Tensors<'_>) -> Vec<ValueId> {
+    let gradient = t.get("gradient");
+    let momentum = t.lerp(t.get("momentum0"), gradient, t.get("taken"));
+    let direction = t.lerp(gradient, momentum, t.get("of_momentum"));
+    let (rows, columns) = sides(t);
+    let is_tall = t.op("Less", &[columns, rows]);
+    t.named("direction", direction);
+    let orthogonal = t.choose(is_tall, 1, |t| iterate(t, true), |t| iterate(t, false))[0];
+    let step = t.op("Mul", &[t.get("rate"), orthogonal]);
+    let (as_muon, as_adamw) = (ratio(t, rows, columns), larger_side(t, rows, columns));
+    let scale = t.lerp(as_muon, as_adamw, t.get("matched"));
+    vec![t.op("Mul", &[scale, step]), momentum, t.get("momentum1")]
+}
+
+/// The sizes of the two axes, as elements.
+fn sides(t: &mut Tensors<'_>) -> (ValueId, ValueId) {
+    let shape = t.op("Shape", &[t.get("parameter")]);
+    let like = t.get("rate");
+    let side = |t: &mut Tensors<'_>, axis: i64| {
+        let at = t.integer(axis);
+        let size = t.with("Gather", &[shape, at], Attrs::new().with("axis", 0i64));
+        t.op("CastLike", &[size, like])
+    };
+    (side(t, 0), side(t, 1))
+}
+
+/// The factor of a step of a tall matrix: `sqrt(max(1, rows / columns))`.
+fn ratio(t: &mut Tensors<'_>, rows: ValueId, columns: ValueId) -> ValueId {
+    let one = t.number(1.0);
+    let ratio = t.op("Div", &[rows, columns]);
+    let ratio = t.op("Max", &[ratio, one]);
+    t.op("Sqrt", &[ratio])
+}
+
+/// The factor that gives a step the size of one of AdamW: `0.2 sqrt(max(rows, columns))`.
+fn larger_side(t: &mut Tensors<'_>, rows: ValueId, columns: ValueId) -> ValueId {
+    let larger = t.op("Max", &[rows, columns]);
+    let (root, scale) = (t.op("Sqrt", &[larger]), t.number(RMS_OF_ADAMW));
+    t.op("Mul", &[scale, root])
+}
+
+/// The nearest matrix with orthogonal rows or columns, by iterations of Newton and Schulz on the wide side.
+fn iterate(t: &mut Tensors<'_>, is_tall: bool) -> Vec<ValueId> {
+    let transposed =
+        |t: &mut Tensors<'_>, x| t.with("Transpose", &[x], Attrs::new().with("perm", vec![1i64, 0]));
+    let direction = t.get("direction");
+    let wide = if is_tall { transposed(t, direction) } else { direction };
+    let norm = t.norm(wide);
+    let norm = t.op("Max", &[norm, t.get("eps")]);
+    let mut x = t.op("Div", &[wide, norm]);
+    let [a, b, c] = COEFFICIENTS.map(|value| t.number(value));
+    for _ in 0..ITERATIONS {
+        let other = transposed(t, x);
+        let gram = t.op("MatMul", &[x, other]);
+        let (square, linear) = (t.op("MatMul", &[gram, gram]), t.op("Mul", &[b, gram]));
+        let square = t.op("Mul", &[c, square]);
+        let polynomial = t.op("Add", &[linear, square]);
+        let (moved, kept) = (t.op("MatMul", &[polynomial, x]), t.op("Mul", &[a, x]));
+        x = t.op("Add", &[kept, moved]);
+    }
+    vec![if is_tall { transposed(t, x) } else { x }]
+}
+
+/// The step of any other parameter; the slots.
+fn adamw_step(t: &mut Tensors<'_>) -> Vec<ValueId> {
+    let gradient = t.get("gradient");
+    let square = t.op("Mul", &[gradient, gradient]);
+    let first = t.lerp(t.get("momentum0"), gradient, t.get("first_taken"));
+    let second = t.lerp(t.get("momentum1"), square, t.get("second_taken"));
+    let root = t.op("Sqrt", &[second]);
+    let root = t.op("Div", &[root, t.get("second_root")]);
+    let size = t.op("Add", &[root, t.get("adamw_eps")]);
+    let scaled = t.op("Mul", &[t.get("corrected_rate"), first]);
+    vec![t.op("Div", &[scaled, size]), first, second]
+}

@@ -1,0 +1,124 @@
+//! Optimizer models written tensor by tensor.
+//!
+//! A model whose steps are not computed element by element is written out for the parameters of a state: each sequence
+//! among its inputs becomes its tensors, and each new tensor is written to its place at the end.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId, ValueType};
+
+use super::map_tensors::{Bound, SETTINGS, bound_of, places_of};
+use crate::Error;
+use crate::families::optim::assign;
+use crate::passes::{infer::infer_known, versions::upgrade};
+use crate::spell::Emit;
+
+/// A tensor of a sequence among the inputs of an optimizer model.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// The input that stands for it.
+    pub input: ValueId,
+    /// The sequence: `params`, `gradients`, or a slot.
+    pub sequence: Arc<str>,
+    /// The number of the parameter that it is of.
+    pub at: usize,
+}
+
+/// Writes an optimizer model out for parameters. `types` gives the tensors of a sequence, of which there are `count`.
+/// Afterwards the inputs of the graph are its own tensors, the table `settings`, and the tensors that are returned; what
+/// becomes of these is written in their places.
+///
+/// # Errors
+/// When a sequence has no place, or the model does with it what is not supported.
+pub fn spread(
+    graph: &mut Graph,
+    count: usize,
+    types: &dyn Fn(&str) -> Option<Vec<ValueType>>,
+) -> Result<(Bound, Vec<Member>), Error> {
+    let bound = bound_of(graph)?;
+    let places = places_of(graph)?;
+    let mut members: Vec<Member> = Vec::new();
+    let mut first: Vec<Node> = Vec::new();
+    let table = ValueType::tensor(DType::F64, &[count, bound.columns.len()]);
+    let settings = graph.add_value(SETTINGS, table);
+    let construct = |of: &[ValueId], sequence: ValueId| {
+        let ports: Vec<Option<ValueId>> = of.iter().copied().map(Some).collect();
+        match ports.is_empty() {
+            true => Node::new("", "SequenceEmpty", &[], &[Some(sequence)], Attrs::new()),
+            false => Node::new("", "SequenceConstruct", &ports, &[Some(sequence)], Attrs::new()),
+        }
+    };
+    let mut inputs: Vec<ValueId> = Vec::new();
+    let nodes = std::mem::take(&mut graph.nodes);
+    for id in std::mem::take(&mut graph.inputs) {
+        if !matches!(graph.value(id).ty, ValueType::Sequence(_)) {
+            inputs.push(id);
+            continue;
+        }
+        let name: Arc<str> = graph.value(id).name.clone();
+        if let Some(column) = bound.columns.iter().position(|known| **known == *name) {
+            // A scalar for each parameter.
+            let mut scalars = Vec::with_capacity(count);
+            for at in 0..count {
+                let index = graph.emit_constant(Tensor::i64(&[2], &[at as i64, column as i64]));
+                scalars.push(graph.emit("GatherND", &[Some(settings), Some(index)], Attrs::new()));
+            }
+            first.append(&mut graph.nodes);
+            first.push(construct(&scalars, id));
+            continue;
+        }
+        let Some(types) = types(&name) else {
+            return Err(Error::Graph(format!(
+                "nothing is known of the sequence {name:?}, an input of the model"
+            )));
+        };
+        let mut tensors = Vec::with_capacity(types.len());
+        for (at, ty) in types.into_iter().enumerate() {
+            let input = graph.add_value(&format!("{name}[{at}]"), ty);
+            tensors.push(input);
+            members.push(Member { input, sequence: name.clone(), at });
+        }
+        inputs.extend(&tensors);
+        first.push(construct(&tensors, id));
+    }
+    inputs.push(settings);
+    graph.inputs = inputs;
+    graph.nodes = first;
+    graph.nodes.extend(nodes);
+    // The new tensors are outputs until they have their places.
+    let mut written: Vec<(ValueId, ValueId)> = Vec::new();
+    let mut outputs: Vec<ValueId> = Vec::new();
+    for id in std::mem::take(&mut graph.outputs) {
+        let Some(&place) = places.get(&id) else {
+            outputs.push(id);
+            continue;
+        };
+        let name: Arc<str> = graph.value(place).name.clone();
+        for member in members.iter().filter(|member| member.sequence == name) {
+            let at = graph.emit_constant(Tensor::i64(&[], &[member.at as i64]));
+            let new = graph.emit("SequenceAt", &[Some(id), Some(at)], Attrs::new());
+            written.push((member.input, new));
+        }
+    }
+    graph.outputs = outputs.iter().copied().chain(written.iter().map(|&(_, new)| new)).collect();
+    upgrade(graph)?;
+    graph.outputs = outputs;
+    for (place, new) in written {
+        assign(graph, place, new);
+    }
+    // A sequence that nothing reads is left: what made it has gone.
+    graph.nodes.retain(|node| &*node.op != "SequenceConstruct" && &*node.op != "SequenceEmpty");
+    if let Some(error) = infer_known(graph).into_iter().next() {
+        return Err(error);
+    }
+    let mismatched = members.iter().find(|member| {
+        let known = |dim: &Dim| dim.known().is_some();
+        !graph.value(member.input).ty.shape().is_some_and(|shape| shape.iter().all(known))
+    });
+    match mismatched {
+        Some(member) => {
+            Err(Error::Graph(format!("the shape of {:?} is not known", graph.name_of(member.input))))
+        }
+        None => Ok((bound, members)),
+    }
+}
