@@ -68,6 +68,60 @@ def adadelta(s: Step) -> Array:
     return s.w + s.lr * delta
 
 
+def rms(values: Array) -> float:
+    return float(np.sqrt((values**2).mean()))
+
+
+def adafactor(s: Step) -> Array:
+    """torch.optim.Adafactor: the second moment of a matrix is the product of those of its rows and columns."""
+    share, square = s.t ** s["beta2_decay"], s.g**2
+
+    def mean(slot: str, new: Array) -> Array:
+        old = s.slots.get(slot, np.zeros_like(new))
+        s.slots[slot] = (1 - share) * old + share * new
+        return s.slots[slot]
+
+    none = np.zeros(0)
+    if s.w.ndim > 1:
+        rows = mean("row_average", square.mean(axis=-1, keepdims=True))
+        columns = mean("column_average", square.mean(axis=-2, keepdims=True))
+        second = rows * columns / np.maximum(rows.mean(axis=-2, keepdims=True), s["eps1"])
+        s.slots["square_average"] = none
+    else:
+        second = mean("square_average", square)
+        s.slots.update(row_average=none, column_average=none)
+    update = s.g / np.sqrt(np.maximum(second, s["eps1"] ** 2))
+    update = update / max(1.0, rms(update) / s["d"])
+    relative = max(s["eps2"], rms(s.w)) * min(s.lr, 1 / math.sqrt(s.t))
+    return s.w * (1 - s.lr * s["weight_decay"]) - relative * update
+
+
+def orthogonal(matrix: Array, eps: float) -> Array:
+    """Five iterations of Newton and Schulz on the wide side of a matrix, with the polynomial of Jordan et al., 2024."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonal(matrix.T, eps).T
+    x = matrix / max(norm(matrix), eps)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def muon(s: Step) -> Array:
+    """torch.optim.Muon for matrices, torch.optim.AdamW for others."""
+    w = s.w * (1 - s.lr * s["weight_decay"])
+    if s.w.ndim != 2 or s["adamw"]:
+        first, second = s.moments(s.g)
+        root = np.sqrt(s.unbiased(second, "beta2")) + s["adamw_eps"]
+        return np.asarray(w - s.lr * s.unbiased(first, "beta1") / root)
+    momentum = s.average("momentum0", s["momentum"], s.g)
+    direction = s["momentum"] * momentum + (1 - s["momentum"]) * s.g if s.flags["nesterov"] else momentum
+    s.slots["momentum1"] = np.zeros(0)
+    rows, columns = s.w.shape
+    scale = 0.2 * math.sqrt(max(rows, columns)) if s.flags["match_rms_adamw"] else math.sqrt(max(1.0, rows / columns))
+    return w - s.lr * scale * orthogonal(direction, s["eps"])
+
+
 def adagrad(s: Step) -> Array:
     """torch.optim.Adagrad."""
     g = s.with_penalty()
@@ -216,6 +270,7 @@ def sgd(s: Step) -> Array:
 
 FORMULAS: dict[str, Callable[[Step], Array]] = {
     "Adadelta": adadelta,
+    "Adafactor": adafactor,
     "Adagrad": adagrad,
     "Adam": adam,
     "AdamW": adamw,
@@ -223,6 +278,7 @@ FORMULAS: dict[str, Callable[[Step], Array]] = {
     "LAMB": lamb,
     "LARS": lars,
     "Lion": lion,
+    "Muon": muon,
     "NAdam": nadam,
     "RAdam": radam,
     "RMSprop": rmsprop,
@@ -331,11 +387,18 @@ PERIOD = 997
 GRID = 2.0**-14
 # Other values than the defaults, by which each setting counts.
 UNUSUAL: dict[str, float] = {
+    # The shapes of slots depend on it: it cannot change later.
+    "adamw": 0.0,
+    "adamw_eps": 0.1,
     "alpha": 0.9,
     "beta1": 0.85,
     "beta2": 0.97,
+    "beta2_decay": -0.6,
+    "d": 0.5,
     "dampening": 0.2,
     "eps": 0.1,
+    "eps1": 0.05,
+    "eps2": 0.02,
     "initial_accumulator_value": 0.1,
     "lr_decay": 0.01,
     "momentum": 0.8,

@@ -1,4 +1,4 @@
-"""Optimizers of ortrain.optim and onnxruntime-training 1.19.2: which ones it goes on with, and what it does with others."""
+"""Optimizers of ortrain.optim in onnxruntime-training 1.19.2: those that it goes on with, and those that it refuses."""
 
 from __future__ import annotations
 

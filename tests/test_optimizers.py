@@ -255,7 +255,7 @@ class Both(Ours):
 
 
 def largest_of(arrays: Iterable[npt.NDArray[Any]]) -> float:
-    return max(float(np.abs(values).max()) for values in arrays)
+    return max(float(np.abs(values).max(initial=0.0)) for values in arrays)
 
 
 def assert_close(found: Gradients, wanted: Gradients, tolerance: float) -> None:
@@ -599,7 +599,7 @@ def test_no_bound_of_a_ratio(tmp_path: Path) -> None:
 
 
 # Settings that may be negative.
-SIGNED = {"dampening", "r", "weight_lr_power"}
+SIGNED = {"beta2_decay", "dampening", "r", "weight_lr_power"}
 
 
 def made(optimizer: Callable[[], Any], folder: Path) -> None:

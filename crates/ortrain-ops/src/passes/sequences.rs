@@ -330,7 +330,13 @@ impl Writer {
     /// Adds the body of a `SequenceMap` for each tensor of its sequences: as a branch that is always taken.
     fn map(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
         let own = node.inputs.len() - node.captures;
-        let body = node.attrs.graph("body").and_then(|found| Attrs::required("body", found))?.clone();
+        let mut body = node.attrs.graph("body").and_then(|found| Attrs::required("body", found))?.clone();
+        // The tensors of a sequence differ; types that a file declares hold for one of them at most.
+        let formal_inputs = body.inputs[..body.inputs.len() - node.captures].to_vec();
+        let made: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
+        for id in formal_inputs.into_iter().chain(made) {
+            body.value_mut(id).ty = ValueType::Unknown;
+        }
         let formal = body.inputs.len() - node.captures;
         if formal != own {
             return Err(OpError::invalid(format!("it has {own} inputs, but its body takes {formal}")));

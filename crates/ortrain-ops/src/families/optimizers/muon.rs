@@ -88,11 +88,10 @@ fn orthogonal_step(t: &mut Tensors<'_>) -> Vec<ValueId> {
 /// The sizes of the two axes, as elements.
 fn sides(t: &mut Tensors<'_>) -> (ValueId, ValueId) {
     let shape = t.op("Shape", &[t.get("parameter")]);
-    let like = t.get("rate");
     let side = |t: &mut Tensors<'_>, axis: i64| {
         let at = t.integer(axis);
         let size = t.with("Gather", &[shape, at], Attrs::new().with("axis", 0i64));
-        t.op("CastLike", &[size, like])
+        t.cast(size)
     };
     (side(t, 0), side(t, 1))
 }

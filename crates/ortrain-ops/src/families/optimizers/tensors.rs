@@ -49,6 +49,12 @@ impl<'g> Tensors<'g> {
         self.graph.emit_constant(Tensor::scalar(self.element, value))
     }
 
+    /// A value in the type that is computed with.
+    pub fn cast(&mut self, x: ValueId) -> ValueId {
+        let to = i64::from(self.element.to_onnx());
+        self.with("Cast", &[x], Attrs::new().with("to", to))
+    }
+
     /// A constant integer.
     pub fn integer(&mut self, value: i64) -> ValueId {
         self.graph.emit_constant(Tensor::i64(&[], &[value]))
