@@ -478,6 +478,7 @@ def generate_artifacts(
     optimizer_settings: dict[str, Any] | None,
     master_weights: bool = False,
     optimizer_spec: str | None = None,
+    own_optimizer: OwnOptimizer | None = None,
 ) -> list[str]:
     """What may not be meant so, a sentence each."""
 
@@ -497,6 +498,15 @@ class GradientGraph:
 
 def grad(model: Source, of: list[str], wrt: list[str], plain: bool) -> bytes: ...
 def vjp(model: Source, of: list[str], wrt: list[str], plain: bool) -> bytes: ...
+
+@final
+class OwnOptimizer:
+    def __new__(
+        cls, function: bytes, settings: dict[str, float], learning_rate: float, starts: dict[str, str]
+    ) -> OwnOptimizer: ...
+    def spec(self, text: str) -> str:
+        """A description of it, checked and with all defaults."""
+
 def optimizer_table() -> list[
     tuple[
         str,

@@ -347,9 +347,9 @@ def generate_artifacts(
             loss, loss_input_names = None, None
         if _is_block(optimizer):
             optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
-    settings, spec = None, None
+    settings, spec, own = None, None, None
     if isinstance(optimizer, OptimizerConfig):
-        spec, optimizer = chosen.described(optimizer, trained), None
+        spec, own, optimizer = chosen.described(optimizer, trained), optimizer._own, None
     if isinstance(optimizer, AdamW | SGD):
         settings, optimizer = optimizer._settings(), OptimType[type(optimizer).__name__]
     doubts = _ortrain.generate_artifacts(
@@ -369,6 +369,7 @@ def generate_artifacts(
         optimizer_settings=settings,
         master_weights=master_weights is not None,
         optimizer_spec=spec,
+        own_optimizer=own,
     )
     for sentence in doubts:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)

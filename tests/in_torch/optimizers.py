@@ -19,34 +19,89 @@ import torch
 Tensors = dict[str, torch.Tensor]
 
 
+# Settings that Muon has for parameters that torch.optim.Muon refuses, by their names in torch.optim.AdamW.
+OF_ADAMW = {"beta1": "beta1", "beta2": "beta2", "adamw_eps": "eps", "weight_decay": "weight_decay"}
+
+
+class InDouble:
+    """The module torch, whose bfloat16 is float64: the iterations of torch.optim.Muon without its rounding."""
+
+    bfloat16 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+vars(sys.modules["torch.optim._muon"])["torch"] = InDouble()
+
+
 def arguments(kind: type[torch.optim.Optimizer], settings: dict[str, float], flags: dict[str, bool]) -> dict[str, Any]:
     """Settings by the names of torch; flags that it does not have."""
     names = inspect.signature(kind).parameters
     given: dict[str, Any] = dict(settings)
-    if "beta1" in given:
-        given["betas"] = (given.pop("beta1"), given.pop("beta2"))
+    if kind is torch.optim.Muon:
+        given = {name: value for name, value in given.items() if name in names}
+    for name, pair in {"betas": ("beta1", "beta2"), "eps": ("eps1", "eps2")}.items():
+        if pair[0] in given:
+            given[name] = tuple(given.pop(part) for part in pair)
     unknown = set(given) - set(names)
     if unknown:
         raise TypeError(f"{kind.__name__} has no settings {sorted(unknown)}")
+    if flags.get("match_rms_adamw"):
+        given["adjust_lr_fn"] = "match_rms_adamw"
     return given | {name: value for name, value in flags.items() if name in names}
+
+
+def optimizer_of(
+    kind: type[torch.optim.Optimizer], case: dict[str, Any], parameters: Tensors, names: dict[str, str] | None = None
+) -> torch.optim.Optimizer:
+    """An optimizer of these parameters; some settings by other names."""
+
+    def renamed(settings: dict[str, float]) -> dict[str, float]:
+        return settings if names is None else {names[key]: v for key, v in settings.items() if key in names}
+
+    groups = [
+        {"params": [parameters[name] for name in group["parameters"] if name in parameters]}
+        | arguments(kind, renamed(group["settings"]), {})
+        for group in case["groups"]
+    ]
+    return kind(groups, lr=1.0, **arguments(kind, renamed(case["settings"]), {} if names else case["flags"]))
 
 
 def trained(kind: type[torch.optim.Optimizer], case: dict[str, Any], weights: Tensors, pool: list[Tensors]) -> Tensors:
     """The weights after the steps of a case, which names a rate for each group at each step."""
-    parameters = {name: torch.nn.Parameter(value.clone()) for name, value in weights.items()}
-    groups = [
-        {"params": [parameters[name] for name in group["parameters"]]} | arguments(kind, group["settings"], {})
-        for group in case["groups"]
-    ]
-    optimizer = kind(groups, lr=1.0, **arguments(kind, case["settings"], case["flags"]))
+    parameters: Tensors = {name: torch.nn.Parameter(value.clone()) for name, value in weights.items()}
+    if kind is torch.optim.Muon:
+        matrices = {name: value for name, value in parameters.items() if value.ndim == 2}
+        others = {name: value for name, value in parameters.items() if value.ndim != 2}
+        optimizers = [optimizer_of(kind, case, matrices), optimizer_of(torch.optim.AdamW, case, others, OF_ADAMW)]
+    else:
+        optimizers = [optimizer_of(kind, case, parameters)]
     for t, rates in enumerate(case["rates"]):
         for name, parameter in parameters.items():
             parameter.grad = pool[t % len(pool)][name].clone()
         torch.nn.utils.clip_grad_norm_(parameters.values(), case["max_norm"])
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        optimizer.step()
+        for optimizer in optimizers:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            optimizer.step()
     return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def defaults_of(kind: type[torch.optim.Optimizer], parameter: torch.nn.Parameter) -> dict[str, Any]:
+    """The defaults of an optimizer, betas one by one."""
+    found = dict(kind([parameter]).defaults)
+    if "betas" in found:
+        found["beta1"], found["beta2"] = found["betas"]
+    if kind is torch.optim.Muon:
+        adamw = defaults_of(torch.optim.AdamW, parameter)
+        found |= {name: adamw[other] for name, other in OF_ADAMW.items() if name not in found}
+        found["match_rms_adamw"] = found["adjust_lr_fn"] == "match_rms_adamw"
+    if kind is torch.optim.Adafactor:
+        # None is the epsilon of the type of the weights.
+        assert found["eps"][0] is None
+        found["eps1"], found["eps2"] = torch.finfo(torch.float32).eps, found["eps"][1]
+    return found
 
 
 def main(record: Path, cases: Path, results: Path) -> None:
@@ -67,7 +122,7 @@ def main(record: Path, cases: Path, results: Path) -> None:
         optimizer = getattr(torch.optim, case["optimizer"], None)
         if optimizer is None:
             continue
-        defaults[optimizer.__name__] = optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults
+        defaults[optimizer.__name__] = defaults_of(optimizer, torch.nn.Parameter(torch.zeros(1, 1)))
         for name, tensor in trained(optimizer, case, weights, pool).items():
             found[f"{label}/{name}"] = tensor.numpy()
     np.savez(results, **found)

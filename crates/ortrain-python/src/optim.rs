@@ -1,6 +1,8 @@
 //! The table of optimizers, and descriptions of optimizers.
 
-use ortrain::optim::{OPTIMIZERS, OptimizerSpec};
+use std::collections::BTreeMap;
+
+use ortrain::optim::{OPTIMIZERS, OptimizerFunction, OptimizerSpec};
 use pyo3::prelude::*;
 
 use crate::error::raise;
@@ -42,4 +44,33 @@ pub(crate) fn optimizer_spec(text: &str) -> PyResult<String> {
     let completed =
         |spec: OptimizerSpec| spec.complete().map_err(|source| ortrain::Error::Argument(source.to_string()));
     Ok(spec_of(text).and_then(completed).map_err(raise)?.to_text())
+}
+
+/// An optimizer of the user's own.
+#[pyclass(frozen, from_py_object, module = "ortrain._ortrain")]
+#[derive(Clone)]
+pub(crate) struct OwnOptimizer(pub(crate) OptimizerFunction);
+
+#[pymethods]
+impl OwnOptimizer {
+    /// From the bytes of a function of ONNX.
+    #[new]
+    fn new(
+        function: Vec<u8>,
+        settings: BTreeMap<String, f64>,
+        learning_rate: f64,
+        starts: BTreeMap<String, String>,
+    ) -> PyResult<OwnOptimizer> {
+        let function = ortrain::decode_function(function).map_err(|source| raise(source.into()))?;
+        let made = OptimizerFunction::new(function, settings, learning_rate, &starts);
+        made.map(OwnOptimizer).map_err(|source| raise(ortrain::Error::Argument(source.to_string())))
+    }
+
+    /// A description of it, checked and with all defaults.
+    fn spec(&self, text: &str) -> PyResult<String> {
+        let completed = |spec: OptimizerSpec| {
+            self.0.completed(&spec).map_err(|source| ortrain::Error::Argument(source.to_string()))
+        };
+        Ok(spec_of(text).and_then(completed).map_err(raise)?.to_text())
+    }
 }

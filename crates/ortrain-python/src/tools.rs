@@ -20,7 +20,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::door::Door;
 use crate::error::{InvalidArgumentError, UnsupportedError, raise, signals};
-use crate::optim::spec_of;
+use crate::optim::{OwnOptimizer, spec_of};
 use crate::value::{OrtValue, described};
 
 /// Operators and gradients of the user's.
@@ -503,7 +503,7 @@ impl Settings {
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
     additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above, optimizer_settings,
-    master_weights=false, optimizer_spec=None
+    master_weights=false, optimizer_spec=None, own_optimizer=None
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -523,6 +523,7 @@ pub(crate) fn generate_artifacts(
     optimizer_settings: Option<Settings>,
     master_weights: bool,
     optimizer_spec: Option<&str>,
+    own_optimizer: Option<OwnOptimizer>,
 ) -> PyResult<Vec<String>> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
@@ -533,6 +534,7 @@ pub(crate) fn generate_artifacts(
         optimizer_model: optimizer_model.map(|model| model.0),
         optimizer_settings: optimizer_settings.map(Settings::read).transpose()?.unwrap_or_default(),
         optimizer_spec: optimizer_spec.map(spec_of).transpose().map_err(raise)?,
+        optimizer_function: own_optimizer.map(|own| own.0),
         additional_output_names,
         nominal_checkpoint,
         loss_input_names,

@@ -22,7 +22,7 @@ use ortrain_ops::passes::{
 use ortrain_ops::training::{
     Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
     check_scores, described_optimizer_model, doubtful_losses, for_inference, for_training, is_narrow,
-    may_declare, moments_of_optimizer, name_value, running_statistics,
+    may_declare, name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -32,7 +32,8 @@ use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::kind::check_forward;
 use crate::module::graph_of;
 use crate::nearest::{hint, hint_in};
-use crate::optim::OptimizerSpec;
+use crate::optim::{OptimizerFunction, OptimizerSpec, optimizer_model_of_function};
+use crate::optimizer::check_optimizer_model;
 use crate::origins::Origins;
 use crate::source::make_internal;
 use crate::{Error, ModelSource, Result};
@@ -245,6 +246,8 @@ pub struct ArtifactOptions {
     pub optimizer_settings: OptimizerSettings,
     /// An optimizer of the table with its settings and groups, instead. Groups name parameters that are trained.
     pub optimizer_spec: Option<OptimizerSpec>,
+    /// The optimizer that `optimizer_spec` describes, where it is a function of the caller's own.
+    pub optimizer_function: Option<OptimizerFunction>,
     /// Values to be outputs behind the loss.
     pub additional_output_names: Vec<String>,
     /// Whether a nominal checkpoint is wanted, too.
@@ -597,7 +600,8 @@ pub(crate) fn generate_loaded(
     let optimizer_model = match (&options.optimizer_model, options.optimizer) {
         _ if options.optimizer_spec.is_some() => {
             let spec = options.optimizer_spec.as_ref();
-            spec.map(|spec| described_optimizer(spec, &trained, &mut names, opset)).transpose()?
+            let function = options.optimizer_function.as_ref();
+            spec.map(|spec| described_optimizer(spec, function, &trained, &mut names, opset)).transpose()?
         }
         (Some(model), _) => Some(checked_optimizer(model)?),
         (None, Some(OptimizerKind::AdamW)) if no_such_formula(&options.optimizer_settings) => {
@@ -670,17 +674,18 @@ fn about_the_outputs(error: Error, outputs: &[String], options: &ArtifactOptions
     ))
 }
 
-/// The message of an optimizer model, which must have one optimizer.
+/// The message of an optimizer model that was made by others.
 fn checked_optimizer(model: &ModelSource) -> Result<ModelProto> {
     let label = model.label("the optimizer model");
     let model = self_contained(&label, model.clone().load()?)?;
-    moments_of_optimizer(&graph_of(&label, &model)?).map_err(|source| Error::model(&label, source))?;
+    check_optimizer_model(&label, &model)?;
     Ok(model.proto)
 }
 
 /// The message of the optimizer model that a description asks for.
 fn described_optimizer(
     spec: &OptimizerSpec,
+    function: Option<&OptimizerFunction>,
     trained: &[(Arc<str>, DType)],
     names: &mut Names,
     opset: i64,
@@ -705,7 +710,10 @@ fn described_optimizer(
             dtypes.push(dtype);
         }
     });
-    described_optimizer_model(spec, &dtypes, names, opset).map_err(argument)
+    match function {
+        Some(function) => optimizer_model_of_function(function, spec, &dtypes).map_err(argument),
+        None => described_optimizer_model(spec, &dtypes, names, opset).map_err(argument),
+    }
 }
 
 /// Which initializers are parameters.

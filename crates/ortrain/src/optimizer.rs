@@ -623,6 +623,14 @@ fn roles_of_tensors(
     Ok((roles, numbers))
 }
 
+/// Checks that a model is an optimizer model.
+///
+/// # Errors
+/// As for [`Optimizer::new`], as far as no state is needed.
+pub(crate) fn check_optimizer_model(label: &str, model: &LoadedModel) -> Result<()> {
+    read_optimizer(label, model).map(|_| ())
+}
+
 /// Reads an optimizer model.
 fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;

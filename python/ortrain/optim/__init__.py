@@ -27,7 +27,17 @@ PyTorch's class of the same name where there is one. What :func:`ortrain.generat
 from ortrain.optim import _rows
 from ortrain.optim._config import Group, OptimizerConfig, OptimizerRow, table
 from ortrain.optim._live import ParameterGroup
+from ortrain.optim._own import OwnOptimizer, Value, register
 from ortrain.optim._rows import *  # noqa: F403
 
-__all__ = ["Group", "OptimizerConfig", "OptimizerRow", "ParameterGroup", "table"]
+__all__ = [
+    "Group",
+    "OptimizerConfig",
+    "OptimizerRow",
+    "OwnOptimizer",
+    "ParameterGroup",
+    "Value",
+    "register",
+    "table",
+]
 __all__ += _rows.__all__

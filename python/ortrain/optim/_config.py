@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from ortrain import _ortrain
 from ortrain._near import hint
@@ -79,7 +79,7 @@ def table() -> list[OptimizerRow]:
 
     >>> from ortrain import optim
     >>> [row.name for row in optim.table()][:3]
-    ['Adadelta', 'Adagrad', 'Adam']
+    ['Adadelta', 'Adafactor', 'Adagrad']
     """
     return [
         OptimizerRow(
@@ -149,6 +149,8 @@ class OptimizerConfig:
     0.004
     """
 
+    _own: ClassVar[_ortrain.OwnOptimizer | None] = None
+
     def __init__(
         self,
         lr: float,
@@ -162,13 +164,12 @@ class OptimizerConfig:
         accumulation: Literal["sum", "mean"],
         groups: Iterable[Group | Mapping[str, Any]],
         layer_decay: float | None,
-        optimizer: str | None = None,
     ) -> None:
         if accumulation not in ("sum", "mean"):
             raise InvalidArgumentError(f"accumulation is 'sum' or 'mean', not {accumulation!r}")
         options = {"max_norm_per_tensor": max_norm_per_tensor, "max_value": max_value, "ema_decay": ema_decay}
         given = {name: value for name, value in options.items() if value is not None}
-        optimizer = optimizer or type(self).__name__
+        optimizer = type(self).__name__
         unbounded = bounds(optimizer)
         numbers = {
             name: number(name, value, bound=name in unbounded) for name, value in (joined(settings) | given).items()
@@ -198,8 +199,15 @@ class OptimizerConfig:
         self._groups: list[dict[str, Any]] = self._spec.pop("groups")
 
     def _checked(self, spec: dict[str, Any]) -> dict[str, Any]:
-        checked: dict[str, Any] = json.loads(_ortrain.optimizer_spec(json.dumps(spec)))
+        check = _ortrain.optimizer_spec if self._own is None else self._own.spec
+        checked: dict[str, Any] = json.loads(check(json.dumps(spec)))
         return checked
+
+    @classmethod
+    def _usual(cls) -> dict[str, float | bool]:
+        """The defaults of settings and choices."""
+        row = next((row for row in table() if row.name == cls.__name__), None)
+        return {} if row is None else row.settings | row.flags
 
     @property
     def lr(self) -> float:
@@ -258,8 +266,7 @@ class OptimizerConfig:
         ]
 
     def __repr__(self) -> str:
-        row = next((row for row in table() if row.name == self._spec["optimizer"]), None)
-        usual = {} if row is None else row.settings | row.flags
+        usual = self._usual()
         said = {"lr": self.lr}
         said |= {name: value for name, value in (self.settings | self.flags).items() if usual.get(name) != value}
         if "max_norm" in self._spec:

@@ -60,7 +60,7 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
             let [estimate, slots @ ..] = results.as_slice() else { unreachable!("there are four") };
             let parameter = update(t, *estimate);
             let names = ["row_average", "column_average", "square_average"];
-            (parameter, names.into_iter().zip(slots.iter().copied()).collect())
+            (parameter, names.map(String::from).into_iter().zip(slots.iter().copied()).collect())
         },
     },
 };

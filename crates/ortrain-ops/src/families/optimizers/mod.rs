@@ -12,6 +12,7 @@ mod adam;
 mod adamax;
 mod adamw;
 pub mod formula;
+mod function;
 mod lamb;
 mod lars;
 mod lion;
@@ -33,10 +34,11 @@ use formula::Number;
 use ortrain_graph::ValueId;
 use tensors::Tensors;
 
+pub use function::OptimizerFunction;
 pub use map_tensors::{Bound, bind, bound_of, is_elementwise};
 pub(crate) use map_tensors::{DOMAIN, definitions};
 pub(crate) use model::described;
-pub use model::{description, optimizer_model};
+pub use model::{description, optimizer_model, optimizer_model_of_function, optimizer_model_of_row};
 pub use spec::{Group, OptimizerSpec, SlotSpec};
 pub use spread::{Member, spread};
 
@@ -92,7 +94,7 @@ pub enum Rule {
         /// Numbers of the step by name.
         numbers: for<'a> fn(&Update<'a>) -> Vec<(&'static str, Number<'a>)>,
         /// The new parameter, and the new slots by name.
-        step: fn(&mut Tensors<'_>) -> (ValueId, Vec<(&'static str, ValueId)>),
+        step: fn(&mut Tensors<'_>) -> (ValueId, Vec<(String, ValueId)>),
     },
 }
 

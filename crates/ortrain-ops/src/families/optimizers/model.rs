@@ -13,12 +13,13 @@ use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 use super::formula::{Formula, Number, Sheet};
 use super::spec::{EMA, EMA_DECAY, MAX_NORM_PER_TENSOR, MAX_VALUE};
 use super::tensors::Tensors;
-use super::{Optimizer, OptimizerSpec, Rule, Update};
-use crate::OpError;
+use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, Update};
+use crate::passes::functions::inline_functions;
 use crate::spell::{Emit, spell_all};
+use crate::{OpError, OperatorLibrary};
 
 /// The operators that formulas are made of have the same meaning from this version of `ai.onnx` on.
-const OPSET: i64 = 17;
+pub(super) const OPSET: i64 = 17;
 /// The version of ONNX files that optimizer models are written in.
 const IR_VERSION: i64 = 10;
 /// Added to norms that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does.
@@ -144,7 +145,7 @@ fn body(
 }
 
 /// The step of a row while its formula is written.
-fn update_of<'a>(row: &'static Optimizer, spec: &OptimizerSpec, inputs: &Inputs<'a>) -> Update<'a> {
+fn update_of<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &Inputs<'a>) -> Update<'a> {
     let mut gradient = inputs.clipped_alone();
     if inputs.has("clip_factor") {
         gradient = gradient * inputs.get("clip_factor");
@@ -155,7 +156,7 @@ fn update_of<'a>(row: &'static Optimizer, spec: &OptimizerSpec, inputs: &Inputs<
         rate: inputs.get("lr") + inputs.get("lr_factor") * inputs.get("learning_rate"),
         step: inputs.get("step") - inputs.get("skipped_steps"),
         settings: spec.settings.keys().map(|name| (name.clone(), inputs.get(name))).collect(),
-        flags: row.flags.iter().map(|flag| (flag.name, spec.flags[flag.name])).collect(),
+        flags: flags.iter().map(|flag| (flag.name, spec.flags[flag.name])).collect(),
         slots: spec.slots.iter().map(|slot| (slot.name.clone(), inputs.get(&slot.name))).collect(),
         kept: BTreeMap::new(),
     }
@@ -163,19 +164,11 @@ fn update_of<'a>(row: &'static Optimizer, spec: &OptimizerSpec, inputs: &Inputs<
 
 /// Writes the step of a row.
 fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) -> Result<Graph, OpError> {
-    let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
-    let elements: Vec<String> =
-        ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
-    let mut settings: Vec<String> = shared_inputs(spec).collect();
-    settings.extend(spec.max_norm.map(|_| "clip_factor".to_owned()));
-    settings.extend(spec.columns().into_iter().map(String::from));
-    let outputs: Vec<String> = std::iter::once("new_parameter".to_owned())
-        .chain(slots.iter().map(|name| format!("new_{name}")))
-        .collect();
+    let (slots, elements, settings, outputs) = ports_of(spec);
     let (numbers, step) = match row.update {
         Rule::Elements(formula) => {
             return body(row.name, (elements, settings), &outputs, types, |inputs| {
-                let mut update = update_of(row, spec, inputs);
+                let mut update = update_of(row.flags, spec, inputs);
                 let new = formula(&mut update);
                 if let Some(&average) = update.slots.get(EMA) {
                     update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
@@ -193,51 +186,132 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
         Rule::Tensors { numbers, step } => (numbers, step),
     };
     // Numbers first, by a formula; then operators over tensors.
+    with_tensors(
+        row.name,
+        (elements, settings),
+        types,
+        (&slots, &outputs),
+        |inputs| {
+            let update = update_of(row.flags, spec, inputs);
+            let mut found =
+                vec![("parameter", update.parameter), ("gradient", update.gradient), ("step", update.step)];
+            if inputs.has(EMA_DECAY) {
+                found.push((EMA_DECAY, inputs.get(EMA_DECAY)));
+            }
+            found.extend(numbers(&update));
+            found.into_iter().map(|(name, number)| (name.to_owned(), number)).collect()
+        },
+        |tensors| {
+            tensors.cast_numbers();
+            Ok(step(tensors))
+        },
+    )
+}
+
+/// Writes the step of a function: a node that calls it, between the operators of all steps.
+fn function_step_of(
+    function: &OptimizerFunction,
+    spec: &OptimizerSpec,
+    types: (DType, bool),
+) -> Result<Graph, OpError> {
+    let (slots, elements, settings, outputs) = ports_of(spec);
+    let names: Vec<String> = function.proto.input.clone();
+    with_tensors(
+        &spec.optimizer,
+        (elements, settings),
+        types,
+        (&slots, &outputs),
+        |inputs| {
+            let update = update_of(&[], spec, inputs);
+            let mut found = vec![
+                ("parameter".to_owned(), update.parameter),
+                ("gradient".to_owned(), update.gradient),
+                ("step".to_owned(), update.step),
+                ("rate".to_owned(), update.rate),
+            ];
+            found.extend(update.settings.iter().map(|(name, &value)| (name.clone(), value)));
+            found
+        },
+        |tensors| {
+            if !function.has_element_type() {
+                tensors.cast_numbers();
+            }
+            let given: Vec<ValueId> = names.iter().map(|name| tensors.get(name)).collect();
+            let results = tensors.call(function, &given);
+            // Options go on with numbers of the type that is computed with.
+            if function.has_element_type() {
+                tensors.cast_numbers();
+            }
+            let mut kept = function
+                .proto
+                .output
+                .iter()
+                .zip(results)
+                .filter_map(|(name, id)| Some((name.strip_prefix("new_")?.to_owned(), id)));
+            let (_, new) = kept.next().ok_or_else(|| OpError::invalid("the function has no outputs"))?;
+            Ok((new, kept.collect()))
+        },
+    )
+}
+
+/// Slots, inputs with a value for each element, inputs with one value, and outputs of the step of one parameter.
+fn ports_of(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec<String>) {
+    let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
+    let elements: Vec<String> =
+        ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
+    let mut settings: Vec<String> = shared_inputs(spec).collect();
+    settings.extend(spec.max_norm.map(|_| "clip_factor".to_owned()));
+    settings.extend(spec.columns().into_iter().map(String::from));
+    let outputs: Vec<String> = std::iter::once("new_parameter".to_owned())
+        .chain(slots.iter().map(|name| format!("new_{name}")))
+        .collect();
+    (slots, elements, settings, outputs)
+}
+
+/// Writes the step of one parameter by operators over tensors, after numbers that a formula gives.
+fn with_tensors(
+    name: &str,
+    (elements, settings): (Vec<String>, Vec<String>),
+    types: (DType, bool),
+    (slots, outputs): (&[String], &[String]),
+    numbers: impl for<'a> FnOnce(&Inputs<'a>) -> Vec<(String, Number<'a>)>,
+    step: impl FnOnce(&mut Tensors<'_>) -> Result<(ValueId, Vec<(String, ValueId)>), OpError>,
+) -> Result<Graph, OpError> {
     let mut names: Vec<String> = Vec::new();
     let unnamed: Vec<String> = vec![String::new(); MOST_NUMBERS];
-    let mut graph = body(row.name, (elements, settings), &unnamed, types, |inputs| {
-        let update = update_of(row, spec, inputs);
-        let mut found =
-            vec![("parameter", update.parameter), ("gradient", update.gradient), ("step", update.step)];
-        if inputs.has(EMA_DECAY) {
-            found.push((EMA_DECAY, inputs.get(EMA_DECAY)));
-        }
-        found.extend(numbers(&update));
-        names = found.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut graph = body(name, (elements, settings), &unnamed, types, |inputs| {
+        let found = numbers(inputs);
+        names = found.iter().map(|(name, _)| name.clone()).collect();
         found.into_iter().map(|(_, number)| number).collect()
     })?;
     let found = std::mem::take(&mut graph.outputs);
-    let cast = Attrs::new().with("to", i64::from(types.0.to_onnx()));
-    let mut named: BTreeMap<String, ValueId> = BTreeMap::new();
-    for (name, id) in names.into_iter().zip(found) {
-        let id = match name.as_str() {
-            "parameter" | "gradient" => id,
-            _ => graph.emit("Cast", &[Some(id)], cast.clone()),
-        };
-        named.insert(name, id);
-    }
-    for name in &slots {
+    let mut named: BTreeMap<String, ValueId> = names.into_iter().zip(found).collect();
+    for name in slots {
         let id = graph.find(name).ok_or_else(|| OpError::invalid(format!("there is no slot {name:?}")))?;
         named.insert(name.clone(), id);
     }
+    let numbers: Vec<String> = (named.keys())
+        .filter(|name| !matches!(name.as_str(), "parameter" | "gradient") && !slots.contains(name))
+        .cloned()
+        .collect();
     let stored = graph.inputs[0];
-    let mut tensors = Tensors::new(&mut graph, types.0, named);
-    let (new, mut kept) = step(&mut tensors);
+    let mut tensors = Tensors::new(&mut graph, types.0, named, numbers);
+    let (new, mut kept) = step(&mut tensors)?;
     if slots.iter().any(|name| name == EMA) {
         let one = tensors.number(1.0);
         let share = tensors.op("Sub", &[one, tensors.get(EMA_DECAY)]);
         let average = tensors.lerp(tensors.get(EMA), new, share);
-        kept.push((EMA, average));
+        kept.push((EMA.to_owned(), average));
     }
     let zero = tensors.number(0.0);
     let active = tensors.op("Less", &[zero, tensors.get("step")]);
     let mut results = vec![tensors.op("Where", &[active, new, tensors.get("parameter")])];
-    for name in &slots {
+    for name in slots {
         let old = tensors.get(name);
         let new = kept.iter().find(|(known, _)| known == name).map_or(old, |&(_, new)| new);
         results.push(tensors.op("Where", &[active, new, old]));
     }
-    for (k, (id, name)) in results.into_iter().zip(&outputs).enumerate() {
+    for (k, (id, name)) in results.into_iter().zip(outputs).enumerate() {
         let (op, inputs) = match k == 0 && types.1 {
             true => ("CastLike", vec![Some(id), Some(stored)]),
             false => ("Identity", vec![Some(id)]),
@@ -249,8 +323,8 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
     Ok(graph)
 }
 
-/// More numbers than the step of any row has.
-const MOST_NUMBERS: usize = 32;
+/// More numbers than the step of an optimizer has.
+const MOST_NUMBERS: usize = 128;
 
 /// Puts a prefix before the names of all values of a graph and its subgraphs, but for the last inputs, which are captured.
 fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
@@ -324,13 +398,60 @@ impl Writer {
     }
 }
 
-/// The message of the optimizer model of a row, for trained parameters of these element types.
+/// The message of the optimizer model of a row of the table, for trained parameters of these element types.
 ///
 /// # Errors
 /// When the description does not fit its row ([`OptimizerSpec::check`]).
 pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelProto, OpError> {
-    let spec = spec.clone().written_out()?;
+    let spec = spec.clone().complete()?;
     let row = Optimizer::find(&spec.optimizer).expect("it was found when the description was completed");
+    optimizer_model_of_row(row, &spec, dtypes)
+}
+
+/// The message of the optimizer model of a row that may be of the caller's own.
+///
+/// # Errors
+/// As [`optimizer_model`].
+pub fn optimizer_model_of_row(
+    row: &'static Optimizer,
+    spec: &OptimizerSpec,
+    dtypes: &[DType],
+) -> Result<ModelProto, OpError> {
+    let spec = spec.clone().complete_for(row)?.with_settings_of_groups();
+    model_of(&spec, dtypes, |types| step_of(row, &spec, types))
+}
+
+/// The message of the optimizer model of a function of ONNX: see [`OptimizerFunction`].
+///
+/// # Errors
+/// When the description does not fit the function, or the function is not sound.
+pub fn optimizer_model_of_function(
+    function: &OptimizerFunction,
+    spec: &OptimizerSpec,
+    dtypes: &[DType],
+) -> Result<ModelProto, OpError> {
+    let spec = function.completed(spec)?.with_settings_of_groups();
+    let mut model = model_of(&spec, dtypes, |types| function_step_of(function, &spec, types))?;
+    model.functions.push(function.proto.clone());
+    let imports = &function.proto.opset_import;
+    let version = imports.iter().filter(|import| import.domain.is_empty()).map(|import| import.version).max();
+    for import in &mut model.opset_import {
+        import.version = import.version.max(version.unwrap_or(OPSET));
+    }
+    model.opset_import.push(OperatorSetIdProto { domain: function.proto.domain.clone(), version: 1 });
+    inline_functions(&mut model, &OperatorLibrary::default())
+        .map_err(|source| OpError::Subgraph(Box::new(source)))?;
+    model.opset_import.retain(|import| import.domain.is_empty());
+    model.functions.clear();
+    Ok(model)
+}
+
+/// Writes the model around the step of one parameter, which `step` writes for an element type.
+fn model_of(
+    spec: &OptimizerSpec,
+    dtypes: &[DType],
+    step: impl FnOnce((DType, bool)) -> Result<Graph, OpError>,
+) -> Result<ModelProto, OpError> {
     let element = if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 };
     let stored = match dtypes {
         [first, others @ ..] if others.iter().all(|dtype| dtype == first) => *first,
@@ -341,7 +462,7 @@ pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelPr
     let mut w = Writer { graph: Graph::new("graph") };
     let one = |dtype| ValueType::tensor(dtype, &[1]);
     let mut inputs: BTreeMap<String, ValueId> = BTreeMap::new();
-    for name in shared_inputs(&spec) {
+    for name in shared_inputs(spec) {
         let dtype = if name == "learning_rate" { DType::F32 } else { DType::I64 };
         let id = w.input(&name, one(dtype));
         inputs.insert(name, id);
@@ -385,7 +506,7 @@ pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelPr
         inputs.insert("clip_factor".into(), w.emit("Squeeze", &[factor], Attrs::new()));
         norm = Some(length);
     }
-    let stepped = step_of(row, &spec, types)?;
+    let stepped = step(types)?;
     let mut results = vec![("updated_params".to_owned(), stored)];
     results.extend(spec.slots.iter().map(|slot| (format!("updated_{}", slot.name), element)));
     let results = w.map(stepped, &inputs, &results);
@@ -396,7 +517,7 @@ pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelPr
         producer_name: "ortrain".into(),
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
         graph: Some(w.graph.to_proto()),
-        metadata_props: vec![described(&spec)],
+        metadata_props: vec![described(spec)],
         ..ModelProto::default()
     })
 }

@@ -65,7 +65,7 @@ pub(super) const MUON: Optimizer = Optimizer {
             let lost = t.op("Mul", &[t.get("decay"), t.get("parameter")]);
             let taken = t.op("Add", &[lost, results[0]]);
             let parameter = t.op("Sub", &[t.get("parameter"), taken]);
-            (parameter, vec![("momentum0", results[1]), ("momentum1", results[2])])
+            (parameter, vec![("momentum0".into(), results[1]), ("momentum1".into(), results[2])])
         },
     },
 };

@@ -138,7 +138,7 @@ pub(super) const MAX_VALUE: &str = "max_value";
 pub(super) const MAX_NORM_PER_TENSOR: &str = "max_norm_per_tensor";
 
 /// Settings of the options that any optimizer has, with the values that make sense.
-const OPTIONS: [(&str, super::Range); 3] = [
+pub(super) const OPTIONS: [(&str, super::Range); 3] = [
     (EMA_DECAY, super::Range::BelowOne),
     (MAX_VALUE, super::Range::Positive),
     (MAX_NORM_PER_TENSOR, super::Range::Positive),
@@ -150,9 +150,14 @@ impl OptimizerSpec {
     /// # Errors
     /// When there is no such row.
     pub fn new(name: &str) -> Result<OptimizerSpec, OpError> {
-        let row = row_of(name)?;
+        row_of(name).map(OptimizerSpec::of_row)
+    }
+
+    /// A row, of the table or of the caller's own, with its defaults.
+    #[must_use]
+    pub fn of_row(row: &Optimizer) -> OptimizerSpec {
         let mut spec = OptimizerSpec {
-            optimizer: name.into(),
+            optimizer: row.name.into(),
             learning_rate: row.learning_rate,
             settings: row.settings.iter().map(|setting| (setting.name.into(), setting.default)).collect(),
             flags: row.flags.iter().map(|flag| (flag.name.into(), flag.default)).collect(),
@@ -163,7 +168,20 @@ impl OptimizerSpec {
             skipped_steps: 0,
         };
         spec.choose_slots(row);
-        Ok(spec)
+        spec
+    }
+
+    /// Gives an optimizer of the user's own its slots: those that it keeps, and that of an option.
+    pub(super) fn with_slots(mut self, slots: Vec<SlotSpec>) -> OptimizerSpec {
+        self.slots = slots;
+        self.add_average();
+        self
+    }
+
+    fn add_average(&mut self) {
+        if self.settings.contains_key(EMA_DECAY) {
+            self.slots.push(SlotSpec { start: "parameter".into(), ..SlotSpec::new(EMA) });
+        }
     }
 
     /// An optimizer that is in no table, without settings.
@@ -189,11 +207,9 @@ impl OptimizerSpec {
             When::Flag(name) => self.flags.get(name).copied().unwrap_or(false),
             When::Nonzero(name) => self.values_of(name).any(|value| value != 0.0),
         };
-        let mut slots: Vec<SlotSpec> = row.slots.iter().filter(needed).map(SlotSpec::of).collect();
-        if self.settings.contains_key(EMA_DECAY) {
-            slots.push(SlotSpec { start: "parameter".into(), ..SlotSpec::new(EMA) });
-        }
+        let slots: Vec<SlotSpec> = row.slots.iter().filter(needed).map(SlotSpec::of).collect();
         self.slots = slots;
+        self.add_average();
     }
 
     /// The values of a setting: the optimizer's and those of groups.
@@ -206,15 +222,23 @@ impl OptimizerSpec {
     ///
     /// # Errors
     /// Which setting has a value that makes no sense, or is none of this optimizer; which parameter is in two groups.
-    pub fn complete(mut self) -> Result<OptimizerSpec, OpError> {
+    pub fn complete(self) -> Result<OptimizerSpec, OpError> {
         let row = row_of(&self.optimizer)?;
+        self.complete_for(row)
+    }
+
+    /// [`OptimizerSpec::complete`], for a row that may be of the caller's own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn complete_for(mut self, row: &Optimizer) -> Result<OptimizerSpec, OpError> {
         for setting in row.settings {
             self.settings.entry(setting.name.into()).or_insert(setting.default);
         }
         for flag in row.flags {
             self.flags.entry(flag.name.into()).or_insert(flag.default);
         }
-        self.check()?;
+        self.check_for(Some(row))?;
         self.choose_slots(row);
         Ok(self)
     }
@@ -225,13 +249,17 @@ impl OptimizerSpec {
     /// # Errors
     /// As for [`OptimizerSpec::complete`].
     pub fn written_out(self) -> Result<OptimizerSpec, OpError> {
-        let mut spec = self.complete()?;
-        for group in &mut spec.groups {
-            for (name, &value) in &spec.settings {
+        Ok(self.complete()?.with_settings_of_groups())
+    }
+
+    /// The same with the settings of every group written out.
+    pub(super) fn with_settings_of_groups(mut self) -> OptimizerSpec {
+        for group in &mut self.groups {
+            for (name, &value) in &self.settings {
                 group.settings.entry(name.clone()).or_insert(value);
             }
         }
-        Ok(spec)
+        self
     }
 
     /// Checks names and values of all settings.
@@ -239,7 +267,10 @@ impl OptimizerSpec {
     /// # Errors
     /// As for [`OptimizerSpec::complete`].
     pub fn check(&self) -> Result<(), OpError> {
-        let row = Optimizer::find(&self.optimizer);
+        self.check_for(Optimizer::find(&self.optimizer))
+    }
+
+    fn check_for(&self, row: Option<&Optimizer>) -> Result<(), OpError> {
         let rate = |label: &str, value: f64| {
             let good = value.is_finite() && value >= 0.0;
             let text = || format!("{label} is {value}, but a rate is a finite number that is not negative");

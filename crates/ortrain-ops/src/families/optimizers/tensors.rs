@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 
+use super::function::{ELEMENT_TYPE, OptimizerFunction};
 use crate::spell::Emit;
 
 /// The step of one parameter while its operators are added to a graph. Values have the type that is computed with.
@@ -12,11 +13,47 @@ pub struct Tensors<'g> {
     element: DType,
     /// Parameter, gradient, slots and numbers of the step.
     named: BTreeMap<String, ValueId>,
+    /// Those that are numbers, in float64 until they are cast.
+    numbers: Vec<String>,
 }
 
 impl<'g> Tensors<'g> {
-    pub(super) fn new(graph: &'g mut Graph, element: DType, named: BTreeMap<String, ValueId>) -> Tensors<'g> {
-        Tensors { graph, element, named }
+    pub(super) fn new(
+        graph: &'g mut Graph,
+        element: DType,
+        named: BTreeMap<String, ValueId>,
+        numbers: Vec<String>,
+    ) -> Tensors<'g> {
+        Tensors { graph, element, named, numbers }
+    }
+
+    /// Casts the numbers of the step to the type that is computed with.
+    pub(super) fn cast_numbers(&mut self) {
+        for name in std::mem::take(&mut self.numbers) {
+            let cast = self.cast(self.named[&name]);
+            self.named.insert(name, cast);
+        }
+    }
+
+    /// The results of a function.
+    pub(super) fn call(&mut self, function: &OptimizerFunction, inputs: &[ValueId]) -> Vec<ValueId> {
+        let proto = &function.proto;
+        let attrs = match function.has_element_type() {
+            true => Attrs::new().with(ELEMENT_TYPE, i64::from(self.element.to_onnx())),
+            false => Attrs::new(),
+        };
+        let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let (node, ids) = Node::labelled(
+            &proto.name,
+            &proto.domain,
+            &proto.name,
+            &ports,
+            proto.output.len(),
+            attrs,
+            |name| self.graph.add_value(name, ValueType::Unknown),
+        );
+        self.graph.nodes.push(node);
+        ids
     }
 
     /// `parameter`, `gradient`, a slot, or a number of the step.
@@ -108,10 +145,9 @@ impl<'g> Tensors<'g> {
         let mut ports = vec![Some(condition)];
         ports.extend(captured.iter().map(|&(_, id)| Some(id)));
         let label = format!("If_{}", self.graph.nodes.len());
-        let (mut node, ids) =
-            ortrain_graph::Node::labelled(&label, "", "If", &ports, outputs, attrs, |name| {
-                self.graph.add_value(name, ValueType::Unknown)
-            });
+        let (mut node, ids) = Node::labelled(&label, "", "If", &ports, outputs, attrs, |name| {
+            self.graph.add_value(name, ValueType::Unknown)
+        });
         node.captures = captured.len();
         self.graph.nodes.push(node);
         ids
@@ -131,7 +167,7 @@ impl<'g> Tensors<'g> {
             graph.inputs.push(inner);
             named.insert(known.clone(), inner);
         }
-        let results = write(&mut Tensors::new(&mut graph, self.element, named));
+        let results = write(&mut Tensors::new(&mut graph, self.element, named, Vec::new()));
         // An output is made by a node of its own.
         let results = results.iter().map(|&id| graph.emit("Identity", &[Some(id)], Attrs::new())).collect();
         graph.outputs = results;

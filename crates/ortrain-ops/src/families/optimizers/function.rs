@@ -1,0 +1,147 @@
+//! Optimizers of the user's own, as functions of ONNX.
+
+use std::collections::BTreeMap;
+
+use ortrain_onnx::FunctionProto;
+
+use super::spec::{OPTIONS, OptimizerSpec, SlotSpec};
+use super::{Optimizer, model::OPSET};
+use crate::OpError;
+
+/// The attribute that tells a function the type of elements. A function that has it is given its numbers in float64.
+pub(super) const ELEMENT_TYPE: &str = "element_type";
+/// Inputs that every step has.
+const GIVEN: [&str; 4] = ["parameter", "gradient", "rate", "step"];
+
+/// An optimizer as a function of ONNX: the step of one parameter.
+///
+/// Its inputs are any of `parameter`, `gradient`, `rate` (the learning rate of the parameter), `step` (from 1 on), slots and
+/// settings; its outputs are `new_parameter` and `new_` with the name of each slot. A function with the attribute
+/// `element_type` is given rate, step and settings as float64 scalars, and the type of elements by the attribute; one
+/// without is given them in the type of elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerFunction {
+    pub(super) proto: FunctionProto,
+    settings: BTreeMap<String, f64>,
+    slots: Vec<SlotSpec>,
+    learning_rate: f64,
+}
+
+impl OptimizerFunction {
+    /// An optimizer from a function, with the defaults of its settings, its learning rate where none is given, and starts of
+    /// slots that do not start at zero (`"one"`, `"parameter"`, or the name of a setting).
+    ///
+    /// # Errors
+    /// When the function reads what it is not given, does not give the new parameter, or has the name of an optimizer of the table.
+    pub fn new(
+        proto: FunctionProto,
+        settings: BTreeMap<String, f64>,
+        learning_rate: f64,
+        starts: &BTreeMap<String, String>,
+    ) -> Result<OptimizerFunction, OpError> {
+        let name = proto.name.clone();
+        let wrong = |text: String| OpError::invalid(format!("the optimizer function {name:?}: {text}"));
+        if Optimizer::find(&proto.name).is_some() || proto.name.is_empty() {
+            return Err(wrong("an optimizer of the table has this name; give it another one".into()));
+        }
+        if proto.domain.is_empty() || proto.domain == "ai.onnx" {
+            return Err(wrong("it is in the domain of ONNX itself; give it one of your own".into()));
+        }
+        if proto.output.first().map(String::as_str) != Some("new_parameter") {
+            return Err(wrong("its first output should be \"new_parameter\"".into()));
+        }
+        let mut slots = Vec::new();
+        for output in &proto.output[1..] {
+            let slot =
+                output.strip_prefix("new_").filter(|slot| proto.input.iter().any(|input| input == slot));
+            let slot = slot.ok_or_else(|| {
+                wrong(format!("its output {output:?} is no slot: \"new_\" and the name of an input"))
+            })?;
+            if GIVEN.contains(&slot) || settings.contains_key(slot) {
+                return Err(wrong(format!("{slot:?} is no slot, but a value that every step is given")));
+            }
+            let start = starts.get(slot).cloned().unwrap_or_else(|| "zero".into());
+            if !["zero", "one", "parameter"].contains(&start.as_str()) && !settings.contains_key(&start) {
+                return Err(wrong(format!(
+                    "slot {slot:?} starts at {start:?}; it is \"zero\", \"one\", \"parameter\" or the name of a setting"
+                )));
+            }
+            slots.push(SlotSpec { start, ..SlotSpec::new(slot) });
+        }
+        for input in &proto.input {
+            let known = GIVEN.contains(&input.as_str())
+                || settings.contains_key(input)
+                || slots.iter().any(|slot| slot.name == *input);
+            if !known {
+                return Err(wrong(format!(
+                    "nothing gives it the input {input:?}: it is none of {}, no setting with a default, and no slot, for the \
+                     function gives no \"new_{input}\"",
+                    GIVEN.join(", ")
+                )));
+            }
+        }
+        let reserved = GIVEN.into_iter().chain(OPTIONS.map(|(name, _)| name)).chain([
+            "lr",
+            "lr_factor",
+            "skipped_steps",
+        ]);
+        if let Some(taken) = reserved.into_iter().find(|name| settings.contains_key(*name)) {
+            return Err(wrong(format!("a setting cannot be called {taken:?}")));
+        }
+        if let Some((setting, value)) = settings.iter().find(|(_, value)| !value.is_finite()) {
+            return Err(wrong(format!("{setting} is {value}; a finite number is needed")));
+        }
+        let imports = proto.opset_import.iter().filter(|import| import.domain.is_empty());
+        if let Some(import) = imports.into_iter().find(|import| import.version < OPSET) {
+            return Err(wrong(format!(
+                "it uses opset {}, but optimizer models are written in opset {OPSET} or later",
+                import.version
+            )));
+        }
+        Ok(OptimizerFunction { proto, settings, slots, learning_rate })
+    }
+
+    /// The description of the optimizer with its defaults.
+    #[must_use]
+    pub fn spec(&self) -> OptimizerSpec {
+        OptimizerSpec {
+            learning_rate: self.learning_rate,
+            settings: self.settings.clone(),
+            ..OptimizerSpec::of_model(&self.proto.name, self.slots.clone())
+        }
+    }
+
+    /// Checks a description, gives missing settings their defaults, and says the slots.
+    ///
+    /// # Errors
+    /// As for [`OptimizerSpec::complete`].
+    pub fn completed(&self, spec: &OptimizerSpec) -> Result<OptimizerSpec, OpError> {
+        let mut spec = spec.clone();
+        if spec.optimizer != self.proto.name {
+            return Err(OpError::invalid(format!(
+                "the description is of {:?}, but the function is {:?}",
+                spec.optimizer, self.proto.name
+            )));
+        }
+        let known = |name: &String| {
+            self.settings.contains_key(name) || OPTIONS.iter().any(|(option, _)| *option == name.as_str())
+        };
+        if let Some(unknown) = spec.settings.keys().find(|name| !known(name)) {
+            let names: Vec<&str> = self.settings.keys().map(String::as_str).collect();
+            return Err(OpError::invalid(format!(
+                "{} has no setting {unknown:?}; its settings are {}",
+                self.proto.name,
+                names.join(", ")
+            )));
+        }
+        for (name, &value) in &self.settings {
+            spec.settings.entry(name.clone()).or_insert(value);
+        }
+        spec.check()?;
+        Ok(spec.with_slots(self.slots.clone()))
+    }
+
+    pub(super) fn has_element_type(&self) -> bool {
+        self.proto.attribute.iter().any(|name| name == ELEMENT_TYPE)
+    }
+}

@@ -1,0 +1,429 @@
+"""Optimizers of the user's own: Python functions over symbolic values, or functions of ONNX."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
+
+import numpy as np
+
+from ortrain import _ortrain
+from ortrain.errors import InvalidArgumentError
+from ortrain.optim._config import Group, OptimizerConfig
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["OwnOptimizer", "Value", "register"]
+
+# The domain of functions that are made of Python functions.
+_DOMAIN = "ortrain.optim"
+# The operators of ONNX that they are made of have the same meaning from this version on.
+_OPSET = 17
+# The attribute that tells a function the type of elements.
+_ELEMENT_TYPE = "element_type"
+# Keyword arguments that are no settings.
+_NUMBERS = ("rate", "step")
+
+Operand: TypeAlias = "Value | float"
+
+
+class _Tracer:
+    """The nodes of a function as far as it is traced."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+
+    def node(self, op: str, inputs: list[str], **attributes: Any) -> str:
+        from onnx import helper
+
+        output = f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
+        return output
+
+    def constant(self, number: float) -> str:
+        from onnx import TensorProto, helper
+
+        return self.node("Constant", [], value=helper.make_tensor("number", TensorProto.DOUBLE, [], [float(number)]))
+
+    def as_element(self, name: str) -> str:
+        from onnx import AttributeProto
+
+        output = self.node("Cast", [name])
+        to = AttributeProto(name="to", type=AttributeProto.INT, ref_attr_name=_ELEMENT_TYPE)
+        self.nodes[-1].attribute.append(to)
+        return output
+
+
+class Value:
+    """A symbolic number in the formula of an optimizer: one for each element of a parameter, or one for all.
+
+    Values have the operators of Python (``+ - * / ** abs`` and comparisons), and NumPy's functions ``sqrt``, ``square``,
+    ``sign``, ``abs``, ``exp``, ``log``, ``minimum``, ``maximum``, ``where``, ``sum`` and ``linalg.norm`` work on them. Rate,
+    step and settings are float64; where they meet elements, they are rounded to the type of these.
+
+    >>> import numpy as np
+    >>> from ortrain import optim
+    >>> @optim.register
+    ... def Normed(parameter, gradient, *, rate, eps=1e-8):
+    ...     return parameter - rate * gradient / (np.linalg.norm(gradient) + eps)
+    >>> Normed(lr=0.1)
+    Normed(lr=0.1)
+    """
+
+    __array_priority__ = 1000
+
+    def __init__(self, tracer: _Tracer, name: str, *, is_number: bool) -> None:
+        self._tracer, self._name, self._is_number = tracer, name, is_number
+
+    def _of(self, other: Operand) -> Value:
+        if isinstance(other, Value):
+            return other
+        if isinstance(other, bool) or not isinstance(other, (int, float, np.number)):
+            raise TypeError(f"the formula of an optimizer is made of its values and of numbers, not {other!r}")
+        return Value(self._tracer, self._tracer.constant(float(other)), is_number=True)
+
+    def _together(self, *others: Operand) -> tuple[list[str], bool]:
+        """Names of values in the type that they are computed in together, and whether that is of numbers."""
+        values = [self, *map(self._of, others)]
+        is_number = all(value._is_number for value in values)
+        name = self._tracer.as_element
+        return [v._name if v._is_number == is_number else name(v._name) for v in values], is_number
+
+    def _op(self, op: str, *others: Operand, **attributes: Any) -> Value:
+        names, is_number = self._together(*others)
+        return Value(self._tracer, self._tracer.node(op, names, **attributes), is_number=is_number)
+
+    def __add__(self, other: Operand) -> Value:
+        return self._op("Add", other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return self._of(other)._op("Add", self)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self._op("Sub", other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self._of(other)._op("Sub", self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self._op("Mul", other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return self._of(other)._op("Mul", self)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self._op("Div", other)
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self._of(other)._op("Div", self)
+
+    def __pow__(self, other: Operand) -> Value:
+        return self._op("Pow", other)
+
+    def __rpow__(self, other: Operand) -> Value:
+        return self._of(other)._op("Pow", self)
+
+    def __neg__(self) -> Value:
+        return self._op("Neg")
+
+    def __abs__(self) -> Value:
+        return self._op("Abs")
+
+    def __lt__(self, other: Operand) -> Value:
+        return self._op("Less", other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self._op("LessOrEqual", other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self._op("Greater", other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self._op("GreaterOrEqual", other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a symbolic value is neither true nor false; np.where chooses by it")
+
+    def __float__(self) -> float:
+        raise TypeError("a symbolic value has no number before the optimizer runs")
+
+    def sum(self) -> Value:
+        """The sum over all elements of the parameter.
+
+        >>> from ortrain import optim
+        >>> @optim.register
+        ... def Centered(parameter, gradient, *, rate):
+        ...     return parameter - rate * (gradient - 1e-3 * gradient.sum())
+        >>> Centered().lr
+        0.001
+        """
+        name = self._tracer.node("ReduceSum", [self._name], keepdims=0)
+        return Value(self._tracer, name, is_number=self._is_number)
+
+    def norm(self) -> Value:
+        """The L2 norm of all elements of the parameter.
+
+        >>> from ortrain import optim
+        >>> @optim.register
+        ... def Normalized(parameter, gradient, *, rate):
+        ...     return parameter - rate * gradient / gradient.norm()
+        >>> Normalized().lr
+        0.001
+        """
+        return (self * self).sum()._op("Sqrt")
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        formula = _UFUNCS.get(ufunc.__name__)
+        if formula is None or method != "__call__" or options:
+            raise TypeError(f"the formula of an optimizer cannot use numpy.{ufunc.__name__}")
+        first, *others = inputs
+        value = first if isinstance(first, Value) else self._of(first)
+        return formula(value, *others)
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if function is np.where and len(args) == 3 and not kwargs:
+            condition, yes, no = args
+            yes = yes if isinstance(yes, Value) else self._of(yes)
+            names, is_number = yes._together(no)
+            return Value(self._tracer, self._tracer.node("Where", [condition._name, *names]), is_number=is_number)
+        if function is np.sum and len(args) == 1 and not kwargs:
+            return self.sum()
+        if function is np.linalg.norm and len(args) == 1 and not kwargs:
+            return self.norm()
+        raise TypeError(f"the formula of an optimizer cannot use numpy.{function.__name__} in this way")
+
+    def __repr__(self) -> str:
+        return f"Value({self._name})"
+
+
+_UFUNCS: dict[str, Callable[..., Value]] = {
+    "add": Value.__add__,
+    "subtract": Value.__sub__,
+    "multiply": Value.__mul__,
+    "divide": Value.__truediv__,
+    "power": Value.__pow__,
+    "negative": Value.__neg__,
+    "absolute": Value.__abs__,
+    "less": Value.__lt__,
+    "less_equal": Value.__le__,
+    "greater": Value.__gt__,
+    "greater_equal": Value.__ge__,
+    "square": lambda value: value * value,
+    "sqrt": lambda value: value._op("Sqrt"),
+    "sign": lambda value: value._op("Sign"),
+    "exp": lambda value: value._op("Exp"),
+    "log": lambda value: value._op("Log"),
+    "minimum": lambda value, other: value._op("Min", other),
+    "maximum": lambda value, other: value._op("Max", other),
+}
+
+
+class OwnOptimizer(OptimizerConfig):
+    """An optimizer of the user's own with its settings; :func:`register` makes a subclass of each function.
+
+    Args:
+        lr: the learning rate before any schedule; ``None`` for that of the optimizer.
+        max_norm: the largest L2 norm of all gradients together.
+        max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
+        max_value: the largest absolute value of an element of a gradient.
+        ema_decay: decay rate of a moving average of the weights.
+        accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
+        groups: groups of parameters with settings of their own.
+        layer_decay: the share of a layer's rate that the layer before it has.
+        settings: the settings of the optimizer.
+
+    >>> from ortrain import optim
+    >>> @optim.register(lr=0.1)
+    ... def Descent(parameter, gradient, *, rate):
+    ...     return parameter - rate * gradient
+    >>> isinstance(Descent(max_norm=1.0), optim.OwnOptimizer)
+    True
+
+    """
+
+    _defaults: ClassVar[dict[str, float]] = {}
+    _rate: ClassVar[float] = 1e-3
+
+    def __init__(
+        self,
+        lr: float | None = None,
+        *,
+        max_norm: float | None = None,
+        max_norm_per_tensor: float | None = None,
+        max_value: float | None = None,
+        ema_decay: float | None = None,
+        accumulation: Literal["sum", "mean"] = "sum",
+        groups: Iterable[Group | Mapping[str, Any]] = (),
+        layer_decay: float | None = None,
+        **settings: float,
+    ) -> None:
+        super().__init__(
+            self._rate if lr is None else lr,
+            self._defaults | settings,
+            {},
+            max_norm=max_norm,
+            max_norm_per_tensor=max_norm_per_tensor,
+            max_value=max_value,
+            ema_decay=ema_decay,
+            accumulation=accumulation,
+            groups=groups,
+            layer_decay=layer_decay,
+        )
+
+    @classmethod
+    def _usual(cls) -> dict[str, float | bool]:
+        return dict(cls._defaults)
+
+
+@overload
+def register(
+    function: Callable[..., Any] | onnx.FunctionProto,
+    /,
+    *,
+    lr: float = ...,
+    settings: Mapping[str, float] | None = ...,
+    starts: Mapping[str, str] | None = ...,
+) -> type[OwnOptimizer]: ...
+@overload
+def register(
+    *, lr: float = ..., starts: Mapping[str, str] | None = ...
+) -> Callable[[Callable[..., Any]], type[OwnOptimizer]]: ...
+def register(
+    function: Callable[..., Any] | onnx.FunctionProto | None = None,
+    /,
+    *,
+    lr: float = 1e-3,
+    settings: Mapping[str, float] | None = None,
+    starts: Mapping[str, str] | None = None,
+) -> type[OwnOptimizer] | Callable[[Callable[..., Any]], type[OwnOptimizer]]:
+    """Return the class of an optimizer of one's own, for artifacts as those of the table are.
+
+    A Python function is the formula of one parameter. Its positional arguments are ``parameter``, ``gradient`` and the
+    slots, which start at zero; its keyword arguments are ``rate``, ``step`` (as far as it needs them) and settings, which
+    have defaults. It returns the new parameter and the new slots, and is called once, with symbolic values
+    (:class:`Value`). The optimizer needs the package ``onnx`` while artifacts are made, and nothing while it trains.
+
+    An ONNX function is taken as it is: inputs by the same names, outputs ``new_parameter`` and ``new_`` with the name
+    of each slot. Its rate, step and settings have the type of elements; a function with an attribute ``element_type`` is
+    given them as float64, and the type of elements by that attribute.
+
+    Args:
+        function: a Python function or an ``onnx.FunctionProto``; left out where ``register`` is a decorator with
+            arguments.
+        lr: the learning rate where none is given.
+        settings: of an ONNX function, its settings and their defaults.
+        starts: slots that start at ``"one"``, at the ``"parameter"``, or at a setting of this name.
+
+    Raises:
+        InvalidArgumentError: if the function reads what it is not given, gives no new parameter, or has the name of an
+            optimizer of the table.
+        TypeError: if the formula does with a symbolic value what no operator of ONNX does.
+
+    >>> import numpy as np
+    >>> import ortrain
+    >>> from ortrain import optim
+    >>> @optim.register(lr=1e-4)
+    ... def MyLion(parameter, gradient, momentum, *, rate, beta1=0.9, beta2=0.99, weight_decay=0.0):
+    ...     direction = np.sign(beta1 * momentum + (1 - beta1) * gradient)
+    ...     momentum = beta2 * momentum + (1 - beta2) * gradient
+    ...     return parameter - rate * (direction + weight_decay * parameter), momentum
+    >>> config = MyLion(weight_decay=0.1, groups=[{"params": "*.bias", "weight_decay": 0}])
+    >>> loss = ortrain.LossType.CrossEntropyLoss
+    >>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)
+    >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> _ = module(x, labels)
+    >>> optimizer.step()
+
+    """
+    if function is None:
+        return lambda given: register(given, lr=lr, starts=starts)
+    if inspect.isfunction(function):
+        if settings is not None:
+            raise InvalidArgumentError("the settings of a Python function are its keyword arguments")
+        proto, defaults = _traced(function)
+    else:
+        import onnx
+
+        if not isinstance(function, onnx.FunctionProto):
+            raise TypeError(
+                f"an optimizer is a Python function or an onnx.FunctionProto, not {type(function).__name__}"
+            )
+        proto, defaults = function, {name: float(value) for name, value in (settings or {}).items()}
+    own = _ortrain.OwnOptimizer(proto.SerializeToString(), defaults, float(lr), dict(starts or {}))
+    options = [p for p in inspect.signature(OwnOptimizer).parameters.values() if p.name not in ("lr", "settings")]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    ours = [inspect.Parameter(name, keyword, default=value) for name, value in defaults.items()]
+    rate = inspect.Parameter("lr", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=float(lr))
+    members = {
+        "__doc__": getattr(function, "__doc__", None),
+        "__module__": getattr(function, "__module__", __name__),
+        "__signature__": inspect.Signature([rate, *ours, *options]),
+        "_own": own,
+        "_defaults": defaults,
+        "_rate": float(lr),
+    }
+    return type(proto.name, (OwnOptimizer,), members)
+
+
+def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str, float]]:
+    """The ONNX function that a Python function describes, and the defaults of its settings."""
+    from onnx import helper
+
+    name = function.__name__
+    positional, defaults, numbers = [], {}, []
+    for argument in inspect.signature(function).parameters.values():
+        if argument.kind is inspect.Parameter.KEYWORD_ONLY:
+            if argument.name in _NUMBERS:
+                numbers.append(argument.name)
+            elif argument.default is inspect.Parameter.empty:
+                raise InvalidArgumentError(
+                    f"the optimizer {name}: nothing gives it {argument.name!r}; a setting has a default, and other "
+                    "keyword arguments are rate and step"
+                )
+            else:
+                defaults[argument.name] = float(argument.default)
+        elif argument.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and argument.default is inspect.Parameter.empty:
+            positional.append(argument.name)
+        else:
+            raise InvalidArgumentError(
+                f"the optimizer {name}: {argument} is neither parameter, gradient or a slot, which stand first and have "
+                "no default, nor a setting, which stands behind a *"
+            )
+    if positional[:2] != ["parameter", "gradient"]:
+        raise InvalidArgumentError(
+            f"the optimizer {name}: its first arguments are parameter and gradient, not {', '.join(positional[:2])}"
+        )
+    tracer = _Tracer()
+    values = [Value(tracer, each, is_number=False) for each in positional]
+    named = {each: Value(tracer, each, is_number=True) for each in (*numbers, *defaults)}
+    results = function(*values, **named)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    slots = positional[2:]
+    if len(results) != 1 + len(slots):
+        raise InvalidArgumentError(
+            f"the optimizer {name} returns {len(results)} values; it should return the new parameter"
+            + "".join(f", the new {slot}" for slot in slots)
+        )
+    outputs = []
+    for what, value in zip(("parameter", *slots), results, strict=True):
+        if not isinstance(value, Value) or value._is_number:
+            raise InvalidArgumentError(
+                f"the optimizer {name} returns as the new {what} what has no value for each element: {value!r}"
+            )
+        outputs.append(f"new_{what}")
+        tracer.nodes.append(helper.make_node("Identity", [value._name], [outputs[-1]]))
+    proto = helper.make_function(
+        _DOMAIN,
+        name,
+        [*positional, *numbers, *defaults],
+        outputs,
+        tracer.nodes,
+        [helper.make_opsetid("", _OPSET)],
+        attributes=[_ELEMENT_TYPE],
+    )
+    return proto, defaults
