@@ -40,6 +40,17 @@ def test_a_loss_of_ones_own(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+def test_an_optimizer_of_ones_own(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "own_optimizer.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+    for name in ("Lion", "AdamW"):
+        losses = [float(loss) for loss in re.findall(rf"{name} ([\d.]+)", done.stdout)]
+        assert len(losses) == 4
+        assert losses[-1] < losses[0] / 4
+
+
 def test_a_script_of_onnxcustom(tmp_path: Path) -> None:
     script = ROOT / "examples" / "onnxcustom_script.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)

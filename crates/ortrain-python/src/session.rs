@@ -176,9 +176,41 @@ impl TrainingSession {
         })
     }
 
-    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not one for every lifetime")]
-    fn scheduler_step(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |session| session.scheduler_step())
+    fn register_lr_scheduler(&self, py: Python<'_>, schedule: &Schedule, lr: f32) -> PyResult<()> {
+        self.with(py, |session| session.register_lr_scheduler(schedule.0.clone(), lr))
+    }
+
+    /// Registers the schedule of the checkpoint, and returns it.
+    fn resume_lr_scheduler(&self, py: Python<'_>) -> PyResult<Option<Schedule>> {
+        self.with(py, |session| {
+            session.resume_lr_scheduler()?;
+            Ok(session.schedule().cloned().map(Schedule))
+        })
+    }
+
+    /// A step, with a metric or a factor where the schedule needs one.
+    fn scheduler_step(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
+        self.with(py, |session| match value {
+            None => session.scheduler_step(),
+            Some(value) => session.scheduler_step_with(value),
+        })
+    }
+
+    /// The description of the optimizer as it is now.
+    fn spec(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |session| Ok(session.optimizer_spec()?.to_text()))
+    }
+
+    /// Changes settings of the optimizer.
+    fn change(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        self.with(py, |session| {
+            let changed = spec_of(text)?;
+            session.change_optimizer(|spec| *spec = changed)
+        })
+    }
+
+    fn step_count(&self, py: Python<'_>) -> PyResult<i64> {
+        self.with(py, |session| Ok(session.state().optimizer_step_count()))
     }
 
     fn parameters_size(&self, py: Python<'_>, only_trainable: bool) -> PyResult<usize> {

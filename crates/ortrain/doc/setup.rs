@@ -43,9 +43,11 @@ pub fn training() -> Result<(CheckpointState, Module, Optimizer)> {
 }
 
 pub fn session() -> Result<TrainingSession> {
-    let made = artifacts()?;
-    let (train, eval, optimizer) = models(&made)?;
-    let state = CheckpointState::from_checkpoint(made.checkpoint)?;
+    session_on(state()?)
+}
+
+pub fn session_on(state: CheckpointState) -> Result<TrainingSession> {
+    let (train, eval, optimizer) = models(&artifacts()?)?;
     TrainingSession::new(state, train, eval, optimizer, ModuleOptions::default())
 }
 

@@ -644,6 +644,7 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let bound = bound_of(&graph).map_err(in_words)?;
     let declared = description(&model.proto).map_err(|source| wrong(source.to_string()))?;
     let spec = declared.unwrap_or_else(|| undescribed(&graph, &bound));
+    spec.check().map_err(|source| wrong(format!("its description is not sound: {source}")))?;
     for &id in &graph.inputs {
         let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
         let number = Number::ALL.iter().find(|(known, ..)| *known == name);

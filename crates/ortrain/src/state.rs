@@ -341,8 +341,12 @@ impl CheckpointState {
         values.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         let (entries, tensors): (Vec<Entry>, Vec<Option<Tensor>>) = values.into_iter().unzip();
 
-        let spec = extras.optimizer.as_deref().map(OptimizerSpec::from_text).transpose();
-        let spec = spec.map_err(|source| Error::State(format!("of the checkpoint, {source}")))?;
+        let read = |text: &str| {
+            let spec = OptimizerSpec::from_text(text)?;
+            spec.check().map(|()| spec)
+        };
+        let spec = extras.optimizer.as_deref().map(read).transpose();
+        let spec = spec.map_err(|source| Error::State(format!("the optimizer of the checkpoint: {source}")))?;
         let own = spec.as_ref().map_or(GROUP, |spec| &spec.optimizer).to_owned();
         let mut optimizer = None;
         let mut other_groups = Vec::new();

@@ -6,9 +6,10 @@ use std::path::Path;
 use ortrain_graph::Tensor;
 use ortrain_program::Given;
 
+use crate::optim::OptimizerSpec;
 use crate::{
-    CheckpointState, Destination, Error, LinearLRScheduler, ModelSource, Module, ModuleOptions, Optimizer,
-    Result, ValueInfo, collect,
+    CheckpointState, Destination, Error, LinearLRScheduler, LrScheduler, ModelSource, Module, ModuleOptions,
+    Optimizer, Result, Schedule, ValueInfo, collect,
 };
 
 /// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's C, C++ and
@@ -68,6 +69,19 @@ pub struct TrainingSession<S = CheckpointState> {
     parts: DetachedSession,
 }
 
+/// The scheduler of a session.
+#[derive(Debug)]
+enum Registered {
+    /// That of onnxruntime-training.
+    Linear(LinearLRScheduler),
+    /// Any schedule.
+    Schedule(LrScheduler),
+}
+
+fn unregistered() -> Error {
+    Error::State("no learning rate scheduler is registered; register one before a scheduler step".into())
+}
+
 /// A [`TrainingSession`] without its state, made by [`TrainingSession::detach`].
 ///
 /// ```
@@ -85,7 +99,7 @@ pub struct TrainingSession<S = CheckpointState> {
 pub struct DetachedSession {
     module: Module,
     optimizer: Option<Optimizer>,
-    scheduler: Option<LinearLRScheduler>,
+    scheduler: Option<Registered>,
 }
 
 impl DetachedSession {
@@ -325,8 +339,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         let optimizer = self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("a learning rate"))?;
         if self.parts.scheduler.is_some() {
             return Err(Error::State(
-                "the learning rate cannot be set: a linear learning rate scheduler is registered, which sets it at \
-                 every scheduler step"
+                "the learning rate cannot be set: a learning rate scheduler is registered, which sets it at every scheduler \
+                 step"
                     .into(),
             ));
         }
@@ -359,6 +373,58 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         total_step_count: i64,
         initial_lr: f32,
     ) -> Result<()> {
+        self.check_unscheduled()?;
+        let state = self.state.borrow_mut();
+        let scheduler = LinearLRScheduler::register(state, warmup_step_count, total_step_count, initial_lr)?;
+        self.parts.scheduler = Some(Registered::Linear(scheduler));
+        Ok(())
+    }
+
+    /// Lets [`TrainingSession::scheduler_step`] decide the learning rate by any schedule, and sets the rate for the steps
+    /// done so far. Factors of the schedule are times of `lr`.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.register_lr_scheduler("Exponential(gamma=0.5)".parse()?, 1.0)?;
+    /// session.optimizer_step()?;
+    /// session.scheduler_step()?;
+    /// assert_eq!(session.learning_rate()?, 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no optimizer model, a scheduler is registered already, or schedule and rate make no sense.
+    pub fn register_lr_scheduler(&mut self, schedule: Schedule, lr: f32) -> Result<()> {
+        self.check_unscheduled()?;
+        let scheduler = LrScheduler::new(self.state.borrow_mut(), schedule, lr)?;
+        self.parts.scheduler = Some(Registered::Schedule(scheduler));
+        Ok(())
+    }
+
+    /// Registers the schedule that the state was saved with, with all that it remembers. The rate stays as it was saved.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.register_lr_scheduler("Exponential(gamma=0.5)".parse()?, 1.0)?;
+    /// let bytes = session.state().to_bytes(true)?;
+    /// # let mut later = setup::session_on(ortrain::CheckpointState::from_bytes(bytes)?)?;
+    /// later.resume_lr_scheduler()?;
+    /// later.scheduler_step()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no optimizer model, a scheduler is registered already, or the state has no schedule.
+    pub fn resume_lr_scheduler(&mut self) -> Result<()> {
+        self.check_unscheduled()?;
+        let scheduler = LrScheduler::resume(self.state.borrow())?;
+        self.parts.scheduler = Some(Registered::Schedule(scheduler));
+        Ok(())
+    }
+
+    fn check_unscheduled(&self) -> Result<()> {
         if self.parts.optimizer.is_none() {
             return Err(Error::NoOptimizer("a learning rate scheduler"));
         }
@@ -369,10 +435,26 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
                     .into(),
             ));
         }
-        let state = self.state.borrow_mut();
-        let scheduler = LinearLRScheduler::register(state, warmup_step_count, total_step_count, initial_lr)?;
-        self.parts.scheduler = Some(scheduler);
         Ok(())
+    }
+
+    /// The schedule that is registered; `None` for the linear one of [`TrainingSession::register_linear_lr_scheduler`], and
+    /// before any is.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert!(session.schedule().is_none());
+    /// session.register_lr_scheduler("Constant()".parse()?, 0.1)?;
+    /// assert_eq!(session.schedule().unwrap().to_string(), "Constant()");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn schedule(&self) -> Option<&Schedule> {
+        match &self.parts.scheduler {
+            Some(Registered::Schedule(scheduler)) => Some(scheduler.schedule()),
+            _ => None,
+        }
     }
 
     /// Sets the learning rate for the number of optimizer steps done so far; there is no other counter.
@@ -390,13 +472,68 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// When no scheduler is registered.
     pub fn scheduler_step(&mut self) -> Result<()> {
-        match &self.parts.scheduler {
-            Some(scheduler) => scheduler.step(self.state.borrow_mut()),
-            None => Err(Error::State(
-                "no learning rate scheduler is registered; register a linear one before a scheduler step"
-                    .into(),
-            )),
+        match &mut self.parts.scheduler {
+            Some(Registered::Linear(scheduler)) => scheduler.step(self.state.borrow_mut()),
+            Some(Registered::Schedule(scheduler)) => scheduler.step(self.state.borrow_mut()),
+            None => Err(unregistered()),
         }
+    }
+
+    /// [`TrainingSession::scheduler_step`] of a schedule that goes by a metric, or by the factor of a function.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.register_lr_scheduler("ReduceOnPlateau(factor=0.5, patience=0)".parse()?, 1.0)?;
+    /// session.scheduler_step_with(0.9)?;
+    /// session.scheduler_step_with(0.9)?;
+    /// assert_eq!(session.learning_rate()?, 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When no scheduler is registered, its schedule takes no value, or the value makes no sense.
+    pub fn scheduler_step_with(&mut self, value: f64) -> Result<()> {
+        match &mut self.parts.scheduler {
+            Some(Registered::Schedule(scheduler)) => scheduler.step_with(self.state.borrow_mut(), value),
+            Some(Registered::Linear(_)) => {
+                Err(Error::Argument("a step of the linear learning rate scheduler takes no metric".into()))
+            }
+            None => Err(unregistered()),
+        }
+    }
+
+    /// The settings of the optimizer and its groups of parameters as they are now.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::session()?;
+    /// assert_eq!(session.optimizer_spec()?.optimizer, "AdamW");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no optimizer model.
+    pub fn optimizer_spec(&self) -> Result<&OptimizerSpec> {
+        let optimizer = self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
+        optimizer.spec(self.state.borrow())
+    }
+
+    /// Changes settings of the optimizer from the next step on, as [`Optimizer::change`] does.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// let error = session.change_optimizer(|spec| spec.groups.clear()).unwrap_err().to_string();
+    /// assert!(error.contains("are in its optimizer model"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there, and when there is no optimizer model.
+    pub fn change_optimizer(&mut self, change: impl FnOnce(&mut OptimizerSpec)) -> Result<()> {
+        let optimizer = self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
+        optimizer.change(self.state.borrow_mut(), change)
     }
 
     /// The number of elements of all parameters of the training model, or of those that are trained.

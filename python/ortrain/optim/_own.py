@@ -10,7 +10,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain.errors import InvalidArgumentError
-from ortrain.optim._config import Group, OptimizerConfig
+from ortrain.optim._config import Group, OptimizerConfig, number
 
 if TYPE_CHECKING:
     import onnx
@@ -38,7 +38,8 @@ class _Tracer:
     def node(self, op: str, inputs: list[str], **attributes: Any) -> str:
         from onnx import helper
 
-        output = f"{op}_{len(self.nodes)}"
+        # No argument of a Python function has a name with a dot.
+        output = f"{op}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 
@@ -46,6 +47,11 @@ class _Tracer:
         from onnx import TensorProto, helper
 
         return self.node("Constant", [], value=helper.make_tensor("number", TensorProto.DOUBLE, [], [float(number)]))
+
+    def as_number(self, name: str) -> str:
+        from onnx import TensorProto
+
+        return self.node("Cast", [name], to=TensorProto.DOUBLE)
 
     def as_element(self, name: str) -> str:
         from onnx import AttributeProto
@@ -59,9 +65,10 @@ class _Tracer:
 class Value:
     """A symbolic number in the formula of an optimizer: one for each element of a parameter, or one for all.
 
-    Values have the operators of Python (``+ - * / ** abs`` and comparisons), and NumPy's functions ``sqrt``, ``square``,
-    ``sign``, ``abs``, ``exp``, ``log``, ``minimum``, ``maximum``, ``where``, ``sum`` and ``linalg.norm`` work on them. Rate,
-    step and settings are float64; where they meet elements, they are rounded to the type of these.
+    Values have the operators of Python (``+ - * / ** abs`` and comparisons), and NumPy's functions ``sqrt``,
+    ``square``, ``sign``, ``abs``, ``exp``, ``log``, ``minimum``, ``maximum``, ``where``, ``sum`` and ``linalg.norm``
+    work on them. Rate, step and settings are float64; where they meet elements, they are rounded to the type of these.
+    A comparison counts as 1 or 0 where a number is needed.
 
     >>> import numpy as np
     >>> from ortrain import optim
@@ -74,8 +81,8 @@ class Value:
 
     __array_priority__ = 1000
 
-    def __init__(self, tracer: _Tracer, name: str, *, is_number: bool) -> None:
-        self._tracer, self._name, self._is_number = tracer, name, is_number
+    def __init__(self, tracer: _Tracer, name: str, *, is_number: bool, is_truth: bool = False) -> None:
+        self._tracer, self._name, self._is_number, self._is_truth = tracer, name, is_number, is_truth
 
     def _of(self, other: Operand) -> Value:
         if isinstance(other, Value):
@@ -84,16 +91,20 @@ class Value:
             raise TypeError(f"the formula of an optimizer is made of its values and of numbers, not {other!r}")
         return Value(self._tracer, self._tracer.constant(float(other)), is_number=True)
 
-    def _together(self, *others: Operand) -> tuple[list[str], bool]:
-        """Names of values in the type that they are computed in together, and whether that is of numbers."""
+    def _as(self, *, is_number: bool) -> str:
+        """Its name in the type of numbers, or in that of elements."""
+        if self._is_number == is_number and not self._is_truth:
+            return self._name
+        return self._tracer.as_number(self._name) if is_number else self._tracer.as_element(self._name)
+
+    def _op(self, op: str, *others: Operand, is_truth: bool = False) -> Value:
         values = [self, *map(self._of, others)]
         is_number = all(value._is_number for value in values)
-        name = self._tracer.as_element
-        return [v._name if v._is_number == is_number else name(v._name) for v in values], is_number
+        name = self._tracer.node(op, [value._as(is_number=is_number) for value in values])
+        return Value(self._tracer, name, is_number=is_number, is_truth=is_truth)
 
-    def _op(self, op: str, *others: Operand, **attributes: Any) -> Value:
-        names, is_number = self._together(*others)
-        return Value(self._tracer, self._tracer.node(op, names, **attributes), is_number=is_number)
+    def _compared(self, op: str, other: Operand) -> Value:
+        return self._op(op, other, is_truth=True)
 
     def __add__(self, other: Operand) -> Value:
         return self._op("Add", other)
@@ -132,16 +143,24 @@ class Value:
         return self._op("Abs")
 
     def __lt__(self, other: Operand) -> Value:
-        return self._op("Less", other)
+        return self._compared("Less", other)
 
     def __le__(self, other: Operand) -> Value:
-        return self._op("LessOrEqual", other)
+        return self._compared("LessOrEqual", other)
 
     def __gt__(self, other: Operand) -> Value:
-        return self._op("Greater", other)
+        return self._compared("Greater", other)
 
     def __ge__(self, other: Operand) -> Value:
-        return self._op("GreaterOrEqual", other)
+        return self._compared("GreaterOrEqual", other)
+
+    def __eq__(self, other: Operand) -> Value:  # type: ignore[override]
+        return self._compared("Equal", other)
+
+    def __ne__(self, other: Operand) -> Value:  # type: ignore[override]
+        equal = self._compared("Equal", other)
+        name = self._tracer.node("Not", [equal._name])
+        return Value(self._tracer, name, is_number=equal._is_number, is_truth=True)
 
     def __bool__(self) -> bool:
         raise TypeError("a symbolic value is neither true nor false; np.where chooses by it")
@@ -159,7 +178,7 @@ class Value:
         >>> Centered().lr
         0.001
         """
-        name = self._tracer.node("ReduceSum", [self._name], keepdims=0)
+        name = self._tracer.node("ReduceSum", [self._as(is_number=self._is_number)], keepdims=0)
         return Value(self._tracer, name, is_number=self._is_number)
 
     def norm(self) -> Value:
@@ -187,8 +206,11 @@ class Value:
     ) -> Any:
         if function is np.where and len(args) == 3 and not kwargs:
             condition, yes, no = args
-            yes = yes if isinstance(yes, Value) else self._of(yes)
-            names, is_number = yes._together(no)
+            if not isinstance(condition, Value) or not condition._is_truth:
+                raise TypeError(f"the condition of numpy.where is a comparison of values, not {condition!r}")
+            branches = [self._of(yes), self._of(no)]
+            is_number = all(value._is_number for value in (condition, *branches))
+            names = [value._as(is_number=is_number) for value in branches]
             return Value(self._tracer, self._tracer.node("Where", [condition._name, *names]), is_number=is_number)
         if function is np.sum and len(args) == 1 and not kwargs:
             return self.sum()
@@ -208,6 +230,8 @@ _UFUNCS: dict[str, Callable[..., Value]] = {
     "power": Value.__pow__,
     "negative": Value.__neg__,
     "absolute": Value.__abs__,
+    "equal": Value.__eq__,
+    "not_equal": Value.__ne__,
     "less": Value.__lt__,
     "less_equal": Value.__le__,
     "greater": Value.__gt__,
@@ -303,13 +327,13 @@ def register(
     """Return the class of an optimizer of one's own, for artifacts as those of the table are.
 
     A Python function is the formula of one parameter. Its positional arguments are ``parameter``, ``gradient`` and the
-    slots, which start at zero; its keyword arguments are ``rate``, ``step`` (as far as it needs them) and settings, which
-    have defaults. It returns the new parameter and the new slots, and is called once, with symbolic values
+    slots, which start at zero; its keyword arguments are ``rate``, ``step`` (as far as it needs them) and settings,
+    which have defaults. It returns the new parameter and the new slots, and is called once, with symbolic values
     (:class:`Value`). The optimizer needs the package ``onnx`` while artifacts are made, and nothing while it trains.
 
     An ONNX function is taken as it is: inputs by the same names, outputs ``new_parameter`` and ``new_`` with the name
-    of each slot. Its rate, step and settings have the type of elements; a function with an attribute ``element_type`` is
-    given them as float64, and the type of elements by that attribute.
+    of each slot. Its rate, step and settings have the type of elements; a function with an attribute ``element_type``
+    is given them as float64, and the type of elements by that attribute.
 
     Args:
         function: a Python function or an ``onnx.FunctionProto``; left out where ``register`` is a decorator with
@@ -353,9 +377,14 @@ def register(
             raise TypeError(
                 f"an optimizer is a Python function or an onnx.FunctionProto, not {type(function).__name__}"
             )
-        proto, defaults = function, {name: float(value) for name, value in (settings or {}).items()}
-    own = _ortrain.OwnOptimizer(proto.SerializeToString(), defaults, float(lr), dict(starts or {}))
+        proto, defaults = function, {name: number(name, value) for name, value in (settings or {}).items()}
     options = [p for p in inspect.signature(OwnOptimizer).parameters.values() if p.name not in ("lr", "settings")]
+    taken = next((name for name in defaults if name in ("lr", *(option.name for option in options))), None)
+    if taken is not None:
+        raise InvalidArgumentError(
+            f"the optimizer {proto.name}: every optimizer has an option {taken!r}; a setting has another name"
+        )
+    own = _ortrain.OwnOptimizer(proto.SerializeToString(), defaults, float(lr), dict(starts or {}))
     keyword = inspect.Parameter.KEYWORD_ONLY
     ours = [inspect.Parameter(name, keyword, default=value) for name, value in defaults.items()]
     rate = inspect.Parameter("lr", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=float(lr))
@@ -386,13 +415,13 @@ def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str,
                     "keyword arguments are rate and step"
                 )
             else:
-                defaults[argument.name] = float(argument.default)
+                defaults[argument.name] = number(f"the optimizer {name}: {argument.name}", argument.default)
         elif argument.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and argument.default is inspect.Parameter.empty:
             positional.append(argument.name)
         else:
             raise InvalidArgumentError(
-                f"the optimizer {name}: {argument} is neither parameter, gradient or a slot, which stand first and have "
-                "no default, nor a setting, which stands behind a *"
+                f"the optimizer {name}: {argument} is neither parameter, gradient or a slot, which stand first and "
+                "have no default, nor a setting, which stands behind a *"
             )
     if positional[:2] != ["parameter", "gradient"]:
         raise InvalidArgumentError(
@@ -416,7 +445,7 @@ def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str,
                 f"the optimizer {name} returns as the new {what} what has no value for each element: {value!r}"
             )
         outputs.append(f"new_{what}")
-        tracer.nodes.append(helper.make_node("Identity", [value._name], [outputs[-1]]))
+        tracer.nodes.append(helper.make_node("Identity", [value._as(is_number=False)], [outputs[-1]]))
     proto = helper.make_function(
         _DOMAIN,
         name,
