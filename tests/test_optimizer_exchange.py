@@ -13,7 +13,7 @@ from conftest import RECORDS, Run, generate
 from environments import in_environment
 from replaying import LOSS_TOLERANCE, PARAMETER_TOLERANCE, batches_of
 
-from ortrain import OrtrainError, optim
+from ortrain import optim
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.optim import OptimizerConfig
 
@@ -125,33 +125,23 @@ def test_models_in_plain_onnx_are_refused_there(name: str, oracle: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_their_adamw_begins_anew_on_a_checkpoint_of_another_optimizer(name: str, oracle: Path, tmp_path: Path) -> None:
-    """They read the file and pass over a group of a name that they do not know, as if there were no optimizer state.
-
-    What they save then is the state of their AdamW, with which AdamW alone goes on here.
-    """
+def test_their_adamw_refuses_a_checkpoint_of_another_optimizer(name: str, oracle: Path, tmp_path: Path) -> None:
+    """Slots have other names in the file than moments of theirs; without optimizer state the file is one like any other."""
     run = Run(generate(CASE.name, tmp_path, optimizer=OURS[name]))
     go_on(run)
+    refused = tried(oracle, *THEIR_MODELS, saved(run, "saved"), tmp_path / "back")
+    assert refused["call"] == "Optimizer"
+    assert refused["error"].startswith(("IndexError: ", "RuntimeError: ")), refused["error"]
     plain = tried(oracle, *THEIR_MODELS, saved(run, "plain", optimizer=False), tmp_path / "other")
-    found = tried(oracle, *THEIR_MODELS, saved(run, "saved"), tmp_path / "back")
-    assert found == plain
-    assert len(found["losses"]) == len(BATCHES)
-    if not name.startswith("AdamW"):
-        with pytest.raises(OrtrainError, match="the state has the optimizer AdamW"):
-            Run(tmp_path, "back")
-        generate(CASE.name, tmp_path, optimizer=optim.AdamW())
-    back = Run(tmp_path, "back")
-    assert back.optimizer.step_count == len(BATCHES)
-    for parameter, values in found["parameters"].items():
-        np.testing.assert_array_equal(back.state.parameters[parameter].data, np.array(values, np.float32))
+    assert len(plain["losses"]) == len(BATCHES)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_another_optimizer_takes_over_again(name: str, oracle: Path, tmp_path: Path) -> None:
-    """The file that comes back has the group that they passed over, too, which is out of date."""
+    """A training that went on in their AdamW goes on here in the optimizer that it began with."""
     run = Run(generate(CASE.name, tmp_path, optimizer=OURS[name]))
     go_on(run)
-    tried(oracle, *THEIR_MODELS, saved(run, "saved"), tmp_path / "back")
+    tried(oracle, *THEIR_MODELS, saved(run, "plain", optimizer=False), tmp_path / "back")
     run.state = CheckpointState.load_checkpoint(tmp_path / "back")
     run.module = Module(tmp_path / "training_model.onnx", run.state)
     run.optimizer = Optimizer(tmp_path / "optimizer_model.onnx", run.module, replace=True)

@@ -19,6 +19,7 @@ from replaying import Record, batches_of, too_far
 import ortrain
 from ortrain import OrtValue, artifacts
 from ortrain.api import CheckpointState, LinearLRScheduler
+from ortrain.schedules import Constant, Cosine, ReduceOnPlateau, Warmup
 from ortrain.session import TrainingSession
 
 # What a float32 sum may lose when it is taken in another order.
@@ -539,7 +540,7 @@ def test_learning_rate_and_scheduler(session: TrainingSession) -> None:
     """One of the two decides the rate."""
     with pytest.raises(ortrain.OrtrainError) as error:
         session.scheduler_step()
-    assert str(error.value) == "no learning rate scheduler is registered; register a linear one before a scheduler step"
+    assert str(error.value) == "no learning rate scheduler is registered; register one before a scheduler step"
     session.set_learning_rate(1)
     assert session.get_learning_rate() == 1
     for rate in (-0.5, float("nan"), float("inf")):
@@ -558,7 +559,7 @@ def test_learning_rate_and_scheduler(session: TrainingSession) -> None:
     for call, sentence in (
         (
             lambda: session.set_learning_rate(0.1),
-            "the learning rate cannot be set: a linear learning rate scheduler is registered, which sets it at every "
+            "the learning rate cannot be set: a learning rate scheduler is registered, which sets it at every "
             "scheduler step",
         ),
         (
@@ -668,6 +669,8 @@ CALLS: dict[str, Callable[[TrainingSession], Any]] = {
     "set_learning_rate": lambda session: session.set_learning_rate(0.1),
     "get_learning_rate": lambda session: session.get_learning_rate(),
     "register_linear_lr_scheduler": lambda session: session.register_linear_lr_scheduler(1, 2, 0.1),
+    "register_lr_scheduler": lambda session: session.register_lr_scheduler(Constant(), 0.1),
+    "resume_lr_scheduler": lambda session: session.resume_lr_scheduler(),
     "scheduler_step": lambda session: session.scheduler_step(),
     "get_parameters_size": lambda session: session.get_parameters_size(True),
     "to_buffer": lambda session: session.to_buffer(True),
@@ -679,6 +682,52 @@ CALLS: dict[str, Callable[[TrainingSession], Any]] = {
     "export_model_for_inferencing": lambda session: session.export_model_for_inferencing("model.onnx", ["logits"]),
     "set_seed": lambda session: session.set_seed(1),
 }
+
+
+def test_sessions_take_any_schedule(ours: Callable[[str], Path], tmp_path: Path) -> None:
+    """Rates of a session are those of a scheduler of its own; a checkpoint goes on with them."""
+    with session_of(ours("mlp_adamw_ce")) as session:
+        schedule = Warmup(2, Cosine(total=8))
+        session.register_lr_scheduler(schedule, lr=0.5)
+        with pytest.raises(ortrain.OrtrainError, match="registered already"):
+            session.resume_lr_scheduler()
+        rates = []
+        for _ in range(3):
+            session.train_step([X, LABELS])
+            session.optimizer_step()
+            session.scheduler_step()
+            rates.append(session.get_learning_rate())
+        assert rates == [float(np.float32(0.5 * schedule(t))) for t in (1, 2, 3)]
+        with pytest.raises(ortrain.InvalidArgumentError, match="takes no metric"):
+            session.scheduler_step(0.5)
+        CheckpointState.save_checkpoint(session.state, tmp_path / "later", include_optimizer_state=True)
+    folder = ours("mlp_adamw_ce")
+    later = CheckpointState.load_checkpoint(tmp_path / "later")
+    models = [folder / f"{name}_model.onnx" for name in ("training", "eval", "optimizer")]
+    session = TrainingSession(later, *models)
+    session.resume_lr_scheduler()
+    session.train_step([X, LABELS])
+    session.optimizer_step()
+    session.scheduler_step()
+    assert session.get_learning_rate() == float(np.float32(0.5 * schedule(4)))
+    assert [len(group.parameters) for group in session.groups] == [len(later.parameters)]
+
+
+def test_sessions_take_functions_and_metrics(ours: Callable[[str], Path]) -> None:
+    session = session_of(ours("mlp_adamw_ce"))
+    session.register_lr_scheduler(lambda t: 1 / (1 + t), lr=0.5)
+    assert session.get_learning_rate() == 0.5
+    session.train_step([X, LABELS])
+    session.optimizer_step()
+    session.scheduler_step()
+    assert session.get_learning_rate() == 0.25
+    session = session_of(ours("mlp_adamw_ce"))
+    session.register_lr_scheduler(ReduceOnPlateau(factor=0.5, patience=0), lr=1.0)
+    with pytest.raises(ortrain.InvalidArgumentError, match="a metric"):
+        session.scheduler_step()
+    session.scheduler_step(0.7)
+    session.scheduler_step(0.7)
+    assert session.get_learning_rate() == 0.5
 
 
 def test_every_method_is_in_the_table() -> None:

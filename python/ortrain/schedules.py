@@ -486,7 +486,7 @@ class LRScheduler:
         self._optimizer = optimizer
         self._schedule = _schedule(schedule, "schedule")
         # A function that fails leaves everything as it was.
-        decided = self._decided()
+        decided = _value_for(self._schedule, None, optimizer.step_count)
         self._native = _ortrain.LrScheduler(optimizer._native, self._schedule._native, lr)
         if decided is not None:
             self._native.step(decided)
@@ -523,12 +523,7 @@ class LRScheduler:
         0.75
 
         """
-        if metric is not None:
-            if self._schedule._native.takes() != "metric":
-                raise InvalidArgumentError(f"a step of {self._schedule!r} takes no metric")
-            metric = _number(metric, "the metric")
-        decided = self._decided()
-        self._native.step(metric if decided is None else decided)
+        self._native.step(_value_for(self._schedule, metric, self._optimizer.step_count))
 
     def get_last_lr(self) -> float:
         """The rate that is set now, a float32.
@@ -539,11 +534,14 @@ class LRScheduler:
         """
         return self._optimizer.get_learning_rate()
 
-    def _decided(self) -> float | None:
-        """What the function says for the steps done so far, if there is one."""
-        if self._schedule._function is None:
-            return None
-        return self._schedule._decided(self._optimizer.step_count)
+
+def _value_for(schedule: Schedule, metric: float | None, step: int) -> float | None:
+    """The value that a step of a schedule is given: the metric, or the factor of its function, if it has one."""
+    if metric is not None:
+        if schedule._native.takes() != "metric":
+            raise InvalidArgumentError(f"a step of {schedule!r} takes no metric")
+        return _number(metric, "the metric")
+    return None if schedule._function is None else schedule._decided(step)
 
 
 def resume(optimizer: Optimizer, function: Factor | None = None) -> LRScheduler:
@@ -573,7 +571,12 @@ def resume(optimizer: Optimizer, function: Factor | None = None) -> LRScheduler:
     scheduler = LRScheduler.__new__(LRScheduler)
     scheduler._optimizer = optimizer
     scheduler._native = _ortrain.LrScheduler.resume(optimizer._native)
-    native = scheduler._native.schedule()
+    scheduler._schedule = _resumed(scheduler._native.schedule(), function)
+    return scheduler
+
+
+def _resumed(native: _ortrain.Schedule, function: Factor | None) -> Schedule:
+    """The schedule of a checkpoint, with the function that it needs."""
     takes = native.takes() == "factor"
     if takes and function is None:
         raise InvalidArgumentError(
@@ -584,8 +587,7 @@ def resume(optimizer: Optimizer, function: Factor | None = None) -> LRScheduler:
         raise InvalidArgumentError(
             f"the schedule of the checkpoint, {native.text()}, has no function, but one is given"
         )
-    scheduler._schedule = _made_from(native.text(), None if function is None else Function(function)._function)
-    return scheduler
+    return _made_from(native.text(), None if function is None else Function(function)._function)
 
 
 def _made_from(text: str, function: Factor | None) -> Schedule:

@@ -35,6 +35,9 @@ from ortrain.ortvalue import OrtValue
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ortrain.optim import ParameterGroup
+    from ortrain.schedules import Factor, Schedule
+
 __all__ = ["TrainingSession"]
 
 
@@ -73,6 +76,7 @@ class TrainingSession:
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         self._state = state
         self._device = device
+        self._schedule: Schedule | None = None
         state._take_seed()
         self._native = _ortrain.TrainingSession(
             state._native,
@@ -282,12 +286,87 @@ class TrainingSession:
 
         """
         self._native.register_linear_lr_scheduler(warmup_step_count, total_step_count, initial_lr)
+        self._schedule = None
 
-    def scheduler_step(self) -> None:
+    def register_lr_scheduler(self, schedule: Schedule | Factor, lr: float | None = None) -> None:
+        """Let :meth:`scheduler_step` decide the rate by any schedule, and set it for the steps done so far.
+
+        Args:
+            schedule: one of :mod:`ortrain.schedules`, or a function from steps to a factor.
+            lr: the learning rate that factors are times of; ``None`` for the one that the optimizer has now.
+
+        Raises:
+            OrtrainError: if a scheduler is registered already; without an optimizer model.
+            InvalidArgumentError: if ``lr``, or the rate that follows, is negative, infinite or NaN.
+
+        >>> from ortrain import schedules
+        >>> session.register_lr_scheduler(schedules.Exponential(gamma=0.5), lr=1.0)
+        >>> _ = session.train_step([x, labels])
+        >>> session.optimizer_step()
+        >>> session.scheduler_step()
+        >>> session.get_learning_rate()
+        0.5
+
+        """
+        # Sessions without schedules do not import them.
+        from ortrain import schedules
+
+        made = schedules._schedule(schedule, "schedule")
+        rate = self.get_learning_rate() if lr is None else lr
+        decided = schedules._value_for(made, None, self._native.step_count())
+        self._native.register_lr_scheduler(made._native, rate)
+        if decided is not None:
+            self._native.scheduler_step(decided)
+        self._schedule = made
+
+    def resume_lr_scheduler(self, function: Factor | None = None) -> None:
+        """Register the schedule that the checkpoint was saved with, with all that it remembered.
+
+        The rate stays as it was saved, so that a training goes on bit for bit.
+
+        Args:
+            function: the function of the schedule, if it has one: a checkpoint cannot hold it.
+
+        Raises:
+            OrtrainError: if a scheduler is registered already, or the checkpoint has no schedule.
+            InvalidArgumentError: if the schedule has a function and none is given, or the other way round.
+
+        >>> from ortrain import schedules
+        >>> session.register_lr_scheduler(schedules.Cosine(total=100), lr=0.5)
+        >>> CheckpointState.save_checkpoint(session.state, "later", include_optimizer_state=True)
+        >>> later = CheckpointState.load_checkpoint("later")
+        >>> session = TrainingSession(later, "training_model.onnx", optimizer_model="optimizer_model.onnx")
+        >>> session.resume_lr_scheduler()
+        >>> session.get_learning_rate()
+        0.5
+
+        """
+        from ortrain import schedules
+
+        native = self._native.resume_lr_scheduler()
+        if native is not None:
+            self._schedule = schedules._resumed(native, function)
+
+    @property
+    def groups(self) -> list[ParameterGroup]:
+        """The groups of parameters of the optimizer, as :attr:`Optimizer.groups <ortrain.api.Optimizer.groups>`.
+
+        >>> session.groups[0].parameters
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+        """
+        from ortrain.optim._live import groups_of
+
+        return groups_of(self._native, self._state._native)
+
+    def scheduler_step(self, metric: float | None = None) -> None:
         """Set the rate for the number of optimizer steps done so far; there is no other counter.
+
+        Args:
+            metric: what :class:`~ortrain.schedules.ReduceOnPlateau` goes by; no other schedule takes one.
 
         Raises:
             OrtrainError: if no scheduler is registered.
+            InvalidArgumentError: if the metric is missing or not wanted, or the rate would not be finite.
 
         >>> session.register_linear_lr_scheduler(warmup_step_count=4, total_step_count=8, initial_lr=1.0)
         >>> _ = session.train_step([x, labels])
@@ -297,7 +376,12 @@ class TrainingSession:
         0.25
 
         """
-        self._native.scheduler_step()
+        if self._schedule is None:
+            self._native.scheduler_step(metric)
+            return
+        from ortrain import schedules
+
+        self._native.scheduler_step(schedules._value_for(self._schedule, metric, self._native.step_count()))
 
     def get_parameters_size(self, only_trainable: bool) -> int:
         """The number of elements of all (trainable) parameters.
@@ -368,15 +452,23 @@ class TrainingSession:
         return len(self._native.output_names(training))
 
     def export_model_for_inferencing(
-        self, inference_model_path: PathLike, graph_output_names: Sequence[str], external_data: bool = False
+        self,
+        inference_model_path: PathLike,
+        graph_output_names: Sequence[str],
+        external_data: bool = False,
+        *,
+        average: bool = False,
     ) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need.
 
         A model of more than 2 GiB has its weights in ``<inference_model_path>.data``; with ``external_data`` any has.
+        With ``average`` the averages that the optimizer keeps (:attr:`Parameter.average
+        <ortrain.api.Parameter.average>`) stand in the place of the weights.
 
         Raises:
             InvalidArgumentError: for a name that no value has, or without any.
-            OrtrainError: without an eval model, if the state is nominal, or if the file cannot be written.
+            OrtrainError: without an eval model, if the state is nominal, if there are no averages, or if the file
+                cannot be written.
 
         >>> session.export_model_for_inferencing("trained.onnx", ["logits"])
 
@@ -384,7 +476,8 @@ class TrainingSession:
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")
         above = 0 if external_data else None
-        self._native.export_model_for_inferencing(os.fspath(inference_model_path), list(graph_output_names), above)
+        path, names = os.fspath(inference_model_path), list(graph_output_names)
+        self._native.export_model_for_inferencing(path, names, above, average)
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of random numbers (of Dropout, say), which is the state's and goes into checkpoints.

@@ -79,7 +79,7 @@ pub struct NominalTensor {
 /// The optimizer state of one group of parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerGroup {
-    /// The name; `group0` is the only one ONNX Runtime uses. That of other optimizers is their name.
+    /// The name; `group0` is the only one ONNX Runtime uses.
     pub name: String,
     /// Optimizer steps taken.
     pub step: i64,
@@ -94,7 +94,8 @@ pub struct OptimizerGroup {
 pub struct ParameterState {
     /// The name of the parameter.
     pub parameter: String,
-    /// The slots of the optimizer by name: `momentum0` and, for `AdamW`, `momentum1`.
+    /// The slots of the optimizer by name: `momentum0` and, for `AdamW`, `momentum1`; those of optimizers that ONNX Runtime
+    /// does not have begin with the name of the optimizer.
     pub moments: Vec<NamedTensor>,
 }
 

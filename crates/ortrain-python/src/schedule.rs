@@ -13,7 +13,7 @@ use crate::training::Optimizer;
 
 /// A schedule: names, settings and formulas are the core's.
 #[pyclass(frozen, module = "ortrain._ortrain")]
-pub(crate) struct Schedule(ortrain::Schedule);
+pub(crate) struct Schedule(pub(crate) ortrain::Schedule);
 
 #[pymethods]
 impl Schedule {

@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::door::Door;
+use crate::optim::spec_of;
+use crate::schedule::Schedule;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::training::Under;
@@ -239,16 +241,24 @@ impl TrainingSession {
     }
 
     /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.
-    #[pyo3(signature = (path, output_names, external_above=None))]
+    #[pyo3(signature = (path, output_names, external_above=None, average=false))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
         path: PathBuf,
         output_names: Vec<String>,
         external_above: Option<u64>,
+        average: bool,
     ) -> PyResult<()> {
         self.with(py, |session| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
+            if average {
+                let averaged = session.state().averaged()?;
+                return match external_above {
+                    None => session.module().export_model_for_inferencing(&averaged, path, &names),
+                    Some(above) => session.module().export_with_external_data(&averaged, path, &names, above),
+                };
+            }
             match external_above {
                 None => session.export_model_for_inferencing(path, &names),
                 Some(above) => session.export_with_external_data(path, &names, above),

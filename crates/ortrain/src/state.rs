@@ -21,7 +21,8 @@ use crate::scheduler::KIND as LINEAR;
 use crate::slots::{Ground, Slot, Slots, Wanted, of_another};
 use crate::{Error, FileKind, LrScheduler, Result};
 
-/// The one parameter group of ONNX Runtime's optimizers. That of others has their name.
+/// The one group of optimizer state that ONNX Runtime knows. Slots of optimizers that it does not have stand there under
+/// names that begin with that of the optimizer, so that it refuses them where it would take them for moments of its own.
 const GROUP: &str = "group0";
 /// The learning rate of an optimizer that was told none.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
@@ -179,6 +180,8 @@ pub(crate) struct OptimizerState {
     pub(crate) step: i64,
     pub(crate) initial_learning_rate: f32,
     pub(crate) learning_rate: f32,
+    /// False if the file did not say the learning rate: ONNX Runtime's have only that before any schedule.
+    has_rate: bool,
     /// The share of their own learning rates that a schedule gives groups now.
     pub(crate) schedule_factor: f64,
     /// Settings and groups; `None` of ONNX Runtime's optimizers, which have them in their models.
@@ -206,6 +209,11 @@ impl OptimizerState {
         };
         (name, slots)
     }
+}
+
+/// The beginning of the names of slots in files.
+fn slot_prefix(spec: &OptimizerSpec) -> String {
+    format!("{}.", spec.optimizer)
 }
 
 /// An optimizer model as a state is prepared for it.
@@ -346,16 +354,23 @@ impl CheckpointState {
             spec.check().map(|()| spec)
         };
         let spec = extras.optimizer.as_deref().map(read).transpose();
-        let spec = spec.map_err(|source| Error::State(format!("the optimizer of the checkpoint: {source}")))?;
-        let own = spec.as_ref().map_or(GROUP, |spec| &spec.optimizer).to_owned();
+        let spec =
+            spec.map_err(|source| Error::State(format!("the optimizer of the checkpoint: {source}")))?;
+        let prefix = spec.as_ref().map(slot_prefix).unwrap_or_default();
         let mut optimizer = None;
         let mut other_groups = Vec::new();
-        for stored in optimizer_groups {
-            if stored.name == own && optimizer.is_none() {
+        for mut stored in optimizer_groups {
+            if stored.name == GROUP && optimizer.is_none() {
+                for moment in stored.states.iter_mut().flat_map(|state| &mut state.moments) {
+                    if let Some(name) = moment.name.strip_prefix(&prefix) {
+                        moment.name = name.to_owned();
+                    }
+                }
                 optimizer = Some(OptimizerState {
                     step: stored.step,
                     initial_learning_rate: stored.initial_learning_rate,
                     learning_rate: extras.learning_rate.unwrap_or(DEFAULT_LEARNING_RATE),
+                    has_rate: extras.learning_rate.is_some(),
                     schedule_factor: extras
                         .schedule_factor
                         .filter(|factor| factor.is_finite())
@@ -522,11 +537,17 @@ impl CheckpointState {
         if include_optimizer_state && !self.nominal {
             optimizer_groups.clone_from(&self.other_groups);
             if let Some(optimizer) = &self.optimizer {
+                let mut states = optimizer.slots.stored(&self.entries);
+                if let Some(spec) = &optimizer.spec {
+                    let prefix = slot_prefix(spec);
+                    let moments = states.iter_mut().flat_map(|state| &mut state.moments);
+                    moments.for_each(|moment| moment.name.insert_str(0, &prefix));
+                }
                 optimizer_groups.push(OptimizerGroup {
-                    name: optimizer.spec.as_ref().map_or(GROUP, |spec| &spec.optimizer).into(),
+                    name: GROUP.into(),
                     step: optimizer.step,
                     initial_learning_rate: optimizer.initial_learning_rate,
-                    states: optimizer.slots.stored(&self.entries),
+                    states,
                 });
                 extras.learning_rate = Some(optimizer.learning_rate);
                 extras.scheduler.clone_from(&self.scheduler);
@@ -1173,6 +1194,7 @@ impl CheckpointState {
                 step: 0,
                 initial_learning_rate: learning_rate,
                 learning_rate,
+                has_rate: true,
                 schedule_factor: 1.0,
                 spec: (!needs.in_model).then(|| needs.spec.clone()),
                 slots: Slots::Planes(slots),
@@ -1223,6 +1245,9 @@ impl CheckpointState {
         }
         if let Some(optimizer) = &mut self.optimizer {
             optimizer.slots = Slots::Planes(slots);
+            if !std::mem::replace(&mut optimizer.has_rate, true) {
+                optimizer.learning_rate = needs.spec.learning_rate as f32;
+            }
             optimizer.spec = (!needs.in_model).then_some(spec);
             optimizer.generation += 1;
             optimizer.unstarted |= unstarted;

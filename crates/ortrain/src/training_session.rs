@@ -515,7 +515,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// When there is no optimizer model.
     pub fn optimizer_spec(&self) -> Result<&OptimizerSpec> {
-        let optimizer = self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
+        let optimizer =
+            self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
         optimizer.spec(self.state.borrow())
     }
 
@@ -532,7 +533,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// As there, and when there is no optimizer model.
     pub fn change_optimizer(&mut self, change: impl FnOnce(&mut OptimizerSpec)) -> Result<()> {
-        let optimizer = self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
+        let optimizer =
+            self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
         optimizer.change(self.state.borrow_mut(), change)
     }
 

@@ -327,7 +327,7 @@ fn calls_that_come_too_early_or_lack_a_model() {
     assert_eq!(
         sentence(session.set_learning_rate(0.1)),
         fail(
-            "the learning rate cannot be set: a linear learning rate scheduler is registered, which sets it at every \
+            "the learning rate cannot be set: a learning rate scheduler is registered, which sets it at every \
              scheduler step"
         )
     );

@@ -95,17 +95,9 @@ class Optimizer:
         [ParameterGroup(4 parameters, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-06, weight_decay=0.0)]
         """
         # Scripts that use none do not import what groups are.
-        from ortrain.optim import ParameterGroup
+        from ortrain.optim._live import groups_of
 
-        spec = json.loads(self._native.spec())
-        owned = {name for group in spec["groups"] for name in group["parameters"]}
-        native = self._module._state._native
-
-        def rest() -> list[str]:
-            return [name for name in native.parameter_names() if name not in owned and native.requires_grad(name)]
-
-        groups = [ParameterGroup(self._native, at, rest) for at in range(len(spec["groups"]))]
-        return groups if groups and not rest() else [*groups, ParameterGroup(self._native, None, rest)]
+        return groups_of(self._native, self._module._state._native)
 
     @property
     def max_norm(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ortrain import _ortrain
 from ortrain._near import hint
@@ -12,6 +12,27 @@ from ortrain.errors import InvalidArgumentError
 from ortrain.optim._config import bounds, number, shown
 
 __all__ = ["ParameterGroup"]
+
+
+class _AtWork(Protocol):
+    """An optimizer of the core, or a session with one."""
+
+    def spec(self) -> str: ...
+    def change(self, text: str) -> None: ...
+    def learning_rate(self) -> float: ...
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+
+
+def groups_of(native: _AtWork, state: _ortrain.CheckpointState) -> list[ParameterGroup]:
+    """The groups of an optimizer, and last that of all other parameters, if there are others."""
+    spec = json.loads(native.spec())
+    owned = {name for group in spec["groups"] for name in group["parameters"]}
+
+    def rest() -> list[str]:
+        return [name for name in state.parameter_names() if name not in owned and state.requires_grad(name)]
+
+    groups = [ParameterGroup(native, at, rest) for at in range(len(spec["groups"]))]
+    return groups if groups and not rest() else [*groups, ParameterGroup(native, None, rest)]
 
 
 class ParameterGroup:
@@ -38,10 +59,10 @@ class ParameterGroup:
     __slots__ = ("_at", "_native", "_rest")
 
     _at: int | None
-    _native: _ortrain.Optimizer
+    _native: _AtWork
     _rest: Callable[[], list[str]]
 
-    def __init__(self, native: _ortrain.Optimizer, at: int | None, rest: Callable[[], list[str]]) -> None:
+    def __init__(self, native: _AtWork, at: int | None, rest: Callable[[], list[str]]) -> None:
         object.__setattr__(self, "_native", native)
         object.__setattr__(self, "_at", at)
         object.__setattr__(self, "_rest", rest)

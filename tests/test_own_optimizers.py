@@ -1,0 +1,825 @@
+"""Optimizers of the user's own: Python functions, functions of ONNX, and optimizer models; and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from optimizer_formulas import SMALL_SHAPES, gradient_pool, prescribing_model, starting_weights
+
+import ortrain
+from ortrain import OrtrainError, optim
+from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.schedules import Cosine, LRScheduler, Warmup
+
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper  # isort: skip
+
+Array: TypeAlias = npt.NDArray[Any]
+Arrays: TypeAlias = Mapping[str, Array]
+# A formula of one parameter: of symbolic values, or of arrays.
+Formula: TypeAlias = Callable[..., Any]
+
+STEPS = 10
+# Relative to the largest element. Weights and slots are float32: each step rounds an element by up to half a unit, 6e-8
+# of it, and 10 roundings add up to less than this.
+CLOSE = 1e-6
+# For weights in float64, of which a unit is 2e-16.
+EXACT = 1e-12
+# One and a half units of float16: what is between two float16 may be rounded to the one here and to the other there.
+HALF_CLOSE = 1.5 * 2.0**-10
+OPSET = 17
+WEIGHTS = starting_weights(SMALL_SHAPES)
+POOL = gradient_pool(WEIGHTS)
+
+
+# Trainings.
+
+
+class Ours:
+    """A training by ortrain, of the model whose gradients are its inputs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        optimizer: optim.OptimizerConfig | ModelProto,
+        weights: Arrays = WEIGHTS,
+        checkpoint: str = "checkpoint",
+    ) -> None:
+        self.folder, self.weights, self.given = folder, weights, optimizer
+        if checkpoint == "checkpoint":
+            config = None if isinstance(optimizer, ModelProto) else optimizer
+            folder.mkdir(exist_ok=True)
+            ortrain.generate_artifacts(
+                prescribing_model(weights), requires_grad=list(weights), optimizer=config, artifact_directory=folder
+            )
+        self.state = CheckpointState.load_checkpoint(folder / checkpoint)
+        self.module = Module(folder / "training_model.onnx", self.state)
+        model = optimizer if isinstance(optimizer, ModelProto) else folder / "optimizer_model.onnx"
+        self.optimizer = Optimizer(model, self.module)
+
+    def step(self, *gathered: Arrays) -> float | None:
+        """A step by some gradients; the norm that it tells."""
+        for gradients in gathered:
+            self.module(*(gradients[name.removeprefix("x_")] for name in self.module.input_names()))
+        norm = self.optimizer.step()
+        self.module.lazy_reset_grad()
+        return norm
+
+    def values(self, name: str) -> dict[str, Array]:
+        """The weights of a parameter and its slots, copied."""
+        parameter = self.state.parameters[name]
+        return {"weights": parameter.data.copy()} | {slot: np.array(v) for slot, v in parameter.slots.items()}
+
+    def all_values(self) -> dict[str, dict[str, Array]]:
+        return {name: self.values(name) for name in self.weights}
+
+    def bits(self) -> dict[str, dict[str, bytes]]:
+        """Everything that an optimizer changes."""
+        return {name: {key: v.tobytes() for key, v in of.items()} for name, of in self.all_values().items()}
+
+    def later(self) -> Ours:
+        """The same from a checkpoint on."""
+        CheckpointState.save_checkpoint(self.state, self.folder / "later", include_optimizer_state=True)
+        return Ours(self.folder, self.given, self.weights, "later")
+
+
+@dataclass
+class Theirs:
+    """A training of one parameter by a formula over arrays of float64."""
+
+    formula: Formula
+    parameter: Array
+    rate: float
+    settings: Mapping[str, float] = field(default_factory=dict)
+    starts: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Half a unit of float16 is more than a step: weights in it are rounded here as there.
+        self.storage = self.parameter.dtype if self.parameter.dtype == np.float16 else np.float64
+        self.parameter = np.float64(self.parameter)
+        arguments = inspect.signature(self.formula).parameters.values()
+        given = {argument.name: argument.default for argument in arguments if argument.kind is argument.KEYWORD_ONLY}
+        # The rate of an optimizer is an input of its model, in float32.
+        numbers = {"rate": float(np.float32(self.rate))}
+        self.numbers = {name: (given | numbers | dict(self.settings))[name] for name in given}
+        slots = [argument.name for argument in arguments if argument.kind is not argument.KEYWORD_ONLY][2:]
+        self.slots = {name: self.started(self.starts.get(name)) for name in slots}
+        self.steps = 0
+
+    def started(self, start: str | None) -> Array:
+        if start == "parameter":
+            return self.parameter.copy()
+        value = {None: 0.0, "zero": 0.0, "one": 1.0}.get(start)
+        return np.full_like(self.parameter, self.numbers[str(start)] if value is None else value)
+
+    def step(self, gradient: Array) -> None:
+        self.steps += 1
+        if "step" in self.numbers:
+            self.numbers["step"] = float(self.steps)
+        found = self.formula(self.parameter, np.float64(gradient), *self.slots.values(), **self.numbers)
+        new, *kept = found if isinstance(found, tuple) else (found,)
+        self.parameter = new.astype(self.storage).astype(np.float64)
+        self.slots = {name: np.asarray(value, np.float64) for name, value in zip(self.slots, kept, strict=True)}
+
+    def values(self) -> dict[str, Array]:
+        return {"weights": self.parameter, **self.slots}
+
+
+def assert_close(found: Mapping[str, Arrays], wanted: Mapping[str, Arrays], tolerance: float = CLOSE) -> None:
+    """Compares weights and slots of parameters, each relative to the largest element of all parameters."""
+    assert set(found) == set(wanted)
+    for key in next(iter(wanted.values())):
+        largest = max(float(np.abs(values[key]).max()) for values in wanted.values())
+        for name, values in found.items():
+            assert set(values) == set(wanted[name])
+            assert values[key].shape == wanted[name][key].shape
+            apart = float(np.abs(np.float64(values[key]) - wanted[name][key]).max())
+            assert apart <= tolerance * largest, f"{key} of {name}: {apart:.2e} beside {largest:.2e}"
+
+
+def both(
+    ours: Ours,
+    formula: Formula,
+    rate: float,
+    *,
+    settings: Mapping[str, float] | None = None,
+    of_groups: Mapping[str, Mapping[str, float]] | None = None,
+    starts: Mapping[str, str] | None = None,
+    tolerance: float = CLOSE,
+) -> dict[str, Theirs]:
+    """Trains by ortrain and by a formula over arrays, and compares the two."""
+    theirs = {
+        name: Theirs(formula, w, rate, dict(settings or {}) | dict((of_groups or {}).get(name, {})), starts or {})
+        for name, w in ours.weights.items()
+    }
+    for gradients in POOL[:STEPS]:
+        typed = {name: gradients[name].astype(ours.weights[name].dtype) for name in ours.weights}
+        ours.step(typed)
+        for name, one in theirs.items():
+            one.step(typed[name])
+    assert_close(ours.all_values(), {name: one.values() for name, one in theirs.items()}, tolerance)
+    assert all(np.any(one.parameter != ours.weights[name]) for name, one in theirs.items())
+    return theirs
+
+
+# Python functions.
+
+
+def lion(
+    parameter: Any,
+    gradient: Any,
+    momentum0: Any,
+    *,
+    rate: Any,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    weight_decay: float = 0.0,
+) -> Any:
+    """Signs of mixtures of momentum and gradient."""
+    direction = np.sign(beta1 * momentum0 + (1 - beta1) * gradient)
+    momentum0 = beta2 * momentum0 + (1 - beta2) * gradient
+    return parameter - rate * (direction + weight_decay * parameter), momentum0
+
+
+OwnLion = optim.register(lion, lr=1e-4)
+
+
+def test_a_function_trains_like_the_row_of_the_table(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "max_norm": 20.0,
+        "max_norm_per_tensor": 15.0,
+        "max_value": 0.5,
+        "ema_decay": 0.7,
+        "accumulation": "mean",
+        "groups": [
+            {"params": ["o*", "row"], "weight_decay": 0.1, "lr_factor": 0.5},
+            {"params": "seven", "beta1": 0.8, "lr": 0.01, "frozen_steps": 3},
+        ],
+    }
+    own = OwnLion(lr=0.01, weight_decay=0.3, **options)
+    table = optim.Lion(lr=0.01, weight_decay=0.3, **options)
+    trained = [Ours(tmp_path / "own", own), Ours(tmp_path / "table", table)]
+    schedulers = [LRScheduler(ours.optimizer, Warmup(5, Cosine(total=60))) for ours in trained]
+    norms: list[float] = []
+    for t in range(STEPS):
+        found = [ours.step(*POOL[2 * t : 2 * t + 2]) for ours in trained]
+        for scheduler in schedulers:
+            scheduler.step()
+        assert found[0] == pytest.approx(found[1], rel=CLOSE)
+        norms.append(found[0] or 0.0)
+    assert min(norms) < 20.0 < max(norms)
+    assert_close(trained[0].all_values(), trained[1].all_values())
+    assert set(trained[0].values("row")) == {"weights", "momentum0", "ema"}
+    averages = ({name: {"ema": ours.state.parameters[name].average} for name in WEIGHTS} for ours in trained)
+    assert_close(*averages)
+
+
+def test_the_class_of_a_function() -> None:
+    assert issubclass(OwnLion, optim.OwnOptimizer)
+    assert OwnLion.__name__ == "lion"
+    assert OwnLion.__doc__ == lion.__doc__
+    assert OwnLion.__module__ == __name__
+    names = list(inspect.signature(OwnLion).parameters)
+    assert names[:4] == ["lr", "beta1", "beta2", "weight_decay"]
+    assert "groups" in names
+    config = OwnLion(weight_decay=0.1, groups=[{"params": "*.bias", "weight_decay": 0}])
+    assert repr(config) == "lion(lr=0.0001, weight_decay=0.1, 1 group)"
+    assert config.settings == {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    assert config.slots == ["momentum0"]
+    assert OwnLion(0.5).lr == 0.5
+
+
+def test_settings_of_groups_can_change(tmp_path: Path) -> None:
+    config = OwnLion(lr=0.01, weight_decay=0.3, groups=[{"params": "row", "weight_decay": 0.1}])
+    ours, table = (
+        Ours(tmp_path / "own", config),
+        Ours(
+            tmp_path / "table",
+            optim.Lion(lr=0.01, weight_decay=0.3, groups=[{"params": "row", "weight_decay": 0.1}]),
+        ),
+    )
+    for each in (ours, table):
+        each.step(POOL[0])
+        group, rest = each.optimizer.groups
+        assert (group.weight_decay, rest.weight_decay) == (0.1, 0.3)
+        group.weight_decay, rest.beta1 = 2.0, 0.5
+        each.step(POOL[1])
+    assert_close(ours.all_values(), table.all_values())
+
+
+def adam(
+    parameter: Any,
+    gradient: Any,
+    first: Any,
+    second: Any,
+    *,
+    rate: Any,
+    step: Any,
+    beta1: float = 0.9,
+    beta2: float = 0.97,
+    eps: float = 0.1,
+) -> Any:
+    """Powers of the step, a square and a root."""
+    first = beta1 * first + (1 - beta1) * gradient
+    second = beta2 * second + (1 - beta2) * np.square(gradient)
+    root = np.sqrt(second / (1 - beta2**step)) + eps
+    return parameter - rate * (first / (1 - beta1**step)) / root, first, second
+
+
+def curves(parameter: Any, gradient: Any, *, rate: Any, scale: float = 0.5) -> Any:
+    """Sign, both spellings of the absolute value, exponential and logarithm."""
+    grown = np.sign(gradient) * np.log(1 + np.abs(gradient)) * np.exp(-scale * abs(parameter))
+    return parameter - rate * grown
+
+
+def bounds(parameter: Any, gradient: Any, largest: Any, *, rate: Any, most: float = 0.75) -> Any:
+    """Minimum and maximum of elements, numbers and constants, in both orders."""
+    bounded = np.maximum(-most, np.minimum(gradient, most))
+    largest = np.maximum(0.9 * largest, np.abs(gradient))
+    return np.minimum(parameter - rate * bounded / np.maximum(largest, 1e-3), 3.0), largest
+
+
+def choices(parameter: Any, gradient: Any, low: Any, *, rate: Any, limit: float = 0.5) -> Any:
+    """Choices by each comparison, and comparisons that count as numbers."""
+    clipped = np.where(gradient > limit, limit, np.where(gradient < -limit, -limit, gradient))
+    steady = np.where(gradient >= 0.25, 2.0, 1.0) * np.where(gradient <= -0.25, 0.5, 1.0)
+    low = low + np.where(gradient == 0, 1.0, 0.0) + (gradient != 0) * 0.25
+    return parameter - rate * clipped * steady * (limit < np.abs(gradient)), low
+
+
+def lengths(parameter: Any, gradient: Any, *, rate: Any, eps: float = 1e-3) -> Any:
+    """Norms and sums over a parameter."""
+    trust = np.linalg.norm(parameter) / (np.linalg.norm(gradient) + eps)
+    centred = gradient - 0.01 * np.sum(gradient) + 0.001 * np.sum(gradient > 0)
+    return parameter - rate * np.where(np.linalg.norm(parameter) > 0, trust, 1.0) * centred
+
+
+def reflected(parameter: Any, gradient: Any, *, rate: Any, base: float = 1.5) -> Any:
+    """Operators with a number, of Python or of NumPy, on the left."""
+    damped = 1 / (2 + np.square(gradient)) + (3 - gradient) * np.float64(0.25) - np.float32(0.5) * gradient
+    return -(-parameter + rate * (damped + 2**gradient + base ** (-abs(gradient))) * np.float64(0.125))
+
+
+def numbers(parameter: Any, gradient: Any, *, rate: Any, step: Any, total: float = 8.0) -> Any:
+    """Functions of the numbers of a step alone."""
+    share = np.minimum(1.0, step / total) * np.sqrt(1 - 0.9**step) * np.exp(-0.1 * step)
+    slow = np.where(step <= 3, 0.5, 1.0) + 0.25 * (step == 5) + np.log(step) / (1 + abs(total - step))
+    return parameter - rate * share * slow * gradient
+
+
+def from_starts(parameter: Any, gradient: Any, z: Any, ones: Any, sums: Any, *, rate: Any, initial: float = 0.1) -> Any:
+    """Slots that start at the parameter, at one and at a setting."""
+    sums = sums + gradient**2
+    z = z - rate * gradient / np.sqrt(sums)
+    ones = 0.9 * ones
+    return 0.5 * parameter + 0.5 * z * (1 - 0.01 * ones), z, ones, sums
+
+
+def no_rate(parameter: Any, gradient: Any) -> Any:
+    """No number at all, and a value of several uses."""
+    step = gradient * 0.125
+    return parameter - step * step * step
+
+
+STARTS = {"z": "parameter", "ones": "one", "sums": "initial"}
+FORMULAS: dict[str, tuple[Formula, dict[str, str]]] = {
+    formula.__name__: (formula, STARTS if formula is from_starts else {})
+    for formula in (adam, curves, bounds, choices, lengths, reflected, numbers, from_starts, no_rate)
+}
+EACH = pytest.mark.parametrize(("formula", "starts"), FORMULAS.values(), ids=list(FORMULAS))
+
+
+@EACH
+def test_formulas(formula: Formula, starts: dict[str, str], tmp_path: Path) -> None:
+    kind = optim.register(formula, starts=starts)
+    both(Ours(tmp_path, kind(lr=0.05)), formula, 0.05, starts=starts)
+
+
+@EACH
+def test_formulas_in_float64(formula: Formula, starts: dict[str, str], tmp_path: Path) -> None:
+    kind = optim.register(formula, starts=starts)
+    weights = {name: w.astype(np.float64) for name, w in WEIGHTS.items()}
+    ours = Ours(tmp_path, kind(lr=0.05), weights)
+    both(ours, formula, 0.05, starts=starts, tolerance=EXACT)
+    assert {values.dtype for of in ours.all_values().values() for values in of.values()} == {np.dtype(np.float64)}
+
+
+# Weights of float16 are trained in that type, which is what is tested here.
+@pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
+@EACH
+def test_formulas_in_float16(formula: Formula, starts: dict[str, str], tmp_path: Path) -> None:
+    """Slots are float32; the new weights are rounded to float16 once, here and in the formula."""
+    kind = optim.register(formula, starts=starts)
+    weights = {name: w.astype(np.float16) for name, w in WEIGHTS.items()}
+    ours = Ours(tmp_path, kind(lr=0.05), weights)
+    both(ours, formula, 0.05, starts=starts, tolerance=HALF_CLOSE)
+    for of in ours.all_values().values():
+        assert of.pop("weights").dtype == np.float16
+        assert {values.dtype for values in of.values()} <= {np.dtype(np.float32)}
+
+
+# Weights of float16 are trained in that type, which is what is tested here.
+@pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
+def test_weights_of_several_types(tmp_path: Path) -> None:
+    kinds = {"one": np.float64, "row": np.float16}
+    weights = {name: w.astype(kinds.get(name, np.float32)) for name, w in WEIGHTS.items()}
+    both(Ours(tmp_path, optim.register(adam)(lr=0.05), weights), adam, 0.05, tolerance=HALF_CLOSE)
+
+
+def test_starts_at_the_setting_of_a_group(tmp_path: Path) -> None:
+    kind = optim.register(from_starts, starts=STARTS)
+    ours = Ours(tmp_path, kind(lr=0.05, initial=0.3, groups=[{"params": "row", "initial": 2.0}]))
+    both(ours, from_starts, 0.05, settings={"initial": 0.3}, of_groups={"row": {"initial": 2.0}}, starts=STARTS)
+
+
+def test_decorators(tmp_path: Path) -> None:
+    @optim.register
+    def Plain(parameter: Any, gradient: Any, *, rate: Any) -> Any:
+        return parameter - rate * gradient
+
+    @optim.register(lr=0.25, starts={"velocity": "one"})
+    def Fast(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
+        velocity = 0.5 * velocity + gradient
+        return parameter - rate * velocity, velocity
+
+    def descent(parameter: Any, gradient: Any, *, rate: Any) -> Any:
+        return parameter - rate * gradient
+
+    def fast(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
+        velocity = 0.5 * velocity + gradient
+        return parameter - rate * velocity, velocity
+
+    assert (Plain().lr, Fast().lr) == (1e-3, 0.25)
+    both(Ours(tmp_path / "plain", Plain()), descent, 1e-3)
+    both(Ours(tmp_path / "fast", Fast()), fast, 0.25, starts={"velocity": "one"})
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    kind = optim.register(from_starts, starts=STARTS)
+    whole = Ours(tmp_path, kind(lr=0.05, max_norm=20.0, ema_decay=0.7, groups=[{"params": "row", "initial": 2.0}]))
+    for gradients in POOL[:4]:
+        whole.step(gradients)
+    whole.optimizer.groups[0].lr = 0.01
+    again = whole.later()
+    assert again.bits() == whole.bits()
+    assert again.optimizer.step_count == 4
+    for gradients in POOL[4:8]:
+        assert again.step(gradients) == whole.step(gradients)
+    assert again.bits() == whole.bits()
+
+
+# Functions of ONNX.
+
+ONE = helper.make_tensor("one", TensorProto.DOUBLE, [], [1.0])
+
+
+def function(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    nodes: Sequence[NodeProto],
+    *,
+    attributes: Sequence[str] = (),
+    opset: int = OPSET,
+    domain: str = "own",
+) -> FunctionProto:
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_function(domain, name, inputs, outputs, nodes, imports, attributes=list(attributes))
+
+
+def averaged(parameter: Any, gradient: Any, momentum: Any, *, rate: Any, decay: float = 0.9) -> Any:
+    """The formula of the two functions below."""
+    momentum = decay * momentum + (1 - decay) * gradient
+    return parameter - rate * momentum, momentum
+
+
+def averaged_in_elements() -> FunctionProto:
+    """Numbers have the type of elements."""
+    nodes = [
+        helper.make_node("Mul", ["decay", "momentum"], ["old"]),
+        helper.make_node("Constant", [], ["one.double"], value=ONE),
+        helper.make_node("CastLike", ["one.double", "decay"], ["one"]),
+        helper.make_node("Sub", ["one", "decay"], ["share"]),
+        helper.make_node("Mul", ["share", "gradient"], ["more"]),
+        helper.make_node("Add", ["old", "more"], ["new_momentum"]),
+        helper.make_node("Mul", ["rate", "new_momentum"], ["step_of_it"]),
+        helper.make_node("Sub", ["parameter", "step_of_it"], ["new_parameter"]),
+    ]
+    inputs = ["parameter", "gradient", "momentum", "decay", "rate"]
+    return function("Averaged", inputs, ["new_parameter", "new_momentum"], nodes)
+
+
+def averaged_in_float64() -> FunctionProto:
+    """Numbers are float64: the share is computed with a constant of this type."""
+    to = AttributeProto(name="to", type=AttributeProto.INT, ref_attr_name="element_type")
+
+    def cast(source: str, output: str) -> NodeProto:
+        node = helper.make_node("Cast", [source], [output])
+        node.attribute.append(to)
+        return node
+
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value=ONE),
+        helper.make_node("Sub", ["one", "decay"], ["share.double"]),
+        cast("share.double", "share"),
+        cast("decay", "kept"),
+        cast("rate", "rate.element"),
+        helper.make_node("Mul", ["kept", "momentum"], ["old"]),
+        helper.make_node("Mul", ["share", "gradient"], ["more"]),
+        helper.make_node("Add", ["old", "more"], ["new_momentum"]),
+        helper.make_node("Mul", ["rate.element", "new_momentum"], ["step_of_it"]),
+        helper.make_node("Sub", ["parameter", "step_of_it"], ["new_parameter"]),
+    ]
+    inputs = ["rate", "decay", "momentum", "gradient", "parameter"]
+    outputs = ["new_parameter", "new_momentum"]
+    return function("Averaged", inputs, outputs, nodes, attributes=["element_type"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("made", [averaged_in_elements, averaged_in_float64])
+def test_functions_of_onnx(made: Callable[[], FunctionProto], dtype: str, tmp_path: Path) -> None:
+    kind = optim.register(made(), lr=0.05, settings={"decay": 0.9})
+    assert kind.__name__ == "Averaged"
+    assert (kind().lr, kind().settings, kind().slots) == (0.05, {"decay": 0.9}, ["momentum"])
+    weights = {name: w.astype(dtype) for name, w in WEIGHTS.items()}
+    ours = Ours(tmp_path, kind(decay=0.8, groups=[{"params": "row", "decay": 0.25}]), weights)
+    tolerance = EXACT if dtype == "float64" else CLOSE
+    both(ours, averaged, 0.05, settings={"decay": 0.8}, of_groups={"row": {"decay": 0.25}}, tolerance=tolerance)
+
+
+def test_a_function_with_options(tmp_path: Path) -> None:
+    """As the Python function of the same formula."""
+    options: dict[str, Any] = {"max_norm": 15.0, "max_value": 0.5, "ema_decay": 0.7, "accumulation": "mean"}
+    kinds = [
+        optim.register(averaged_in_elements(), settings={"decay": 0.9}),
+        optim.register(averaged_in_float64(), settings={"decay": 0.9}),
+        optim.register(averaged),
+    ]
+    trained = [Ours(tmp_path / str(k), kind(lr=0.05, **options)) for k, kind in enumerate(kinds)]
+    for t in range(STEPS):
+        norms = [ours.step(*POOL[t : t + 2]) for ours in trained]
+        assert norms == [pytest.approx(norms[0], rel=CLOSE)] * 3
+    assert "ema" in trained[0].values("row")
+    for ours in trained[1:]:
+        assert_close(ours.all_values(), trained[0].all_values())
+
+
+def centred(parameter: Any, gradient: Any, velocity: Any, *, rate: Any, decay: float = 0.9) -> Any:
+    """The gradient without its mean over the last axis."""
+    velocity = decay * velocity + gradient - gradient.mean(axis=-1, keepdims=True)
+    return parameter - rate * velocity, velocity
+
+
+def centred_function(opset: int) -> FunctionProto:
+    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [-1])
+    if opset < 18:
+        mean = [helper.make_node("ReduceMean", ["gradient"], ["mean"], axes=[-1], keepdims=1)]
+    else:
+        mean = [
+            helper.make_node("Constant", [], ["axis"], value=axis),
+            helper.make_node("ReduceMean", ["gradient", "axis"], ["mean"], keepdims=1),
+        ]
+    nodes = [
+        *mean,
+        helper.make_node("Sub", ["gradient", "mean"], ["rest"]),
+        helper.make_node("Mul", ["decay", "velocity"], ["old"]),
+        helper.make_node("Add", ["old", "rest"], ["new_velocity"]),
+        helper.make_node("Mul", ["rate", "new_velocity"], ["step_of_it"]),
+        helper.make_node("Sub", ["parameter", "step_of_it"], ["new_parameter"]),
+    ]
+    inputs = ["parameter", "gradient", "velocity", "rate", "decay"]
+    return function("Centred", inputs, ["new_parameter", "new_velocity"], nodes, opset=opset)
+
+
+def turned(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
+    """Products of a matrix with itself; a vector as it is."""
+    direction = gradient @ gradient.T @ gradient / 64 if gradient.ndim == 2 else gradient
+    velocity = velocity / 2 + direction
+    return parameter - rate * velocity, velocity
+
+
+def turned_function() -> FunctionProto:
+    """By an If on the rank."""
+    value = helper.make_tensor_value_info
+    matrix = [
+        helper.make_node("Transpose", ["gradient"], ["across"], perm=[1, 0]),
+        helper.make_node("MatMul", ["gradient", "across"], ["gram"]),
+        helper.make_node("MatMul", ["gram", "gradient"], ["cube"]),
+        helper.make_node("Constant", [], ["scale.float"], value_float=1 / 64),
+        helper.make_node("CastLike", ["scale.float", "cube"], ["scale"]),
+        helper.make_node("Mul", ["cube", "scale"], ["of_matrix"]),
+    ]
+    vector = [helper.make_node("Identity", ["gradient"], ["of_vector"])]
+    then = helper.make_graph(matrix, "matrix", [], [value("of_matrix", TensorProto.FLOAT, None)])
+    other = helper.make_graph(vector, "vector", [], [value("of_vector", TensorProto.FLOAT, None)])
+    nodes = [
+        helper.make_node("Shape", ["parameter"], ["shape"]),
+        helper.make_node("Size", ["shape"], ["rank"]),
+        helper.make_node("Constant", [], ["two"], value_int=2),
+        helper.make_node("Equal", ["rank", "two"], ["is_matrix"]),
+        helper.make_node("If", ["is_matrix"], ["direction"], then_branch=then, else_branch=other),
+        helper.make_node("Constant", [], ["half.float"], value_float=0.5),
+        helper.make_node("CastLike", ["half.float", "velocity"], ["half"]),
+        helper.make_node("Mul", ["half", "velocity"], ["old"]),
+        helper.make_node("Add", ["old", "direction"], ["new_velocity"]),
+        helper.make_node("Mul", ["rate", "new_velocity"], ["step_of_it"]),
+        helper.make_node("Sub", ["parameter", "step_of_it"], ["new_parameter"]),
+    ]
+    inputs = ["parameter", "gradient", "velocity", "rate"]
+    return function("Turned", inputs, ["new_parameter", "new_velocity"], nodes)
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+def test_a_function_with_a_mean_over_an_axis(opset: int, tmp_path: Path) -> None:
+    """Not computed element by element: written out for each parameter."""
+    kind = optim.register(centred_function(opset), settings={"decay": 0.9})
+    weights = {name: w for name, w in WEIGHTS.items() if name != "one"}
+    ours = Ours(tmp_path, kind(lr=0.05, groups=[{"params": "row", "decay": 0.5}]), weights)
+    both(ours, centred, 0.05, of_groups={"row": {"decay": 0.5}})
+    assert onnx.load(tmp_path / "optimizer_model.onnx").opset_import[0].version == opset
+
+
+def test_a_function_with_a_branch_for_matrices(tmp_path: Path) -> None:
+    both(Ours(tmp_path, optim.register(turned_function())(lr=0.05)), turned, 0.05)
+
+
+def test_written_out_steps_with_options_and_checkpoints(tmp_path: Path) -> None:
+    """A group that is frozen stays as it is; what is loaded goes on bit for bit."""
+    kind = optim.register(turned_function())
+    groups = [{"params": "matrix", "frozen_steps": 3}, {"params": "row", "lr": 0.01}]
+    config = kind(lr=0.05, max_norm=20.0, ema_decay=0.7, accumulation="mean", groups=groups)
+    ours = Ours(tmp_path, config)
+    start = ours.bits()["matrix"]
+    for t in range(3):
+        assert ours.step(*POOL[t : t + 2]) is not None
+    assert ours.bits()["matrix"] == start
+    again = ours.later()
+    for t in range(3, 6):
+        assert ours.step(*POOL[t : t + 2]) == again.step(*POOL[t : t + 2])
+    assert ours.bits() == again.bits()
+    assert ours.bits()["matrix"] != start
+
+
+# Their models in onnxruntime.
+
+IN_RUNTIME: dict[str, tuple[Callable[[], type[optim.OwnOptimizer]], dict[str, float]]] = {
+    "lion": (lambda: OwnLion, {"weight_decay": 0.3}),
+    **{
+        name: (lambda formula=formula, starts=starts: optim.register(formula, starts=starts), {})
+        for name, (formula, starts) in FORMULAS.items()
+    },
+    "in elements": (lambda: optim.register(averaged_in_elements(), settings={"decay": 0.9}), {"decay": 0.8}),
+    "in float64": (lambda: optim.register(averaged_in_float64(), settings={"decay": 0.9}), {"decay": 0.8}),
+    "turned": (lambda: optim.register(turned_function()), {}),
+    "centred": (lambda: optim.register(centred_function(18), settings={"decay": 0.9}), {}),
+}
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["alone", "with options"])
+@pytest.mark.parametrize(("made", "settings"), IN_RUNTIME.values(), ids=list(IN_RUNTIME))
+def test_models_in_onnxruntime(
+    made: Callable[[], type[optim.OwnOptimizer]], settings: dict[str, float], full: bool, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"ema_decay": 0.7, "max_norm": 20.0, "accumulation": "mean"} if full else {}
+    config = made()(lr=0.05, **settings, **options)
+    ours = Ours(tmp_path, config)
+    path = tmp_path / "optimizer_model.onnx"
+    onnx.checker.check_model(str(path), full_check=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    outputs = [value.name for value in session.get_outputs()]
+    names = sorted(WEIGHTS)
+    sequences: dict[str, list[Array]] = {"params": [WEIGHTS[name] for name in names]}
+    sequences |= {slot: [ours.values(name)[slot] for name in names] for slot in config.slots}
+    columns = {"lr": 0.0, "lr_factor": 1.0, "skipped_steps": 0.0, **config.settings}
+    for t in range(4):
+        norm = ours.step(*POOL[t : t + 2])
+        feeds: dict[str, Any] = {
+            "learning_rate": np.array([0.05], np.float32),
+            "step": np.array([t + 1]),
+            "gathered_steps": np.array([2]),
+            "max_norm": np.array([20.0]),
+            "gradients": [POOL[t][name] + POOL[t + 1][name] for name in names],
+            **sequences,
+            **{name: [np.array(value)] * len(names) for name, value in columns.items()},
+        }
+        wanted = {value.name for value in session.get_inputs()}
+        assert wanted <= set(feeds)
+        found = dict(zip(outputs, session.run(outputs, {name: feeds[name] for name in wanted}), strict=True))
+        if full:
+            assert found.pop("gradient_norm")[0] == pytest.approx(norm, rel=CLOSE)
+        sequences = {name.removeprefix("updated_"): values for name, values in found.items()}
+    sequences["weights"] = sequences.pop("params")
+    runtime = {name: {key: values[at] for key, values in sequences.items()} for at, name in enumerate(names)}
+    assert_close(ours.all_values(), runtime)
+
+
+# Optimizer models given as models.
+
+
+def sequence_info(name: str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, kind, None)
+
+
+def optimizer_model(
+    nodes: Sequence[NodeProto],
+    slots: Sequence[str],
+    *,
+    name: str = "Momentum",
+    more_inputs: Iterable[onnx.ValueInfoProto] = (),
+    outputs: Sequence[str] | None = None,
+) -> ModelProto:
+    """A model with the usual inputs, and an output for each sequence that it gives anew."""
+    inputs = [
+        helper.make_tensor_value_info("learning_rate", TensorProto.FLOAT, [1]),
+        helper.make_tensor_value_info("step", TensorProto.INT64, [1]),
+        *map(sequence_info, ("params", "gradients", *slots)),
+        *more_inputs,
+    ]
+    given = ["updated_params", *(f"updated_{slot}" for slot in slots)] if outputs is None else outputs
+    graph = helper.make_graph(nodes, name, inputs, [sequence_info(output) for output in given])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+
+
+def corrected(parameter: Any, gradient: Any, velocity: Any, *, rate: Any, step: Any) -> Any:
+    """The formula of the models below."""
+    velocity = velocity * 0.5 + gradient
+    return parameter - rate / step * velocity, velocity
+
+
+def corrected_nodes(prefix: str = "", *ports: str) -> list[NodeProto]:
+    """Nodes of the step of one parameter: p, g, v, rate and step to new_p and new_v, with a prefix."""
+    p, g, v = ports or (f"{prefix}p", f"{prefix}g", f"{prefix}v")
+    rate, step = (f"{prefix}rate", f"{prefix}step") if not ports else ("learning_rate", "step")
+
+    def node(op: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+        return helper.make_node(op, inputs, [f"{prefix}{output}"], **attributes)
+
+    return [
+        node("Constant", [], "half", value_float=0.5),
+        node("Mul", [v, f"{prefix}half"], "old"),
+        node("Add", [f"{prefix}old", g], "new_v"),
+        node("Cast", [step], "steps", to=TensorProto.FLOAT),
+        node("Div", [rate, f"{prefix}steps"], "share"),
+        node("Mul", [f"{prefix}share", f"{prefix}new_v"], "update"),
+        node("Sub", [p, f"{prefix}update"], "new_p"),
+    ]
+
+
+def mapped(slot: str = "velocity", **more: Any) -> ModelProto:
+    """The step of one parameter applied to all by SequenceMap."""
+    value = helper.make_tensor_value_info
+    kinds = {"p": TensorProto.FLOAT, "g": TensorProto.FLOAT, "v": TensorProto.FLOAT}
+    kinds |= {"rate": TensorProto.FLOAT, "step": TensorProto.INT64}
+    body = helper.make_graph(
+        corrected_nodes(),
+        "one",
+        [value(name, kind, None) for name, kind in kinds.items()],
+        [value(name, TensorProto.FLOAT, None) for name in ("new_p", "new_v")],
+    )
+    node = helper.make_node(
+        "SequenceMap",
+        ["params", "gradients", slot, "learning_rate", "step"],
+        ["updated_params", f"updated_{slot}"],
+        body=body,
+    )
+    return optimizer_model([node], [slot], **more)
+
+
+def written_out(count: int) -> ModelProto:
+    """Every parameter by its own nodes."""
+    nodes: list[NodeProto] = []
+    for at in range(count):
+        index = f"at{at}"
+        nodes.append(helper.make_node("Constant", [], [index], value_int=at))
+        ports = [f"{sequence}{at}" for sequence in ("params", "gradients", "velocity")]
+        for sequence, port in zip(("params", "gradients", "velocity"), ports, strict=True):
+            nodes.append(helper.make_node("SequenceAt", [sequence, index], [port]))
+        nodes += corrected_nodes(f"of{at}.", *ports)
+    for name, output in (("new_p", "updated_params"), ("new_v", "updated_velocity")):
+        nodes.append(helper.make_node("SequenceConstruct", [f"of{at}.{name}" for at in range(count)], [output]))
+    return optimizer_model(nodes, ["velocity"])
+
+
+TWO = {name: WEIGHTS[name] for name in ("matrix", "row")}
+
+
+@pytest.mark.parametrize(("model", "weights"), [(mapped(), WEIGHTS), (written_out(2), TWO)], ids=["map", "at"])
+def test_models_train(model: ModelProto, weights: Arrays, tmp_path: Path) -> None:
+    onnx.checker.check_model(model, full_check=True)
+    ours = Ours(tmp_path, model, weights)
+    ours.optimizer.set_learning_rate(0.05)
+    assert set(ours.values("row")) == {"weights", "velocity"}
+    assert not np.any(ours.values("row")["velocity"])
+    both(ours, corrected, 0.05)
+    again = ours.later()
+    assert again.bits() == ours.bits()
+    for gradients in POOL[STEPS : STEPS + 3]:
+        ours.step(gradients)
+        again.step(gradients)
+    assert again.bits() == ours.bits()
+    assert again.optimizer.step_count == STEPS + 3
+
+
+def test_a_model_for_another_number_of_parameters(tmp_path: Path) -> None:
+    with pytest.raises(OrtrainError, match="optimizer model"):
+        Ours(tmp_path, written_out(3), TWO)
+
+
+def test_an_optimizer_in_place_of_another(tmp_path: Path) -> None:
+    ours = Ours(tmp_path, mapped())
+    ours.step(POOL[0])
+    kept = {name: ours.values(name)["velocity"] for name in WEIGHTS}
+    with pytest.raises(OrtrainError) as error:
+        Optimizer(mapped("speed", name="Speed"), ours.module)
+    for word in ("Momentum", "velocity", "Speed", "speed", "replace=True"):
+        assert word in str(error.value)
+    # The same slot is kept.
+    Optimizer(mapped(name="Other"), ours.module, replace=True)
+    for name, velocity in kept.items():
+        assert np.array_equal(ours.values(name)["velocity"], velocity)
+    # Another one starts anew.
+    Optimizer(mapped("speed", name="Speed"), ours.module, replace=True)
+    for name in WEIGHTS:
+        assert set(ours.values(name)) == {"weights", "speed"}
+        assert not np.any(ours.values(name)["speed"])
+
+
+def test_a_registered_optimizer_in_place_of_one_of_the_table(tmp_path: Path) -> None:
+    ours = Ours(tmp_path / "table", optim.Lion(lr=0.01))
+    ours.step(POOL[0])
+    momentum = {name: ours.values(name)["momentum0"] for name in WEIGHTS}
+    Ours(tmp_path / "own", OwnLion(lr=0.01))
+    model = tmp_path / "own" / "optimizer_model.onnx"
+    with pytest.raises(
+        OrtrainError, match="the optimizer Lion with the slots momentum0.*of lion with the slots momentum0"
+    ):
+        Optimizer(model, ours.module)
+    ours.optimizer = Optimizer(model, ours.module, replace=True)
+    for name in WEIGHTS:
+        assert np.array_equal(ours.values(name)["momentum0"], momentum[name])
+    table = Ours(tmp_path / "again", optim.Lion(lr=0.01))
+    for each in (ours, table):
+        each.step(POOL[1])
+    ours_again = Ours(tmp_path / "table", optim.Lion(lr=0.01))
+    ours_again.step(POOL[0])
+    ours_again.step(POOL[1])
+    assert_close(ours.all_values(), ours_again.all_values())
+
+
+# Refusals.
+
+
+def unnamed(text: str, **more: Any) -> Formula:
+    """A formula from the text of a Python function ``own``."""
+    scope: dict[str, Any] = {"np": np, **more}
+    exec(text, scope)
+    made: Formula = scope["own"]
+    return made
