@@ -129,6 +129,10 @@ fix: build/wheel.stamp ## rustfmt and ruff, in place
 operators: build/wheel.stamp ## docs/operators.md, from what the operators say of themselves
 	$(BIN)/python tests/operators_page.py
 
+.PHONY: optimizers
+optimizers: build/wheel.stamp ## the classes of ortrain.optim and the table of docs/optimizers.md, from the table of optimizers
+	$(BIN)/python tests/optimizers_page.py
+
 .PHONY: clean
 clean: ## remove environments, build/ and dist/ (not target/)
 	rm -rf build dist $(VENV) $(DEMO)

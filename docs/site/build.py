@@ -45,6 +45,7 @@ MODULES = [
     "ortrain.api.module",
     "ortrain.api.optimizer",
     "ortrain.api.lr_scheduler",
+    "ortrain.optim",
     "ortrain.schedules",
     "ortrain.api.outputs",
     "ortrain.api.profile",

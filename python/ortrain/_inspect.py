@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from ortrain import _ortrain
 from ortrain._operators import OperatorLibrary, Source, with_operators
@@ -211,6 +211,8 @@ class Inspection:
     """What the file is. Of what is no forward model there are only ``parameters`` and ``inputs``."""
     inputs: dict[str, str]
     """The inputs that a run is given, with their types."""
+    optimizer: dict[str, Any] | None
+    """Of an optimizer model, and of a checkpoint with settings of an optimizer: its name, settings, slots and groups."""
     _text: str = field(repr=False)
     _everything: str = field(repr=False)
     _json: str = field(repr=False)
@@ -390,6 +392,7 @@ def inspection(
         step=step,
         kind=found["kind"],
         inputs=found["inputs"],
+        optimizer=found["optimizer"],
         _text=text,
         _everything=everything,
         _json=json_text,

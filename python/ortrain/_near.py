@@ -21,3 +21,12 @@ def hint(name: object, names: Iterable[str]) -> str:
     """The end of a sentence that names it, or nothing."""
     found = nearest(name, names)
     return "" if found is None else f"; did you mean {found!r}?"
+
+
+def near_to_pattern(pattern: str, names: Iterable[str]) -> str:
+    """The end of a sentence that names those nearest to a pattern that fits none, or nothing."""
+    import difflib
+
+    # Of a pattern, few letters are those of a name.
+    close = difflib.get_close_matches(pattern, sorted(names), n=3, cutoff=0.4)
+    return f"; near are {', '.join(map(repr, close))}" if close else ""

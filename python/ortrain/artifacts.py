@@ -30,7 +30,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
-from ortrain._near import hint
+from ortrain._near import near_to_pattern
 from ortrain._operators import OperatorLibrary, Plain, Source, with_operators
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, TrainingWarning, UnsupportedError
@@ -519,7 +519,7 @@ class _Choice:
             fits = functools.partial(fnmatch.fnmatchcase, pat=name)
             matching = [info.name for info in self._found if among(info) and any(map(fits, (info.name, *info.nodes)))]
             if not matching:
-                near = hint(name, [info.name for info in self._found if among(info)])
+                near = near_to_pattern(name, [info.name for info in self._found if among(info)])
                 raise InvalidArgumentError(
                     f"{argument}: the pattern {name!r} matches no parameter of the model, and no node that uses one"
                     f"{near}"

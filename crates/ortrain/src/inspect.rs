@@ -17,6 +17,8 @@ use crate::artifacts::inferred;
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::kind::{described_inputs, inspect_artifact, inspect_other};
 use crate::nearest::hint_in;
+use crate::optim::OptimizerSpec;
+use crate::optimizer::optimizer_of_model;
 use crate::step_cost::{made_for, plan, shapes};
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 use crate::{scores, tail};
@@ -165,7 +167,7 @@ pub struct NodeNote {
 /// assert!(found.to_string().contains("trained: 4 tensors, 7,210 elements, 28.8 kB\n"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Inspection {
     /// What the file is. Of what is no forward model there are only `parameters` and `inputs`.
@@ -191,6 +193,8 @@ pub struct Inspection {
     pub open_inputs: Vec<(String, String)>,
     /// What a training step computes and takes, if all shapes are known.
     pub step: Option<StepCost>,
+    /// Of an optimizer model, and of a checkpoint with settings of an optimizer: the optimizer, its settings and groups.
+    pub optimizer: Option<OptimizerSpec>,
 }
 
 impl Inspection {
@@ -291,7 +295,9 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
         let kind = FileKind::of(&graph);
         if kind != FileKind::ForwardModel && *scope == Scope::Outputs && *options == InspectOptions::default()
         {
-            return Ok(inspect_artifact(kind, &graph));
+            let optimizer =
+                (kind == FileKind::OptimizerModel).then(|| optimizer_of_model(&label, &model)).transpose()?;
+            return Ok(Inspection { optimizer, ..inspect_artifact(kind, &graph) });
         }
         if matches!(kind, FileKind::TrainingModel | FileKind::OptimizerModel) {
             unplanned(&label, kind, scope, options)?;

@@ -9,6 +9,7 @@ use ortrain_ops::Registry;
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, parameter_of_gradient};
+use crate::optim::OptimizerSpec;
 use crate::{CheckpointState, Error, Inspection, ModelSource, ParameterInfo, ParameterRole, Result};
 
 /// What a file is.
@@ -138,24 +139,27 @@ fn weight_inputs(graph: &Graph) -> Vec<ValueId> {
 
 /// What a source is that is no model, read as far as it says so.
 pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> {
+    let mut optimizer = None;
+    let mut checkpoint = |found: Checkpoint| {
+        let text = found.extras.optimizer.as_deref();
+        // A damaged description is the business of those who train.
+        optimizer = text.and_then(|text| OptimizerSpec::from_text(text).ok());
+        (FileKind::Checkpoint, of_checkpoint(found))
+    };
     let (kind, parameters) = match source {
         ModelSource::WithOperators(source, _) => return inspect_other(source),
         ModelSource::Bytes(bytes) | ModelSource::BytesIn(bytes, _) => match FileKind::of_bytes(bytes) {
             None => return Ok(None),
-            Some(FileKind::Checkpoint) => {
-                (FileKind::Checkpoint, of_checkpoint(ortrain_checkpoint::read(bytes.clone())?))
-            }
+            Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::read(bytes.clone())?),
             Some(kind) => (kind, of_tensors(ortrain_checkpoint::read_safetensors(bytes.clone())?)),
         },
         ModelSource::Path(path) => match start_of(path).as_deref().and_then(FileKind::of_bytes) {
             None => return Ok(None),
-            Some(FileKind::Checkpoint) => {
-                (FileKind::Checkpoint, of_checkpoint(ortrain_checkpoint::load(path)?))
-            }
+            Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::load(path)?),
             Some(kind) => (kind, of_tensors(ortrain_checkpoint::load_safetensors(path)?)),
         },
     };
-    Ok(Some(Inspection { kind, parameters, ..Inspection::default() }))
+    Ok(Some(Inspection { kind, parameters, optimizer, ..Inspection::default() }))
 }
 
 /// The first bytes of a regular file, if it can be read.

@@ -631,6 +631,14 @@ pub(crate) fn check_optimizer_model(label: &str, model: &LoadedModel) -> Result<
     read_optimizer(label, model).map(|_| ())
 }
 
+/// The optimizer of an optimizer model.
+///
+/// # Errors
+/// As for [`check_optimizer_model`].
+pub(crate) fn optimizer_of_model(label: &str, model: &LoadedModel) -> Result<OptimizerSpec> {
+    read_optimizer(label, model).map(|read| read.spec)
+}
+
 /// Reads an optimizer model.
 fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;

@@ -1,9 +1,11 @@
 //! What is known of a model, as text and as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use ortrain_graph::byte_length;
 
+use crate::optim::OptimizerSpec;
 use crate::profile::json;
 use crate::{FileKind, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, StepCost};
 
@@ -77,7 +79,7 @@ impl fmt::Display for Inspection {
             if !self.inputs.is_empty() {
                 writeln!(f, "inputs: {}", described(&self.inputs))?;
             }
-            return Ok(());
+            return self.optimizer.as_ref().map_or(Ok(()), |optimizer| write_optimizer(f, optimizer));
         }
         if !self.stops.is_empty() {
             writeln!(f, "no gradient goes back through: {}", counted(self.stops.len(), "node"))?;
@@ -122,6 +124,38 @@ impl fmt::Display for Inspection {
         }
         Ok(())
     }
+}
+
+/// The lines of an optimizer with its groups.
+fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Result {
+    let numbers = |settings: &BTreeMap<String, f64>| {
+        settings.iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<String>>()
+    };
+    let mut said = vec![format!("lr={:?}", spec.learning_rate)];
+    said.extend(numbers(&spec.settings));
+    said.extend(spec.flags.iter().map(|(name, value)| format!("{name}={value}")));
+    said.extend(spec.max_norm.map(|norm| format!("max_norm={norm:?}")));
+    said.extend(spec.mean_of_gathered.then(|| "the mean of gathered gradients".to_owned()));
+    writeln!(f, "optimizer: {}({})", spec.optimizer, said.join(", "))?;
+    let slots: Vec<&str> = spec.slots.iter().map(|slot| slot.name.as_str()).collect();
+    if !slots.is_empty() {
+        writeln!(f, "  it keeps for each parameter: {}", slots.join(", "))?;
+    }
+    for (k, group) in spec.groups.iter().enumerate() {
+        let mut said = vec![match group.lr {
+            Some(lr) => format!("lr={lr:?}"),
+            None => format!("lr_factor={:?}", group.lr_factor),
+        }];
+        said.extend((group.frozen_steps > 0).then(|| format!("frozen_steps={}", group.frozen_steps)));
+        let own = group.settings.iter().filter(|(name, value)| spec.settings.get(*name) != Some(value));
+        said.extend(own.map(|(name, value)| format!("{name}={value:?}")));
+        writeln!(f, "  group {k}: {}, {}", counted(group.parameters.len(), "parameter"), said.join(", "))?;
+        lines(f, &group.parameters, |f, name| writeln!(f, "    {name}"))?;
+    }
+    if !spec.groups.is_empty() {
+        writeln!(f, "  parameters in no group have the settings of the optimizer")?;
+    }
+    Ok(())
 }
 
 fn described(inputs: &[(String, String)]) -> String {
@@ -285,6 +319,7 @@ impl Inspection {
             ("control_flow", list(self.control_flow.iter().map(note).collect())),
             ("open_inputs", typed(&self.open_inputs)),
             ("step", self.step.as_ref().map_or_else(|| "null".to_owned(), step)),
+            ("optimizer", self.optimizer.as_ref().map_or_else(|| "null".to_owned(), OptimizerSpec::to_text)),
         ])
     }
 }

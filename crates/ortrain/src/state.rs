@@ -1204,6 +1204,7 @@ impl CheckpointState {
             return Ok(());
         };
         let same = self.check_optimizer(there, needs);
+        let is_other = same.is_err();
         if let (Err(error), false) = (&same, replace) {
             return Err(Error::State(error.to_string()));
         }
@@ -1245,8 +1246,11 @@ impl CheckpointState {
         }
         if let Some(optimizer) = &mut self.optimizer {
             optimizer.slots = Slots::Planes(slots);
-            if !std::mem::replace(&mut optimizer.has_rate, true) {
+            if !std::mem::replace(&mut optimizer.has_rate, true) || is_other {
                 optimizer.learning_rate = needs.spec.learning_rate as f32;
+            }
+            if is_other {
+                (optimizer.initial_learning_rate, optimizer.schedule_factor) = (optimizer.learning_rate, 1.0);
             }
             optimizer.spec = (!needs.in_model).then_some(spec);
             optimizer.generation += 1;
