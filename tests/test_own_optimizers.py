@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,13 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper
 from optimizer_formulas import SMALL_SHAPES, gradient_pool, prescribing_model, starting_weights
 
 import ortrain
-from ortrain import OrtrainError, optim
+from ortrain import InvalidArgumentError, InvalidModelError, OrtrainError, optim
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.schedules import Cosine, LRScheduler, Warmup
-
-from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper  # isort: skip
 
 Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, Array]
@@ -118,7 +118,7 @@ class Theirs:
         if start == "parameter":
             return self.parameter.copy()
         value = {None: 0.0, "zero": 0.0, "one": 1.0}.get(start)
-        return np.full_like(self.parameter, self.numbers[str(start)] if value is None else value)
+        return np.full(self.parameter.shape, self.numbers[str(start)] if value is None else value)
 
     def step(self, gradient: Array) -> None:
         self.steps += 1
@@ -193,8 +193,9 @@ OwnLion = optim.register(lion, lr=1e-4)
 
 
 def test_a_function_trains_like_the_row_of_the_table(tmp_path: Path) -> None:
+    max_norm = 4.7
     options: dict[str, Any] = {
-        "max_norm": 20.0,
+        "max_norm": max_norm,
         "max_norm_per_tensor": 15.0,
         "max_value": 0.5,
         "ema_decay": 0.7,
@@ -215,11 +216,11 @@ def test_a_function_trains_like_the_row_of_the_table(tmp_path: Path) -> None:
             scheduler.step()
         assert found[0] == pytest.approx(found[1], rel=CLOSE)
         norms.append(found[0] or 0.0)
-    assert min(norms) < 20.0 < max(norms)
+    assert min(norms) < max_norm < max(norms)
     assert_close(trained[0].all_values(), trained[1].all_values())
     assert set(trained[0].values("row")) == {"weights", "momentum0", "ema"}
-    averages = ({name: {"ema": ours.state.parameters[name].average} for name in WEIGHTS} for ours in trained)
-    assert_close(*averages)
+    averages = [{name: {"ema": ours.state.parameters[name].average} for name in WEIGHTS} for ours in trained]
+    assert_close(averages[0], averages[1])
 
 
 def test_the_class_of_a_function() -> None:
@@ -239,13 +240,8 @@ def test_the_class_of_a_function() -> None:
 
 def test_settings_of_groups_can_change(tmp_path: Path) -> None:
     config = OwnLion(lr=0.01, weight_decay=0.3, groups=[{"params": "row", "weight_decay": 0.1}])
-    ours, table = (
-        Ours(tmp_path / "own", config),
-        Ours(
-            tmp_path / "table",
-            optim.Lion(lr=0.01, weight_decay=0.3, groups=[{"params": "row", "weight_decay": 0.1}]),
-        ),
-    )
+    same = optim.Lion(lr=0.01, weight_decay=0.3, groups=[{"params": "row", "weight_decay": 0.1}])
+    ours, table = Ours(tmp_path / "own", config), Ours(tmp_path / "table", same)
     for each in (ours, table):
         each.step(POOL[0])
         group, rest = each.optimizer.groups
@@ -323,6 +319,14 @@ def from_starts(parameter: Any, gradient: Any, z: Any, ones: Any, sums: Any, *, 
     return 0.5 * parameter + 0.5 * z * (1 - 0.01 * ones), z, ones, sums
 
 
+def nested(parameter: Any, gradient: Any, before: Any, *, rate: Any) -> Any:
+    """Sums of what sums are in, and a slot that is the parameter before the step."""
+    centred = gradient - 0.01 * np.sum(gradient)
+    direction = centred / np.linalg.norm(centred)
+    new = parameter - rate * direction * np.linalg.norm(parameter + np.sum(direction)) + 1e-3 * before
+    return new, parameter
+
+
 def no_rate(parameter: Any, gradient: Any) -> Any:
     """No number at all, and a value of several uses."""
     step = gradient * 0.125
@@ -332,7 +336,7 @@ def no_rate(parameter: Any, gradient: Any) -> Any:
 STARTS = {"z": "parameter", "ones": "one", "sums": "initial"}
 FORMULAS: dict[str, tuple[Formula, dict[str, str]]] = {
     formula.__name__: (formula, STARTS if formula is from_starts else {})
-    for formula in (adam, curves, bounds, choices, lengths, reflected, numbers, from_starts, no_rate)
+    for formula in (adam, curves, bounds, choices, lengths, reflected, numbers, from_starts, nested, no_rate)
 }
 EACH = pytest.mark.parametrize(("formula", "starts"), FORMULAS.values(), ids=list(FORMULAS))
 
@@ -380,26 +384,21 @@ def test_starts_at_the_setting_of_a_group(tmp_path: Path) -> None:
     both(ours, from_starts, 0.05, settings={"initial": 0.3}, of_groups={"row": {"initial": 2.0}}, starts=STARTS)
 
 
+def descent(parameter: Any, gradient: Any, *, rate: Any) -> Any:
+    return parameter - rate * gradient
+
+
+def fast(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
+    velocity = 0.5 * velocity + gradient
+    return parameter - rate * velocity, velocity
+
+
 def test_decorators(tmp_path: Path) -> None:
-    @optim.register
-    def Plain(parameter: Any, gradient: Any, *, rate: Any) -> Any:
-        return parameter - rate * gradient
-
-    @optim.register(lr=0.25, starts={"velocity": "one"})
-    def Fast(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
-        velocity = 0.5 * velocity + gradient
-        return parameter - rate * velocity, velocity
-
-    def descent(parameter: Any, gradient: Any, *, rate: Any) -> Any:
-        return parameter - rate * gradient
-
-    def fast(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
-        velocity = 0.5 * velocity + gradient
-        return parameter - rate * velocity, velocity
-
-    assert (Plain().lr, Fast().lr) == (1e-3, 0.25)
-    both(Ours(tmp_path / "plain", Plain()), descent, 1e-3)
-    both(Ours(tmp_path / "fast", Fast()), fast, 0.25, starts={"velocity": "one"})
+    """With arguments and without."""
+    plain, faster = optim.register(descent), optim.register(lr=0.25, starts={"velocity": "one"})(fast)
+    assert (plain().lr, faster().lr) == (1e-3, 0.25)
+    both(Ours(tmp_path / "plain", plain()), descent, 1e-3)
+    both(Ours(tmp_path / "fast", faster()), fast, 0.25, starts={"velocity": "one"})
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -407,7 +406,8 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = Ours(tmp_path, kind(lr=0.05, max_norm=20.0, ema_decay=0.7, groups=[{"params": "row", "initial": 2.0}]))
     for gradients in POOL[:4]:
         whole.step(gradients)
-    whole.optimizer.groups[0].lr = 0.01
+    group: Any = whole.optimizer.groups[0]
+    group.lr = 0.01
     again = whole.later()
     assert again.bits() == whole.bits()
     assert again.optimizer.step_count == 4
@@ -610,26 +610,25 @@ def test_written_out_steps_with_options_and_checkpoints(tmp_path: Path) -> None:
 
 # Their models in onnxruntime.
 
-IN_RUNTIME: dict[str, tuple[Callable[[], type[optim.OwnOptimizer]], dict[str, float]]] = {
-    "lion": (lambda: OwnLion, {"weight_decay": 0.3}),
-    **{
-        name: (lambda formula=formula, starts=starts: optim.register(formula, starts=starts), {})
-        for name, (formula, starts) in FORMULAS.items()
-    },
-    "in elements": (lambda: optim.register(averaged_in_elements(), settings={"decay": 0.9}), {"decay": 0.8}),
-    "in float64": (lambda: optim.register(averaged_in_float64(), settings={"decay": 0.9}), {"decay": 0.8}),
-    "turned": (lambda: optim.register(turned_function()), {}),
-    "centred": (lambda: optim.register(centred_function(18), settings={"decay": 0.9}), {}),
+DECAY = {"settings": {"decay": 0.9}}
+# What is registered, how, and settings.
+IN_RUNTIME: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, float]]] = {
+    "lion": (lion, {}, {"weight_decay": 0.3}),
+    **{name: (formula, {"starts": starts}, {}) for name, (formula, starts) in FORMULAS.items()},
+    "in elements": (averaged_in_elements(), DECAY, {"decay": 0.8}),
+    "in float64": (averaged_in_float64(), DECAY, {"decay": 0.8}),
+    "turned": (turned_function(), {}, {}),
+    "centred": (centred_function(18), DECAY, {}),
 }
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["alone", "with options"])
-@pytest.mark.parametrize(("made", "settings"), IN_RUNTIME.values(), ids=list(IN_RUNTIME))
+@pytest.mark.parametrize(("own", "how", "settings"), IN_RUNTIME.values(), ids=list(IN_RUNTIME))
 def test_models_in_onnxruntime(
-    made: Callable[[], type[optim.OwnOptimizer]], settings: dict[str, float], full: bool, tmp_path: Path
+    own: Any, how: Mapping[str, Any], settings: Mapping[str, float], full: bool, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"ema_decay": 0.7, "max_norm": 20.0, "accumulation": "mean"} if full else {}
-    config = made()(lr=0.05, **settings, **options)
+    config = optim.register(own, **how)(lr=0.05, **options | dict(settings))
     ours = Ours(tmp_path, config)
     path = tmp_path / "optimizer_model.onnx"
     onnx.checker.check_model(str(path), full_check=True)
@@ -748,6 +747,49 @@ def written_out(count: int) -> ModelProto:
     return optimizer_model(nodes, ["velocity"])
 
 
+def map_of(inputs: Mapping[str, str], outputs: Mapping[str, str], nodes: Sequence[NodeProto]) -> NodeProto:
+    """A SequenceMap over float32: sequences by the names inside, and what nodes make of them."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        nodes,
+        "one",
+        [value(name, TensorProto.FLOAT, None) for name in inputs.values()],
+        [value(name, TensorProto.FLOAT, None) for name in outputs.values()],
+    )
+    return helper.make_node("SequenceMap", list(inputs), list(outputs), body=body)
+
+
+def normalized() -> ModelProto:
+    """Gradients over the norm of all of them together, and a rate that is captured."""
+    node = helper.make_node
+    nodes = [
+        map_of({"gradients": "g"}, {"squares": "s"}, [node("ReduceSumSquare", ["g"], ["s"], keepdims=0)]),
+        node("ConcatFromSequence", ["squares"], ["all"], axis=0, new_axis=1),
+        node("ReduceSum", ["all"], ["square"], keepdims=1),
+        node("Sqrt", ["square"], ["norm"]),
+        node("Div", ["learning_rate", "norm"], ["share"]),
+        map_of(
+            {"params": "p", "gradients": "h"},
+            {"updated_params": "q"},
+            [node("Mul", ["share", "h"], ["update"]), node("Sub", ["p", "update"], ["q"])],
+        ),
+    ]
+    return optimizer_model(nodes, [])
+
+
+def exchanging() -> ModelProto:
+    """Two slots that take each other's values."""
+    node = helper.make_node
+    nodes = [
+        node("Add", ["y", "g"], ["new_x"]),
+        node("Identity", ["x"], ["new_y"]),
+        node("Sub", ["p", "x"], ["new_p"]),
+    ]
+    inputs = {"params": "p", "gradients": "g", "first": "x", "second": "y"}
+    outputs = {"updated_params": "new_p", "updated_first": "new_x", "updated_second": "new_y"}
+    return optimizer_model([map_of(inputs, outputs, nodes)], ["first", "second"])
+
+
 TWO = {name: WEIGHTS[name] for name in ("matrix", "row")}
 
 
@@ -766,6 +808,24 @@ def test_models_train(model: ModelProto, weights: Arrays, tmp_path: Path) -> Non
         again.step(gradients)
     assert again.bits() == ours.bits()
     assert again.optimizer.step_count == STEPS + 3
+
+
+def test_a_model_with_a_norm_of_all_gradients(tmp_path: Path) -> None:
+    ours = Ours(tmp_path, normalized())
+    ours.optimizer.set_learning_rate(0.5)
+    wanted = {name: np.float64(w) for name, w in WEIGHTS.items()}
+    for gradients in POOL[:STEPS]:
+        ours.step(gradients)
+        norm = math.sqrt(sum(float((np.float64(g) ** 2).sum()) for g in gradients.values()))
+        wanted = {name: w - 0.5 / norm * gradients[name] for name, w in wanted.items()}
+    assert_close(ours.all_values(), {name: {"weights": w} for name, w in wanted.items()})
+
+
+def test_slots_that_take_the_values_of_each_other(tmp_path: Path) -> None:
+    def formula(parameter: Any, gradient: Any, first: Any, second: Any) -> Any:
+        return parameter - first, second + gradient, first
+
+    both(Ours(tmp_path, exchanging()), formula, 1e-3)
 
 
 def test_a_model_for_another_number_of_parameters(tmp_path: Path) -> None:
@@ -799,27 +859,217 @@ def test_a_registered_optimizer_in_place_of_one_of_the_table(tmp_path: Path) -> 
     Ours(tmp_path / "own", OwnLion(lr=0.01))
     model = tmp_path / "own" / "optimizer_model.onnx"
     with pytest.raises(
-        OrtrainError, match="the optimizer Lion with the slots momentum0.*of lion with the slots momentum0"
+        OrtrainError, match=r"the optimizer Lion with the slots momentum0.*of lion with the slots momentum0"
     ):
         Optimizer(model, ours.module)
     ours.optimizer = Optimizer(model, ours.module, replace=True)
     for name in WEIGHTS:
         assert np.array_equal(ours.values(name)["momentum0"], momentum[name])
+    ours.step(POOL[1])
     table = Ours(tmp_path / "again", optim.Lion(lr=0.01))
-    for each in (ours, table):
-        each.step(POOL[1])
-    ours_again = Ours(tmp_path / "table", optim.Lion(lr=0.01))
-    ours_again.step(POOL[0])
-    ours_again.step(POOL[1])
-    assert_close(ours.all_values(), ours_again.all_values())
+    for gradients in POOL[:2]:
+        table.step(gradients)
+    assert_close(ours.all_values(), table.all_values())
 
 
 # Refusals.
 
 
-def unnamed(text: str, **more: Any) -> Formula:
-    """A formula from the text of a Python function ``own``."""
-    scope: dict[str, Any] = {"np": np, **more}
-    exec(text, scope)
-    made: Formula = scope["own"]
+REFUSED_FORMULAS: list[tuple[Formula, type[Exception], str]] = [
+    (
+        lambda parameter, gradient, *, rate, decay: parameter - rate * decay * gradient,
+        InvalidArgumentError,
+        "nothing gives it 'decay'; a setting has a default",
+    ),
+    (lambda parameter, *, rate: parameter, InvalidArgumentError, "first arguments are parameter and gradient"),
+    (lambda w, g, *, rate: w - rate * g, InvalidArgumentError, "parameter and gradient, not w, g"),
+    (lambda parameter, gradient, *slots: parameter, InvalidArgumentError, "*slots is neither parameter, gradient"),
+    (lambda parameter, gradient, rate=1.0: parameter, InvalidArgumentError, "a setting, which stands behind a *"),
+    (
+        lambda parameter, gradient, first, second: parameter,
+        InvalidArgumentError,
+        "returns 1 values; it should return the new parameter, the new first, the new second",
+    ),
+    (lambda parameter, gradient: (parameter, gradient), InvalidArgumentError, "returns 2 values"),
+    (lambda parameter, gradient: None, InvalidArgumentError, "new parameter what has no value for each element: None"),
+    (lambda parameter, gradient, *, rate: rate, InvalidArgumentError, "new parameter what has no value for each"),
+    (lambda parameter, gradient, slot: (parameter, 1.0), InvalidArgumentError, "as the new slot what has no value"),
+    (lambda parameter, gradient: parameter if gradient > 0 else gradient, TypeError, "np.where chooses by it"),
+    (lambda parameter, gradient: parameter if gradient == 0 else gradient, TypeError, "neither true nor false"),
+    (lambda parameter, gradient: gradient or parameter, TypeError, "neither true nor false"),
+    (lambda parameter, gradient: max(gradient, 1.0), TypeError, "neither true nor false"),
+    (lambda parameter, gradient: math.sqrt(gradient), TypeError, "has no number before the optimizer runs"),
+    (lambda parameter, gradient: np.tanh(gradient), TypeError, "cannot use numpy.tanh"),
+    (lambda parameter, gradient: np.maximum.reduce(gradient), TypeError, "cannot use numpy.maximum"),
+    (lambda parameter, gradient: np.clip(gradient, -1, 1), TypeError, "cannot use numpy.clip"),
+    (lambda parameter, gradient: np.sum(gradient, axis=0), TypeError, "cannot use numpy.sum in this way"),
+    (lambda parameter, gradient: np.linalg.norm(gradient, 1), TypeError, "cannot use numpy.norm in this way"),
+    (lambda parameter, gradient: np.where(gradient, 1.0, parameter), TypeError, "comparison of values, not Value"),
+    (lambda parameter, gradient: np.where(True, gradient, parameter), TypeError, "comparison of values, not True"),
+    (lambda parameter, gradient: np.ones(3) * gradient, TypeError, "its values and of numbers, not array("),
+    (lambda parameter, gradient: parameter * [1.0], TypeError, "its values and of numbers, not [1.0]"),
+    (lambda parameter, gradient: parameter + True, TypeError, "its values and of numbers, not True"),
+    (lambda parameter, gradient: parameter % 2, TypeError, "unsupported operand"),
+    (lambda parameter, gradient, *, a=math.nan: a * parameter, InvalidArgumentError, "a is nan; a finite number"),
+    (lambda parameter, gradient, *, a=math.inf: a * parameter, InvalidArgumentError, "a is inf; a finite number"),
+    (lambda parameter, gradient, *, a="x": parameter, InvalidArgumentError, "a is a number, not 'x'"),
+    (lambda parameter, gradient, *, a=None: parameter, InvalidArgumentError, "a is a number, not None"),
+    (lambda parameter, gradient, *, lr=1.0: parameter, InvalidArgumentError, "every optimizer has an option 'lr'"),
+    (lambda parameter, gradient, *, groups=1.0: parameter, InvalidArgumentError, "an option 'groups'"),
+    (lambda parameter, gradient, *, lr_factor=1.0: parameter, InvalidArgumentError, 'cannot be called "lr_factor"'),
+    (lambda parameter, gradient, step: (parameter, step), InvalidArgumentError, '"step" is no slot'),
+]
+
+
+@pytest.mark.parametrize(("formula", "kind", "words"), REFUSED_FORMULAS, ids=[words for *_, words in REFUSED_FORMULAS])
+def test_formulas_that_are_refused(formula: Formula, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as error:
+        optim.register(formula)
+    assert words in str(error.value)
+
+
+def small(
+    inputs: Sequence[str] = ("parameter", "gradient"), outputs: Sequence[str] = ("new_parameter",), **more: Any
+) -> FunctionProto:
+    """A function that adds the gradient, and copies what else is needed."""
+    nodes = [helper.make_node("Add", ["parameter", "gradient"], ["new_parameter"])]
+    nodes += [helper.make_node("Identity", ["gradient"], [output]) for output in outputs if output != "new_parameter"]
+    return function(more.pop("name", "Own"), inputs, outputs, nodes, **more)
+
+
+NOT_GIVEN = 'nothing gives it the input "decay": it is none of parameter, gradient, rate, step'
+WITH_DECAY = ("parameter", "gradient", "decay")
+REFUSED_FUNCTIONS: list[tuple[FunctionProto, dict[str, Any], str]] = [
+    (small(WITH_DECAY), {}, NOT_GIVEN),
+    (small(outputs=()), {}, 'its first output should be "new_parameter"'),
+    (small(WITH_DECAY, ("new_decay", "new_parameter")), {}, 'its first output should be "new_parameter"'),
+    (small(outputs=("new_parameter", "slot")), {}, 'its output "slot" is no slot'),
+    (small(outputs=("new_parameter", "new_slot")), {}, 'its output "new_slot" is no slot'),
+    (small(WITH_DECAY, ("new_parameter", "new_decay")), {"settings": {"decay": 1.0}}, '"decay" is no slot'),
+    (small(outputs=("new_parameter", "new_gradient")), {}, '"gradient" is no slot'),
+    (small(name="Adam"), {}, "an optimizer of the table has this name"),
+    (small(domain=""), {}, "it is in the domain of ONNX itself"),
+    (small(domain="ai.onnx"), {}, "it is in the domain of ONNX itself"),
+    (small(opset=16), {}, "it uses opset 16, but optimizer models are written in opset 17 or later"),
+    (small(WITH_DECAY), {"settings": {"decay": math.nan}}, "decay is nan; a finite number is needed"),
+    (small(WITH_DECAY), {"settings": {"decay": "x"}}, "decay is a number, not 'x'"),
+    (small(), {"settings": {"rate": 1.0}}, 'a setting cannot be called "rate"'),
+    (small(), {"settings": {"max_norm": 1.0}}, "every optimizer has an option 'max_norm'"),
+    (small(WITH_DECAY, ("new_parameter", "new_decay")), {"starts": {"decay": "two"}}, 'slot "decay" starts at "two"'),
+]
+
+
+@pytest.mark.parametrize(
+    ("proto", "options", "words"), REFUSED_FUNCTIONS, ids=[words for *_, words in REFUSED_FUNCTIONS]
+)
+def test_functions_that_are_refused(proto: FunctionProto, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        optim.register(proto, **options)
+    assert words in str(error.value)
+
+
+def test_what_is_no_function() -> None:
+    not_one: Any = 3
+    with pytest.raises(TypeError, match=r"a Python function or an onnx\.FunctionProto, not int"):
+        optim.register(not_one)
+    with pytest.raises(InvalidArgumentError, match="settings of a Python function are its keyword arguments"):
+        optim.register(descent, settings={"decay": 1.0})
+    with pytest.raises(InvalidArgumentError, match='slot "velocity" starts at "two"'):
+        optim.register(fast, starts={"velocity": "two"})
+
+
+def test_a_function_with_the_name_of_a_row_of_the_table() -> None:
+    def own(parameter: Any, gradient: Any) -> Any:
+        return parameter - gradient
+
+    own.__name__ = "Adam"
+    with pytest.raises(InvalidArgumentError, match="an optimizer of the table has this name"):
+        optim.register(own)
+
+
+REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"beta3": 0.5}, 'lion has no setting "beta3"; its settings are beta1, beta2, weight_decay'),
+    ({"beta1": math.nan}, "beta1 is nan; a finite number is needed"),
+    ({"beta1": "x"}, "beta1 is a number, not 'x'"),
+    ({"lr": -1.0}, "the learning rate is -1"),
+    ({"max_norm": 0.0}, "max_norm is 0"),
+    ({"ema_decay": 1.0}, "ema_decay is 1"),
+    ({"groups": [{"params": "row", "beta3": 0.5}]}, "group 0 has no key 'beta3'"),
+    ({"groups": [{"params": "row", "max_value": 0.5}]}, "group 0 has no key 'max_value'"),
+    ({"groups": [{"params": "row", "beta1": math.inf}]}, "beta1 of group 0 is inf"),
+    ({"groups": [{"beta1": 0.5}]}, "group 0 has no params"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED_OPTIONS, ids=[words for _, words in REFUSED_OPTIONS])
+def test_options_that_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        OwnLion(**options)
+    assert words in str(error.value)
+
+
+def renamed(model: ModelProto, old: str, new: str) -> ModelProto:
+    """A model with another name of a value."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+    for value in (*made.graph.input, *made.graph.output):
+        value.name = new if value.name == old else value.name
     return made
+
+
+def with_input(name: str, kind: int, dims: list[int] | None = None) -> ModelProto:
+    """A model with one more input; a sequence if no dimensions are given."""
+    info = sequence_info(name, kind) if dims is None else helper.make_tensor_value_info(name, kind, dims)
+    return mapped(more_inputs=[info])
+
+
+def rates_in_float64() -> ModelProto:
+    model = mapped()
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    return model
+
+
+REFUSED_MODELS: list[tuple[ModelProto, str]] = [
+    (renamed(mapped(), "updated_velocity", "speed"), 'its output "speed" is a sequence that takes no place'),
+    (renamed(mapped(), "updated_velocity", "updated_speed"), '"updated_speed" is a sequence that takes no place'),
+    (renamed(mapped(), "learning_rate", "rate"), 'nothing gives it the input "rate" (float32[1])'),
+    (with_input("extra", TensorProto.FLOAT, [1]), 'nothing gives it the input "extra" (float32[1])'),
+    (with_input("settings", TensorProto.DOUBLE, [1, 2]), '"settings"'),
+    (with_input("extra", TensorProto.FLOAT), 'nothing gives it the input "extra": it is neither a slot'),
+    (with_input("extra", TensorProto.DOUBLE), 'the model gives no "updated_extra"'),
+    (with_input("max_norm", TensorProto.DOUBLE, [1]), 'an input "max_norm", of which its description has no value'),
+    (with_input("gathered_steps", TensorProto.FLOAT, [1]), '"gathered_steps" should be int64[1] but is float32[1]'),
+    (rates_in_float64(), '"learning_rate" should be float32[1] but is float64[1]'),
+]
+
+
+@pytest.mark.parametrize(("model", "words"), REFUSED_MODELS, ids=[words for _, words in REFUSED_MODELS])
+def test_models_that_are_refused(model: ModelProto, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelError) as error:
+        Ours(tmp_path, model)
+    assert words in str(error.value)
+    # The state is as it was.
+    ours = Ours(tmp_path / "sound", mapped())
+    assert set(ours.values("row")) == {"weights", "velocity"}
+
+
+OF_ANOTHER_SHAPE = [
+    (helper.make_node("Transpose", ["p"], ["q"]), "[5, 6]"),
+    (helper.make_node("Flatten", ["p"], ["q"], axis=0), "[1, 30]"),
+]
+
+
+@pytest.mark.parametrize(("node", "shape"), OF_ANOTHER_SHAPE, ids=[node.op_type for node, _ in OF_ANOTHER_SHAPE])
+def test_new_parameters_of_another_shape(node: NodeProto, shape: str, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["at"], value_int=0),
+        helper.make_node("SequenceAt", ["params", "at"], ["p"]),
+        node,
+        helper.make_node("SequenceConstruct", ["q"], ["updated_params"]),
+    ]
+    with pytest.raises(InvalidModelError) as error:
+        Ours(tmp_path, optimizer_model(nodes, []), {"matrix": WEIGHTS["matrix"]})
+    assert f"shape [6, 5] but the value has {shape}" in str(error.value)

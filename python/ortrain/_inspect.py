@@ -212,7 +212,7 @@ class Inspection:
     inputs: dict[str, str]
     """The inputs that a run is given, with their types."""
     optimizer: dict[str, Any] | None
-    """Of an optimizer model, and of a checkpoint with settings of an optimizer: its name, settings, slots and groups."""
+    """Of an optimizer model, and of a checkpoint with settings: the optimizer, its settings, slots and groups."""
     _text: str = field(repr=False)
     _everything: str = field(repr=False)
     _json: str = field(repr=False)

@@ -166,6 +166,21 @@ fn a_warm_step_allocates_nothing() {
     });
     assert_eq!(counts[0], counts[1], "iterations allocate");
 
+    // Every optimizer of the table.
+    let mut run = Workload::new("mlp", 16);
+    let first = run.state.names().next().unwrap().to_owned();
+    let batch = run.batch(1);
+    for (name, model) in common::optimizers(&first) {
+        let mut optimizer = ortrain::Optimizer::replacing(model, &mut run.state, &run.module).unwrap();
+        let round = || {
+            let loss = step(&mut run.module, &mut run.state, &batch);
+            optimizer.step(&mut run.state, &run.module).unwrap();
+            run.module.lazy_reset_grad();
+            loss
+        };
+        assert_eq!(counted(round), 0, "{name}");
+    }
+
     let with_dropout = Workload::with_dropout("mlp", 256);
     let nets = [("lenet", 64), ("mobilenetv2_96", 2), ("resnet18_224", 1)];
     let nets = nets.map(|(name, rows)| (name, Workload::new(name, rows)));

@@ -59,3 +59,37 @@ fn same_bits_where_masks_wait_as_bits() {
         assert_eq!(one, trained_with_dropout(threads).0, "{threads} threads differ from one");
     }
 }
+
+/// The bits of parameters and slots after some steps of an optimizer.
+fn optimized(optimizer: &ortrain::ModelSource, threads: usize) -> Vec<Vec<u8>> {
+    backend("cpu", threads).expect("there is a CPU");
+    let mut run = common::Workload::new("mlp", 16);
+    let mut optimizer = ortrain::Optimizer::replacing(optimizer.clone(), &mut run.state, &run.module)
+        .expect("it is an optimizer model");
+    for step in 0..3 {
+        let batch = run.batch(step);
+        common::train(&mut run.module, &mut run.state, &batch);
+        optimizer.step(&mut run.state, &run.module).expect("the optimizer steps");
+        run.module.lazy_reset_grad();
+    }
+    let names: Vec<String> = run.state.names().map(str::to_owned).collect();
+    let mut bits = Vec::new();
+    for name in names {
+        bits.push(run.state.parameter(&name).expect("it is there").to_tensor().data().to_vec());
+        let slots = run.state.slots(&name).expect("it is there");
+        bits.extend(slots.values().map(|slot| slot.data().to_vec()));
+    }
+    bits
+}
+
+#[test]
+fn same_bits_of_every_optimizer() {
+    let run = common::Workload::new("mlp", 16);
+    let first = run.state.names().next().expect("there is one").to_owned();
+    for (name, optimizer) in common::optimizers(&first) {
+        let one = optimized(&optimizer, 1);
+        for threads in [2, 4] {
+            assert!(one == optimized(&optimizer, threads), "{name}: {threads} threads differ from one");
+        }
+    }
+}

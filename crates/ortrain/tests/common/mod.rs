@@ -250,3 +250,23 @@ pub(crate) fn branching() -> ModelSource {
         ModelProto { ir_version: 8, graph: Some(graph), opset_import: vec![opset], ..ModelProto::default() };
     ModelSource::from_proto(&model).unwrap()
 }
+
+/// The optimizer of every row of the table, with every option and a group of its own for one of these parameters.
+pub(crate) fn optimizers(first: &str) -> Vec<(String, ModelSource)> {
+    use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
+    let described = |row: &&'static ortrain::optim::Optimizer| {
+        let mut spec = OptimizerSpec::of_row(row);
+        if let Some(momentum) = spec.settings.get_mut("momentum") {
+            *momentum = 0.9;
+        }
+        for (name, value) in [("max_value", 0.5), ("max_norm_per_tensor", 0.7), ("ema_decay", 0.9)] {
+            spec.settings.insert(name.into(), value);
+        }
+        spec.max_norm = Some(1.0);
+        spec.mean_of_gathered = true;
+        spec.groups = vec![Group { parameters: vec![first.into()], lr_factor: 0.5, ..Group::default() }];
+        let model = optimizer_model(&spec, &[DType::F32]).unwrap();
+        (row.name.to_owned(), ModelSource::from_proto(&model).unwrap())
+    };
+    OPTIMIZERS.iter().map(described).collect()
+}
