@@ -89,7 +89,10 @@ OPTIONS = (
     ("max_norm", "the largest L2 norm of all gradients together; longer ones are scaled, and a step returns the norm"),
     ("max_norm_per_tensor", "the largest L2 norm of the gradient of one parameter"),
     ("max_value", "the largest absolute value of an element of a gradient"),
-    ("ema_decay", "decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`)"),
+    (
+        "ema_decay",
+        "decay rate of a moving average of the weights (:attr:`ortrain.api.checkpoint_state.Parameter.average`)",
+    ),
     ("accumulation", 'how gradients of several training steps count: their ``"sum"``, or their ``"mean"``'),
     ("groups", "groups of parameters with settings of their own, a :class:`Group` each with settings beside its keys"),
     ("layer_decay", "the share of a layer's rate that the layer before it has; the last layer has the whole rate"),

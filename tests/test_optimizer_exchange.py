@@ -126,7 +126,7 @@ def test_models_in_plain_onnx_are_refused_there(name: str, oracle: Path, tmp_pat
 
 @pytest.mark.parametrize("name", OURS)
 def test_their_adamw_refuses_a_checkpoint_of_another_optimizer(name: str, oracle: Path, tmp_path: Path) -> None:
-    """Slots have other names in the file than moments of theirs; without optimizer state the file is one like any other."""
+    """Slots have other names in the file than their moments; without optimizer state it is a file like any other."""
     run = Run(generate(CASE.name, tmp_path, optimizer=OURS[name]))
     go_on(run)
     refused = tried(oracle, *THEIR_MODELS, saved(run, "saved"), tmp_path / "back")

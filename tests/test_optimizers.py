@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
+import optimizers_page
 import pytest
 from conftest import Run
 from optimizer_formulas import (
@@ -268,6 +269,11 @@ def assert_close(found: Gradients, wanted: Gradients, tolerance: float) -> None:
 
 
 # The table.
+
+
+def test_classes_and_page_are_those_of_the_table() -> None:
+    assert optimizers_page.CLASSES.read_text() == optimizers_page.classes(), "run make optimizers"
+    assert optimizers_page.PAGE.read_text() == optimizers_page.page(), "run make optimizers"
 
 
 def test_every_row_has_a_formula_here() -> None:

@@ -529,6 +529,11 @@ def optimizer_table() -> list[
 ]:
     """Rows: name, summary, source, rate, slots, settings, flags."""
 
+def described_optimizer(
+    spec: str, own: OwnOptimizer | None, dtypes: list[int], opset: int, last: int
+) -> tuple[bytes, int]:
+    """The optimizer model of a description, and the last number in generated names."""
+
 def optimizer_spec(text: str) -> str:
     """A description of an optimizer, checked and with all defaults."""
 

@@ -463,7 +463,7 @@ class TrainingSession:
 
         A model of more than 2 GiB has its weights in ``<inference_model_path>.data``; with ``external_data`` any has.
         With ``average`` the averages that the optimizer keeps (:attr:`Parameter.average
-        <ortrain.api.Parameter.average>`) stand in the place of the weights.
+        <ortrain.api.checkpoint_state.Parameter.average>`) stand in the place of the weights.
 
         Raises:
             InvalidArgumentError: for a name that no value has, or without any.

@@ -28,7 +28,7 @@ mod _ortrain {
     #[pymodule_export]
     use crate::gradient::{GradientGraph, grad, vjp};
     #[pymodule_export]
-    use crate::optim::{OwnOptimizer, optimizer_spec, optimizer_table};
+    use crate::optim::{OwnOptimizer, described_optimizer, optimizer_spec, optimizer_table};
     #[pymodule_export]
     use crate::schedule::{LrScheduler, Schedule, curve_steps, draw_curve, schedule_kinds};
     #[pymodule_export]

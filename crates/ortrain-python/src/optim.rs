@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use ortrain::optim::{OPTIMIZERS, OptimizerFunction, OptimizerSpec};
+use ortrain::DType;
+use ortrain::artifacts::{Names, described_optimizer_model};
+use ortrain::optim::{OPTIMIZERS, OptimizerFunction, OptimizerSpec, optimizer_model_of_function};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::error::raise;
+use crate::value::element_type_of_onnx;
 
 /// A description from its text.
 pub(crate) fn spec_of(text: &str) -> ortrain::Result<OptimizerSpec> {
@@ -36,6 +40,30 @@ pub(crate) fn optimizer_table() -> Vec<(
         (row.name, row.summary, row.source, row.learning_rate, slots, settings, flags)
     });
     rows.collect()
+}
+
+/// The optimizer model of a description as a message, for trained parameters of these element types (numbers of ONNX), and
+/// the last number in a generated name.
+#[pyfunction]
+pub(crate) fn described_optimizer<'py>(
+    py: Python<'py>,
+    spec: &str,
+    own: Option<OwnOptimizer>,
+    dtypes: Vec<i32>,
+    opset: i64,
+    last: u64,
+) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+    let dtypes = dtypes.into_iter().map(element_type_of_onnx).collect::<PyResult<Vec<DType>>>()?;
+    let argument = |text: String| raise(ortrain::Error::Argument(text));
+    let spec = spec_of(spec).map_err(raise)?;
+    let mut names = Names::after(last);
+    let model = match own {
+        Some(own) => optimizer_model_of_function(&own.0, &spec, &dtypes),
+        None => described_optimizer_model(&spec, &dtypes, &mut names, opset),
+    };
+    let model = model.map_err(|source| argument(source.to_string()))?;
+    let bytes = ortrain::encode_model(&model).map_err(|source| raise(source.into()))?;
+    Ok((PyBytes::new(py, &bytes), names.last()))
 }
 
 /// A description of an optimizer of the table, checked and with all defaults.

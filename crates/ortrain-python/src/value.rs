@@ -481,7 +481,7 @@ pub(crate) fn shape_name(dtype: DType, dims: &[usize]) -> String {
     format!("{dtype}{dims:?}")
 }
 
-fn element_type_of_onnx(number: i32) -> PyResult<DType> {
+pub(crate) fn element_type_of_onnx(number: i32) -> PyResult<DType> {
     DType::from_onnx(number).ok_or_else(|| {
         UnsupportedError::new_err(format!("tensors of ONNX element type {number} are not supported"))
     })

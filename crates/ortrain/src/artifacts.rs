@@ -21,8 +21,8 @@ use ortrain_ops::passes::{
 };
 use ortrain_ops::training::{
     Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
-    check_scores, described_optimizer_model, doubtful_losses, for_inference, for_training, is_narrow,
-    may_declare, name_value, running_statistics,
+    check_scores, doubtful_losses, for_inference, for_training, is_narrow, may_declare, name_value,
+    running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -186,6 +186,20 @@ pub use ortrain_ops::training::Reduction;
 /// ```
 #[doc(inline)]
 pub use ortrain_ops::training::optimizer_model;
+
+/// The optimizer model that a description asks for: one of ONNX Runtime's where it has the optimizer, else plain ONNX.
+///
+/// ```
+/// use ortrain::DType;
+/// use ortrain::artifacts::{Names, described_optimizer_model};
+/// use ortrain::optim::OptimizerSpec;
+///
+/// let model = described_optimizer_model(&OptimizerSpec::new("AdamW")?, &[DType::F32], &mut Names::new(), 17)?;
+/// assert_eq!(model.graph.unwrap().node[0].op_type, "AdamWOptimizer");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::described_optimizer_model;
 
 /// The oldest format of files in which an initializer need not be an input.
 pub(crate) const SEPARATE_INITIALIZERS: i64 = 4;

@@ -8,6 +8,7 @@ use ortrain_program::{ALIGNMENT, PlaneId, align};
 use crate::binding::{RESET_FLAG, parameter_of_gradient};
 use crate::module::graph_of;
 use crate::nearest::hint;
+use crate::optimizer::graph_over_planes;
 use crate::{Error, ModelSource, Result};
 
 /// What to print.
@@ -49,7 +50,14 @@ pub enum Stage {
 pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -> Result<String> {
     let label = model.label("the model");
     let gradients = stage == Stage::Gradient;
-    let mut graph = graph_of(&label, &if gradients { model.load_for_gradients()? } else { model.load()? })?;
+    let model = if gradients { model.load_for_gradients()? } else { model.load()? };
+    if let (Some((graph, scalars)), false) = (graph_over_planes(&label, &model), gradients) {
+        return match stage {
+            Stage::Program => program(&label, graph, shapes, false, &scalars),
+            _ => Ok(graph.to_string()),
+        };
+    }
+    let mut graph = graph_of(&label, &model)?;
     infer(&mut graph).map_err(|source| Error::model(&label, source))?;
     let training = graph.inputs.iter().any(|&id| graph.name_of(id) == RESET_FLAG);
     match stage {
@@ -63,7 +71,7 @@ pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -
             infer(&mut graph).map_err(fail)?;
             Ok(graph.to_string())
         }
-        Stage::Program => program(&label, graph, shapes, training),
+        Stage::Program => program(&label, graph, shapes, training, &[]),
     }
 }
 
@@ -104,7 +112,14 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
     Ok(())
 }
 
-fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training: bool) -> Result<String> {
+/// The schedule of a graph. Sequences of the names in `scalars` have one number for each parameter.
+fn program(
+    label: &str,
+    graph: Graph,
+    shapes: &[(String, Vec<usize>)],
+    training: bool,
+    scalars: &[String],
+) -> Result<String> {
     for (name, _) in shapes {
         if !graph.inputs.iter().any(|&id| graph.name_of(id) == name) {
             return Err(Error::Argument(format!(
@@ -153,6 +168,7 @@ fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training:
         let (dtype, declared) = match &graph.value(id).ty {
             ValueType::Tensor(dtype, declared) => (dtype, declared),
             ValueType::Sequence(dtype) => {
+                let elements = if scalars.iter().any(|scalar| scalar == name) { 1 } else { elements };
                 let len = elements.next_multiple_of(ALIGNMENT / dtype.size());
                 let plane = PlaneId(roles.len() as u32);
                 let tensors = [PartTensor { start: 0, len: elements }].into();

@@ -182,6 +182,21 @@ impl Optimizer {
         if state.shared_layout().is_none_or(|own| *own != layout) {
             return Err(Error::OtherState { what: "module" });
         }
+        let declared = |id: &&ValueId| graph.name_of(**id) == "params";
+        let declared = graph.inputs.iter().find(declared).and_then(|&id| graph.value(id).ty.dtype());
+        if let (Some(declared), false) = (declared, in_model)
+            && !layout.trainable.is_empty()
+            && layout.trainable.iter().all(|plane| plane.dtype != declared)
+        {
+            let found: Vec<String> = layout.trainable.iter().map(|plane| plane.dtype.to_string()).collect();
+            return Err(Error::WrongModel {
+                model: label,
+                reason: format!(
+                    "it is for parameters of {declared}, but {} are trained",
+                    found.join(" and ")
+                ),
+            });
+        }
         let needs = OptimizerNeeds { spec: &spec, in_model, slots: &slots };
         state.prepare_optimizer(&needs, replace)?;
         let clips = clips_gradients(&graph);
@@ -195,7 +210,26 @@ impl Optimizer {
         let work = Workspace::new();
         let mut table = Table { columns, ..Table::default() };
         table.assign(&layout, optimizer);
-        Ok(Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips })
+        let made = Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
+        made.check(&label)?;
+        Ok(made)
+    }
+
+    /// Checks that a step can run on the parameters of the state.
+    fn check(&self, label: &str) -> Result<()> {
+        if self.in_model {
+            return Ok(());
+        }
+        let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
+        let table = [self.table.groups.len(), self.table.columns.len()];
+        let dims: Vec<&[usize]> = (self.numbers.iter())
+            .map(|number| if *number == Number::Settings { &table[..] } else { &[1][..] })
+            .collect();
+        match self.runners.planned(&self.work, &dims) {
+            Ok(_) => Ok(()),
+            Err(Error::Shapes(source)) => Err(wrong(format!("it does not fit the parameters: {source}"))),
+            Err(error) => Err(error),
+        }
     }
 
     /// Updates the parameters with the gradients of a module. These stay as they are, unless one of ONNX Runtime's
@@ -639,6 +673,15 @@ pub(crate) fn optimizer_of_model(label: &str, model: &LoadedModel) -> Result<Opt
     read_optimizer(label, model).map(|read| read.spec)
 }
 
+/// The graph of an optimizer model whose steps are computed element by element, over whole planes, and its slots with one
+/// number for each parameter. `None` for every other model.
+pub(crate) fn graph_over_planes(label: &str, model: &LoadedModel) -> Option<(Graph, Vec<String>)> {
+    let read = read_optimizer(label, model).ok().filter(|read| !read.in_model && !read.is_spread)?;
+    let is_scalar = |slot: &&Wanted| slot.shape().is_ok_and(|shape| shape == SlotShape::Scalar);
+    let scalars = read.slots.iter().filter(is_scalar).map(|slot| slot.slot.name.clone()).collect();
+    Some((read.graph, scalars))
+}
+
 /// Reads an optimizer model.
 fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
@@ -650,6 +693,12 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
     let in_words = |source| Error::model(label, source);
     let bound = bound_of(&graph).map_err(in_words)?;
+    let gives = |id: &ValueId| graph.name_of(*id) == "updated_params" && is_sequence(&graph, *id);
+    if !graph.outputs.iter().any(gives) {
+        return Err(wrong(
+            "it updates no parameters: it has no output \"updated_params\", a sequence".into(),
+        ));
+    }
     let declared = description(&model.proto).map_err(|source| wrong(source.to_string()))?;
     let spec = declared.unwrap_or_else(|| undescribed(&graph, &bound));
     spec.check().map_err(|source| wrong(format!("its description is not sound: {source}")))?;

@@ -10,6 +10,10 @@ from ortrain._operators import OperatorLibrary, Plain
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import base, empty_base, opset_of
 from ortrain.onnxblock._whole import register_outputs
+from ortrain.onnxblock.optim import Optimizer
+
+# The opset of optimizer models in plain ONNX.
+_OPTIMIZER_OPSET = 17
 
 
 def _read(source: str | bytes) -> onnx.ModelProto:
@@ -48,6 +52,8 @@ def optimizer_model(
         [tensor for tensor in model.graph.initializer if tensor.name in wanted]
         for wanted in (set(requires_grad), set(frozen_params))
     )
-    with empty_base(opset_of(model)) as accessor:
+    # Optimizers in plain ONNX need operators that a model may be older than.
+    version = max(opset_of(model), _OPTIMIZER_OPSET) if isinstance(optimizer, Optimizer) else opset_of(model)
+    with empty_base(version) as accessor:
         optimizer((trained, frozen))
         return bytes(accessor.model.SerializeToString())

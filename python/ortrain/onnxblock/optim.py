@@ -8,19 +8,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import onnx
 from onnx import TensorProto, helper
 
 from ortrain import _ortrain
+from ortrain._near import near_to_pattern
 from ortrain.errors import InvalidArgumentError
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import current
 from ortrain.onnxblock.blocks import import_set
+from ortrain.optim import OptimizerConfig
 
-__all__ = ["SGD", "AdamW", "ClipGradNorm"]
+__all__ = ["SGD", "AdamW", "ClipGradNorm", "Optimizer"]
 
 # As the core says it where there is no block.
 NO_SUCH_FORMULA = (
@@ -183,3 +186,82 @@ class SGD(_Optimizer):
 
     def __init__(self, clip_grad: Block | None = None) -> None:
         super().__init__("SGD", clip_grad)
+
+
+class Optimizer(Block):
+    """An optimizer of :mod:`ortrain.optim` as a block: with settings, groups of parameters, clipping and averages.
+
+    Args:
+        config: the optimizer. Groups are of names, or of patterns that fit names: a block knows neither the nodes nor
+            the layers of a model, so callables and ``layer_decay`` are refused.
+
+    >>> import ortrain
+    >>> from ortrain import artifacts, onnxblock, optim
+    >>> lion = onnxblock.optim.Optimizer(optim.Lion(groups=[{"params": "*.bias", "weight_decay": 0.1}]))
+    >>> loss = artifacts.LossType.CrossEntropyLoss
+    >>> artifacts.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=lion)
+    >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> _ = module(x, labels)
+    >>> optimizer.step()
+
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        super().__init__()
+        if not isinstance(config, OptimizerConfig):
+            raise TypeError(f"config is an optimizer of ortrain.optim, not {type(config).__name__}")
+        self._config = config
+
+    def build(self, parameters: Parameters) -> str:
+        """Make the model of the context an optimizer model; return the name of its first output.
+
+        Args:
+            parameters: trained and frozen ones, as :meth:`TrainingBlock.parameters` returns them.
+
+        Raises:
+            InvalidArgumentError: for a group that chooses no parameter, or by more than names.
+
+        >>> from ortrain import onnxblock, optim
+        >>> trained = [onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[3])]
+        >>> with onnxblock.empty_base(17) as accessor:
+        ...     name = onnxblock.optim.Optimizer(optim.Lion())((trained, []))
+        >>> name
+        'updated_params'
+
+        """
+        accessor = current()
+        trained = parameters[0]
+        names = [tensor.name for tensor in trained]
+
+        def select(argument: str, wanted: str | Sequence[str] | Callable[..., Any]) -> list[str]:
+            if callable(wanted):
+                raise InvalidArgumentError(f"{argument}: a block takes names and patterns, not a callable")
+            patterns = [wanted] if isinstance(wanted, str) else wanted
+            for pattern in patterns:
+                if not fnmatch.filter(names, pattern):
+                    near = near_to_pattern(pattern, names)
+                    raise InvalidArgumentError(f"{argument}: {pattern!r} matches no parameter that is trained{near}")
+            return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+        def layers() -> Mapping[str, int | None]:
+            raise InvalidArgumentError("layer_decay needs the layers of a model, which a block does not know")
+
+        spec = self._config._for(names, select, layers)
+        dtypes = list(dict.fromkeys(tensor.data_type for tensor in trained))
+        made, accessor.last_number = _ortrain.described_optimizer(
+            spec, self._config._own, dtypes or [TensorProto.FLOAT], accessor.opset(), accessor.last_number
+        )
+        model = onnx.ModelProto.FromString(made)
+        needed = next(entry.version for entry in model.opset_import if not entry.domain)
+        if needed > accessor.opset():
+            raise InvalidArgumentError(
+                f"this optimizer is written in opset {needed}, but the model of the context has {accessor.opset()}; "
+                f"open it with onnxblock.empty_base({needed})"
+            )
+        model.graph.ClearField("name")
+        self.base.graph.MergeFrom(model.graph)
+        self.base.metadata_props.extend(model.metadata_props)
+        if any(entry.domain == "com.microsoft" for entry in model.opset_import):
+            import_set(self.base, "com.microsoft")
+        return str(self.base.graph.output[0].name)

@@ -1,7 +1,7 @@
 """Optimizers with settings, groups of parameters, clipping and averages, for the artifacts of a training.
 
 Each class is a row of the table of optimizers: its arguments are the settings of the row, with the defaults of
-PyTorch's class of the same name where there is one. What :func:`ortrain.generate_artifacts` writes for plain
+PyTorch's class of the same name where there is one. What :func:`ortrain.artifacts.generate_artifacts` writes for plain
 :class:`AdamW` and plain :class:`SGD` loads in onnxruntime-training; the others are optimizer models in plain ONNX.
 
 >>> import ortrain

@@ -137,7 +137,7 @@ def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OptimizerConfig:
-    """An optimizer with its settings, for :func:`ortrain.generate_artifacts`.
+    """An optimizer with its settings, for :func:`ortrain.artifacts.generate_artifacts`.
 
     Each optimizer of the table is a subclass.
 

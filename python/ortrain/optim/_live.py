@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -33,6 +34,14 @@ def groups_of(native: _AtWork, state: _ortrain.CheckpointState) -> list[Paramete
 
     groups = [ParameterGroup(native, at, rest) for at in range(len(spec["groups"]))]
     return groups if groups and not rest() else [*groups, ParameterGroup(native, None, rest)]
+
+
+def _replace(group: dict[str, Any], name: str, value: object) -> None:
+    """Set a key of a group, or remove the key."""
+    if value is None:
+        group.pop(name, None)
+    else:
+        group[name] = value
 
 
 class ParameterGroup:
@@ -72,11 +81,6 @@ class ParameterGroup:
         spec = json.loads(self._native.spec())
         return spec, None if self._at is None else spec["groups"][self._at]
 
-    def _change(self, change: Callable[[dict[str, Any], dict[str, Any] | None], None]) -> None:
-        spec, group = self._read()
-        change(spec, group)
-        self._native.change(json.dumps(spec))
-
     @property
     def parameters(self) -> list[str]:
         """The names of its parameters.
@@ -105,6 +109,13 @@ class ParameterGroup:
         rate: float | None = group.get("lr")
         return rate
 
+    @lr.setter
+    def lr(self, rate: float | None) -> None:
+        if self._at is None:
+            self._native.set_learning_rate(number("lr", rate))
+            return
+        self._change_group("lr", lambda group: _replace(group, "lr", None if rate is None else number("lr", rate)))
+
     @property
     def lr_factor(self) -> float:
         """The share of the optimizer's learning rate, of a group that has none of its own.
@@ -114,6 +125,14 @@ class ParameterGroup:
         """
         group = self._read()[1]
         return 1.0 if group is None else float(group["lr_factor"])
+
+    @lr_factor.setter
+    def lr_factor(self, share: float) -> None:
+        def change(group: dict[str, Any]) -> None:
+            group["lr_factor"] = number("lr_factor", share)
+            group.pop("lr", None)
+
+        self._change_group("lr_factor", change)
 
     @property
     def frozen_steps(self) -> int:
@@ -127,6 +146,19 @@ class ParameterGroup:
         """
         group = self._read()[1]
         return 0 if group is None else int(group["frozen_steps"])
+
+    @frozen_steps.setter
+    def frozen_steps(self, step: int) -> None:
+        self._change_group("frozen_steps", lambda group: _replace(group, "frozen_steps", operator.index(step)))
+
+    def _change_group(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+        spec, group = self._read()
+        if group is None:
+            raise InvalidArgumentError(
+                f"parameters in no group have no {name} of their own; make a group of them when the artifacts are made"
+            )
+        change(group)
+        self._native.change(json.dumps(spec))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -145,33 +177,15 @@ class ParameterGroup:
             return
         if name == "parameters":
             raise AttributeError("the parameters of a group are said when the artifacts are made")
-        if name == "lr" and self._at is None:
-            self._native.set_learning_rate(number("lr", value))
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
             return
-
-        def change(spec: dict[str, Any], group: dict[str, Any] | None) -> None:
-            if name in ("lr", "lr_factor", "frozen_steps"):
-                if group is None:
-                    raise InvalidArgumentError(
-                        f"parameters in no group have no {name} of their own; make a group of them when the artifacts "
-                        "are made"
-                    )
-                if name == "frozen_steps":
-                    group[name] = int(value)
-                elif value is None:
-                    group.pop(name, None)
-                else:
-                    group[name] = number(name, value)
-                    if name == "lr_factor":
-                        group.pop("lr", None)
-                return
-            if name not in spec["settings"]:
-                raise AttributeError(f"{spec['optimizer']} has no setting {name!r}{hint(name, list(spec['settings']))}")
-            (spec if group is None else group)["settings"][name] = number(
-                name, value, bound=name in bounds(spec["optimizer"])
-            )
-
-        self._change(change)
+        spec, group = self._read()
+        if name not in spec["settings"]:
+            raise AttributeError(f"{spec['optimizer']} has no setting {name!r}{hint(name, list(spec['settings']))}")
+        settings = (spec if group is None else group)["settings"]
+        settings[name] = number(name, value, bound=name in bounds(spec["optimizer"]))
+        self._native.change(json.dumps(spec))
 
     def __repr__(self) -> str:
         spec, group = self._read()

@@ -42,7 +42,8 @@ class Adadelta(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -108,7 +109,8 @@ class Adafactor(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -177,7 +179,8 @@ class Adagrad(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -249,7 +252,8 @@ class Adam(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -315,7 +319,8 @@ class Adamax(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -383,7 +388,8 @@ class AdamW(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -454,7 +460,8 @@ class LAMB(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -524,7 +531,8 @@ class LARS(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -589,7 +597,8 @@ class Lion(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -658,7 +667,8 @@ class Muon(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -737,7 +747,8 @@ class NAdam(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -805,7 +816,8 @@ class RAdam(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -872,7 +884,8 @@ class RMSprop(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -942,7 +955,8 @@ class ScheduleFreeAdamW(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.
@@ -1018,7 +1032,8 @@ class SGD(OptimizerConfig):
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
-        ema_decay: decay rate of a moving average of the weights (:attr:`ortrain.api.Parameter.average`).
+        ema_decay: decay rate of a moving average of the weights
+            (:attr:`ortrain.api.checkpoint_state.Parameter.average`).
         accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
         groups: groups of parameters with settings of their own, a :class:`Group` each with settings beside
             its keys.

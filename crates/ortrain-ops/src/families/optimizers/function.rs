@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ortrain_onnx::FunctionProto;
 
-use super::spec::{OPTIONS, OptimizerSpec, SlotSpec};
+use super::spec::{EMA, OPTIONS, OptimizerSpec, SlotSpec};
 use super::{Optimizer, model::OPSET};
 use crate::OpError;
 
@@ -12,6 +12,28 @@ use crate::OpError;
 pub(super) const ELEMENT_TYPE: &str = "element_type";
 /// Inputs that every step has.
 const GIVEN: [&str; 4] = ["parameter", "gradient", "rate", "step"];
+
+/// Names of values of optimizer models, which slots and settings cannot have.
+const TAKEN: [&str; 13] = [
+    "params",
+    "gradients",
+    "learning_rate",
+    "gathered_steps",
+    "max_norm",
+    "settings",
+    "clip_factor",
+    "lr",
+    "lr_factor",
+    "skipped_steps",
+    "new_parameter",
+    "updated_params",
+    EMA,
+];
+
+/// The first name that occurs twice.
+fn twice(names: &[String]) -> Option<&String> {
+    names.iter().enumerate().find(|(k, name)| names[..*k].contains(name)).map(|(_, name)| name)
+}
 
 /// An optimizer as a function of ONNX: the step of one parameter.
 ///
@@ -41,8 +63,14 @@ impl OptimizerFunction {
     ) -> Result<OptimizerFunction, OpError> {
         let name = proto.name.clone();
         let wrong = |text: String| OpError::invalid(format!("the optimizer function {name:?}: {text}"));
-        if Optimizer::find(&proto.name).is_some() || proto.name.is_empty() {
+        if proto.name.is_empty() {
+            return Err(wrong("it has no name".into()));
+        }
+        if Optimizer::find(&proto.name).is_some() {
             return Err(wrong("an optimizer of the table has this name; give it another one".into()));
+        }
+        if let Some(name) = twice(&proto.input).or_else(|| twice(&proto.output)) {
+            return Err(wrong(format!("it has {name:?} twice among its inputs, or among its outputs")));
         }
         if proto.domain.is_empty() || proto.domain == "ai.onnx" {
             return Err(wrong("it is in the domain of ONNX itself; give it one of your own".into()));
@@ -80,13 +108,22 @@ impl OptimizerFunction {
                 )));
             }
         }
-        let reserved = GIVEN.into_iter().chain(OPTIONS.map(|(name, _)| name)).chain([
-            "lr",
-            "lr_factor",
-            "skipped_steps",
-        ]);
-        if let Some(taken) = reserved.into_iter().find(|name| settings.contains_key(*name)) {
-            return Err(wrong(format!("a setting cannot be called {taken:?}")));
+        let is_taken = |name: &str| {
+            TAKEN.contains(&name)
+                || OPTIONS.iter().any(|(option, _)| *option == name)
+                || name.starts_with("updated_")
+        };
+        let named = slots.iter().map(|slot| slot.name.as_str()).chain(settings.keys().map(String::as_str));
+        if let Some(taken) = named.clone().find(|name| is_taken(name)) {
+            return Err(wrong(format!(
+                "a slot or a setting cannot be called {taken:?}: optimizer models have such a value"
+            )));
+        }
+        if let Some(given) = GIVEN.iter().find(|name| settings.contains_key(**name)) {
+            return Err(wrong(format!("a setting cannot be called {given:?}, which every step is given")));
+        }
+        if let Some(unknown) = starts.keys().find(|start| !slots.iter().any(|slot| slot.name == **start)) {
+            return Err(wrong(format!("a start is given for {unknown:?}, which is no slot of it")));
         }
         if let Some((setting, value)) = settings.iter().find(|(_, value)| !value.is_finite()) {
             return Err(wrong(format!("{setting} is {value}; a finite number is needed")));

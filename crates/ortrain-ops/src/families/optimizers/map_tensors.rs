@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, Expr, Inst, Nest, ReduceOp, Reg, Segments, Type};
-use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
-use ortrain_program::{BufferId, Loop, ProgramBuilder, Step};
+use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
+use ortrain_program::{BufferId, Loop, Place, ProgramBuilder, Step};
 use rustc_hash::FxHashMap;
 
 use crate::infer::Infer;
@@ -22,6 +22,7 @@ use crate::{Error, OpError};
 pub(crate) const DOMAIN: &str = "ortrain.optimizer";
 const MAP: &str = "MapTensors";
 const CONCAT: &str = "ConcatScalars";
+const SNAPSHOT: &str = "Snapshot";
 /// The attribute with the graph of one tensor.
 const BODY: &str = "body";
 /// For each input the column of the table of settings that it is, or -1.
@@ -661,6 +662,39 @@ impl Op for ConcatScalars {
     }
 }
 
+/// A tensor as it is now: what lies in a plane is copied, for its place may be written before it is read.
+struct Snapshot;
+
+impl Op for Snapshot {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        cx.output_type(0, cx.ty(0).clone());
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let buffer = cx.input(0);
+        if !matches!(cx.builder.buffer(buffer).place, Place::Plane(..)) {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let (dims, dtype) = (cx.dims(0), cx.dtype(0));
+        let copy = cx.output(0);
+        let mut nest = cx.nest(&dims, 0);
+        let value = nest.load_broadcast(buffer, dtype, &dims);
+        nest.store_whole(cx, copy, value);
+        cx.step(nest.map())
+    }
+}
+
+/// Adds a node that copies a tensor if it lies in a plane.
+pub(super) fn snapshot(graph: &mut Graph, value: ValueId) -> ValueId {
+    let name = format!("{}_new", graph.name_of(value));
+    let copy = graph.add_value(&name, graph.value(value).ty.clone());
+    graph.nodes.push(Node::new(DOMAIN, SNAPSHOT, &[Some(value)], &[Some(copy)], Attrs::new()));
+    copy
+}
+
 fn map_of(node: &Node) -> Result<MapTensors, OpError> {
     let body = match node.attrs.0.get(BODY) {
         Some(Attr::Graph(body)) => (**body).clone(),
@@ -678,5 +712,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new(DOMAIN, MAP, &[1], build_map),
         Definition::new(DOMAIN, CONCAT, &[1], |_, _| Ok(Box::new(ConcatScalars))),
+        Definition::new(DOMAIN, SNAPSHOT, &[1], |_, _| Ok(Box::new(Snapshot))),
     ]
 }

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Tensor, ValueId, ValueType};
 
-use super::map_tensors::{Bound, SETTINGS, bound_of, places_of};
+use super::map_tensors::{Bound, SETTINGS, bound_of, places_of, snapshot};
 use crate::Error;
 use crate::families::optim::assign;
 use crate::passes::{infer::infer_known, versions::upgrade};
@@ -88,21 +88,42 @@ pub fn spread(
     // The new tensors are outputs until they have their places.
     let mut written: Vec<(ValueId, ValueId)> = Vec::new();
     let mut outputs: Vec<ValueId> = Vec::new();
+    let mut lengths: Vec<(String, ValueId)> = Vec::new();
     for id in std::mem::take(&mut graph.outputs) {
         let Some(&place) = places.get(&id) else {
             outputs.push(id);
             continue;
         };
         let name: Arc<str> = graph.value(place).name.clone();
+        let length = graph.emit("SequenceLength", &[Some(id)], Attrs::new());
+        lengths.push((graph.name_of(id).to_owned(), length));
         for member in members.iter().filter(|member| member.sequence == name) {
             let at = graph.emit_constant(Tensor::i64(&[], &[member.at as i64]));
             let new = graph.emit("SequenceAt", &[Some(id), Some(at)], Attrs::new());
             written.push((member.input, new));
         }
     }
-    graph.outputs = outputs.iter().copied().chain(written.iter().map(|&(_, new)| new)).collect();
+    let new = written.iter().map(|&(_, new)| new);
+    graph.outputs =
+        outputs.iter().copied().chain(new).chain(lengths.iter().map(|&(_, length)| length)).collect();
     upgrade(graph)?;
     graph.outputs = outputs;
+    for (name, length) in lengths {
+        let made = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == length));
+        let found = match made.and_then(|node| node.attrs.0.get("value")) {
+            Some(Attr::Tensor(tensor)) => tensor.to_i64().and_then(|length| length.first().copied()),
+            _ => None,
+        };
+        if found.is_some_and(|found| found != count as i64) {
+            return Err(Error::Graph(format!(
+                "its output {name:?} has {} tensors, but {count} parameters are trained",
+                found.unwrap_or_default()
+            )));
+        }
+    }
+    // All of them are there before the first is written: one may be what lies in the place of another.
+    let written: Vec<(ValueId, ValueId)> =
+        written.into_iter().map(|(place, new)| (place, snapshot(graph, new))).collect();
     for (place, new) in written {
         assign(graph, place, new);
     }
