@@ -1221,8 +1221,8 @@ impl CheckpointState {
             let kept = match &there.slots {
                 // Slots that another optimizer made are shared; one that it did not need starts anew.
                 Slots::Planes(slots) => {
-                    Ok(slots.iter().find(|slot| *slot.name == wanted.slot.name && ground.fits(slot, wanted)))
-                        .map(|slot| slot.cloned())
+                    let fits = |slot: &&Slot| *slot.name == wanted.slot.name && ground.fits(slot, wanted);
+                    Ok(slots.iter().find(fits).cloned())
                 }
                 Slots::Stored(stored) => ground.restored(wanted, stored).map(Some),
             };

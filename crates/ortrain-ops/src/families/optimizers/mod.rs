@@ -83,6 +83,9 @@ pub struct Optimizer {
     pub update: Rule,
 }
 
+/// The new parameter, and the new slots by name.
+pub type Stepped = (ValueId, Vec<(String, ValueId)>);
+
 /// The formula of a step of one parameter.
 #[derive(Clone, Copy)]
 pub enum Rule {
@@ -94,7 +97,7 @@ pub enum Rule {
         /// Numbers of the step by name.
         numbers: for<'a> fn(&Update<'a>) -> Vec<(&'static str, Number<'a>)>,
         /// The new parameter, and the new slots by name.
-        step: fn(&mut Tensors<'_>) -> (ValueId, Vec<(String, ValueId)>),
+        step: fn(&mut Tensors<'_>) -> Stepped,
     },
 }
 
@@ -171,14 +174,13 @@ impl SlotShape {
             dims
         };
         match self {
-            SlotShape::Same => parameter.to_vec(),
             SlotShape::Scalar => Vec::new(),
             SlotShape::Rows | SlotShape::Columns if rank < 2 => vec![0],
             SlotShape::Rows => with_one(rank - 1),
             SlotShape::Columns => with_one(rank - 2),
             SlotShape::Vectors if rank > 1 => vec![0],
             SlotShape::ByAdamW if rank == 2 && setting(spec::ADAMW).unwrap_or(0.0) == 0.0 => vec![0],
-            SlotShape::Vectors | SlotShape::ByAdamW => parameter.to_vec(),
+            SlotShape::Same | SlotShape::Vectors | SlotShape::ByAdamW => parameter.to_vec(),
         }
     }
 }

@@ -13,7 +13,7 @@ use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 use super::formula::{Formula, Number, Sheet};
 use super::spec::{EMA, EMA_DECAY, MAX_NORM_PER_TENSOR, MAX_VALUE};
 use super::tensors::Tensors;
-use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, Update};
+use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, Stepped, Update};
 use crate::passes::functions::inline_functions;
 use crate::spell::{Emit, spell_all};
 use crate::{OpError, OperatorLibrary};
@@ -275,7 +275,7 @@ fn with_tensors(
     types: (DType, bool),
     (slots, outputs): (&[String], &[String]),
     numbers: impl for<'a> FnOnce(&Inputs<'a>) -> Vec<(String, Number<'a>)>,
-    step: impl FnOnce(&mut Tensors<'_>) -> Result<(ValueId, Vec<(String, ValueId)>), OpError>,
+    step: impl FnOnce(&mut Tensors<'_>) -> Result<Stepped, OpError>,
 ) -> Result<Graph, OpError> {
     let mut names: Vec<String> = Vec::new();
     let unnamed: Vec<String> = vec![String::new(); MOST_NUMBERS];
