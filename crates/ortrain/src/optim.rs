@@ -143,7 +143,7 @@ pub use ortrain_ops::optimizers::formula::Number;
 /// use ortrain::optim::{Slot, SlotShape, Start, When};
 ///
 /// let slot = Slot { name: "norm", shape: SlotShape::Scalar, start: Start::One, when: When::Always };
-/// assert_eq!(slot.shape.dims(&[2, 3], &|_| None), []);
+/// assert!(slot.shape.dims(&[2, 3], &|_| None).is_empty());
 /// ```
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Slot;
