@@ -84,7 +84,7 @@ Maker = Callable[[str, dict[str, float], bool], tuple[Step, dict[str, Any]]]
 
 
 def ours(threads: int) -> Maker:
-    """What makes steps of ortrain."""
+    """Steps of ortrain."""
     from onnx import TensorProto, helper, numpy_helper
 
     import ortrain
@@ -130,7 +130,7 @@ def ours(threads: int) -> Maker:
 
 
 def torchs(threads: int) -> Maker:
-    """What makes steps of PyTorch."""
+    """Steps of PyTorch."""
     import torch
 
     torch.set_num_threads(threads)

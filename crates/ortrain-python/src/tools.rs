@@ -7,8 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use ortrain::artifacts::{
-    AdamFormula, ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind,
-    OptimizerSettings, Reduction, generate,
+    AdamFormula, ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerChoice,
+    OptimizerKind, OptimizerSettings, Reduction, generate,
 };
 use ortrain::{
     Backend, Bytes, DType, Error, FunctionProto, Gradient, InspectOptions, ModelSource, ModuleOptions,
@@ -526,15 +526,22 @@ pub(crate) fn generate_artifacts(
     own_optimizer: Option<OwnOptimizer>,
 ) -> PyResult<Vec<String>> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
+    let spec = optimizer_spec.map(spec_of).transpose().map_err(raise)?;
+    let optimizer = match (spec, own_optimizer, optimizer_model, optimizer) {
+        (Some(spec), Some(own), ..) => Some(OptimizerChoice::Function(Box::new(own.0), Box::new(spec))),
+        (Some(spec), None, ..) => Some(spec.into()),
+        (None, _, Some(model), _) => Some(model.0.into()),
+        (None, _, None, Some(kind)) => {
+            let settings = optimizer_settings.map(Settings::read).transpose()?.unwrap_or_default();
+            Some(OptimizerChoice::Kind(optimizer_of(kind)?, settings))
+        }
+        (None, _, None, None) => None,
+    };
     let options = ArtifactOptions {
         requires_grad,
         frozen_params,
         losses,
-        optimizer: optimizer.map(optimizer_of).transpose()?,
-        optimizer_model: optimizer_model.map(|model| model.0),
-        optimizer_settings: optimizer_settings.map(Settings::read).transpose()?.unwrap_or_default(),
-        optimizer_spec: optimizer_spec.map(spec_of).transpose().map_err(raise)?,
-        optimizer_function: own_optimizer.map(|own| own.0),
+        optimizer,
         additional_output_names,
         nominal_checkpoint,
         loss_input_names,

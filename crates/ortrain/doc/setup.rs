@@ -13,7 +13,7 @@ pub fn artifacts() -> Result<Artifacts> {
         requires_grad: ["fc2.weight", "fc2.bias"].map(String::from).into(),
         frozen_params: ["fc1.weight", "fc1.bias"].map(String::from).into(),
         losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(OptimizerKind::AdamW),
+        optimizer: Some(OptimizerKind::AdamW.into()),
         nominal_checkpoint: true,
         ..ArtifactOptions::default()
     };

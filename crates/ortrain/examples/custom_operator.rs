@@ -83,7 +83,7 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
     let options = ArtifactOptions {
         requires_grad: texts(&["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]),
         losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(OptimizerKind::AdamW),
+        optimizer: Some(OptimizerKind::AdamW.into()),
         ..ArtifactOptions::default()
     };
     // The only place that needs the library: what is generated holds plain nodes.

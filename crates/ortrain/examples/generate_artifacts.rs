@@ -50,11 +50,12 @@ fn run() -> Result<(), Box<dyn Error>> {
                 options.losses.push(loss.into());
             }
             "--optimizer" => {
-                options.optimizer = Some(match value()?.as_str() {
+                let optimizer = match value()?.as_str() {
                     "adamw" => OptimizerKind::AdamW,
                     "sgd" => OptimizerKind::SGD,
                     other => return Err(format!("there is no optimizer {other:?}").into()),
-                });
+                };
+                options.optimizer = Some(optimizer.into());
             }
             _ if model.is_none() && !argument.starts_with("--") => model = Some(argument),
             _ => return Err(format!("{argument:?} is not understood").into()),

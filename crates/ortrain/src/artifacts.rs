@@ -125,7 +125,7 @@ pub use ortrain_ops::training::Names;
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, OptimizerKind};
 ///
-/// let options = ArtifactOptions { optimizer: Some(OptimizerKind::SGD), ..ArtifactOptions::default() };
+/// let options = ArtifactOptions { optimizer: Some(OptimizerKind::SGD.into()), ..ArtifactOptions::default() };
 /// # assert!(options.optimizer.is_some());
 /// ```
 #[doc(inline)]
@@ -215,6 +215,54 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
     ("org.pytorch.aten", 1),
 ];
 
+/// The optimizer of artifacts.
+///
+/// ```
+/// use ortrain::artifacts::{ArtifactOptions, OptimizerChoice, OptimizerKind};
+/// use ortrain::optim::OptimizerSpec;
+///
+/// let plain = OptimizerChoice::from(OptimizerKind::AdamW);
+/// let lion = OptimizerChoice::from(OptimizerSpec::new("Lion")?);
+/// let options = ArtifactOptions { optimizer: Some(lion), ..ArtifactOptions::default() };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub enum OptimizerChoice {
+    /// One of onnxruntime-training's.
+    Kind(OptimizerKind, OptimizerSettings),
+    /// An optimizer of the table with its settings and groups. Groups name parameters that are trained.
+    Described(Box<OptimizerSpec>),
+    /// A function of the caller's own with settings and groups.
+    Function(Box<OptimizerFunction>, Box<OptimizerSpec>),
+    /// An optimizer model that was made by others.
+    Model(ModelSource),
+}
+
+impl From<OptimizerKind> for OptimizerChoice {
+    fn from(kind: OptimizerKind) -> OptimizerChoice {
+        OptimizerChoice::Kind(kind, OptimizerSettings::default())
+    }
+}
+
+impl From<OptimizerSpec> for OptimizerChoice {
+    fn from(spec: OptimizerSpec) -> OptimizerChoice {
+        OptimizerChoice::Described(Box::new(spec))
+    }
+}
+
+impl From<OptimizerFunction> for OptimizerChoice {
+    fn from(function: OptimizerFunction) -> OptimizerChoice {
+        let spec = function.spec();
+        OptimizerChoice::Function(Box::new(function), Box::new(spec))
+    }
+}
+
+impl From<ModelSource> for OptimizerChoice {
+    fn from(model: ModelSource) -> OptimizerChoice {
+        OptimizerChoice::Model(model)
+    }
+}
+
 /// What to make artifacts for.
 ///
 /// The last layer is trained; what `inspect` says could be, but is not, lies in the checkpoint all the same.
@@ -231,7 +279,7 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
 ///     requires_grad: all().filter(|name| name.starts_with("fc2.")).collect(),
 ///     frozen_params: all().filter(|name| !name.starts_with("fc2.")).collect(),
 ///     losses: vec![Loss::CrossEntropyLoss.into()],
-///     optimizer: Some(OptimizerKind::AdamW),
+///     optimizer: Some(OptimizerKind::AdamW.into()),
 ///     additional_output_names: vec!["logits".into()],
 ///     nominal_checkpoint: true,
 ///     ..ArtifactOptions::default()
@@ -253,15 +301,7 @@ pub struct ArtifactOptions {
     /// The losses to put behind the model: what is trained is their sum. Without any, the first output is the loss.
     pub losses: Vec<LossTerm>,
     /// The optimizer; without one there is no optimizer model.
-    pub optimizer: Option<OptimizerKind>,
-    /// An optimizer model that was made by others, instead.
-    pub optimizer_model: Option<ModelSource>,
-    /// The settings of the optimizer.
-    pub optimizer_settings: OptimizerSettings,
-    /// An optimizer of the table with its settings and groups, instead. Groups name parameters that are trained.
-    pub optimizer_spec: Option<OptimizerSpec>,
-    /// The optimizer that `optimizer_spec` describes, where it is a function of the caller's own.
-    pub optimizer_function: Option<OptimizerFunction>,
+    pub optimizer: Option<OptimizerChoice>,
     /// Values to be outputs behind the loss.
     pub additional_output_names: Vec<String>,
     /// Whether a nominal checkpoint is wanted, too.
@@ -463,7 +503,7 @@ impl Artifacts {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// use ortrain::Tensor;
 /// use ortrain::artifacts::{
-///     ArtifactOptions, Loss, LossSettings, LossTerm, OptimizerKind, OptimizerSettings, generate,
+///     ArtifactOptions, Loss, LossSettings, LossTerm, OptimizerChoice, OptimizerKind, OptimizerSettings, generate,
 /// };
 ///
 /// # let model = setup::MODEL;
@@ -478,12 +518,10 @@ impl Artifacts {
 ///     ArtifactOptions {
 ///         requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
 ///         losses: vec![LossTerm { settings: classes, ..Loss::CrossEntropyLoss.into() }, small],
-///         optimizer: Some(OptimizerKind::AdamW),
-///         optimizer_settings: OptimizerSettings {
-///             weight_decay: 0.01,
-///             max_norm: Some(1.0),
-///             ..OptimizerSettings::default()
-///         },
+///         optimizer: Some(OptimizerChoice::Kind(
+///             OptimizerKind::AdamW,
+///             OptimizerSettings { weight_decay: 0.01, max_norm: Some(1.0), ..OptimizerSettings::default() },
+///         )),
 ///         ..ArtifactOptions::default()
 ///     },
 /// )?;
@@ -611,22 +649,25 @@ pub(crate) fn generate_loaded(
         write_out_nodes(graph);
         for_inference(graph);
     }
-    let optimizer_model = match (&options.optimizer_model, options.optimizer) {
-        _ if options.optimizer_spec.is_some() => {
-            let spec = options.optimizer_spec.as_ref();
-            let function = options.optimizer_function.as_ref();
-            spec.map(|spec| described_optimizer(spec, function, &trained, &mut names, opset)).transpose()?
-        }
-        (Some(model), _) => Some(checked_optimizer(model)?),
-        (None, Some(OptimizerKind::AdamW)) if no_such_formula(&options.optimizer_settings) => {
+    let optimizer_model = match &options.optimizer {
+        None => None,
+        Some(OptimizerChoice::Kind(OptimizerKind::AdamW, settings)) if no_such_formula(settings) => {
             return Err(Error::Argument(
                 "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without \
                  bias_correction; take onnxruntime's"
                     .into(),
             ));
         }
-        (None, Some(kind)) => Some(optimizer_model(kind, &options.optimizer_settings, &mut names, opset)),
-        (None, None) => None,
+        Some(OptimizerChoice::Kind(kind, settings)) => {
+            Some(optimizer_model(*kind, settings, &mut names, opset))
+        }
+        Some(OptimizerChoice::Described(spec)) => {
+            Some(described_optimizer(spec, None, &trained, &mut names, opset)?)
+        }
+        Some(OptimizerChoice::Function(function, spec)) => {
+            Some(described_optimizer(spec, Some(function), &trained, &mut names, opset)?)
+        }
+        Some(OptimizerChoice::Model(model)) => Some(checked_optimizer(model)?),
     };
     let nominal_checkpoint = options.nominal_checkpoint.then(|| nominal(&values));
     Ok(Artifacts {
@@ -756,9 +797,7 @@ fn choose<'a>(
     let parameters = Parameters { trainable: options.trained(), frozen };
     if parameters.trainable.is_empty() && options.input_gradients.is_empty() {
         // Of a model without parameters there are artifacts, too: its loss is computed in both modes.
-        let optimized = options.optimizer.is_some()
-            || options.optimizer_model.is_some()
-            || options.optimizer_spec.is_some();
+        let optimized = options.optimizer.is_some();
         let found = inspect_loaded(label, model, &Scope::Outputs)?;
         if optimized || found.names(ParameterRole::Trained).next().is_some() {
             return Err(Error::Argument(

@@ -22,7 +22,7 @@
 //! let options = ArtifactOptions {
 //!     requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
 //!     losses: vec![Loss::CrossEntropyLoss.into()],
-//!     optimizer: Some(OptimizerKind::AdamW),
+//!     optimizer: Some(OptimizerKind::AdamW.into()),
 //!     ..ArtifactOptions::default()
 //! };
 //! generate(forward.into(), options)?.write(folder, "")?;

@@ -109,7 +109,7 @@ pub struct Optimizer {
     /// The inputs of the model that are no sequences.
     numbers: Vec<Number>,
     table: Table,
-    /// Whether one of ONNX Runtime's optimizers clips the gradients by their norm.
+    /// True if one of ONNX Runtime's optimizers clips the gradients by their norm.
     clips: bool,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Slot {
 pub(crate) enum Slots {
     /// As a file had them, until an optimizer says which it needs.
     Stored(Vec<ParameterState>),
-    /// Where they lie.
+    /// Slots in planes.
     Planes(Vec<Slot>),
 }
 
@@ -218,7 +218,7 @@ impl Slots {
     }
 }
 
-/// What slots of a state are made from.
+/// The parts of a state that slots are made from.
 pub(crate) struct Ground<'a> {
     pub(crate) layout: &'a StateLayout,
     pub(crate) entries: &'a [Entry],

@@ -29,7 +29,7 @@ use crate::{
 ///     ArtifactOptions {
 ///         requires_grad: ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"].map(String::from).into(),
 ///         losses: vec![Loss::CrossEntropyLoss.into()],
-///         optimizer: Some(OptimizerKind::AdamW),
+///         optimizer: Some(OptimizerKind::AdamW.into()),
 ///         ..ArtifactOptions::default()
 ///     },
 /// )?;
@@ -72,7 +72,7 @@ pub struct TrainingSession<S = CheckpointState> {
 /// The scheduler of a session.
 #[derive(Debug)]
 enum Registered {
-    /// That of onnxruntime-training.
+    /// The scheduler of onnxruntime-training.
     Linear(LinearLRScheduler),
     /// Any schedule.
     Schedule(LrScheduler),

@@ -4,7 +4,9 @@
 mod common;
 
 use common::{collect, given, numbers, recorded};
-use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, OptimizerSettings, generate};
+use ortrain::artifacts::{
+    ArtifactOptions, Artifacts, Loss, OptimizerChoice, OptimizerKind, OptimizerSettings, generate,
+};
 use ortrain::{
     CheckpointState, DType, Dim, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
     SessionOptions, Stage, Tensor, dump,
@@ -21,7 +23,7 @@ fn options(loss: Loss, optimizer: OptimizerKind) -> ArtifactOptions {
     ArtifactOptions {
         requires_grad: names(&PARAMETERS),
         losses: vec![loss.into()],
-        optimizer: Some(optimizer),
+        optimizer: Some(optimizer.into()),
         ..ArtifactOptions::default()
     }
 }
@@ -80,7 +82,7 @@ fn evaluation_and_optimizer_models_are_the_recorded_ones() {
             "mlp_adamw_clip_outputs",
             ArtifactOptions {
                 additional_output_names: names(&["logits", "a1"]),
-                optimizer_settings: clipped,
+                optimizer: Some(OptimizerChoice::Kind(AdamW, clipped)),
                 ..options(CrossEntropyLoss, AdamW)
             },
         ),
@@ -251,7 +253,7 @@ fn computed_constants_may_be_parameters() {
         requires_grad: names(train),
         frozen_params: names(freeze),
         losses: vec![Loss::MSELoss.into()],
-        optimizer: Some(OptimizerKind::AdamW),
+        optimizer: Some(OptimizerKind::AdamW.into()),
         ..ArtifactOptions::default()
     };
     let (w, b) = (Tensor::filled(DType::F32, &[2, 3], 0.25), Tensor::f32(&[1, 3], &[0.5, -0.5, 1.0]));
@@ -309,7 +311,7 @@ fn other_types_than_float32_train_as_well() {
                 ArtifactOptions {
                     requires_grad: names(&["w"]),
                     losses: vec![loss.into()],
-                    optimizer: Some(OptimizerKind::AdamW),
+                    optimizer: Some(OptimizerKind::AdamW.into()),
                     ..ArtifactOptions::default()
                 },
             )

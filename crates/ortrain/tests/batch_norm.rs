@@ -114,7 +114,7 @@ fn options(trained: &[&str], batch_norm: BatchNormMode) -> ArtifactOptions {
     ArtifactOptions {
         requires_grad: names(trained),
         losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(OptimizerKind::SGD),
+        optimizer: Some(OptimizerKind::SGD.into()),
         batch_norm,
         ..ArtifactOptions::default()
     }

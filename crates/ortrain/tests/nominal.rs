@@ -218,3 +218,33 @@ fn a_nominal_file_has_nothing_to_load() {
     let missing = state.load_safetensors(Path::new("/nonexistent"), &FxHashMap::default(), true).unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::NoSuchFile);
 }
+
+/// Slots that start as the parameters do, or as their average, begin with the values that came later.
+#[test]
+fn slots_start_from_values_that_come_later() {
+    use ortrain::optim::{OptimizerSpec, optimizer_model};
+    use ortrain::{ModelSource, Optimizer};
+
+    let mut spec = OptimizerSpec::new("ScheduleFreeAdamW").unwrap();
+    spec.settings.insert("ema_decay".into(), 0.9);
+    let model = ModelSource::from_proto(&optimizer_model(&spec, &[DType::F32]).unwrap()).unwrap();
+    let trained = |state: &mut CheckpointState, late: Option<&CheckpointState>| {
+        let train_model = recorded(CASE, "training_model.onnx").into();
+        let mut module = Module::new(train_model, state, None, ModuleOptions::default()).unwrap();
+        let mut optimizer = Optimizer::new(model.clone(), state, &module).unwrap();
+        if let Some(source) = late {
+            let values = module.copy_parameters_to_buffer(source, false).unwrap();
+            module.copy_buffer_to_parameters(state, &values, false).unwrap();
+        }
+        for step in 0..3 {
+            train(&mut module, state, &batch(4, step));
+            optimizer.step(state, &module).unwrap();
+            module.lazy_reset_grad();
+        }
+        let names: Vec<String> = state.names().map(str::to_owned).collect();
+        let of = |name: &String| (state.average(name).unwrap(), state.slots(name).unwrap());
+        names.iter().map(of).collect::<Vec<_>>()
+    };
+    let (mut full, mut late) = (state_of(CASE), nominal());
+    assert_eq!(trained(&mut late, Some(&state_of(CASE))), trained(&mut full, None));
+}

@@ -438,3 +438,55 @@ fn an_empty_checkpoint_has_nothing_to_train() {
     let source = recorded(CASE, "training_model.onnx").into();
     Module::new(source, &mut state, None, ModuleOptions::default()).unwrap_err();
 }
+
+/// Slots of a damaged file, or of another model, are refused by name, and nothing of the state changes.
+#[test]
+fn slots_that_do_not_fit_are_refused() {
+    use ortrain::optim::{OptimizerSpec, optimizer_model};
+    use ortrain::{DType, ModelSource};
+
+    let case = "mlp_adamw_ce";
+    let lion = optimizer_model(&OptimizerSpec::new("Lion").unwrap(), &[DType::F32]).unwrap();
+    let lion = ModelSource::from_proto(&lion).unwrap();
+    let mut state = common::state_of(case);
+    let mut module = common::module_on(case, &mut state);
+    let mut optimizer = Optimizer::new(lion.clone(), &mut state, &module).unwrap();
+    common::train(&mut module, &mut state, &common::batch(4, 1));
+    optimizer.step(&mut state, &module).unwrap();
+    let refused = |change: &dyn Fn(&mut ortrain::Checkpoint)| {
+        let mut checkpoint = state.to_checkpoint(true);
+        change(&mut checkpoint);
+        let mut damaged = match CheckpointState::from_checkpoint(checkpoint) {
+            Ok(damaged) => damaged,
+            Err(error) => return error.to_string(),
+        };
+        let module = common::module_on(case, &mut damaged);
+        Optimizer::new(lion.clone(), &mut damaged, &module).unwrap_err().to_string()
+    };
+    let shape = refused(&|checkpoint| {
+        checkpoint.optimizer_groups[0].states[0].moments[0].tensor = Tensor::f32(&[1], &[0.0]);
+    });
+    assert!(
+        shape.contains("\"momentum0\" of parameter") && shape.contains("float32[1] in the checkpoint"),
+        "{shape}"
+    );
+    let missing = refused(&|checkpoint| {
+        checkpoint.optimizer_groups[0].states.remove(0);
+    });
+    assert!(missing.contains("the optimizer state of the checkpoint lacks parameter"), "{missing}");
+    let text = refused(&|checkpoint| checkpoint.extras.optimizer = Some("{".into()));
+    assert!(
+        text.contains("the optimizer of the checkpoint: the description of the optimizer is damaged"),
+        "{text}"
+    );
+    let value = refused(&|checkpoint| {
+        let mut spec = OptimizerSpec::new("Lion").unwrap();
+        spec.settings.insert("beta1".into(), 1.0);
+        checkpoint.extras.optimizer = Some(spec.to_text());
+    });
+    assert!(value.contains("beta1 is 1; a number from 0 to below 1 is needed"), "{value}");
+    let other = refused(&|checkpoint| {
+        checkpoint.extras.optimizer = Some(OptimizerSpec::new("SGD").unwrap().to_text())
+    });
+    assert!(other.contains("the state has the optimizer SGD"), "{other}");
+}

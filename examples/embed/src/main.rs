@@ -73,7 +73,7 @@ fn prepare(model: &Path, folder: &Path) -> Result<(), Box<dyn Error>> {
         requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
         frozen_params: vec!["fc1.weight".into(), "fc1.bias".into()],
         losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(OptimizerKind::AdamW),
+        optimizer: Some(OptimizerKind::AdamW.into()),
         ..ArtifactOptions::default()
     };
     generate(model.into(), options)?.write(folder, "")?;

@@ -142,7 +142,7 @@ pub(crate) fn artifacts(model: &ModelProto) -> Artifacts {
     let options = ArtifactOptions {
         requires_grad: trained.collect(),
         losses: vec![Loss::MSELoss.into()],
-        optimizer: Some(OptimizerKind::AdamW),
+        optimizer: Some(OptimizerKind::AdamW.into()),
         ..ArtifactOptions::default()
     };
     generate(ModelSource::from_proto(model).unwrap(), options).unwrap()

@@ -169,7 +169,7 @@ impl Workload {
             ArtifactOptions {
                 requires_grad: trained.clone(),
                 losses: vec![Loss::CrossEntropyLoss.into()],
-                optimizer: Some(OptimizerKind::AdamW),
+                optimizer: Some(OptimizerKind::AdamW.into()),
                 ..ArtifactOptions::default()
             },
         )

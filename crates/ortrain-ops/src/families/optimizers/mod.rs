@@ -128,7 +128,7 @@ pub struct Slot {
 /// The shape of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotShape {
-    /// That of the parameter.
+    /// The shape of the parameter.
     Same,
     /// One number for the whole parameter.
     Scalar,
@@ -136,9 +136,9 @@ pub enum SlotShape {
     Rows,
     /// One number for each column of a matrix; none for a vector.
     Columns,
-    /// That of the parameter, if it has one axis or none; nothing for a matrix.
+    /// The shape of the parameter, if it has one axis or none; nothing for a matrix.
     Vectors,
-    /// That of the parameter, except for matrices of groups whose setting `adamw` is 0: nothing.
+    /// The shape of the parameter, except for matrices of groups whose setting `adamw` is 0: nothing.
     ByAdamW,
 }
 

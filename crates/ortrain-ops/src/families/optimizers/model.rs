@@ -44,7 +44,7 @@ pub fn description(model: &ModelProto) -> Result<Option<OptimizerSpec>, OpError>
 /// Inputs of the model that are one number for all parameters, with one axis.
 const SHARED: [&str; 3] = ["learning_rate", "step", "gathered_steps"];
 
-/// Those that a step of an optimizer needs.
+/// The shared inputs that a step of an optimizer needs.
 fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
     let count = if spec.mean_of_gathered { 3 } else { 2 };
     SHARED[..count].iter().copied().map(String::from)

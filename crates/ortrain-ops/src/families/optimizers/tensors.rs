@@ -13,7 +13,7 @@ pub struct Tensors<'g> {
     element: DType,
     /// Parameter, gradient, slots and numbers of the step.
     named: BTreeMap<String, ValueId>,
-    /// Those that are numbers, in float64 until they are cast.
+    /// Names of the numbers among them, which are float64 until they are cast.
     numbers: Vec<String>,
 }
 
