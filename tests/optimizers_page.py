@@ -13,7 +13,11 @@ from ortrain.optim import _config
 
 ROOT = Path(__file__).parent.parent
 CLASSES = ROOT / "python" / "ortrain" / "optim" / "_rows.py"
+PACKAGE = CLASSES.with_name("__init__.py")
 PAGE = ROOT / "docs" / "optimizers.md"
+# The names of the package that are no rows.
+OTHERS = ("Group", "OptimizerConfig", "OptimizerRow", "OwnOptimizer", "ParameterGroup", "Value", "register", "table")
+GENERATED = "# What follows is written by make optimizers.\n"
 BEGIN, END = "<!-- the table of optimizers, by make optimizers -->", "<!-- end of the table -->"
 
 Row = tuple[
@@ -181,12 +185,25 @@ def classes() -> str:
         text = text.replace("Group, OptimizerConfig\n", "Group, OptimizerConfig, is_onnxruntime\n")
     if "math." not in text:
         text = text.replace("import math\n", "")
+    return formatted(text, CLASSES)
+
+
+def package() -> str:
+    """The package, formatted: its imports and names of rows."""
+    names = sorted(row[0] for row in rows())
+    every = "".join(f'    "{name}",\n' for name in sorted((*names, *OTHERS)))
+    text = PACKAGE.read_text().split(GENERATED)[0]
+    text += f"{GENERATED}from ortrain.optim._rows import ({', '.join(names)})\n\n__all__ = [\n{every}]\n"
+    return formatted(text, PACKAGE)
+
+
+def formatted(text: str, place: Path) -> str:
+    """A text as ruff writes it."""
     ruff = [sys.executable, "-m", "ruff"]
-    arguments = ["--config", str(ROOT / "pyproject.toml"), "--stdin-filename", str(CLASSES), "-"]
+    arguments = ["--config", str(ROOT / "pyproject.toml"), "--stdin-filename", str(place), "-"]
     for command in (["check", "--fix", "--quiet", "--exit-zero", "--select", "I,RUF022"], ["format", "--quiet"]):
-        text = subprocess.run(
-            [*ruff, *command, *arguments], input=text, capture_output=True, text=True, check=True
-        ).stdout
+        done = subprocess.run([*ruff, *command, *arguments], input=text, capture_output=True, text=True, check=True)
+        text = done.stdout
     return text
 
 
@@ -214,4 +231,5 @@ def page() -> str:
 
 if __name__ == "__main__":
     CLASSES.write_text(classes())
+    PACKAGE.write_text(package())
     PAGE.write_text(page())

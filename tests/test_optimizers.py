@@ -273,6 +273,7 @@ def assert_close(found: Gradients, wanted: Gradients, tolerance: float) -> None:
 
 def test_classes_and_page_are_those_of_the_table() -> None:
     assert optimizers_page.CLASSES.read_text() == optimizers_page.classes(), "run make optimizers"
+    assert optimizers_page.PACKAGE.read_text() == optimizers_page.package(), "run make optimizers"
     assert optimizers_page.PAGE.read_text() == optimizers_page.page(), "run make optimizers"
 
 

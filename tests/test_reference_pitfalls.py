@@ -467,8 +467,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 4: an optimizer model without an optimizer": (
         lambda desk: Optimizer(desk.edited(no_optimizer, OPTIMIZER), desk.run.module),
         MODEL,
-        "the optimizer model: an optimizer model needs a node that updates the parameters (AdamWOptimizer or "
-        "SGDOptimizerV2), but it has none",
+        "the optimizer model cannot be used here: it updates no parameters: it has neither an optimizer of ONNX "
+        'Runtime nor an output "updated_params", a sequence',
     ),
     "api 4: an optimizer model with two optimizers": (
         lambda desk: Optimizer(desk.edited(second_optimizer, OPTIMIZER), desk.run.module),
@@ -543,7 +543,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 6: a scheduler step without a scheduler": (
         lambda desk: desk.session(optimizer_model=desk.mlp / OPTIMIZER).scheduler_step(),
         ERROR,
-        "no learning rate scheduler is registered; register a linear one before a scheduler step",
+        "no learning rate scheduler is registered; register one before a scheduler step",
     ),
     # api 9: generate_artifacts.
     "api 9: a model of another kind": (
@@ -739,7 +739,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         lambda desk: adamw_on_sgd(desk),
         ERROR,
         'the optimizer state of the checkpoint lacks "momentum1" of parameter "fc1.bias"; it was made by another '
-        "optimizer",
+        "optimizer, whose slots are momentum0",
     ),
     # Artifacts in a wrong order.
     "order: a training model for a checkpoint": (

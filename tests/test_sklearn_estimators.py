@@ -782,7 +782,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "train is 'all', a number of layers, a list of names or a callable, not 'w2'; one name or pattern is a list, too: "
     "['w2']": {"train": "w2"},
     "train is 'all', a number of layers, a list of names or a callable, not []": {"train": []},
-    "train: the pattern 'w9*' matches no parameter of the model, and no node that uses one": {"train": ["w9*"]},
+    "train: the pattern 'w9*' matches no parameter of the model, and no node that uses one; near are 'w2', 'w1'": {
+        "train": ["w9*"]
+    },
     "train is a number of layers from 1 to 2, for so many of the model can be trained, not 7": {"train": 7},
     "the model has no value \"score\"; did you mean 'scores'?": {"output": "score"},
     "loss='hinge' does not fit the output \"scores\" of shape [batch, 2] in an OnnxRegressor, whose losses are "

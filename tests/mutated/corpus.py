@@ -9,7 +9,7 @@ import onnx
 from onnx.backend.test.loader import load_model_tests
 
 import ortrain
-from ortrain import artifacts
+from ortrain import artifacts, optim
 from ortrain.api import CheckpointState, Module, Optimizer
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -61,12 +61,27 @@ def _is_read(model: bytes) -> bool:
     return True
 
 
+def _optimizer(number: int) -> artifacts.OptimType | optim.OptimizerConfig:
+    """Optimizers that take turns: an operator of onnxruntime's, and plain ONNX of every kind."""
+    groups = [{"params": "*", "lr_factor": 0.5, "frozen_steps": 1}]
+    every: list[artifacts.OptimType | optim.OptimizerConfig] = [
+        artifacts.OptimType.AdamW,
+        optim.NAdam(max_norm=1.0, ema_decay=0.9, accumulation="mean", groups=groups),
+        optim.Muon(),
+        optim.LAMB(max_value=0.5, max_norm_per_tensor=1.0),
+        optim.Adafactor(groups=groups),
+        optim.ScheduleFreeAdamW(),
+    ]
+    return every[number % len(every)]
+
+
 def _artifacts(model: Path, loss: artifacts.LossType, folder: Path, made: Path) -> None:
+    number = len(list(made.parent.iterdir()))
     made.mkdir()
     artifacts.generate_artifacts(
         model,
         loss=loss,
-        optimizer=artifacts.OptimType.AdamW,
+        optimizer=_optimizer(number),
         artifact_directory=made,
         nominal_checkpoint=True,
     )

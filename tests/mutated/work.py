@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 
 import ortrain
-from ortrain import artifacts
+from ortrain import artifacts, optim
 from ortrain.api import CheckpointState, Module, Optimizer
 
 MEMORY, RUN_LIMIT, ITERATIONS = 4 << 30, 256 << 20, 10_000
@@ -159,7 +159,14 @@ class Work:
         folder = self.now / "made"
         folder.mkdir()
         loss = rng.choice(LOSSES)
-        optimizer = rng.choice((artifacts.OptimType.AdamW, artifacts.OptimType.SGD))
+        kinds = (
+            artifacts.OptimType.AdamW,
+            artifacts.OptimType.SGD,
+            optim.Lion(max_norm=1.0),
+            optim.Muon(),
+            optim.LAMB(),
+        )
+        optimizer = rng.choice(kinds)
         self.attempt(
             "generate_artifacts",
             lambda: artifacts.generate_artifacts(path, loss=loss, optimizer=optimizer, artifact_directory=folder),

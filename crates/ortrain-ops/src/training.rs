@@ -432,6 +432,13 @@ pub fn clips_gradients(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| (&*node.domain, &*node.op) == (MICROSOFT, CLIP))
 }
 
+/// True for a graph with an optimizer of ONNX Runtime, or several.
+#[must_use]
+pub fn uses_onnxruntime_optimizer(graph: &Graph) -> bool {
+    let is_one = |node: &Node| matches!(&*node.op, "AdamWOptimizer" | "SGDOptimizerV2");
+    graph.nodes.iter().any(|node| &*node.domain == MICROSOFT && is_one(node))
+}
+
 /// How many moments the optimizer of an optimizer model keeps for each parameter.
 ///
 /// # Errors

@@ -11,7 +11,9 @@ use ortrain_ops::optimizers::{
 };
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::passes::versions::upgrade;
-use ortrain_ops::training::{check_sequences, clips_gradients, moments_of_optimizer, onnxruntime_optimizer};
+use ortrain_ops::training::{
+    check_sequences, clips_gradients, moments_of_optimizer, onnxruntime_optimizer, uses_onnxruntime_optimizer,
+};
 use ortrain_program::{Entry, Given, PlaneId, Scalars, Workspace};
 use rustc_hash::FxHashMap;
 
@@ -73,10 +75,6 @@ enum Column {
 #[derive(Debug, Default)]
 struct Table {
     columns: Vec<Column>,
-    /// The group of each trained parameter, in the order of the planes.
-    groups: Vec<Option<usize>>,
-    /// The generation of the optimizer's state that `groups` is of.
-    generation: u64,
     bytes: Vec<u8>,
 }
 
@@ -208,20 +206,20 @@ impl Optimizer {
         let runners = Runners::new(graph, roles, module.backend().clone());
         // An update is over soon, and what it overwrites would have to be kept to put it back: it is not interrupted.
         let work = Workspace::new();
-        let mut table = Table { columns, ..Table::default() };
-        table.assign(&layout, optimizer);
+        let parameters = optimizer.groups.len();
+        let table = Table { columns, ..Table::default() };
         let made = Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
-        made.check(&label)?;
+        made.check(&label, parameters)?;
         Ok(made)
     }
 
     /// Checks that a step can run on the parameters of the state.
-    fn check(&self, label: &str) -> Result<()> {
+    fn check(&self, label: &str, parameters: usize) -> Result<()> {
         if self.in_model {
             return Ok(());
         }
         let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
-        let table = [self.table.groups.len(), self.table.columns.len()];
+        let table = [parameters, self.table.columns.len()];
         let dims: Vec<&[usize]> = (self.numbers.iter())
             .map(|number| if *number == Number::Settings { &table[..] } else { &[1][..] })
             .collect();
@@ -265,13 +263,13 @@ impl Optimizer {
         let optimizer = known(state)?;
         let step = optimizer.step.saturating_add(1);
         if !self.in_model {
-            self.table.fill(&self.layout, optimizer, step)?;
+            self.table.fill(optimizer, step)?;
         }
         let rate = optimizer.learning_rate.to_le_bytes();
         let max_norm =
             optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
         let (step_bytes, gathered) = (step.to_le_bytes(), module.gathered_steps().max(1).to_le_bytes());
-        let table_dims = [self.table.groups.len(), self.table.columns.len()];
+        let table_dims = [optimizer.groups.len(), self.table.columns.len()];
         let given: smallvec::SmallVec<[Given<'_>; Number::ALL.len()]> = (self.numbers.iter())
             .map(|number| {
                 let one: &[usize] = &[1];
@@ -506,28 +504,12 @@ fn is_sequence(graph: &Graph, id: ortrain_graph::ValueId) -> bool {
 }
 
 impl Table {
-    /// Finds the group of each parameter.
-    fn assign(&mut self, layout: &StateLayout, optimizer: &OptimizerState) {
-        self.generation = optimizer.generation;
-        let spec = optimizer.spec.as_ref();
-        let owners: FxHashMap<&str, usize> = spec
-            .into_iter()
-            .flat_map(|spec| spec.groups.iter().enumerate())
-            .flat_map(|(k, group)| group.parameters.iter().map(move |name| (name.as_str(), k)))
-            .collect();
-        let tensors = layout.trainable.iter().flat_map(|plane| &plane.tensors);
-        self.groups = tensors.map(|tensor| owners.get(&*tensor.name).copied()).collect();
-        self.bytes.resize(self.groups.len() * self.columns.len() * size_of::<f64>(), 0);
-    }
-
     /// Writes the settings of a step.
-    fn fill(&mut self, layout: &StateLayout, optimizer: &OptimizerState, step: i64) -> Result<()> {
-        if self.generation != optimizer.generation {
-            self.assign(layout, optimizer);
-        }
+    fn fill(&mut self, optimizer: &OptimizerState, step: i64) -> Result<()> {
         let spec = optimizer.spec.as_ref().ok_or(Error::OtherState { what: "optimizer" })?;
         let width = self.columns.len() * size_of::<f64>();
-        for (row, group) in self.bytes.chunks_exact_mut(width.max(1)).zip(&self.groups) {
+        self.bytes.resize(optimizer.groups.len() * width, 0);
+        for (row, group) in self.bytes.chunks_exact_mut(width.max(1)).zip(&optimizer.groups) {
             let own = group.and_then(|group| spec.groups.get(group));
             for (cell, column) in row.as_chunks_mut::<8>().0.iter_mut().zip(&self.columns) {
                 let value = match column {
@@ -687,7 +669,7 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
     let has =
         |name: &str| graph.inputs.iter().any(|&id| graph.name_of(id) == name && is_sequence(&graph, id));
-    if moments_of_optimizer(&graph).is_ok() || !has("params") || !has("gradients") {
+    if uses_onnxruntime_optimizer(&graph) || !has("params") || !has("gradients") {
         return read_onnxruntime_optimizer(label, model);
     }
     let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
@@ -696,7 +678,9 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let gives = |id: &ValueId| graph.name_of(*id) == "updated_params" && is_sequence(&graph, *id);
     if !graph.outputs.iter().any(gives) {
         return Err(wrong(
-            "it updates no parameters: it has no output \"updated_params\", a sequence".into(),
+            "it updates no parameters: it has neither an optimizer of ONNX Runtime nor an output \"updated_params\", a \
+             sequence"
+                .into(),
         ));
     }
     let declared = description(&model.proto).map_err(|source| wrong(source.to_string()))?;

@@ -13,7 +13,7 @@ use ortrain_cpu::{claim, settle};
 use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_ops::optimizers::OptimizerSpec;
 use ortrain_program::{Memory, OutOfMemory, align};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::kind::{told, told_of_bytes};
 use crate::nearest::hint;
@@ -189,8 +189,8 @@ pub(crate) struct OptimizerState {
     pub(crate) slots: Slots,
     /// True while slots start from values of parameters that a nominal state does not have yet.
     unstarted: bool,
-    /// Grows whenever an optimizer takes the place of another one.
-    pub(crate) generation: u64,
+    /// The group of each trained parameter, in the order of the planes.
+    pub(crate) groups: Vec<Option<usize>>,
 }
 
 impl OptimizerState {
@@ -209,6 +209,15 @@ impl OptimizerState {
         };
         (name, slots)
     }
+}
+
+/// The group of each trained parameter, in the order of the planes.
+fn groups_of(spec: &OptimizerSpec, layout: &StateLayout) -> Vec<Option<usize>> {
+    let groups = spec.groups.iter().enumerate();
+    let owners: FxHashMap<&str, usize> =
+        groups.flat_map(|(k, group)| group.parameters.iter().map(move |name| (name.as_str(), k))).collect();
+    let tensors = layout.trainable.iter().flat_map(|plane| &plane.tensors);
+    tensors.map(|tensor| owners.get(&*tensor.name).copied()).collect()
 }
 
 /// The beginning of the names of slots in files.
@@ -378,7 +387,7 @@ impl CheckpointState {
                     spec: spec.clone(),
                     slots: Slots::Stored(stored.states),
                     unstarted: false,
-                    generation: 0,
+                    groups: Vec::new(),
                 });
             } else {
                 other_groups.push(stored);
@@ -1199,7 +1208,7 @@ impl CheckpointState {
                 spec: (!needs.in_model).then(|| needs.spec.clone()),
                 slots: Slots::Planes(slots),
                 unstarted,
-                generation: 0,
+                groups: groups_of(needs.spec, &layout),
             });
             return Ok(());
         };
@@ -1253,7 +1262,7 @@ impl CheckpointState {
                 (optimizer.initial_learning_rate, optimizer.schedule_factor) = (optimizer.learning_rate, 1.0);
             }
             optimizer.spec = (!needs.in_model).then_some(spec);
-            optimizer.generation += 1;
+            optimizer.groups = optimizer.spec.as_ref().map_or_else(Vec::new, |spec| groups_of(spec, &layout));
             optimizer.unstarted |= unstarted;
         }
         Ok(())

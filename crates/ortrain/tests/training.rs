@@ -486,7 +486,7 @@ fn slots_that_do_not_fit_are_refused() {
     });
     assert!(value.contains("beta1 is 1; a number from 0 to below 1 is needed"), "{value}");
     let other = refused(&|checkpoint| {
-        checkpoint.extras.optimizer = Some(OptimizerSpec::new("SGD").unwrap().to_text())
+        checkpoint.extras.optimizer = Some(OptimizerSpec::new("SGD").unwrap().to_text());
     });
     assert!(other.contains("the state has the optimizer SGD"), "{other}");
 }

@@ -301,8 +301,7 @@ fn calls_that_come_too_early_or_lack_a_model() {
     assert_eq!(sentence(bare.learning_rate()), none("a learning rate"));
     assert_eq!(sentence(bare.set_learning_rate(0.1)), none("a learning rate"));
     assert_eq!(sentence(bare.register_linear_lr_scheduler(1, 2, 0.1)), none("a learning rate scheduler"));
-    let unregistered =
-        "no learning rate scheduler is registered; register a linear one before a scheduler step";
+    let unregistered = "no learning rate scheduler is registered; register one before a scheduler step";
     assert_eq!(sentence(bare.scheduler_step()), fail(unregistered));
     let no_eval = |what: &str| {
         fail(&format!("no evaluation model was given when the session was made, and {what} needs one"))

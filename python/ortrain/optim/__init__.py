@@ -24,20 +24,51 @@ PyTorch's class of the same name where there is one. What :func:`ortrain.artifac
 [2, 1, 1]
 """
 
-from ortrain.optim import _rows
 from ortrain.optim._config import Group, OptimizerConfig, OptimizerRow, table
 from ortrain.optim._live import ParameterGroup
 from ortrain.optim._own import OwnOptimizer, Value, register
-from ortrain.optim._rows import *  # noqa: F403
+
+# What follows is written by make optimizers.
+from ortrain.optim._rows import (
+    LAMB,
+    LARS,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Lion,
+    Muon,
+    NAdam,
+    RAdam,
+    RMSprop,
+    ScheduleFreeAdamW,
+)
 
 __all__ = [
+    "LAMB",
+    "LARS",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
     "Group",
+    "Lion",
+    "Muon",
+    "NAdam",
     "OptimizerConfig",
     "OptimizerRow",
     "OwnOptimizer",
     "ParameterGroup",
+    "RAdam",
+    "RMSprop",
+    "ScheduleFreeAdamW",
     "Value",
     "register",
     "table",
 ]
-__all__ += _rows.__all__

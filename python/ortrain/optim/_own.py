@@ -26,8 +26,6 @@ _ELEMENT_TYPE = "element_type"
 # Keyword arguments that are no settings.
 _NUMBERS = ("rate", "step")
 
-Operand: TypeAlias = "Value | float"
-
 
 class _Tracer:
     """The nodes of a function as far as it is traced."""
@@ -222,6 +220,8 @@ class Value:
         return f"Value({self._name})"
 
 
+Operand: TypeAlias = Value | float
+
 _UFUNCS: dict[str, Callable[..., Value]] = {
     "add": Value.__add__,
     "subtract": Value.__sub__,
@@ -314,7 +314,12 @@ def register(
 ) -> type[OwnOptimizer]: ...
 @overload
 def register(
-    *, lr: float = ..., starts: Mapping[str, str] | None = ...
+    function: None = None,
+    /,
+    *,
+    lr: float = ...,
+    settings: Mapping[str, float] | None = ...,
+    starts: Mapping[str, str] | None = ...,
 ) -> Callable[[Callable[..., Any]], type[OwnOptimizer]]: ...
 def register(
     function: Callable[..., Any] | onnx.FunctionProto | None = None,
@@ -365,7 +370,7 @@ def register(
 
     """
     if function is None:
-        return lambda given: register(given, lr=lr, starts=starts)
+        return lambda given: register(given, lr=lr, settings=settings, starts=starts)
     if inspect.isfunction(function):
         if settings is not None:
             raise InvalidArgumentError("the settings of a Python function are its keyword arguments")
