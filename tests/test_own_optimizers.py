@@ -852,6 +852,27 @@ def test_an_optimizer_in_place_of_another(tmp_path: Path) -> None:
         assert not np.any(ours.values(name)["speed"])
 
 
+def test_a_model_that_does_not_fit_leaves_everything(tmp_path: Path) -> None:
+    ours = Ours(tmp_path, mapped())
+    ours.step(POOL[0])
+    before = {name: ours.values(name) for name in WEIGHTS}
+    with pytest.raises(OrtrainError):
+        Optimizer(written_out(len(WEIGHTS) + 1), ours.module, replace=True)
+    for name, values in before.items():
+        for key, value in values.items():
+            assert np.array_equal(ours.values(name)[key], value), (name, key)
+    assert ours.optimizer.step_count == 1
+    ours.step(POOL[1])
+
+
+def test_results_of_several_elements_are_no_norm(tmp_path: Path) -> None:
+    model = mapped()
+    two = helper.make_tensor("two", onnx.TensorProto.DOUBLE, [2], [1.0, 2.0])
+    model.graph.node.append(helper.make_node("Constant", [], ["two"], value=two))
+    model.graph.output.append(helper.make_tensor_value_info("two", onnx.TensorProto.DOUBLE, [2]))
+    assert Ours(tmp_path, model).step(POOL[0]) is None
+
+
 def test_a_registered_optimizer_in_place_of_one_of_the_table(tmp_path: Path) -> None:
     ours = Ours(tmp_path / "table", optim.Lion(lr=0.01))
     ours.step(POOL[0])
@@ -1165,6 +1186,12 @@ def test_names_that_slots_and_settings_cannot_have(name: str) -> None:
         optim.register(slot)
     with pytest.raises(InvalidArgumentError, match=name):
         optim.register(small(("parameter", "gradient", name)), settings={name: 1.0})
+
+
+def test_more_settings_than_an_optimizer_has() -> None:
+    names = tuple(f"setting{k}" for k in range(101))
+    with pytest.raises(InvalidArgumentError, match="101 settings; 100 are the most"):
+        optim.register(small(("parameter", "gradient", *names)), settings=dict.fromkeys(names, 1.0))
 
 
 def test_a_start_of_no_slot() -> None:

@@ -195,22 +195,32 @@ impl Optimizer {
                 ),
             });
         }
+        let clips = clips_gradients(&graph);
+        let before = state.optimizer().cloned();
         let needs = OptimizerNeeds { spec: &spec, in_model, slots: &slots };
         state.prepare_optimizer(&needs, replace)?;
-        let clips = clips_gradients(&graph);
-        let optimizer = state.optimizer().ok_or(Error::OtherState { what: "optimizer" })?;
-        let (roles, numbers) = match is_spread {
-            false => roles_of_planes(&graph, &layout, optimizer, &slots, in_model)?,
-            true => roles_of_tensors(&label, &mut graph, &layout, optimizer, &slots)?,
+        let made = || {
+            let optimizer = state.optimizer().ok_or(Error::OtherState { what: "optimizer" })?;
+            let (roles, numbers) = match is_spread {
+                false => roles_of_planes(&graph, &layout, optimizer, &slots, in_model)?,
+                true => roles_of_tensors(&label, &mut graph, &layout, optimizer, &slots)?,
+            };
+            let runners = Runners::new(graph, roles, module.backend().clone());
+            // An update is over soon, and what it overwrites would have to be kept to put it back: it is not
+            // interrupted.
+            let work = Workspace::new();
+            let parameters = optimizer.groups.len();
+            let table = Table { columns, ..Table::default() };
+            let made = Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
+            made.check(&label, parameters)?;
+            Ok(made)
         };
-        let runners = Runners::new(graph, roles, module.backend().clone());
-        // An update is over soon, and what it overwrites would have to be kept to put it back: it is not interrupted.
-        let work = Workspace::new();
-        let parameters = optimizer.groups.len();
-        let table = Table { columns, ..Table::default() };
-        let made = Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
-        made.check(&label, parameters)?;
-        Ok(made)
+        let made = made();
+        // What another optimizer kept is there as before, if this one cannot be.
+        if made.is_err() {
+            state.put_back_optimizer(before);
+        }
+        made
     }
 
     /// Checks that a step can run on the parameters of the state.
@@ -300,9 +310,9 @@ impl Optimizer {
             Entry::Accumulate,
             Scalars::default(),
             &given,
-            &mut |_, dtype, _, value| match dtype {
-                DType::Bool => value.copy_to(&mut updated),
-                DType::F64 => {
+            &mut |_, dtype, dims, value| match (dtype, dims.iter().product::<usize>()) {
+                (DType::Bool, 1) => value.copy_to(&mut updated),
+                (DType::F64, 1) => {
                     has_norm = true;
                     value.copy_to(&mut told);
                 }

@@ -1291,6 +1291,11 @@ impl CheckpointState {
         if same { Ok(()) } else { Err(of_another((name, &slots), (&needs.spec.optimizer, needs.slots))) }
     }
 
+    /// Puts back what the state had before [`CheckpointState::prepare_optimizer`].
+    pub(crate) fn put_back_optimizer(&mut self, before: Option<OptimizerState>) {
+        self.optimizer = before;
+    }
+
     /// Gives slots that start from values of parameters these values, once a nominal state has them.
     pub(crate) fn start_slots(&mut self) -> Result<()> {
         let Some(optimizer) = self.optimizer.as_mut().filter(|optimizer| optimizer.unstarted) else {
