@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -665,6 +666,21 @@ def test_what_is_refused(optimizer: Callable[[], Any], words: str, tmp_path: Pat
         made(optimizer, tmp_path)
     assert words in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_slot_that_cannot_start_as_the_parameter_does(tmp_path: Path) -> None:
+    """A description of a stranger's: one number would be given all elements of the parameter."""
+    made(optim.ScheduleFreeAdamW, tmp_path)
+    model = onnx.load(tmp_path / "optimizer_model.onnx")
+    entry = model.metadata_props[0]
+    spec = json.loads(entry.value)
+    for slot in spec["slots"]:
+        slot["start"] = "parameter"
+    entry.value = json.dumps(spec)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = ortrain.Module(tmp_path / "training_model.onnx", state)
+    with pytest.raises(OrtrainError, match='"largest_rate" of the optimizer starts as the parameter does'):
+        ortrain.Optimizer(model, module)
 
 
 def test_settings_that_an_optimizer_does_not_have() -> None:

@@ -105,6 +105,16 @@ impl Slot {
             let Some((dtype, tensor, plane)) = self.find(entry) else { continue };
             let count = tensor.dims.iter().product::<usize>();
             if start == "parameter" {
+                if count != entry.elements() {
+                    return Err(Error::State(format!(
+                        "the slot {:?} of the optimizer starts as the parameter does, but has another shape: it is {:?}, and \
+                         parameter {:?} has {} elements",
+                        self.name,
+                        tensor.dims,
+                        entry.name,
+                        entry.elements()
+                    )));
+                }
                 let own = trained[entry.plane].to_vec(entry.offset, entry.bytes());
                 if dtype == entry.dtype {
                     plane.write(tensor.offset, &own);
