@@ -28,6 +28,7 @@ pub use head::{Head, find_head};
 pub use losses::{
     Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,
 };
+pub(crate) use master_weights::master_weight_node;
 pub use master_weights::{about_narrow, add_master_weights, is_narrow, remove_master_weights};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 pub use parameters::{ConstantUses, Judgement, ParameterRole};

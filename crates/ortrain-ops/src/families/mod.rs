@@ -62,6 +62,7 @@ mod softmax;
 mod split;
 mod tile;
 mod top_k;
+mod training_graph;
 mod trigonometry;
 mod unique;
 mod yield_op;
@@ -111,6 +112,8 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     one_hot::definitions,
     optim::definitions,
     optimizers::definitions,
+    optimizers::definitions_of_nodes,
+    training_graph::definitions,
     pad::definitions,
     pool::definitions,
     range::definitions,

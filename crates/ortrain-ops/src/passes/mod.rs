@@ -6,6 +6,7 @@ pub mod fold;
 pub mod functions;
 pub mod infer;
 pub mod linear_models;
+pub mod mixed_precision;
 pub mod sequences;
 pub mod specialise;
 pub(crate) mod unroll;

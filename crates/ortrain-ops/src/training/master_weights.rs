@@ -12,6 +12,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// The end of the name of a node through which a model reads a master weight.
 const MASTER: &str = "/master_weight";
 
+/// The name of the node through which a model reads a master weight.
+pub(crate) fn master_weight_node(weight: &str) -> String {
+    format!("{weight}{MASTER}")
+}
+
 /// Whether updates of weights of a type are lost while they are small.
 #[must_use]
 pub fn is_narrow(dtype: DType) -> bool {
@@ -73,7 +78,7 @@ pub fn remove_master_weights(graph: &mut GraphProto) -> Result<(), GraphError> {
             continue;
         };
         let dtype = i32::try_from(to.i).ok().and_then(DType::from_onnx);
-        if let Some(dtype) = dtype.filter(|_| node.name == format!("{input}{MASTER}")) {
+        if let Some(dtype) = dtype.filter(|_| node.name == master_weight_node(input)) {
             renamed.insert(output.clone(), input.clone());
             narrow.insert(input.clone(), dtype);
         }
@@ -98,7 +103,7 @@ fn cast(name: &str, output: &str, to: i32) -> NodeProto {
     };
     NodeProto {
         op_type: "Cast".into(),
-        name: format!("{name}{MASTER}"),
+        name: master_weight_node(name),
         input: vec![name.to_owned()],
         output: vec![output.to_owned()],
         attribute: vec![to],

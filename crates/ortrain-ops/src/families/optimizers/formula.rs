@@ -129,6 +129,19 @@ impl<'a> Number<'a> {
         self.compare(CompareOp::Lt, other, self)
     }
 
+    /// A condition: smaller than a number.
+    #[must_use]
+    pub fn below(self, other: f64) -> Condition<'a> {
+        let other = self.like(other);
+        self.compare(CompareOp::Lt, self, other)
+    }
+
+    /// A condition: neither infinite nor NaN.
+    #[must_use]
+    pub fn is_finite(self) -> Condition<'a> {
+        self.abs().below(f64::INFINITY)
+    }
+
     /// A condition: equal to a number.
     #[must_use]
     pub fn equals(self, other: f64) -> Condition<'a> {
@@ -243,6 +256,12 @@ impl<'a> Sheet<'a> {
     /// Input `k`, a setting.
     pub(super) fn setting(&self, k: usize) -> Number<'a> {
         self.load(k, Type::F64)
+    }
+
+    /// A constant beside settings.
+    pub(super) fn constant(&self, value: f64) -> Number<'a> {
+        let reg = self.tape.borrow_mut().builder.constant(Type::F64, value);
+        Number { tape: self.tape, reg }
     }
 
     fn load(&self, k: usize, ty: Type) -> Number<'a> {

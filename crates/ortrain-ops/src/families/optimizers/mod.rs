@@ -9,21 +9,25 @@ mod adadelta;
 mod adafactor;
 mod adagrad;
 mod adam;
+mod adam_optimizer;
 mod adamax;
 mod adamw;
 pub mod formula;
 mod function;
 mod lamb;
+mod lamb_optimizer;
 mod lars;
 mod lion;
 mod map_tensors;
 mod model;
 mod muon;
 mod nadam;
+mod nodes;
 mod radam;
 mod rmsprop;
 mod schedule_free;
 mod sgd;
+mod sgd_optimizer;
 mod spec;
 mod spread;
 mod tensors;
@@ -39,6 +43,7 @@ pub use map_tensors::{Bound, bind, bound_of, is_elementwise};
 pub(crate) use map_tensors::{DOMAIN, definitions};
 pub(crate) use model::described;
 pub use model::{description, optimizer_model, optimizer_model_of_function, optimizer_model_of_row};
+pub(crate) use nodes::definitions as definitions_of_nodes;
 pub use spec::{Group, OptimizerSpec, SlotSpec};
 pub use spread::{Member, spread};
 
@@ -60,6 +65,10 @@ pub const OPTIMIZERS: &[&Optimizer] = &[
     &schedule_free::SCHEDULE_FREE_ADAMW,
     &sgd::SGD,
 ];
+
+/// The optimizers of `com.microsoft` that update one parameter with one node, by their operators' names.
+pub const OPTIMIZERS_OF_NODES: &[&Optimizer] =
+    &[&adam_optimizer::ADAM_OPTIMIZER, &lamb_optimizer::LAMB_OPTIMIZER, &sgd_optimizer::SGD_OPTIMIZER];
 
 /// A row of the table: one optimizer.
 pub struct Optimizer {
@@ -108,7 +117,7 @@ impl Optimizer {
     /// The row of a name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Optimizer> {
-        OPTIMIZERS.iter().copied().find(|row| row.name == name)
+        OPTIMIZERS.iter().chain(OPTIMIZERS_OF_NODES).copied().find(|row| row.name == name)
     }
 }
 

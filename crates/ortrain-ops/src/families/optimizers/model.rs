@@ -11,7 +11,7 @@ use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType}
 use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 
 use super::formula::{Formula, Number, Sheet};
-use super::spec::{EMA, EMA_DECAY, MAX_NORM_PER_TENSOR, MAX_VALUE};
+use super::spec::{EMA, EMA_DECAY, MAX_NORM_CLIP, MAX_NORM_PER_TENSOR, MAX_VALUE};
 use super::tensors::Tensors;
 use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, Stepped, Update};
 use crate::passes::functions::inline_functions;
@@ -41,13 +41,26 @@ pub fn description(model: &ModelProto) -> Result<Option<OptimizerSpec>, OpError>
     entry.map(|entry| OptimizerSpec::from_text(&entry.value)).transpose()
 }
 
+/// The number of train steps whose gradients are summed.
+const GATHERED_STEPS: &str = "gathered_steps";
+/// The factor of the loss whose gradients are given.
+const LOSS_SCALE: &str = "loss_scale";
+/// The norm of all gradients together, as they are before they are clipped by it.
+const GRADIENT_NORM: &str = "gradient_norm";
 /// Inputs of the model that are one number for all parameters, with one axis.
-const SHARED: [&str; 3] = ["learning_rate", "step", "gathered_steps"];
+const SHARED: [&str; 4] = ["learning_rate", "step", GATHERED_STEPS, LOSS_SCALE];
+/// The power of two that gradients are divided by whose squares are too large for float32.
+const LARGE: i32 = 80;
+
+/// The shared inputs that change gradients before a step.
+fn divisors(spec: &OptimizerSpec) -> impl Iterator<Item = &'static str> {
+    let gathered = spec.mean_of_gathered.then_some(GATHERED_STEPS);
+    gathered.into_iter().chain(spec.loss_scale.then_some(LOSS_SCALE))
+}
 
 /// The shared inputs that a step of an optimizer needs.
 fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
-    let count = if spec.mean_of_gathered { 3 } else { 2 };
-    SHARED[..count].iter().copied().map(String::from)
+    SHARED[..2].iter().copied().chain(divisors(spec)).map(String::from)
 }
 
 /// Numbers of a step by the names of its inputs.
@@ -77,8 +90,9 @@ impl<'a> Inputs<'a> {
     /// The gradient as it is clipped before the norm of all is taken.
     fn clipped_alone(&self) -> Number<'a> {
         let mut gradient = self.get("gradient");
-        if self.has("gathered_steps") {
-            gradient = gradient / self.get("gathered_steps");
+        let divisors = [GATHERED_STEPS, LOSS_SCALE].into_iter().filter(|name| self.has(name));
+        if let Some(divisor) = divisors.map(|name| self.get(name)).reduce(|a, b| a * b) {
+            gradient = gradient / divisor;
         }
         if self.has(MAX_VALUE) {
             let most = self.get(MAX_VALUE);
@@ -150,6 +164,11 @@ fn update_of<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &Inputs<'
     if inputs.has("clip_factor") {
         gradient = gradient * inputs.get("clip_factor");
     }
+    if inputs.has(MAX_NORM_CLIP) {
+        let (most, norm) = (inputs.get(MAX_NORM_CLIP), inputs.get(GRADIENT_NORM));
+        let factor = (norm - most).above(0.0).choose(most / norm, norm.like(1.0));
+        gradient = gradient * factor;
+    }
     Update {
         parameter: inputs.get("parameter"),
         gradient,
@@ -174,7 +193,10 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
                     update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
                 }
                 // Of a frozen parameter nothing changes.
-                let active = update.step.above(0.0);
+                let mut active = update.step.above(0.0);
+                if spec.loss_scale {
+                    active = active.and(inputs.get(GRADIENT_NORM).below(f64::INFINITY));
+                }
                 let mut results = vec![active.choose(new, update.parameter)];
                 for name in &slots {
                     let old = update.slots[name];
@@ -195,8 +217,8 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
             let update = update_of(row.flags, spec, inputs);
             let mut found =
                 vec![("parameter", update.parameter), ("gradient", update.gradient), ("step", update.step)];
-            if inputs.has(EMA_DECAY) {
-                found.push((EMA_DECAY, inputs.get(EMA_DECAY)));
+            for name in [EMA_DECAY, GRADIENT_NORM].into_iter().filter(|name| inputs.has(name)) {
+                found.push((name, inputs.get(name)));
             }
             found.extend(numbers(&update));
             found.into_iter().map(|(name, number)| (name.to_owned(), number)).collect()
@@ -230,6 +252,9 @@ fn function_step_of(
                 ("rate".to_owned(), update.rate),
             ];
             found.extend(update.settings.iter().map(|(name, &value)| (name.clone(), value)));
+            if inputs.has(GRADIENT_NORM) {
+                found.push((GRADIENT_NORM.to_owned(), inputs.get(GRADIENT_NORM)));
+            }
             found
         },
         |tensors| {
@@ -261,6 +286,8 @@ fn ports_of(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec
         ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
     let mut settings: Vec<String> = shared_inputs(spec).collect();
     settings.extend(spec.max_norm.map(|_| "clip_factor".to_owned()));
+    let reads_norm = spec.loss_scale || spec.settings.contains_key(MAX_NORM_CLIP);
+    settings.extend(reads_norm.then(|| GRADIENT_NORM.to_owned()));
     settings.extend(spec.columns().into_iter().map(String::from));
     let outputs: Vec<String> = std::iter::once("new_parameter".to_owned())
         .chain(slots.iter().map(|name| format!("new_{name}")))
@@ -278,6 +305,7 @@ fn with_tensors(
     step: impl FnOnce(&mut Tensors<'_>) -> Result<Stepped, OpError>,
 ) -> Result<Graph, OpError> {
     let mut names: Vec<String> = Vec::new();
+    let loss_scale = settings.iter().any(|name| name == LOSS_SCALE);
     let unnamed: Vec<String> = vec![String::new(); MOST_NUMBERS];
     let mut graph = body(name, (elements, settings), &unnamed, types, |inputs| {
         let found = numbers(inputs);
@@ -304,7 +332,12 @@ fn with_tensors(
         kept.push((EMA.to_owned(), average));
     }
     let zero = tensors.number(0.0);
-    let active = tensors.op("Less", &[zero, tensors.get("step")]);
+    let mut active = tensors.op("Less", &[zero, tensors.get("step")]);
+    if loss_scale {
+        let most = tensors.number(f64::INFINITY);
+        let finite = tensors.op("Less", &[tensors.get(GRADIENT_NORM), most]);
+        active = tensors.op("And", &[active, finite]);
+    }
     let mut results = vec![tensors.op("Where", &[active, new, tensors.get("parameter")])];
     for name in slots {
         let old = tensors.get(name);
@@ -363,6 +396,10 @@ impl Writer {
         id
     }
 
+    fn constant(&mut self, value: f64) -> ValueId {
+        self.graph.add_constant("constant", Tensor::from_f64(DType::F64, vec![1], &[value]))
+    }
+
     fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.graph.emit(op, &inputs, attrs)
@@ -396,6 +433,49 @@ impl Writer {
         self.graph.nodes.push(Node::new("", "SequenceMap", &ports(&given), &ports(&results), attrs));
         results
     }
+}
+
+/// Adds the norm of all gradients together, of one element: as they are before they are clipped by it.
+///
+/// Squares are summed as they are, and after the gradients were divided by a large number: of gradients whose squares are
+/// too large for their type the norm is known, too.
+fn gradient_norm(
+    w: &mut Writer,
+    spec: &OptimizerSpec,
+    inputs: &BTreeMap<String, ValueId>,
+    types: (DType, bool),
+) -> Result<ValueId, OpError> {
+    let clips = [MAX_VALUE, MAX_NORM_PER_TENSOR].into_iter().filter(|name| inputs.contains_key(*name));
+    let settings: Vec<String> = divisors(spec).chain(clips).map(String::from).collect();
+    let large = 2f64.powi(LARGE);
+    let outputs = ["square", "small_square"].map(String::from);
+    let square = body("squared_norm", (vec!["gradient".to_owned()], settings), &outputs, types, |inputs| {
+        let gradient = inputs.clipped_alone();
+        let small = gradient * (1.0 / large);
+        vec![(gradient * gradient).sum(), (small * small).sum()]
+    })?;
+    let sums = [("squares".to_owned(), types.0), ("small_squares".to_owned(), types.0)];
+    let [norm, large_norm] = w.map(square, inputs, &sums)[..]
+        .try_into()
+        .map(|sums: [ValueId; 2]| {
+            sums.map(|squares| {
+                let concat = Attrs::new().with("axis", 0i64).with("new_axis", 1i64);
+                let squares = w.emit("ConcatFromSequence", &[squares], concat);
+                let squares =
+                    w.emit("Cast", &[squares], Attrs::new().with("to", i64::from(DType::F64.to_onnx())));
+                let sum = w.emit("ReduceSum", &[squares], Attrs::new().with("keepdims", 1i64));
+                w.emit("Sqrt", &[sum], Attrs::new())
+            })
+        })
+        .expect("there are two sums");
+    let factor = w.constant(large);
+    let large_norm = w.emit("Mul", &[large_norm, factor], Attrs::new());
+    let most = w.constant(f64::INFINITY);
+    let fits = w.emit("Less", &[norm, most], Attrs::new());
+    let length = w.emit("Where", &[fits, norm, large_norm], Attrs::new());
+    w.graph.rename(length, GRADIENT_NORM);
+    w.graph.value_mut(length).ty = ValueType::tensor(DType::F64, &[1]);
+    Ok(length)
 }
 
 /// The message of the optimizer model of a row of the table, for trained parameters of these element types.
@@ -463,7 +543,8 @@ fn model_of(
     let one = |dtype| ValueType::tensor(dtype, &[1]);
     let mut inputs: BTreeMap<String, ValueId> = BTreeMap::new();
     for name in shared_inputs(spec) {
-        let dtype = if name == "learning_rate" { DType::F32 } else { DType::I64 };
+        let dtype =
+            if matches!(name.as_str(), "learning_rate" | LOSS_SCALE) { DType::F32 } else { DType::I64 };
         let id = w.input(&name, one(dtype));
         inputs.insert(name, id);
     }
@@ -477,34 +558,17 @@ fn model_of(
     for name in spec.columns() {
         inputs.insert(name.into(), w.input(name, ValueType::Sequence(DType::F64)));
     }
-    let mut norm = None;
-    if let Some(max_norm) = max_norm {
-        let clips = [MAX_VALUE, MAX_NORM_PER_TENSOR].into_iter().filter(|name| inputs.contains_key(*name));
-        let gathered = spec.mean_of_gathered.then_some(SHARED[2]);
-        let settings: Vec<String> = gathered.into_iter().chain(clips).map(String::from).collect();
-        let (elements, outputs) = (vec!["gradient".to_owned()], vec!["square".to_owned()]);
-        let square = body("squared_norm", (elements, settings), &outputs, types, |inputs| {
-            let gradient = inputs.clipped_alone();
-            vec![(gradient * gradient).sum()]
-        })?;
-        let squares = w.map(square, &inputs, &[("squares".into(), element)])[0];
-        let concat = Attrs::new().with("axis", 0i64).with("new_axis", 1i64);
-        let squares = w.emit("ConcatFromSequence", &[squares], concat);
-        let exact = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-        let squares = w.emit("Cast", &[squares], exact);
-        let sum = w.emit("ReduceSum", &[squares], Attrs::new().with("keepdims", 1i64));
-        let length = w.emit("Sqrt", &[sum], Attrs::new());
-        w.graph.rename(length, "gradient_norm");
-        w.graph.value_mut(length).ty = one(DType::F64);
-        let constant = |w: &mut Writer, value| {
-            w.graph.add_constant("constant", Tensor::from_f64(DType::F64, vec![1], &[value]))
-        };
-        let (epsilon, most) = (constant(&mut w, CLIP_EPSILON), constant(&mut w, 1.0));
-        let safe = w.emit("Add", &[length, epsilon], Attrs::new());
+    let norm = spec.needs_norm().then(|| gradient_norm(&mut w, spec, &inputs, types)).transpose()?;
+    if let Some(norm) = norm {
+        let scalar = w.emit("Squeeze", &[norm], Attrs::new());
+        inputs.insert(GRADIENT_NORM.into(), scalar);
+    }
+    if let (Some(norm), Some(max_norm)) = (norm, max_norm) {
+        let (epsilon, most) = (w.constant(CLIP_EPSILON), w.constant(1.0));
+        let safe = w.emit("Add", &[norm, epsilon], Attrs::new());
         let ratio = w.emit("Div", &[max_norm, safe], Attrs::new());
         let factor = w.emit("Min", &[ratio, most], Attrs::new());
         inputs.insert("clip_factor".into(), w.emit("Squeeze", &[factor], Attrs::new()));
-        norm = Some(length);
     }
     let stepped = step(types)?;
     let mut results = vec![("updated_params".to_owned(), stored)];

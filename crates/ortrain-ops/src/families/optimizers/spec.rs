@@ -27,6 +27,10 @@ pub struct OptimizerSpec {
     /// True if gradients are divided by the number of train steps that they were gathered in.
     #[serde(default)]
     pub mean_of_gathered: bool,
+    /// True if gradients are those of a scaled loss. Each step is given the scale, and changes nothing if their norm is not
+    /// finite.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub loss_scale: bool,
     /// Slots of the optimizer.
     #[serde(default)]
     pub slots: Vec<SlotSpec>,
@@ -36,6 +40,11 @@ pub struct OptimizerSpec {
     /// Steps during which nothing changed of the parameters in no group.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_steps: i64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
@@ -136,9 +145,12 @@ pub(super) const EMA_DECAY: &str = "ema_decay";
 pub(super) const MAX_VALUE: &str = "max_value";
 /// The largest norm of the gradient of one parameter.
 pub(super) const MAX_NORM_PER_TENSOR: &str = "max_norm_per_tensor";
+/// The largest norm of all gradients together, for parameters of a group.
+pub(super) const MAX_NORM_CLIP: &str = "max_norm_clip";
 
 /// Settings of the options that any optimizer has, with the values that make sense.
-pub(super) const OPTIONS: [(&str, super::Range); 3] = [
+pub(super) const OPTIONS: [(&str, super::Range); 4] = [
+    (MAX_NORM_CLIP, super::Range::Positive),
     (EMA_DECAY, super::Range::BelowOne),
     (MAX_VALUE, super::Range::Positive),
     (MAX_NORM_PER_TENSOR, super::Range::Positive),
@@ -163,6 +175,7 @@ impl OptimizerSpec {
             flags: row.flags.iter().map(|flag| (flag.name.into(), flag.default)).collect(),
             max_norm: None,
             mean_of_gathered: false,
+            loss_scale: false,
             slots: Vec::new(),
             groups: Vec::new(),
             skipped_steps: 0,
@@ -194,6 +207,7 @@ impl OptimizerSpec {
             flags: BTreeMap::new(),
             max_norm: None,
             mean_of_gathered: false,
+            loss_scale: false,
             slots,
             groups: Vec::new(),
             skipped_steps: 0,
@@ -402,6 +416,12 @@ impl OptimizerSpec {
     pub fn columns(&self) -> Vec<&str> {
         let own = self.settings.keys().map(String::as_str);
         ["lr", "lr_factor", "skipped_steps"].into_iter().chain(own).collect()
+    }
+
+    /// True if a step takes the norm of all gradients together.
+    #[must_use]
+    pub fn needs_norm(&self) -> bool {
+        self.max_norm.is_some() || self.loss_scale || self.settings.contains_key(MAX_NORM_CLIP)
     }
 
     /// As text: JSON.

@@ -1,0 +1,73 @@
+//! `AdamOptimizer` of `com.microsoft`: Adam whose weights decay apart from the gradient, before or after the step.
+
+use super::formula::Number;
+use super::{Optimizer, Range, Rule, Setting, Slot, Update, setting, slot};
+
+/// The decay rates of the two moments.
+pub(super) const ALPHA_BETA: [Setting; 2] = [
+    setting("alpha", 0.9, Range::BelowOne, "decay rate of the average of gradients"),
+    setting("beta", 0.999, Range::BelowOne, "decay rate of the average of squared gradients"),
+];
+pub(super) const LAMBDA: Setting =
+    setting("lambda", 0.0, Range::NotNegative, "the share of a weight that a step takes away");
+/// The two moments.
+pub(super) const MOMENTS: [Slot; 2] = [slot("Moment_1"), slot("Moment_2")];
+
+pub(super) const ADAM_OPTIMIZER: Optimizer = Optimizer {
+    name: "AdamOptimizer",
+    summary: "Adam whose weights decay before the step or after it",
+    source: "com.microsoft AdamOptimizer, version 1",
+    slots: &MOMENTS,
+    settings: &[
+        ALPHA_BETA[0],
+        ALPHA_BETA[1],
+        LAMBDA,
+        setting("epsilon", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "do_bias_correction",
+            1.0,
+            Range::Finite,
+            "1: correct the averages for starting at zero; 0: do not",
+        ),
+        setting(
+            "weight_decay_mode",
+            0.0,
+            Range::Finite,
+            "0: the weight before the step decays, and epsilon is added to the corrected root; 1: the weight after the step, \
+             and to the root as it is",
+        ),
+    ],
+    flags: &[],
+    learning_rate: 1e-3,
+    average: None,
+    update: Rule::Elements(update),
+};
+
+/// The two moments after a step.
+pub(super) fn moments<'a>(u: &mut Update<'a>) -> (Number<'a>, Number<'a>) {
+    let (alpha, beta, gradient) = (u.setting("alpha"), u.setting("beta"), u.gradient);
+    (u.slot("Moment_1").blend(alpha, gradient), u.slot("Moment_2").blend(beta, gradient * gradient))
+}
+
+/// The divisors of the two moments: 1 if they are not corrected.
+pub(super) fn corrections<'a>(u: &Update<'a>) -> (Number<'a>, Number<'a>) {
+    let corrected = u.setting("do_bias_correction").equals(0.0);
+    let one = u.number(1.0);
+    let correction = |factor| corrected.choose(one, u.correction(factor));
+    (correction(u.setting("alpha")), correction(u.setting("beta")))
+}
+
+fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
+    let (first, second) = moments(u);
+    u.keep("Moment_1", first);
+    u.keep("Moment_2", second);
+    let (c1, c2) = corrections(u);
+    let (after, one) = (u.setting("weight_decay_mode").equals(1.0), u.number(1.0));
+    // One formula for both modes, by numbers of the whole tensor: no element is computed twice.
+    let (size, share) = (u.rate / c1, c2.sqrt());
+    let size = after.choose(size * share, size);
+    let root = second.sqrt() * after.choose(one, 1.0 / share);
+    let step = size * first / (root + u.setting("epsilon"));
+    let decaying = u.parameter - after.choose(one, one.like(0.0)) * step;
+    u.parameter - (u.rate * u.setting("lambda") * decaying + step)
+}

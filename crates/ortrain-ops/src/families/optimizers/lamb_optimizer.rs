@@ -1,0 +1,44 @@
+//! `LambOptimizer` of `com.microsoft`: LAMB that leaves alone what is not finite.
+
+use super::adam_optimizer::{ALPHA_BETA, LAMBDA, MOMENTS, corrections, moments};
+use super::{Optimizer, Range, Rule, setting};
+
+pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
+    name: "LambOptimizer",
+    summary: "Adam with a rate for each tensor by its norm",
+    source: "com.microsoft LambOptimizer, version 1; You et al., Large Batch Optimization for Deep Learning, 2020",
+    slots: &MOMENTS,
+    settings: &[
+        ALPHA_BETA[0],
+        ALPHA_BETA[1],
+        LAMBDA,
+        setting("epsilon", 1e-6, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting(
+            "do_bias_correction",
+            0.0,
+            Range::Finite,
+            "1: correct the averages for starting at zero; 0: do not",
+        ),
+        setting("ratio_min", f64::MIN, Range::Finite, "the least trust ratio of a tensor"),
+        setting("ratio_max", f64::MAX, Range::Finite, "the largest trust ratio of a tensor"),
+    ],
+    flags: &[],
+    learning_rate: 1e-3,
+    average: None,
+    update: Rule::Elements(|u| {
+        let (first, second) = moments(u);
+        let (c1, c2) = corrections(u);
+        let direction =
+            u.setting("lambda") * u.parameter + first / c1 / ((second / c2).sqrt() + u.setting("epsilon"));
+        let usable = direction.is_finite().and(second.is_finite());
+        for (name, value) in [("Moment_1", first), ("Moment_2", second)] {
+            u.keep(name, usable.choose(value, u.slot(name)));
+        }
+        let direction = usable.choose(direction, direction.like(0.0));
+        let (weights, steps) = (u.parameter.norm(), direction.norm());
+        let ratio = (weights / steps).max(u.setting("ratio_min")).min(u.setting("ratio_max"));
+        let ratio = weights.above(0.0).and(steps.above(0.0)).choose(ratio, ratio.like(1.0));
+        let new = u.parameter - u.rate * ratio * direction;
+        new.is_finite().choose(new, u.parameter)
+    }),
+};

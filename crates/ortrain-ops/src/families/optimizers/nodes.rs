@@ -1,0 +1,627 @@
+//! Optimizers that update one parameter, or several, with one node: `SGDOptimizer`, `AdamOptimizer` and `LambOptimizer` of
+//! `com.microsoft` version 1.
+//!
+//! Graphs of a training in one session of ONNX Runtime hold them. Each is a composition, written from the formula of its row.
+//! Weights in fewer bits than float32, and moments in fewer, are computed with in float32. Gradients are divided by
+//! `loss_scale`, or by `norm / max_norm_clip` where the norm of all gradients, which are scaled too, is larger than
+//! `loss_scale * max_norm_clip`. A step whose `update_signal` is false gives back what it was given.
+
+use std::collections::BTreeMap;
+
+use ortrain_expr::Type;
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId, ValueType};
+
+use super::formula::{Formula, Number, Sheet};
+use super::spec::MAX_NORM_CLIP;
+use super::{Optimizer, Rule, Update, adam_optimizer, lamb_optimizer, sgd_optimizer};
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::probe::Sample;
+use crate::rewrite::Rewrite;
+use crate::spell::spell_all;
+
+/// The largest number of parameters of one `LambOptimizer`.
+const MOST_PARAMETERS: usize = 1024;
+/// Inputs of one parameter of `LambOptimizer`, and as many outputs.
+const PORTS: usize = 5;
+/// Inputs of `LambOptimizer` before those of parameters.
+const LAMB_FIRST: usize = 5;
+/// The input of `LambOptimizer` with the learning rate.
+const RATE: usize = 3;
+
+/// The inputs that belong to all parameters of a node.
+#[derive(Default)]
+struct Shared {
+    rate: Option<ValueId>,
+    /// The number of the step, from 1 on.
+    step: Option<ValueId>,
+    loss_scale: Option<ValueId>,
+    norm: Option<ValueId>,
+    signal: Option<ValueId>,
+}
+
+/// The inputs of one parameter.
+struct Tensors {
+    parameter: ValueId,
+    gradient: ValueId,
+    slots: Vec<ValueId>,
+    /// The copy of the parameter in fewer bits.
+    copy: Option<ValueId>,
+}
+
+/// The results of a step of one parameter.
+struct Results {
+    parameter: ValueId,
+    slots: Vec<ValueId>,
+    copy: Option<ValueId>,
+}
+
+fn cast(dtype: DType) -> Attrs {
+    Attrs::new().with("to", i64::from(dtype.to_onnx()))
+}
+
+/// A value of a type; itself if it has that type.
+fn as_type(rw: &mut Rewrite<'_>, value: ValueId, dtype: DType) -> ValueId {
+    if rw.dtype(value) == Some(dtype) { value } else { rw.add("Cast", &[value], cast(dtype)) }
+}
+
+/// A number as a scalar of float64.
+fn number(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+    let scalar = if rw.shape(value).is_some_and(|shape| shape.rank() == 0) {
+        value
+    } else {
+        let shape = rw.ints("scalar", &[]);
+        rw.add("Reshape", &[value, shape], Attrs::new())
+    };
+    as_type(rw, scalar, DType::F64)
+}
+
+/// `new` where the signal is true, else `old`, of the type of the latter.
+fn signalled(rw: &mut Rewrite<'_>, signal: Option<ValueId>, new: ValueId, old: ValueId) -> ValueId {
+    let new = match rw.dtype(old) {
+        Some(dtype) => as_type(rw, new, dtype),
+        None => new,
+    };
+    let Some(signal) = signal else { return new };
+    let shape = rw.ints("scalar", &[]);
+    let signal = rw.add("Reshape", &[signal, shape], Attrs::new());
+    rw.add("Where", &[signal, new, old], Attrs::new())
+}
+
+/// Writes a step of one parameter by the formula of a row.
+fn step(
+    rw: &mut Rewrite<'_>,
+    row: &Optimizer,
+    settings: &BTreeMap<String, f64>,
+    shared: &Shared,
+    tensors: &Tensors,
+) -> Result<Results, OpError> {
+    let Rule::Elements(formula) = row.update else {
+        return Err(OpError::invalid("the formula of the node is not one of elements"));
+    };
+    let element = if rw.dtype(tensors.parameter) == Some(DType::F64) { DType::F64 } else { DType::F32 };
+    let elements: Vec<ValueId> = [tensors.parameter, tensors.gradient]
+        .into_iter()
+        .chain(tensors.slots.iter().copied())
+        .map(|value| as_type(rw, value, element))
+        .collect();
+    let numbers = [shared.rate, shared.step, shared.loss_scale, shared.norm];
+    let numbers: Vec<Option<ValueId>> = numbers.map(|value| value.map(|value| number(rw, value))).to_vec();
+    let written = Formula::write(Type::of(element), |sheet: Sheet<'_>| {
+        let scalar = |k: usize| numbers[k].map(|_| sheet.setting(elements.len() + k));
+        let one = sheet.constant(1.0);
+        let constants: BTreeMap<String, Number<'_>> =
+            settings.iter().map(|(name, &value)| (name.clone(), one.like(value))).collect();
+        let scale = scalar(2).unwrap_or(one);
+        let divisor = match (scalar(3), constants.get(MAX_NORM_CLIP)) {
+            (Some(norm), Some(&most)) => (norm - scale * most).above(0.0).choose(norm / most, scale),
+            _ => scale,
+        };
+        let slots =
+            row.slots.iter().enumerate().map(|(k, slot)| (slot.name.to_owned(), sheet.element(k + 2)));
+        let mut update = Update {
+            parameter: sheet.element(0),
+            gradient: sheet.element(1) / divisor,
+            rate: scalar(0).unwrap_or(one),
+            step: scalar(1).unwrap_or(one),
+            settings: constants,
+            flags: BTreeMap::new(),
+            slots: slots.collect(),
+            kept: BTreeMap::new(),
+        };
+        let new = formula(&mut update);
+        let slots = row.slots.iter().map(|slot| update.kept.get(slot.name).copied());
+        let kept: Vec<Number<'_>> =
+            slots.enumerate().map(|(k, kept)| kept.unwrap_or_else(|| sheet.element(k + 2))).collect();
+        std::iter::once(new).chain(kept).collect()
+    });
+    let values = spell_all(&written.expr, &written.sums, element, rw, |_, k| match elements.get(k) {
+        Some(&value) => value,
+        None => numbers[k - elements.len()].expect("a formula loads the numbers that are there"),
+    })?;
+    let mut results = written.expr.outputs().iter().map(|reg| values[usize::from(reg.0)]);
+    let new = results.next().ok_or_else(|| OpError::invalid("the formula of the node has no result"))?;
+    let slots: Vec<ValueId> = results.collect();
+    let slots =
+        slots.iter().zip(&tensors.slots).map(|(&new, &old)| signalled(rw, shared.signal, new, old)).collect();
+    let parameter = signalled(rw, shared.signal, new, tensors.parameter);
+    let copy = tensors.copy.map(|old| signalled(rw, shared.signal, new, old));
+    Ok(Results { parameter, slots, copy })
+}
+
+/// The number of a step one further, where the signal is true.
+fn counted(rw: &mut Rewrite<'_>, step: ValueId, signal: Option<ValueId>) -> ValueId {
+    let one = rw.ints("one", &[1]);
+    let next = rw.add("Add", &[step, one], Attrs::new());
+    signalled(rw, signal, next, step)
+}
+
+/// Checks the inputs of one parameter, and says what becomes of them.
+fn infer_tensors(cx: &mut Infer<'_>, inputs: [usize; PORTS], outputs: [usize; PORTS]) -> Result<(), OpError> {
+    let [parameter, gradient, ..] = inputs;
+    for k in inputs.into_iter().filter(|&k| cx.has(k)).collect::<Vec<_>>() {
+        cx.dtype_where(k, "a float type", DType::is_float)?;
+        if let (Some(own), Some(other)) = (cx.shape(parameter), cx.shape(k)) {
+            let differs = |(x, y): (Option<usize>, Option<usize>)| x.zip(y).is_some_and(|(x, y)| x != y);
+            let sizes = own.iter().zip(other.iter()).map(|(x, y)| (x.known(), y.known()));
+            if own.rank() != other.rank() || sizes.into_iter().any(differs) {
+                return Err(OpError::invalid(format!(
+                    "input {k} has shape {other}, but the weights have shape {own}"
+                )));
+            }
+        }
+    }
+    let given = [parameter, gradient, inputs[2], inputs[3], inputs[4]];
+    for (output, input) in outputs.into_iter().zip(given) {
+        if cx.has(input) {
+            let ty = if input == gradient { cx.ty(parameter).clone() } else { cx.ty(input).clone() };
+            cx.output_type(output, ty);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that an input is one number.
+fn infer_number(cx: &Infer<'_>, k: usize, wanted: &str, fits: fn(DType) -> bool) -> Result<(), OpError> {
+    if !cx.has(k) {
+        return Ok(());
+    }
+    cx.dtype_where(k, wanted, fits)?;
+    let elements = cx.shape(k).and_then(Shape::concrete).map(|dims| dims.iter().product::<usize>());
+    match elements {
+        Some(count) if count != 1 => {
+            Err(OpError::invalid(format!("input {k} has {count} elements; one is needed")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_bool(dtype: DType) -> bool {
+    dtype == DType::Bool
+}
+
+fn is_i64(dtype: DType) -> bool {
+    dtype == DType::I64
+}
+
+/// `w - eta * g`, and the difference.
+struct Sgd;
+
+impl Op for Sgd {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 2)?;
+        infer_number(cx, 0, "a float type", DType::is_float)?;
+        for k in 1..3 {
+            cx.dtype_where(k, "a float type", DType::is_float)?;
+        }
+        for k in 0..2 {
+            cx.output_type(k, cx.ty(1).clone());
+        }
+        Ok(())
+    }
+}
+
+fn decompose_sgd(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let parameter = rw.required(1)?;
+    let tensors = Tensors { parameter, gradient: rw.required(2)?, slots: Vec::new(), copy: None };
+    let shared = Shared { rate: Some(rw.required(0)?), ..Shared::default() };
+    let results = step(rw, &sgd_optimizer::SGD_OPTIMIZER, &BTreeMap::new(), &shared, &tensors)?;
+    if rw.has_output(1) {
+        let difference = rw.add("Sub", &[results.parameter, parameter], Attrs::new());
+        rw.output(1, difference);
+    }
+    rw.output(0, results.parameter);
+    Ok(())
+}
+
+/// Adam of one parameter.
+struct Adam;
+
+impl Op for Adam {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(6, 10, 6)?;
+        infer_number(cx, 0, "a float type", DType::is_float)?;
+        infer_number(cx, 1, "int64", is_i64)?;
+        infer_number(cx, 7, "a float type", DType::is_float)?;
+        infer_number(cx, 8, "a float type", DType::is_float)?;
+        infer_number(cx, 9, "bool", is_bool)?;
+        cx.output_type(0, cx.ty(1).clone());
+        infer_tensors(cx, [2, 3, 4, 5, 6], [3, 4, 1, 2, 5])
+    }
+}
+
+/// The settings of an `AdamOptimizer`.
+fn adam_settings(attrs: &Attrs) -> Result<BTreeMap<String, f64>, OpError> {
+    let mut settings = BTreeMap::new();
+    let known = adam_optimizer::ADAM_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
+    for (name, default) in known.chain([(MAX_NORM_CLIP, 1.0)]) {
+        let value = match name {
+            "do_bias_correction" | "weight_decay_mode" => attrs.int(name)?.map(|value| value as f64),
+            _ => attrs.float(name)?.map(f64::from),
+        };
+        settings.insert(name.to_owned(), value.unwrap_or(f64::from(default as f32)));
+    }
+    let mode = settings["weight_decay_mode"];
+    if ![0.0, 1.0].contains(&mode) {
+        return Err(OpError::invalid(format!("weight_decay_mode is {mode}; 0 and 1 are defined")));
+    }
+    Ok(settings)
+}
+
+fn decompose_adam(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let settings = adam_settings(rw.attrs())?;
+    let shared = Shared {
+        rate: Some(rw.required(0)?),
+        step: Some(rw.required(1)?),
+        loss_scale: rw.input(7),
+        norm: rw.input(8),
+        signal: rw.input(9),
+    };
+    let tensors = Tensors {
+        parameter: rw.required(2)?,
+        gradient: rw.required(3)?,
+        slots: vec![rw.required(4)?, rw.required(5)?],
+        copy: rw.input(6),
+    };
+    let results = step(rw, &adam_optimizer::ADAM_OPTIMIZER, &settings, &shared, &tensors)?;
+    if rw.has_output(4) {
+        let difference = rw.add("Sub", &[results.parameter, tensors.parameter], Attrs::new());
+        rw.output(4, difference);
+    }
+    let counted = counted(rw, rw.required(1)?, shared.signal);
+    rw.output(0, counted);
+    rw.output(1, results.slots[0]);
+    rw.output(2, results.slots[1]);
+    rw.output(3, results.parameter);
+    if let Some(copy) = results.copy {
+        rw.output(5, copy);
+    }
+    Ok(())
+}
+
+/// LAMB of several parameters.
+struct Lamb {
+    parameters: usize,
+}
+
+impl Op for Lamb {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(0, LAMB_FIRST + PORTS * MOST_PARAMETERS, 1 + PORTS * MOST_PARAMETERS)?;
+        let needed = (0..self.parameters)
+            .flat_map(|group| (0..PORTS - 1).map(move |k| LAMB_FIRST + PORTS * group + k));
+        if let Some(missing) = std::iter::once(RATE).chain(needed).find(|&k| !cx.has(k)) {
+            return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
+        }
+        infer_number(cx, 0, "bool", is_bool)?;
+        for k in 1..4 {
+            infer_number(cx, k, "a float type", DType::is_float)?;
+        }
+        infer_number(cx, 4, "int64", is_i64)?;
+        if cx.has(4) {
+            cx.output_type(0, cx.ty(4).clone());
+        }
+        for group in 0..self.parameters {
+            let (input, output) = (LAMB_FIRST + PORTS * group, 1 + PORTS * group);
+            infer_tensors(cx, std::array::from_fn(|k| input + k), std::array::from_fn(|k| output + k))?;
+        }
+        Ok(())
+    }
+}
+
+/// The settings of each parameter of a `LambOptimizer`.
+fn lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<String, f64>>, OpError> {
+    let mut settings = vec![BTreeMap::new(); parameters];
+    let known = lamb_optimizer::LAMB_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
+    for (name, default) in known.chain([(MAX_NORM_CLIP, 1.0)]) {
+        let given: Option<Vec<f64>> = match name {
+            "do_bias_correction" => {
+                // The operator corrects unless it is told not to.
+                Some(vec![attrs.int(name)?.unwrap_or(1) as f64; parameters])
+            }
+            "ratio_min" | "ratio_max" => {
+                attrs.float(name)?.map(|value| vec![f64::from(value).clamp(f64::MIN, f64::MAX); parameters])
+            }
+            _ => attrs.floats(name)?.map(|values| values.iter().map(|&value| f64::from(value)).collect()),
+        };
+        let values =
+            given.unwrap_or_else(|| vec![f64::from(default as f32).clamp(f64::MIN, f64::MAX); parameters]);
+        if values.len() < parameters {
+            return Err(OpError::invalid(format!(
+                "{name} has {} numbers for {parameters} weights",
+                values.len()
+            )));
+        }
+        for (settings, value) in settings.iter_mut().zip(values) {
+            settings.insert(name.to_owned(), value);
+        }
+    }
+    Ok(settings)
+}
+
+/// The parameters of a `LambOptimizer`.
+fn lamb_parameters(node: &Node) -> usize {
+    node.inputs.len().saturating_sub(LAMB_FIRST).div_ceil(PORTS)
+}
+
+fn decompose_lamb(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let shared = Shared {
+        signal: rw.input(0),
+        loss_scale: rw.input(1),
+        norm: rw.input(2),
+        rate: Some(rw.required(RATE)?),
+        step: rw.input(4),
+    };
+    let settings = lamb_settings(rw.attrs(), lamb_parameters(rw.node()))?;
+    for (group, settings) in settings.iter().enumerate() {
+        let (input, output) = (LAMB_FIRST + PORTS * group, 1 + PORTS * group);
+        let parameter = rw.required(input)?;
+        let tensors = Tensors {
+            parameter,
+            gradient: rw.required(input + 1)?,
+            slots: vec![rw.required(input + 2)?, rw.required(input + 3)?],
+            copy: rw.input(input + 4),
+        };
+        let results = step(rw, &lamb_optimizer::LAMB_OPTIMIZER, settings, &shared, &tensors)?;
+        if rw.has_output(output + 1) {
+            let difference = rw.add("Sub", &[results.parameter, parameter], Attrs::new());
+            rw.output(output + 1, difference);
+        }
+        rw.output(output, results.parameter);
+        rw.output(output + 2, results.slots[0]);
+        rw.output(output + 3, results.slots[1]);
+        if let Some(copy) = results.copy {
+            rw.output(output + 4, copy);
+        }
+    }
+    if let Some(step) = shared.step {
+        let counted = counted(rw, step, shared.signal);
+        rw.output(0, counted);
+    }
+    Ok(())
+}
+
+fn build_adam(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    adam_settings(&node.attrs)?;
+    Ok(Box::new(Adam))
+}
+
+fn build_lamb(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let parameters = lamb_parameters(node);
+    lamb_settings(&node.attrs, parameters)?;
+    Ok(Box::new(Lamb { parameters }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let new = |name, build| Definition::new("com.microsoft", name, &[1], build);
+    vec![
+        new("SGDOptimizer", |_, _| Ok(Box::new(Sgd))).composition(decompose_sgd),
+        new("AdamOptimizer", build_adam).composition(decompose_adam),
+        new("LambOptimizer", build_lamb).composition(decompose_lamb).sample(|_| {
+            let tensor = |dims: &[usize]| Some(ValueType::tensor(DType::F32, dims));
+            let first = [None, None, None, tensor(&[1]), Some(ValueType::tensor(DType::I64, &[1]))];
+            let inputs = first.into_iter().chain(std::iter::repeat_n(tensor(&[2]), 4)).collect();
+            Sample { inputs, ..Sample::default() }
+        }),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Tensor;
+
+    use super::*;
+    use crate::testing::{Failure, assert_close, f64s, run_node};
+
+    const MICROSOFT: &str = "com.microsoft";
+    const ALPHA: f64 = 0.8;
+    const BETA: f64 = 0.95;
+    const LAMBDA: f64 = 0.1;
+    const EPSILON: f64 = 1e-3;
+    /// Results are those of formulas in float64, whose attributes are float32.
+    const TOLERANCE: f64 = 1e-6;
+
+    fn attrs() -> Attrs {
+        let numbers = [("alpha", ALPHA), ("beta", BETA), ("lambda", LAMBDA), ("epsilon", EPSILON)];
+        numbers.into_iter().fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value as f32))
+    }
+
+    /// Weight, gradient, moments.
+    fn tensors() -> [Tensor; 4] {
+        [&[1.0, -2.0, 0.5][..], &[0.3, 4.0, -1.2], &[0.1, 0.2, -0.3], &[0.01, 0.5, 0.2]]
+            .map(|x| f64s(&[3], x))
+    }
+
+    /// A step of Adam of one element: the new moments and weight.
+    fn adam([w, g, m, v]: [f64; 4], rate: f64, step: i32, after: bool, corrected: bool) -> [f64; 3] {
+        let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);
+        let correction = |factor: f64| if corrected { 1.0 - factor.powi(step) } else { 1.0 };
+        let (c1, c2) = (correction(ALPHA), correction(BETA));
+        let new = if after {
+            let moved = w - rate * c2.sqrt() / c1 * m / (v.sqrt() + EPSILON);
+            moved - rate * LAMBDA * moved
+        } else {
+            w - rate * (m / c1 / ((v / c2).sqrt() + EPSILON) + LAMBDA * w)
+        };
+        [m, v, new]
+    }
+
+    fn elements(tensors: &[Tensor; 4]) -> Vec<[f64; 4]> {
+        let values = tensors.each_ref().map(Tensor::to_f64);
+        (0..values[0].len()).map(|k| values.each_ref().map(|tensor| tensor[k])).collect()
+    }
+
+    #[test]
+    fn adam_follows_its_formulas() {
+        let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[3]));
+        let given = tensors();
+        for (mode, corrected) in [(0i64, 1i64), (1, 1), (0, 0), (1, 0)] {
+            let attrs = attrs().with("weight_decay_mode", mode).with("do_bias_correction", corrected);
+            let inputs: Vec<Option<&Tensor>> = [&rate, &step].into_iter().chain(&given).map(Some).collect();
+            let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 5, attrs).expect("it runs");
+            assert_eq!(got[0].to_i64(), Some(vec![4]));
+            for (k, element) in elements(&given).into_iter().enumerate() {
+                let [m, v, w] = adam(element, 0.1, 3, mode == 1, corrected == 1);
+                let found = [1, 2, 3, 4].map(|port| got[port].to_f64()[k]);
+                for (found, expected) in found.into_iter().zip([m, v, w, w - element[0]]) {
+                    assert!((found - expected).abs() < TOLERANCE, "mode {mode}: {found} for {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn adam_unscales_and_clips() {
+        let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
+        let given = tensors();
+        let (scale, norm) = (64.0, 640.0);
+        for (most, divisor) in [(1.0, 640.0), (4.0, 160.0), (20.0, 64.0)] {
+            let (scale, norm) = (f64s(&[1], &[scale]), f64s(&[], &[norm]));
+            let attrs = attrs().with("max_norm_clip", most as f32);
+            let mut inputs: Vec<Option<&Tensor>> =
+                [&rate, &step].into_iter().chain(&given).map(Some).collect();
+            inputs.extend([None, Some(&scale), Some(&norm)]);
+            let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 4, attrs).expect("it runs");
+            for (k, [w, g, m, v]) in elements(&given).into_iter().enumerate() {
+                let expected = adam([w, g / divisor, m, v], 0.1, 1, false, true)[2];
+                assert!((got[3].to_f64()[k] - expected).abs() < TOLERANCE, "{most}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_without_a_signal_changes_nothing() {
+        let (rate, step, off) =
+            (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[9]), Tensor::filled(DType::Bool, &[], 0.0));
+        let given = tensors();
+        let copy = given[0].converted(DType::F16);
+        let mut inputs: Vec<Option<&Tensor>> = [&rate, &step].into_iter().chain(&given).map(Some).collect();
+        inputs.extend([Some(&copy), None, None, Some(&off)]);
+        let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 6, Attrs::new()).expect("it runs");
+        for (found, kept) in [(0, &step), (1, &given[2]), (2, &given[3]), (3, &given[0]), (5, &copy)] {
+            assert_close(&got[found], kept, 0.0);
+        }
+        let [weight, gradient, first, second] = &given;
+        let inputs = [
+            Some(&off),
+            None,
+            None,
+            Some(&rate),
+            Some(&step),
+            Some(weight),
+            Some(gradient),
+            Some(first),
+            Some(second),
+        ];
+        let got =
+            run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, Attrs::new().with("alpha", vec![0.5f32]));
+        let got = got.expect("it runs");
+        for (found, kept) in [(0, &step), (1, weight), (3, first), (4, second)] {
+            assert_close(&got[found], kept, 0.0);
+        }
+    }
+
+    /// A step of LAMB of one tensor.
+    fn lamb(given: &[Tensor; 4], rate: f64, (least, most): (f64, f64)) -> Vec<f64> {
+        let direction = |[w, g, m, v]: [f64; 4]| {
+            let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);
+            let found = LAMBDA * w + m / (v.sqrt() + EPSILON);
+            if found.is_finite() && v.is_finite() { found } else { 0.0 }
+        };
+        let directions: Vec<f64> = elements(given).into_iter().map(direction).collect();
+        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let (weights, steps) = (norm(&given[0].to_f64()), norm(&directions));
+        let ratio = if weights > 0.0 && steps > 0.0 { (weights / steps).min(most).max(least) } else { 1.0 };
+        given[0].to_f64().iter().zip(&directions).map(|(w, d)| w - rate * ratio * d).collect()
+    }
+
+    fn run_lamb(given: &[Tensor; 4], attrs: &Attrs) -> Vec<Tensor> {
+        let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
+        let mut inputs = vec![None, None, None, Some(&rate), Some(&step)];
+        inputs.extend(given.iter().map(Some));
+        run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, attrs.clone()).expect("it runs")
+    }
+
+    #[test]
+    fn lamb_follows_its_formula() {
+        let numbers = [("alpha", ALPHA), ("beta", BETA), ("lambda", LAMBDA), ("epsilon", EPSILON)];
+        let lists = numbers
+            .into_iter()
+            .fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, vec![value as f32]));
+        let plain = lists.with("do_bias_correction", 0i64);
+        let zeros = {
+            let mut zeros = tensors();
+            zeros[0] = f64s(&[3], &[0.0; 3]);
+            zeros
+        };
+        let not_finite = {
+            let mut given = tensors();
+            given[1] = f64s(&[3], &[0.3, f64::INFINITY, -1.2]);
+            given
+        };
+        let unbounded = (f64::MIN, f64::MAX);
+        let bounded = plain.clone().with("ratio_min", 2.0f32).with("ratio_max", 3.0f32);
+        let small = plain.clone().with("ratio_max", 0.25f32);
+        let cases = [
+            (tensors(), &plain, unbounded),
+            (zeros, &plain, unbounded),
+            (not_finite, &plain, unbounded),
+            (tensors(), &bounded, (2.0, 3.0)),
+            (tensors(), &small, (f64::MIN, 0.25)),
+        ];
+        for (k, (given, attrs, bounds)) in cases.into_iter().enumerate() {
+            let got = run_lamb(&given, attrs);
+            assert_eq!(got[0].to_i64(), Some(vec![2]));
+            assert_close(&got[1], &f64s(&[3], &lamb(&given, 0.1, bounds)), TOLERANCE);
+            if k == 2 {
+                assert_eq!(got[3].to_f64()[1].to_bits(), given[2].to_f64()[1].to_bits(), "its moments stay");
+                assert_eq!(got[4].to_f64()[1].to_bits(), given[3].to_f64()[1].to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn settings_for_too_few_weights_are_refused() {
+        let given = tensors();
+        let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
+        let mut inputs = vec![None, None, None, Some(&rate), Some(&step)];
+        inputs.extend(given.iter().map(Some));
+        inputs.push(None);
+        inputs.extend(given.iter().map(Some));
+        let failure =
+            run_node((MICROSOFT, "LambOptimizer"), &inputs, 10, Attrs::new().with("alpha", vec![0.9f32]));
+        let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+        assert!(error.to_string().contains("alpha has 1 numbers for 2 weights"), "{error}");
+    }
+
+    #[test]
+    fn a_weight_in_fewer_bits_is_updated_in_float32() {
+        let (rate, w, g) = (f64s(&[1], &[0.5]), f64s(&[2], &[1.0, 2.0]), f64s(&[2], &[0.5, -0.5]));
+        let narrow = w.converted(DType::F16);
+        let got =
+            run_node((MICROSOFT, "SGDOptimizer"), &[Some(&rate), Some(&narrow), Some(&g)], 2, Attrs::new());
+        let got = got.expect("it runs");
+        assert_eq!((got[0].dtype(), got[0].to_f64()), (DType::F16, vec![0.75, 2.25]));
+        assert_eq!(got[1].to_f64(), [-0.25, 0.25]);
+    }
+}

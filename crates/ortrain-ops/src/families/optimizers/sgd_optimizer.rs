@@ -1,0 +1,15 @@
+//! `SGDOptimizer` of `com.microsoft`: plain gradient descent.
+
+use super::{Optimizer, Rule};
+
+pub(super) const SGD_OPTIMIZER: Optimizer = Optimizer {
+    name: "SGDOptimizer",
+    summary: "plain gradient descent",
+    source: "com.microsoft SGDOptimizer, version 1",
+    slots: &[],
+    settings: &[],
+    flags: &[],
+    learning_rate: 1e-3,
+    average: None,
+    update: Rule::Elements(|u| u.parameter - u.rate * u.gradient),
+};

@@ -1,0 +1,301 @@
+//! Mixed precision: a forward graph of float32 whose values are float16 or bfloat16, but for its inputs, weights and loss.
+//!
+//! Weights stay float32, as master weights do, and are read through a cast. The loss, the loss operators, everything that is
+//! computed from them, and inputs that an operator wants in float32 (Dropout's ratio, the scales of Resize) stay float32. A
+//! node that the narrow type does not suit (its operator refuses the type, its inputs are constants, or it holds a subgraph)
+//! stays float32 between casts. (Micikevicius et al., "Mixed Precision Training", 2018.)
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::infer::infer_node;
+use crate::Error;
+use crate::training::master_weight_node;
+
+/// Operators that are losses.
+const LOSSES: [&str; 7] = [
+    "NegativeLogLikelihoodLoss",
+    "NegativeLogLikelihoodLossInternal",
+    "NegativeLogLikelihoodLossInternal2",
+    "SoftmaxCrossEntropy",
+    "SoftmaxCrossEntropyLoss",
+    "SoftmaxCrossEntropyLossInternal",
+    "SparseSoftmaxCrossEntropy",
+];
+
+/// Inputs that stay float32: of an operator, from one input to another.
+const WIDE_INPUTS: [(&str, std::ops::Range<usize>); 3] =
+    [("Dropout", 1..2), ("Resize", 1..3), ("Upsample", 1..2)];
+
+/// Makes the values of a forward graph narrow, but for those that stay float32. `weights` are read through casts whose results
+/// have the names that `copy_name` gives.
+///
+/// # Errors
+/// When the types of a node cannot be inferred.
+pub fn mixed_precision(
+    graph: &mut Graph,
+    narrow: DType,
+    loss: ValueId,
+    weights: &FxHashMap<ValueId, String>,
+) -> Result<(), Error> {
+    let wide_nodes = of_the_loss(graph, loss);
+    let nodes = std::mem::take(&mut graph.nodes);
+    let mut pass = Pass { graph, narrow, weights, twins: FxHashMap::default() };
+    for (node, stays) in nodes.into_iter().zip(wide_nodes) {
+        let has_subgraph = Graph::subgraphs(&node).next().is_some();
+        if stays || has_subgraph || pass.is_of_constants(&node) || !pass.narrowed(&node) {
+            pass.widened(node)?;
+        }
+    }
+    Ok(())
+}
+
+/// For each node, true if it is a loss, makes the loss, or computes with one.
+fn of_the_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
+    let mut from_loss: FxHashSet<ValueId> = FxHashSet::default();
+    (graph.nodes.iter())
+        .map(|node| {
+            let stays = LOSSES.contains(&&*node.op)
+                || node.present_outputs().any(|output| output == loss)
+                || node.present_inputs().any(|input| from_loss.contains(&input));
+            if stays {
+                from_loss.extend(node.present_outputs());
+            }
+            stays
+        })
+        .collect()
+}
+
+struct Pass<'a> {
+    graph: &'a mut Graph,
+    narrow: DType,
+    weights: &'a FxHashMap<ValueId, String>,
+    /// Values in the other type, by the value as it is.
+    twins: FxHashMap<ValueId, ValueId>,
+}
+
+impl Pass<'_> {
+    /// A value of another type.
+    fn twin(&mut self, value: ValueId, to: DType) -> ValueId {
+        if let Some(&twin) = self.twins.get(&value) {
+            return twin;
+        }
+        let name = self.graph.name_of(value).to_owned();
+        let entry = self.graph.value(value);
+        let twin = if let Some(constant) = &entry.constant {
+            let constant = if to == self.narrow { in_range(constant, to) } else { constant.converted(to) };
+            self.graph.add_constant(&format!("{name}_{to}"), constant)
+        } else {
+            let ty = ValueType::Tensor(to, entry.ty.shape().cloned());
+            let copy = self.weights.get(&value).cloned();
+            let twin = self.graph.add_value(&copy.clone().unwrap_or_else(|| format!("{name}_{to}")), ty);
+            let attrs = Attrs::new().with("to", i64::from(to.to_onnx()));
+            let mut node = Node::new("", "Cast", &[Some(value)], &[Some(twin)], attrs);
+            if copy.is_some() {
+                node.name = master_weight_node(&name).into();
+            }
+            self.graph.nodes.push(node);
+            twin
+        };
+        self.twins.insert(value, twin);
+        twin
+    }
+
+    /// Adds a node with narrow inputs in place of those of float32. Returns false, and adds nothing, if its operator
+    /// refuses them.
+    fn narrowed(&mut self, node: &Node) -> bool {
+        let wide =
+            WIDE_INPUTS.iter().find(|(op, _)| *op == &*node.op).map_or(0..0, |(_, ports)| ports.clone());
+        let is_wide = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype() == Some(DType::F32);
+        let before = self.graph.nodes.len();
+        let known: FxHashSet<ValueId> = self.twins.keys().copied().collect();
+        let mut changed = node.clone();
+        for (k, input) in changed.inputs.iter_mut().enumerate() {
+            if let Some(id) = *input
+                && !wide.contains(&k)
+                && is_wide(self.graph, id)
+            {
+                *input = Some(self.twin(id, self.narrow));
+            }
+        }
+        if let Some(to) = changed.attrs.int("to").ok().flatten()
+            && &*node.op == "Cast"
+            && to == i64::from(DType::F32.to_onnx())
+        {
+            changed.attrs = changed.attrs.clone().with("to", i64::from(self.narrow.to_onnx()));
+        }
+        let types: Vec<(ValueId, ValueType)> =
+            node.present_outputs().map(|id| (id, self.graph.value(id).ty.clone())).collect();
+        for (id, ty) in &types {
+            if ty.dtype() == Some(DType::F32) {
+                self.graph.value_mut(*id).ty = ValueType::Unknown;
+            }
+        }
+        self.graph.nodes.push(changed);
+        let accepted = infer_node(self.graph, self.graph.nodes.len() - 1).is_ok();
+        if accepted {
+            for (id, ty) in types {
+                let inferred = &self.graph.value(id).ty;
+                // A shape that was declared is kept where inference does not find it.
+                if inferred.shape().is_none()
+                    && let Some(dtype) = inferred.dtype()
+                {
+                    self.graph.value_mut(id).ty = ValueType::Tensor(dtype, ty.shape().cloned());
+                }
+            }
+            return true;
+        }
+        // As it was before: casts that this node alone asked for go, too.
+        self.graph.nodes.truncate(before);
+        self.twins.retain(|value, _| known.contains(value));
+        types.into_iter().for_each(|(id, ty)| self.graph.value_mut(id).ty = ty);
+        false
+    }
+
+    /// True if the float inputs of a node are constants: positions, say, which need all their bits.
+    fn is_of_constants(&self, node: &Node) -> bool {
+        let floats: Vec<bool> = (node.present_inputs().map(|id| self.graph.value(id)))
+            .filter(|value| value.ty.dtype().is_some_and(DType::is_float))
+            .map(|value| value.constant.is_some())
+            .collect();
+        !floats.is_empty() && floats.iter().all(|&constant| constant)
+    }
+
+    /// Adds a node whose float inputs are float32 where they were.
+    fn widened(&mut self, mut node: Node) -> Result<(), Error> {
+        for input in &mut node.inputs {
+            if let Some(id) = *input
+                && self.graph.value(id).ty.dtype() == Some(self.narrow)
+                && self.was_wide(id)
+            {
+                *input = Some(self.twin(id, DType::F32));
+            }
+        }
+        self.graph.nodes.push(node);
+        infer_node(self.graph, self.graph.nodes.len() - 1)
+    }
+
+    /// True unless a value is narrow in the model itself: an input, or a constant.
+    fn was_wide(&self, id: ValueId) -> bool {
+        !self.graph.inputs.contains(&id) && self.graph.value(id).constant.is_none()
+    }
+}
+
+/// A constant of a narrow type. Of what was finite and not zero, that stays so: a mask that adds the least float32 to scores
+/// adds the least number of the narrow type.
+fn in_range(constant: &Tensor, to: DType) -> Tensor {
+    let (least, most) = match to {
+        // 2^-24 is the smallest subnormal number.
+        DType::F16 => (2f64.powi(-24), 65504.0),
+        _ => (0.0, 2f64.powi(127) * (2.0 - 2f64.powi(-7))),
+    };
+    let fitted = |value: f64| match value {
+        value if !value.is_finite() || value == 0.0 => value,
+        value => value.abs().clamp(least, most).copysign(value),
+    };
+    let values: Vec<f64> = constant.to_f64().into_iter().map(fitted).collect();
+    Tensor::from_f64(to, constant.dims().to_vec(), &values)
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_expr::DType::{F16, F32};
+
+    use super::*;
+    use crate::passes::infer::infer;
+
+    fn value(graph: &mut Graph, name: &str, dtype: DType, dims: &[usize]) -> ValueId {
+        graph.add_value(name, ValueType::tensor(dtype, dims))
+    }
+
+    /// `loss = SoftmaxCrossEntropyLoss(Dropout(x w + mask, ratio), labels)`.
+    fn network() -> (Graph, ValueId, ValueId) {
+        let mut graph = Graph::new("");
+        let x = value(&mut graph, "x", F32, &[2, 3]);
+        let weight = value(&mut graph, "w", F32, &[3, 4]);
+        let labels = value(&mut graph, "labels", DType::I64, &[2]);
+        graph.inputs = vec![x, weight, labels];
+        let mask = graph.add_constant("mask", Tensor::f32(&[4], &[0.0, f32::MIN, 1e-12, 1.0]));
+        let ratio = graph.add_constant("ratio", Tensor::scalar(F32, 0.5));
+        let product = graph.emit_node("MatMul", &[x, weight]);
+        let masked = graph.emit_node("Add", &[product, mask]);
+        let dropped = graph.emit_node("Dropout", &[masked, ratio]);
+        let loss = graph.emit_node("SoftmaxCrossEntropyLoss", &[dropped, labels]);
+        let twice = graph.emit_node("Add", &[loss, loss]);
+        graph.outputs = vec![twice, dropped];
+        infer(&mut graph).expect("it is valid");
+        (graph, weight, twice)
+    }
+
+    trait EmitNode {
+        fn emit_node(&mut self, op: &str, inputs: &[ValueId]) -> ValueId;
+    }
+
+    impl EmitNode for Graph {
+        fn emit_node(&mut self, op: &str, inputs: &[ValueId]) -> ValueId {
+            let output = self.add_value(&format!("{op}_{}", self.nodes.len()), ValueType::Unknown);
+            let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+            self.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
+            output
+        }
+    }
+
+    #[test]
+    fn the_loss_and_the_ratio_stay_float32() {
+        let (mut graph, weight, loss) = network();
+        let names = [(weight, "w_fp16".to_owned())].into_iter().collect();
+        mixed_precision(&mut graph, F16, loss, &names).expect("it fits");
+        let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
+        let expected = ["Cast", "Cast", "MatMul", "Add", "Dropout", "Cast", "SoftmaxCrossEntropyLoss", "Add"];
+        assert_eq!(ops, expected);
+        assert_eq!(&*graph.nodes[1].name, "w/master_weight");
+        assert_eq!(graph.name_of(graph.nodes[1].outputs[0].expect("it has one")), "w_fp16");
+        let dtypes: Vec<Option<DType>> = graph.outputs.iter().map(|&id| graph.value(id).ty.dtype()).collect();
+        assert_eq!(dtypes, [Some(F32), Some(F16)]);
+        let ratio = graph.nodes[4].inputs[1].expect("it has a ratio");
+        assert_eq!(graph.value(ratio).ty.dtype(), Some(F32));
+    }
+
+    #[test]
+    fn constants_stay_finite_and_other_than_zero() {
+        let (mut graph, _, loss) = network();
+        mixed_precision(&mut graph, F16, loss, &FxHashMap::default()).expect("it fits");
+        let mask = graph.nodes[3].inputs[1].expect("it adds the mask");
+        let mask = graph.value(mask).constant.as_ref().expect("it is constant").to_f64();
+        assert_eq!(mask, [0.0, -65504.0, 2f64.powi(-24), 1.0]);
+    }
+
+    #[test]
+    fn a_node_that_refuses_the_type_stays_float32() {
+        let mut graph = Graph::new("");
+        let boxes = value(&mut graph, "boxes", F32, &[1, 3, 4]);
+        let scores = value(&mut graph, "scores", F32, &[1, 1, 3]);
+        graph.inputs = vec![boxes, scores];
+        let doubled = graph.emit_node("Add", &[scores, scores]);
+        let kept = graph.emit_node("NonMaxSuppression", &[boxes, doubled]);
+        graph.outputs = vec![kept];
+        infer(&mut graph).expect("it is valid");
+        mixed_precision(&mut graph, F16, boxes, &FxHashMap::default()).expect("it fits");
+        let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
+        assert_eq!(ops, ["Cast", "Add", "Cast", "NonMaxSuppression"]);
+        let last = graph.nodes.last().expect("there are nodes");
+        assert!(last.present_inputs().all(|id| graph.value(id).ty.dtype() == Some(F32)), "{graph}");
+    }
+
+    #[test]
+    fn a_node_of_constants_stays_float32() {
+        let mut graph = Graph::new("");
+        let x = value(&mut graph, "x", F32, &[1]);
+        graph.inputs = vec![x];
+        let [start, limit] =
+            [0.0, 3.0].map(|number| graph.add_constant("number", Tensor::scalar(F32, number)));
+        let range = graph.emit_node("Range", &[start, limit, limit]);
+        let sum = graph.emit_node("Add", &[x, range]);
+        let loss = graph.emit_node("ReduceSum", &[sum]);
+        graph.outputs = vec![loss];
+        infer(&mut graph).expect("it is valid");
+        mixed_precision(&mut graph, F16, loss, &FxHashMap::default()).expect("it fits");
+        let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
+        assert_eq!(ops, ["Range", "Cast", "Cast", "Add", "Cast", "ReduceSum"]);
+    }
+}
