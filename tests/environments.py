@@ -59,6 +59,11 @@ def oracle() -> Path:
     return environment("oracle", TESTS / "oracle" / "requirements.txt", (3, 11))
 
 
+def classic_oracle() -> Path:
+    """The interpreter with onnxruntime-training 1.15.0, the last release that has TrainingSession."""
+    return environment("classic-oracle", TESTS / "classic_oracle" / "requirements.txt", (3, 11))
+
+
 def jax() -> Path:
     """The interpreter with jax for the CPU."""
     return environment("jax", TESTS / "in_jax" / "requirements.txt", (3, 13))
@@ -69,10 +74,15 @@ def torch() -> Path:
     return environment("torch", TESTS / "in_torch" / "requirements.txt", (3, 13))
 
 
-def in_environment(python: Path, script: Path, *arguments: str) -> str:
-    """The last line that a script prints in an environment, and in nothing of ours."""
+def printed_in_environment(python: Path, script: Path, *arguments: str) -> str:
+    """All that a script prints in an environment, and in nothing of ours."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run([python, script, *arguments], env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{script.name} failed: {done.stderr[-4000:]}")
-    return done.stdout.splitlines()[-1]
+    return done.stdout
+
+
+def in_environment(python: Path, script: Path, *arguments: str) -> str:
+    """The last line that a script prints in an environment, and in nothing of ours."""
+    return printed_in_environment(python, script, *arguments).splitlines()[-1]

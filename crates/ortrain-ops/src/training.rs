@@ -18,6 +18,7 @@ mod head;
 mod losses;
 mod master_weights;
 mod modes;
+mod one_graph;
 mod parameters;
 mod scores;
 
@@ -30,7 +31,14 @@ pub use losses::{
 };
 pub(crate) use master_weights::master_weight_node;
 pub use master_weights::{about_narrow, add_master_weights, is_narrow, remove_master_weights};
-pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
+pub use modes::{
+    BatchNormMode, RunningStatistic, TRAINING_MODE, for_inference, for_training,
+    modes_of_batch_normalizations, running_statistics, share_training_mode, with_statistics_of_batches,
+};
+pub use one_graph::{
+    ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, Updates, append_scaled_loss, append_updates,
+    has_shared_counter, optimizer_of_nodes, trained_without_choice,
+};
 pub use parameters::{ConstantUses, Judgement, ParameterRole};
 pub use scores::{about_label, check_scores, doubtful_losses, probabilities};
 

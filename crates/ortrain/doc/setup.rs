@@ -55,3 +55,26 @@ pub fn session_on(state: CheckpointState) -> Result<TrainingSession> {
 pub fn batch() -> [Tensor; 2] {
     [Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4])]
 }
+
+/// The perceptron with its loss, outputs `loss` and `logits`.
+pub fn model_with_loss() -> Result<ModelSource> {
+    let mut model = ortrain::decode_model(std::fs::read(MODEL).expect("it comes with the package"))?;
+    let made = artifacts()?.eval_model.graph.expect("it has a graph");
+    let graph = model.graph.as_mut().expect("it has a graph");
+    let name = &made.output[0].name;
+    let node = made.node.iter().find(|node| node.output.contains(name)).expect("a node makes the loss");
+    let mut node = node.clone();
+    node.output[0] = "loss".into();
+    graph.node.push(node);
+    graph.input.push(made.input.iter().find(|input| input.name == "labels").expect("it is given").clone());
+    let mut loss = made.output[0].clone();
+    loss.name = "loss".into();
+    graph.output.insert(0, loss);
+    ModelSource::from_proto(&model)
+}
+
+pub fn classic() -> Result<ortrain::classic::TrainingSession> {
+    let parameters =
+        ortrain::classic::TrainingParameters::new("loss").optimizer("AdamOptimizer").train(["fc2.bias"]);
+    ortrain::classic::TrainingSession::new(model_with_loss()?, &parameters, ModuleOptions::default())
+}

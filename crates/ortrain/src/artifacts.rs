@@ -1032,7 +1032,6 @@ fn training_model(
     let statistics = statistics.iter().map(String::as_str).collect();
     for_training(&mut graph, opset, options.batch_norm, &trained, &statistics).map_err(fail)?;
     targets.extend(options.input_gradients.iter().map(String::as_str));
-    let updated: Vec<String> = targets.iter().map(|name| format!("{name}{UPDATED}")).collect();
     infer(&mut graph).map_err(fail)?;
 
     let find =
@@ -1041,24 +1040,37 @@ fn training_model(
     let loss = find(&graph, &outputs[0])?;
     let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;
 
+    gather_gradients(&mut graph, &targets, &gradients, outputs.len())?;
+    training_message(label, &forward.proto, graph, opset)
+}
+
+/// Adds inputs for sums of gradients, and the nodes that add to them. `first` is the number of the first node's name.
+pub(crate) fn gather_gradients(
+    graph: &mut Graph,
+    targets: &[ValueId],
+    gradients: &[ValueId],
+    first: usize,
+) -> Result<()> {
+    let updated: Vec<String> =
+        targets.iter().map(|&target| format!("{}{UPDATED}", graph.name_of(target))).collect();
     let mut buffers = Vec::with_capacity(targets.len());
-    for &target in &targets {
+    for &target in targets {
         let name = format!("{}{BUFFER}", graph.name_of(target));
         let ty = graph.value(target).ty.clone();
-        buffers.push(new_input(&mut graph, &name, ty)?);
+        buffers.push(new_input(graph, &name, ty)?);
     }
-    let reset = new_input(&mut graph, RESET_FLAG, ValueType::tensor(DType::Bool, &[1]))?;
+    let reset = new_input(graph, RESET_FLAG, ValueType::tensor(DType::Bool, &[1]))?;
     let accumulations: Vec<Accumulation<'_>> = (0..targets.len())
         .map(|k| Accumulation {
-            node: format!("GradientAccumulator{}", k + outputs.len()),
+            node: format!("GradientAccumulator{}", k + first),
             buffer: buffers[k],
             gradient: gradients[k],
             updated: &updated[k],
         })
         .collect();
-    let done = append_accumulators(&mut graph, reset, &accumulations);
+    let done = append_accumulators(graph, reset, &accumulations);
     graph.outputs.extend(done);
-    training_message(label, &forward.proto, graph, opset)
+    Ok(())
 }
 
 /// The message of a graph with gradients, in the newest versions, of a forward model.
@@ -1090,7 +1102,7 @@ pub(crate) fn training_message(
 }
 
 /// A new input, whose name must not be in use.
-fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
+pub(crate) fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
     if graph.find(name).is_some() {
         return Err(Error::Argument(format!(
             "the model has a value {name:?}, which the training model needs for itself; rename it"

@@ -73,6 +73,7 @@ mod batch;
 mod binding;
 pub mod blocks;
 mod catalogue;
+pub mod classic;
 mod constants;
 mod dump;
 mod error;

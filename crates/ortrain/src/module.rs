@@ -542,6 +542,21 @@ impl Module {
         Ok(())
     }
 
+    /// The type and shape of each result on checked inputs; `None` for a shape that depends on values.
+    pub(crate) fn output_types(
+        &mut self,
+        inputs: &[Given<'_>],
+        training: bool,
+    ) -> Result<Vec<Option<(DType, Vec<usize>)>>> {
+        let phase = match training {
+            true => &mut self.train,
+            false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
+        };
+        phase.signature.check(inputs)?;
+        let schedule = phase.runners.runner(&self.work, inputs)?.schedule();
+        Ok(schedule.outputs.iter().map(|slot| schedule.slots[slot.0 as usize].ty.clone()).collect())
+    }
+
     /// An error of a step; where the step takes more than the limit, it says what would be enough.
     fn with_limit_that_fits(&self, error: Error, inputs: &[Given<'_>], training: bool) -> Error {
         let Some(phase) = self.phase(training) else { return error };

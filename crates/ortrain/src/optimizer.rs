@@ -39,16 +39,19 @@ enum Number {
     GatheredSteps,
     /// The largest norm of all gradients together, float64.
     MaxNorm,
+    /// The factor of the loss whose gradients there are, float32.
+    LossScale,
     /// The table of settings, float64: a row for each parameter.
     Settings,
 }
 
 impl Number {
-    const ALL: [(&'static str, Number, DType); 5] = [
+    const ALL: [(&'static str, Number, DType); 6] = [
         ("learning_rate", Number::LearningRate, DType::F32),
         ("step", Number::Step, DType::I64),
         ("gathered_steps", Number::GatheredSteps, DType::I64),
         ("max_norm", Number::MaxNorm, DType::F64),
+        ("loss_scale", Number::LossScale, DType::F32),
         ("settings", Number::Settings, DType::F64),
     ];
 
@@ -109,6 +112,24 @@ pub struct Optimizer {
     table: Table,
     /// True if one of ONNX Runtime's optimizers clips the gradients by their norm.
     clips: bool,
+}
+
+/// The gradients of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivenGradients {
+    /// The train steps that they are a sum over.
+    pub(crate) gathered: i64,
+    /// The factor of the loss.
+    pub(crate) loss_scale: f32,
+}
+
+/// The outcome of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stepped {
+    /// The L2 norm of all gradients together, if the optimizer tells it.
+    pub(crate) norm: Option<f64>,
+    /// False if nothing changed: the gradients are not finite.
+    pub(crate) updated: bool,
 }
 
 /// An optimizer model that was read.
@@ -260,6 +281,17 @@ impl Optimizer {
     /// [`Module::lazy_reset_grad`], or the run fails. Other steps that may not be meant so are told by
     /// [`Module::doubt_of_gradients`] before.
     pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<Option<f64>> {
+        let gradients = GivenGradients { gathered: module.gathered_steps().max(1), loss_scale: 1.0 };
+        Ok(self.step_of(state, module, gradients)?.norm)
+    }
+
+    /// [`Optimizer::step`] with gradients that are told of.
+    pub(crate) fn step_of(
+        &mut self,
+        state: &mut CheckpointState,
+        module: &Module,
+        gradients: GivenGradients,
+    ) -> Result<Stepped> {
         module.check_state(state)?;
         if *module.layout() != self.layout {
             return Err(Error::OtherState { what: "optimizer" });
@@ -278,7 +310,8 @@ impl Optimizer {
         let rate = optimizer.learning_rate.to_le_bytes();
         let max_norm =
             optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
-        let (step_bytes, gathered) = (step.to_le_bytes(), module.gathered_steps().max(1).to_le_bytes());
+        let (step_bytes, gathered) = (step.to_le_bytes(), gradients.gathered.to_le_bytes());
+        let loss_scale = gradients.loss_scale.to_le_bytes();
         let table_dims = [optimizer.groups.len(), self.table.columns.len()];
         let given: smallvec::SmallVec<[Given<'_>; Number::ALL.len()]> = (self.numbers.iter())
             .map(|number| {
@@ -288,6 +321,7 @@ impl Optimizer {
                     Number::Step => (DType::I64, one, &step_bytes),
                     Number::GatheredSteps => (DType::I64, one, &gathered),
                     Number::MaxNorm => (DType::F64, one, &max_norm),
+                    Number::LossScale => (DType::F32, one, &loss_scale),
                     Number::Settings => (DType::F64, &table_dims, &self.table.bytes),
                 };
                 Given { dtype, dims, bytes }
@@ -321,14 +355,17 @@ impl Optimizer {
         )?;
         drop(planes);
         module.use_gradients();
-        if let (Some(optimizer), true) = (state.optimizer_mut(), updated[0] != 0) {
+        let told = has_norm.then(|| f64::from_le_bytes(told));
+        let updated =
+            updated[0] != 0 && !(self.spec.loss_scale && told.is_some_and(|norm| !norm.is_finite()));
+        if let (Some(optimizer), true) = (state.optimizer_mut(), updated) {
             optimizer.step = step;
             if let Some(spec) = &mut optimizer.spec {
                 let frozen = spec.groups.iter_mut().filter(|group| step <= group.frozen_steps);
                 frozen.for_each(|group| group.skipped_steps = group.skipped_steps.saturating_add(1));
             }
         }
-        Ok(norm.or(has_norm.then(|| f64::from_le_bytes(told))))
+        Ok(Stepped { norm: norm.or(told), updated })
     }
 
     /// The planes of a slot in a state.
@@ -707,7 +744,7 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
                 return Err(wrong(format!("input {name:?} should be {wanted}[1] but is {ty}")));
             }
             (ty, None) => {
-                let known: Vec<&str> = Number::ALL[..4].iter().map(|(name, ..)| *name).collect();
+                let known: Vec<&str> = Number::ALL[..5].iter().map(|(name, ..)| *name).collect();
                 return Err(wrong(format!(
                     "nothing gives it the input {name:?} ({ty}): an optimizer is given {}, the sequences \"params\" and \
                      \"gradients\", slots (which it gives anew as \"updated_\" and their names) and settings (sequences of \

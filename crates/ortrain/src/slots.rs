@@ -84,7 +84,7 @@ impl Slot {
     }
 
     /// Writes the slot of a parameter.
-    fn write(&self, entry: &Entry, value: &Tensor) {
+    pub(crate) fn write(&self, entry: &Entry, value: &Tensor) {
         if let Some((_, tensor, plane)) = self.find(entry) {
             plane.write(tensor.offset, value.data());
         }

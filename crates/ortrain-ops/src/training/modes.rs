@@ -119,6 +119,55 @@ pub fn for_training(
     settings.apply(graph, trained, &statistics, false)
 }
 
+/// Makes the BatchNormalizations of a graph behave as in training: [`for_training`] with statistics of the batch, and Dropout
+/// as it is written.
+///
+/// # Errors
+/// As for [`for_training`].
+pub fn with_statistics_of_batches(graph: &mut Graph, statistics: &FxHashSet<&str>) -> Result<(), Error> {
+    let statistics =
+        graph.inputs.iter().copied().filter(|&id| statistics.contains(graph.name_of(id))).collect();
+    let settings = Settings { dropout: false, mode: BatchNormMode::Train, untouched: FxHashSet::default() };
+    settings.apply(graph, FxHashSet::default(), &statistics, false)
+}
+
+/// The name of the input of a training graph that says whether Dropout drops elements.
+pub const TRAINING_MODE: &str = "training_mode";
+
+/// Lets one input, a scalar bool, say for each Dropout with a flag whether it drops elements. Returns true if there is such a
+/// Dropout.
+pub fn share_training_mode(graph: &mut GraphProto) -> bool {
+    let mut found = false;
+    for node in &mut graph.node {
+        for attribute in &mut node.attribute {
+            for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
+                found |= share_training_mode(subgraph);
+            }
+        }
+        if is_dropout(&node.domain, &node.op_type)
+            && let Some(flag) = node.input.get_mut(2)
+            && !flag.is_empty()
+        {
+            TRAINING_MODE.clone_into(flag);
+            found = true;
+        }
+    }
+    found
+}
+
+/// The BatchNormalizations of a model that use statistics of the batch, by their attribute, and those that do not.
+#[must_use]
+pub fn modes_of_batch_normalizations(graph: &GraphProto) -> (usize, usize) {
+    let (mut training, mut inference) = (0, 0);
+    for node in graph.node.iter().filter(|node| is_batch_norm(&node.domain, &node.op_type)) {
+        match node.attribute.iter().any(|attr| attr.name == "training_mode" && attr.i != 0) {
+            true => training += 1,
+            false => inference += 1,
+        }
+    }
+    (training, inference)
+}
+
 struct Settings {
     dropout: bool,
     mode: BatchNormMode,

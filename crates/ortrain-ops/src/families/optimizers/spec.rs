@@ -31,6 +31,9 @@ pub struct OptimizerSpec {
     /// finite.
     #[serde(default, skip_serializing_if = "is_false")]
     pub loss_scale: bool,
+    /// True if a step tells the norm of all gradients together although nothing is clipped by it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub tells_norm: bool,
     /// Slots of the optimizer.
     #[serde(default)]
     pub slots: Vec<SlotSpec>,
@@ -176,6 +179,7 @@ impl OptimizerSpec {
             max_norm: None,
             mean_of_gathered: false,
             loss_scale: false,
+            tells_norm: false,
             slots: Vec::new(),
             groups: Vec::new(),
             skipped_steps: 0,
@@ -208,6 +212,7 @@ impl OptimizerSpec {
             max_norm: None,
             mean_of_gathered: false,
             loss_scale: false,
+            tells_norm: false,
             slots,
             groups: Vec::new(),
             skipped_steps: 0,
@@ -421,7 +426,8 @@ impl OptimizerSpec {
     /// True if a step takes the norm of all gradients together.
     #[must_use]
     pub fn needs_norm(&self) -> bool {
-        self.max_norm.is_some() || self.loss_scale || self.settings.contains_key(MAX_NORM_CLIP)
+        let told = self.tells_norm || self.loss_scale;
+        told || self.max_norm.is_some() || self.settings.contains_key(MAX_NORM_CLIP)
     }
 
     /// As text: JSON.

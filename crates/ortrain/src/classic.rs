@@ -1,0 +1,668 @@
+//! A training in one session: each run computes the model, its gradients, and an update of the weights.
+//!
+//! The session has the names and the behaviour of `onnxruntime.TrainingSession`: it is made from a forward model with a loss
+//! and [`TrainingParameters`]. [`Module`](crate::Module) and [`Optimizer`](crate::Optimizer) do the work.
+
+mod graphs;
+mod layout;
+mod parameters;
+
+use std::collections::BTreeMap;
+
+use ortrain_graph::{DType, Dim, Tensor};
+use ortrain_ops::training::{ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, TRAINING_MODE};
+use ortrain_program::{Deliver, Delivered, Given};
+
+pub use layout::StatesByWeight;
+pub use parameters::TrainingParameters;
+
+use crate::nearest::hint;
+use crate::optimizer::{GivenGradients, check_rate};
+use crate::outputs::Fill;
+use crate::{
+    CheckpointState, Destination, Error, ModelSource, Module, ModuleOptions, Optimizer, Result, ValueInfo,
+};
+use graphs::{Built, GRADIENT};
+
+/// How one run goes.
+///
+/// ```
+/// use ortrain::classic::RunOptions;
+///
+/// let evaluation = RunOptions { only_execute_path_to_fetches: true, training_mode: Some(false) };
+/// assert_ne!(evaluation, RunOptions::default());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// True for a run that computes the results that are asked for and nothing else: no weight changes.
+    pub only_execute_path_to_fetches: bool,
+    /// Whether Dropout drops elements, where the model leaves that open and the run is not given `training_mode`.
+    pub training_mode: Option<bool>,
+}
+
+/// A result of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fetch {
+    /// The output of the model with this position.
+    Output(usize),
+    /// The gradient of the weight with this position.
+    Gradient(usize),
+    Accumulated,
+    Norm,
+    AllFinite,
+}
+
+/// A model, its gradients and its optimizer behind one `run`.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut session = setup::classic()?;
+/// # let batch = setup::batch();
+/// use ortrain::classic::RunOptions;
+/// use ortrain::{Given, Tensor};
+///
+/// let rate = Tensor::f32(&[1], &[0.1]);
+/// let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+/// let mut losses = Vec::new();
+/// for _ in 0..5 {
+///     let results = session.run_tensors(&feeds, &["loss"], RunOptions::default())?;
+///     losses.push(results[0].to_vec::<f32>()[0]);
+/// }
+/// assert!(losses[4] < losses[0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TrainingSession {
+    checkpoint: CheckpointState,
+    module: Module,
+    optimizer: Option<Optimizer>,
+    /// Trained weights, sorted.
+    weights: Vec<String>,
+    /// Inputs that need not be given, with their values.
+    defaults: Vec<(String, Tensor)>,
+    /// The name of the learning rate among the inputs.
+    rate: String,
+    /// The type of the forward pass, if it is another than that of the weights.
+    narrow: Option<DType>,
+    /// Runs whose gradients are summed for one update.
+    accumulated: i64,
+    /// True if gradients are outputs.
+    gives_gradients: bool,
+    inputs: Vec<ValueInfo>,
+    overridable: Vec<ValueInfo>,
+    outputs: Vec<ValueInfo>,
+    /// Each output.
+    fetches: Vec<Fetch>,
+    /// Values that nodes make, with their types.
+    made: BTreeMap<String, DType>,
+    /// Frozen planes as they were when the gradients of this window began, where a step may be undone.
+    before_window: Option<Vec<Vec<u8>>>,
+    /// True while gradients of a window are summed.
+    in_window: bool,
+}
+
+/// True for tensors of one type and shape.
+fn same_type(a: &Tensor, b: &Tensor) -> bool {
+    a.dtype() == b.dtype() && a.dims() == b.dims()
+}
+
+fn info(name: &str, dtype: DType, dims: &[usize]) -> ValueInfo {
+    let shape = dims.iter().copied().map(Dim::from).collect();
+    ValueInfo { name: name.into(), dtype, shape: Some(shape), sequence: false }
+}
+
+impl TrainingSession {
+    /// A session of a forward model.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::ModuleOptions;
+    /// use ortrain::classic::{TrainingParameters, TrainingSession};
+    ///
+    /// let parameters = TrainingParameters::new("loss").optimizer("SGDOptimizer").train(["fc2.weight", "fc2.bias"]);
+    /// let session = TrainingSession::new(setup::model_with_loss()?, &parameters, ModuleOptions::default())?;
+    /// let inputs: Vec<&str> = session.inputs().iter().map(|input| input.name.as_str()).collect();
+    /// assert_eq!(inputs, ["x", "labels", "Learning_Rate"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read or differentiated, or the parameters name what it does not have.
+    pub fn new(
+        model: ModelSource,
+        parameters: &TrainingParameters,
+        options: ModuleOptions,
+    ) -> Result<TrainingSession> {
+        let Built { train, eval, checkpoint, weights, outputs, defaults, optimizer, made } =
+            graphs::build(model, parameters)?;
+        let mut checkpoint = CheckpointState::from_checkpoint(checkpoint)?;
+        let (train, eval) = (ModelSource::from_proto(&train)?, ModelSource::from_proto(&eval)?);
+        let module = Module::new(train, &mut checkpoint, Some(eval), options)?;
+        let optimizer = match &optimizer {
+            Some((_, model)) => {
+                Some(Optimizer::new(ModelSource::from_proto(model)?, &mut checkpoint, &module)?)
+            }
+            None => None,
+        };
+        let rate = parameters.lr_params_feed_name.clone();
+        let is_default = |name: &str| defaults.iter().any(|(known, _)| known == name);
+        let (overridable, mut inputs): (Vec<ValueInfo>, Vec<ValueInfo>) =
+            module.inputs(true).iter().cloned().partition(|input| is_default(&input.name));
+        if optimizer.is_some() {
+            if inputs.iter().chain(&overridable).any(|input| input.name == rate) {
+                return Err(Error::Argument(format!(
+                    "the model has an input {rate:?}, which is the name of the learning rate; set lr_params_feed_name to \
+                     another one"
+                )));
+            }
+            inputs.push(info(&rate, DType::F32, &[1]));
+        }
+        let mut session = TrainingSession {
+            checkpoint,
+            module,
+            optimizer,
+            weights,
+            defaults,
+            rate,
+            narrow: parameters.mixed_precision,
+            accumulated: parameters.gradient_accumulation_steps,
+            gives_gradients: parameters.set_gradients_as_graph_outputs,
+            inputs,
+            overridable,
+            outputs: Vec::new(),
+            fetches: Vec::new(),
+            made,
+            before_window: None,
+            in_window: false,
+        };
+        session.list_outputs(outputs.len(), parameters.enable_grad_norm_clip);
+        session.start_from(&parameters.initial_optimizer_state)?;
+        Ok(session)
+    }
+
+    /// Says the outputs: those of the model, then those of the training.
+    fn list_outputs(&mut self, of_model: usize, norm: bool) {
+        let infos = self.module.outputs(true);
+        self.outputs = infos[..of_model].to_vec();
+        self.fetches = (0..of_model).map(Fetch::Output).collect();
+        if self.gives_gradients {
+            for (at, (weight, given)) in self.weights.iter().zip(&infos[of_model..]).enumerate() {
+                self.outputs.push(ValueInfo { name: format!("{weight}{GRADIENT}"), ..given.clone() });
+                self.fetches.push(Fetch::Gradient(at));
+            }
+        }
+        let mut others = Vec::new();
+        if self.accumulated > 1 {
+            others.push((Fetch::Accumulated, info(ACCUMULATED, DType::Bool, &[])));
+        }
+        if self.optimizer.is_some() && (norm || self.narrow.is_some()) {
+            others.push((Fetch::Norm, info(GRADIENT_NORM, DType::F32, &[])));
+        }
+        if self.optimizer.is_some() && self.narrow.is_some() {
+            others.push((Fetch::AllFinite, info(ALL_FINITE, DType::Bool, &[])));
+        }
+        for (fetch, info) in others {
+            self.fetches.push(fetch);
+            self.outputs.push(info);
+        }
+    }
+
+    /// The values that every run is given, in order: the inputs of the model, the factor of the loss in mixed precision, the
+    /// learning rate if there is an optimizer.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.inputs().last().unwrap().name, "Learning_Rate");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn inputs(&self) -> &[ValueInfo] {
+        &self.inputs
+    }
+
+    /// Inputs that a run may be given: initializers that are inputs of the model, too, and `training_mode`.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.overridable_initializers().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn overridable_initializers(&self) -> &[ValueInfo] {
+        &self.overridable
+    }
+
+    /// The results that a run can give, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// let names: Vec<&str> = session.outputs().iter().map(|output| output.name.as_str()).collect();
+    /// assert_eq!(names, ["loss", "logits", "global_gradient_norm"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn outputs(&self) -> &[ValueInfo] {
+        &self.outputs
+    }
+
+    /// The names of the trained weights, sorted.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.weights(), ["fc2.bias"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn weights(&self) -> &[String] {
+        &self.weights
+    }
+
+    /// The name of the input with the factor of the loss, in mixed precision.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.loss_scale_input_name(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn loss_scale_input_name(&self) -> Option<&'static str> {
+        self.narrow.map(|_| LOSS_SCALE)
+    }
+
+    /// True if a node makes this value, and it is float32.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.is_output_fp32_node("logits")?);
+    /// assert!(session.is_output_fp32_node("x").is_err(), "it is given");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When no node makes it.
+    pub fn is_output_fp32_node(&self, name: &str) -> Result<bool> {
+        match self.made.get(name) {
+            Some(dtype) => Ok(*dtype == DType::F32),
+            None => Err(Error::State(format!(
+                "no node makes {name:?}{}",
+                hint(name, self.made.keys().map(String::as_str))
+            ))),
+        }
+    }
+
+    /// The weights and what is kept with them, for checkpoints.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.checkpoint().names().collect::<Vec<_>>(), ["fc2.bias"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn checkpoint(&self) -> &CheckpointState {
+        &self.checkpoint
+    }
+
+    /// Sets the seed of the masks of Dropout.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// session.set_seed(7);
+    /// assert_eq!(session.checkpoint().seed(), 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_seed(&mut self, seed: i64) {
+        self.checkpoint.set_seed(seed);
+    }
+
+    /// The module that computes outputs and gradients.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.module().memory().gradients > 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// The graphs and the programs made so far, as text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.dump().contains("Gemm"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let optimizer = self.optimizer.as_ref().map(Optimizer::dump).unwrap_or_default();
+        self.module.dump() + &optimizer
+    }
+
+    /// Runs the model, its gradients and the update of the weights, and gives the results with these names, or all for none,
+    /// to `deliver`, in this order.
+    ///
+    /// With [`RunOptions::only_execute_path_to_fetches`] only the results are computed. Then no weight changes; gradients are
+    /// added to their sums if one of the results needs them and several runs make an update.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// # let batch = setup::batch();
+    /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
+    /// use ortrain::Given;
+    /// use ortrain::classic::RunOptions;
+    ///
+    /// let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+    /// let before = session.state()?;
+    /// let only = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    /// session.run(&feeds, &["logits"], only, &mut |_, _, dims, _| assert_eq!(dims, [2, 10]))?;
+    /// assert_eq!(session.state()?, before);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When an input is missing or does not fit, a name is not known, or the run fails. Nothing has changed then.
+    pub fn run(
+        &mut self,
+        feeds: &[(&str, Given<'_>)],
+        fetches: &[&str],
+        options: RunOptions,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let wanted = self.wanted(fetches)?;
+        self.run_wanted(feeds, &wanted, options, deliver)
+    }
+
+    /// [`TrainingSession::run`] whose results are tensors.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// # let batch = setup::batch();
+    /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
+    /// # use ortrain::Given;
+    /// # use ortrain::classic::RunOptions;
+    /// # let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+    /// let results = session.run_tensors(&feeds, &[], RunOptions::default())?;
+    /// assert_eq!(results.len(), session.outputs().len());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_tensors(
+        &mut self,
+        feeds: &[(&str, Given<'_>)],
+        fetches: &[&str],
+        options: RunOptions,
+    ) -> Result<Vec<Tensor>> {
+        let wanted = self.wanted(fetches)?;
+        let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
+        self.run_wanted(feeds, &wanted, options, &mut |at, dtype, dims, value| {
+            let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+            value.copy_to(&mut bytes);
+            results[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+        })?;
+        Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
+    }
+
+    /// [`TrainingSession::run`] whose results go to memory of the caller. Results of which nothing is said go nowhere.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// # let batch = setup::batch();
+    /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
+    /// # use ortrain::Given;
+    /// # use ortrain::classic::RunOptions;
+    /// # let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+    /// use ortrain::Destination;
+    ///
+    /// let mut loss = [0.0];
+    /// session.run_into(&feeds, &["loss"], &mut [Destination::f32(&[], &mut loss)], RunOptions::default())?;
+    /// assert!(loss[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there, and when a result has another type or shape than its memory. Nothing has changed then, except perhaps the
+    /// memory.
+    pub fn run_into(
+        &mut self,
+        feeds: &[(&str, Given<'_>)],
+        fetches: &[&str],
+        outputs: &mut [Destination<'_>],
+        options: RunOptions,
+    ) -> Result<()> {
+        let wanted = self.wanted(fetches)?;
+        let infos: Vec<ValueInfo> = wanted.iter().map(|&at| self.outputs[at].clone()).collect();
+        crate::outputs::check_destinations(&infos, outputs)?;
+        self.check_feeds(feeds)?;
+        let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
+        let types = self.module.output_types(&inputs, true)?;
+        for (k, &at) in wanted.iter().enumerate() {
+            let known = match self.fetches[at] {
+                Fetch::Output(at) => types.get(at).cloned().flatten(),
+                Fetch::Gradient(at) => types.get(self.outputs_of_model() + at).cloned().flatten(),
+                _ => Some((infos[k].dtype, Vec::new())),
+            };
+            let Some((dtype, dims)) = known else {
+                return Err(Error::Argument(format!(
+                    "the shape of output {:?} depends on values, so no memory of the caller can be known to fit; fetch it \
+                     without memory of one's own",
+                    infos[k].name
+                )));
+            };
+            outputs[k].check(&infos[k], dtype, &dims)?;
+        }
+        let mut fill = Fill::new(outputs);
+        self.run_wanted(feeds, &wanted, options, &mut |k, dtype, dims, value| {
+            fill.take(k, dtype, dims, value)
+        })?;
+        fill.finish(&infos)
+    }
+
+    /// The positions of these outputs, or of all for none.
+    fn wanted(&self, fetches: &[&str]) -> Result<Vec<usize>> {
+        if fetches.is_empty() {
+            return Ok((0..self.outputs.len()).collect());
+        }
+        let position = |name: &&str| {
+            self.outputs.iter().position(|output| output.name == **name).ok_or_else(|| {
+                let known = self.outputs.iter().map(|output| output.name.as_str());
+                Error::Argument(format!(
+                    "the model has no output {name:?}; it has {}{}",
+                    known.clone().collect::<Vec<_>>().join(", "),
+                    hint(name, known)
+                ))
+            })
+        };
+        fetches.iter().map(position).collect()
+    }
+
+    /// How many outputs the model has itself.
+    fn outputs_of_model(&self) -> usize {
+        self.fetches.iter().filter(|fetch| matches!(fetch, Fetch::Output(_))).count()
+    }
+
+    /// Checks the names that are given.
+    fn check_feeds(&self, feeds: &[(&str, Given<'_>)]) -> Result<()> {
+        let given = |name: &str| feeds.iter().any(|(known, _)| *known == name);
+        let missing: Vec<&str> =
+            self.inputs.iter().map(|input| input.name.as_str()).filter(|name| !given(name)).collect();
+        let known = || self.inputs.iter().chain(&self.overridable).map(|input| input.name.as_str());
+        if !missing.is_empty() {
+            let names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
+            return Err(Error::Argument(format!(
+                "inputs are missing: {}; given are {}",
+                missing.join(", "),
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            )));
+        }
+        match feeds.iter().find(|(name, _)| !known().any(|known| known == *name)) {
+            None => Ok(()),
+            Some((name, _)) => Err(Error::Argument(format!(
+                "the model has no input {name:?}; it has {}{}",
+                known().collect::<Vec<_>>().join(", "),
+                hint(name, known())
+            ))),
+        }
+    }
+
+    /// A number that a run is given.
+    fn number(feeds: &[(&str, Given<'_>)], name: &str) -> Result<f32> {
+        let given = feeds.iter().find(|(known, _)| *known == name).map(|(_, given)| given);
+        let given = given.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
+        let number = <[u8; 4]>::try_from(given.bytes).map(f32::from_le_bytes);
+        match number {
+            Ok(number) if given.dtype == DType::F32 && given.dims == [1] => Ok(number),
+            _ => Err(Error::Input {
+                name: name.into(),
+                expected: "float32[1]".into(),
+                found: format!("{}{:?}", given.dtype, given.dims),
+                reason: "it is one number".into(),
+            }),
+        }
+    }
+
+    fn run_wanted(
+        &mut self,
+        feeds: &[(&str, Given<'_>)],
+        wanted: &[usize],
+        options: RunOptions,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        self.check_feeds(feeds)?;
+        let rate = match &self.optimizer {
+            Some(_) => {
+                let rate = Self::number(feeds, &self.rate)?;
+                check_rate(&format!("the learning rate {:?}", self.rate), rate)?;
+                rate
+            }
+            None => 0.0,
+        };
+        let loss_scale = match self.narrow {
+            Some(_) => {
+                let scale = Self::number(feeds, LOSS_SCALE)?;
+                if !(scale.is_finite() && scale > 0.0) {
+                    return Err(Error::Argument(format!(
+                        "{LOSS_SCALE:?} is {scale}; a finite number above 0 is needed"
+                    )));
+                }
+                scale
+            }
+            None => 1.0,
+        };
+        let fetches: Vec<Fetch> = wanted.iter().map(|&at| self.fetches[at].clone()).collect();
+        let of_model = self.outputs_of_model();
+        // Each result that the module makes goes to the places that want it.
+        let mut give = |at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>| {
+            for (k, fetch) in fetches.iter().enumerate() {
+                let wants = match *fetch {
+                    Fetch::Output(output) => output == at,
+                    Fetch::Gradient(weight) => of_model + weight == at,
+                    _ => false,
+                };
+                if wants {
+                    deliver(k, dtype, dims, again(&value));
+                }
+            }
+        };
+        let restricted = options.only_execute_path_to_fetches;
+        if restricted && fetches.iter().all(|fetch| matches!(fetch, Fetch::Output(_))) {
+            let inputs = sorted(self.module.inputs(false), &self.defaults, feeds, options)?;
+            return self.module.eval_step(&self.checkpoint, &inputs, &mut give);
+        }
+        let begins = !self.in_window;
+        if begins {
+            self.module.lazy_reset_grad();
+            self.before_window = self.narrow.and_then(|_| self.statistics());
+        }
+        let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
+        self.module.train_step(&mut self.checkpoint, &inputs, &mut give)?;
+        let (norm, finite) = if restricted || self.optimizer.is_none() {
+            self.in_window = self.accumulated > 1;
+            let wants_norm = fetches.iter().any(|fetch| matches!(fetch, Fetch::Norm | Fetch::AllFinite));
+            let norm =
+                wants_norm.then(|| self.module.gradient_norm(&self.checkpoint) / self.accumulated as f64);
+            (norm, norm.is_none_or(f64::is_finite))
+        } else {
+            self.in_window = false;
+            self.update(rate, loss_scale)?
+        };
+        let scalar = |value: f64, dtype: DType| Tensor::scalar(dtype, value);
+        for (k, fetch) in fetches.iter().enumerate() {
+            let value = match fetch {
+                Fetch::Output(_) | Fetch::Gradient(_) => continue,
+                Fetch::Accumulated => scalar(1.0, DType::Bool),
+                Fetch::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
+                Fetch::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
+            };
+            deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value));
+        }
+        Ok(())
+    }
+
+    /// Updates the weights. Returns the norm of the gradients, and true if they are finite.
+    fn update(&mut self, rate: f32, loss_scale: f32) -> Result<(Option<f64>, bool)> {
+        let Some(optimizer) = &mut self.optimizer else { return Ok((None, true)) };
+        optimizer.set_learning_rate(&mut self.checkpoint, rate)?;
+        let gradients = GivenGradients { gathered: self.accumulated, loss_scale };
+        let stepped = optimizer.step_of(&mut self.checkpoint, &self.module, gradients)?;
+        if !stepped.updated
+            && let Some(before) = self.before_window.take()
+        {
+            let planes = self.checkpoint.frozen_planes();
+            planes.iter().zip(&before).for_each(|(plane, bytes)| plane.write(0, bytes));
+        }
+        // The norm is that of the gradients of the scaled loss.
+        Ok((stepped.norm.map(|norm| norm * f64::from(loss_scale)), stepped.updated))
+    }
+
+    /// A copy of the running statistics, where there are any.
+    fn statistics(&self) -> Option<Vec<Vec<u8>>> {
+        let planes = self.checkpoint.frozen_planes();
+        (!planes.is_empty()).then(|| planes.iter().map(|plane| plane.to_vec(0, plane.len())).collect())
+    }
+}
+
+/// The inputs of a module in its order: those that are given, and the values of the others.
+fn sorted<'a>(
+    infos: &[ValueInfo],
+    defaults: &'a [(String, Tensor)],
+    feeds: &[(&str, Given<'a>)],
+    options: RunOptions,
+) -> Result<Vec<Given<'a>>> {
+    const FLAGS: [&[u8]; 2] = [&[0], &[1]];
+    let value = |input: &ValueInfo| {
+        if let Some((_, given)) = feeds.iter().find(|(name, _)| *name == input.name) {
+            return Ok(*given);
+        }
+        if let (TRAINING_MODE, Some(mode)) = (input.name.as_str(), options.training_mode) {
+            return Ok(Given { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)] });
+        }
+        let default = defaults.iter().find(|(name, _)| *name == input.name);
+        let missing = || Error::Argument(format!("no value was given for input {:?}", input.name));
+        default.map(|(_, tensor)| Given::from(tensor)).ok_or_else(missing)
+    };
+    infos.iter().map(value).collect()
+}
+
+/// The same value, for another place.
+fn again<'a>(value: &Delivered<'a>) -> Delivered<'a> {
+    match value {
+        Delivered::Memory(memory, offset) => Delivered::Memory(memory, *offset),
+        Delivered::Tensor(tensor) => Delivered::Tensor(tensor),
+    }
+}

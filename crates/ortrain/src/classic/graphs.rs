@@ -1,0 +1,539 @@
+//! The graphs of a training in one session: forward pass, gradients, updates.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use ortrain_checkpoint::Checkpoint;
+use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, tensor_to_proto};
+use ortrain_onnx::{
+    DataFile, EXTERNAL_FROM, ExternalData, LARGEST_MESSAGE, LoadedModel, ModelProto, ToWrite, stage,
+};
+use ortrain_ops::optimizers::{Group, Optimizer, OptimizerSpec, optimizer_model};
+use ortrain_ops::passes::{
+    differentiate::differentiate, functions::write_out_nodes, infer::infer, mixed_precision::mixed_precision,
+    versions::upgrade,
+};
+use ortrain_ops::training::{
+    BatchNormMode, TRAINING_MODE, Updates, add_master_weights, append_scaled_loss, append_updates, is_narrow,
+    modes_of_batch_normalizations, optimizer_of_nodes, share_training_mode, trained_without_choice,
+    with_statistics_of_batches,
+};
+use rustc_hash::FxHashSet;
+
+use super::TrainingParameters;
+use crate::artifacts::{
+    Value, declare, full, gather_gradients, inferred, message_graph, opset_of, self_contained,
+    training_message, updated_statistics,
+};
+use crate::binding::parameter_of_gradient;
+use crate::constants::make_initializers;
+use crate::kind::check_forward;
+use crate::nearest::hint;
+use crate::{Error, ModelSource, Result};
+
+/// The end of the name of a weight's copy in fewer bits.
+pub(super) const COPY: &str = "_fp16";
+/// The end of the name of an output that is a gradient.
+pub(super) const GRADIENT: &str = "_grad";
+/// The end of the name by which a module's graph gives a gradient out: those that end otherwise are sums.
+const GIVEN_OUT: &str = "_grad/output";
+/// The setting of a weight that says the largest norm of all gradients.
+const MAX_NORM_CLIP: &str = "max_norm_clip";
+/// The oldest format of files in which initializers that are inputs, too, are so on purpose.
+const OPTIONAL_INPUTS: i64 = 4;
+
+/// What a session is made of.
+pub(super) struct Built {
+    pub(super) train: ModelProto,
+    pub(super) eval: ModelProto,
+    pub(super) checkpoint: Checkpoint,
+    /// Trained weights, sorted.
+    pub(super) weights: Vec<String>,
+    /// Outputs of the model, in order.
+    pub(super) outputs: Vec<String>,
+    /// Inputs of the model that need not be given, with their values.
+    pub(super) defaults: Vec<(String, Tensor)>,
+    /// The optimizer, if there is one, and the model of its step.
+    pub(super) optimizer: Option<(OptimizerSpec, ModelProto)>,
+    /// Values that nodes make, with their types.
+    pub(super) made: BTreeMap<String, DType>,
+}
+
+/// Reads a model, and adds what a training needs.
+pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Result<Built> {
+    let label = source.label("the model");
+    let model = source.load_for_gradients()?;
+    if let Ok(graph) = Graph::from_model(&model) {
+        check_forward(&label, &graph)?;
+    }
+    check_counts(parameters)?;
+    let optional = optional_inputs(&model);
+    let mut forward = self_contained(&label, model)?;
+    let opset = opset_of(&forward.proto);
+    let graph = message_graph(&label, &mut forward.proto)?;
+    let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    let loss = check_loss(graph, &parameters.loss_output_name)?;
+    let weights = weights_of(graph, parameters, &loss)?;
+    check_optimizer(parameters, &weights)?;
+    let mut defaults = take_optional(graph, &optional, &weights)?;
+    if share_training_mode(graph) && !graph.input.iter().any(|info| info.name == TRAINING_MODE) {
+        graph.initializer.retain(|tensor| tensor.name != TRAINING_MODE);
+        graph.input.push(declare(TRAINING_MODE, ValueType::tensor(DType::Bool, &[])));
+        defaults.push((TRAINING_MODE.into(), Tensor::scalar(DType::Bool, 1.0)));
+    }
+    let statistics = statistics_of(&label, &mut forward, &weights, &outputs, &loss)?;
+    if parameters.mixed_precision.is_some() {
+        let trained: FxHashSet<&str> = weights.iter().map(String::as_str).collect();
+        let graph = message_graph(&label, &mut forward.proto)?;
+        add_master_weights(graph, &trained).map_err(|source| Error::graph(&label, source))?;
+    }
+    let transformed = parameters.model_after_graph_transforms_path.as_ref().map(|_| forward.proto.clone());
+    let values = take_values(&label, &mut forward, &weights, &statistics)?;
+    let graph = message_graph(&label, &mut forward.proto)?;
+    write_out_nodes(graph);
+    let typed = inferred(&label, &forward)?;
+    check_names(&typed, &weights)?;
+    check_scalar(&typed, &loss)?;
+
+    // Forward graph.
+    let fail = |source| Error::model(&label, source);
+    let mut forward_graph = Graph::from_model(&forward).map_err(|source| Error::graph(&label, source))?;
+    upgrade(&mut forward_graph).map_err(fail)?;
+    infer(&mut forward_graph).map_err(fail)?;
+    let id_of = |graph: &Graph, name: &str| {
+        graph.find(name).ok_or_else(|| {
+            Error::Argument(format!("the model has no value {name:?} once its operators are read"))
+        })
+    };
+    if let Some(narrow) = parameters.mixed_precision {
+        let loss = id_of(&forward_graph, &loss)?;
+        let copies = weights
+            .iter()
+            .map(|name| Ok((id_of(&forward_graph, name)?, format!("{name}{COPY}"))))
+            .collect::<Result<_>>()?;
+        mixed_precision(&mut forward_graph, narrow, loss, &copies).map_err(fail)?;
+    }
+    let made = forward_graph
+        .nodes
+        .iter()
+        .flat_map(ortrain_graph::Node::present_outputs)
+        .filter_map(|id| Some((forward_graph.name_of(id).to_owned(), forward_graph.value(id).ty.dtype()?)))
+        .collect();
+    let mut eval_graph = forward_graph.clone();
+    eval_graph.remove_unused();
+    let eval = training_message(&label, &forward.proto, eval_graph, opset)?;
+
+    // Gradients.
+    let mut graph = forward_graph;
+    let loss = id_of(&graph, &loss)?;
+    let targets = weights.iter().map(|name| id_of(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
+    let own_outputs = graph.outputs.clone();
+    graph.outputs.push(loss);
+    graph.remove_unused();
+    let names: FxHashSet<&str> = statistics.iter().map(String::as_str).collect();
+    if !names.is_empty() {
+        with_statistics_of_batches(&mut graph, &names).map_err(fail)?;
+        infer(&mut graph).map_err(fail)?;
+    }
+    let root = if parameters.mixed_precision.is_some() { append_scaled_loss(&mut graph, loss) } else { loss };
+    let gradients = differentiate(&mut graph, root, &targets).map_err(fail)?;
+    graph.outputs = own_outputs;
+    let optimizer = optimizer_of(parameters, &weights, &values)?;
+    write_dumps(
+        &label,
+        parameters,
+        &forward.proto,
+        transformed,
+        (&graph, opset),
+        (&values, &defaults, &targets, &gradients),
+    )?;
+    if parameters.set_gradients_as_graph_outputs {
+        for (name, &gradient) in weights.iter().zip(&gradients) {
+            let given = graph.add_value(&format!("{name}{GIVEN_OUT}"), graph.value(gradient).ty.clone());
+            let (inputs, outputs) = ([Some(gradient)], [Some(given)]);
+            graph.nodes.push(ortrain_graph::Node::new("", "Identity", &inputs, &outputs, Default::default()));
+            graph.outputs.push(given);
+        }
+    }
+    let first = graph.outputs.len();
+    gather_gradients(&mut graph, &targets, &gradients, first)?;
+    let train = training_message(&label, &forward.proto, graph, opset)?;
+    Ok(Built { train, eval, checkpoint: full(values), weights, outputs, defaults, optimizer, made })
+}
+
+/// Checks numbers of the parameters.
+fn check_counts(parameters: &TrainingParameters) -> Result<()> {
+    let steps = parameters.gradient_accumulation_steps;
+    if steps < 1 {
+        return Err(Error::Argument(format!(
+            "gradient_accumulation_steps is {steps}; gradients of 1 run or more are summed"
+        )));
+    }
+    match parameters.mixed_precision {
+        Some(dtype) if !is_narrow(dtype) => {
+            Err(Error::Argument(format!("mixed precision is in float16 or bfloat16, not in {dtype}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Initializers that are inputs, too, on purpose.
+fn optional_inputs(model: &LoadedModel) -> Vec<String> {
+    let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= OPTIONAL_INPUTS) else {
+        return Vec::new();
+    };
+    let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    let inputs = graph.input.iter().map(|info| info.name.clone());
+    inputs.filter(|name| initializers.contains(name.as_str())).collect()
+}
+
+/// The name of the loss.
+fn check_loss(graph: &ortrain_onnx::GraphProto, loss: &str) -> Result<String> {
+    let made = graph.node.iter().flat_map(|node| &node.output).any(|output| output == loss);
+    if made && !loss.is_empty() {
+        return Ok(loss.to_owned());
+    }
+    let outputs: Vec<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
+    let near = hint(loss, graph.node.iter().flat_map(|node| &node.output).map(String::as_str));
+    let listed = outputs.join(", ");
+    Err(Error::State(match loss {
+        "" => format!("loss_output_name names no value; the outputs of the model are {listed}"),
+        _ => format!("no node makes the loss {loss:?}{near}; the outputs of the model are {listed}"),
+    }))
+}
+
+/// The weights that are trained, sorted.
+fn weights_of(
+    graph: &ortrain_onnx::GraphProto,
+    parameters: &TrainingParameters,
+    loss: &str,
+) -> Result<Vec<String>> {
+    let dtype_of = |name: &str| {
+        let tensor = graph.initializer.iter().find(|tensor| tensor.name == name)?;
+        DType::from_onnx(tensor.data_type)
+    };
+    let mut used: FxHashSet<String> = FxHashSet::default();
+    graph.node.iter().for_each(|node| crate::export::inputs_of(node, &mut used));
+    let mut weights: Vec<String> = if parameters.weights_to_train.is_empty() {
+        trained_without_choice(graph, loss, &parameters.immutable_weights)
+    } else {
+        parameters.weights_to_train.iter().cloned().collect()
+    };
+    weights.retain(|name| !parameters.weights_not_to_train.contains(name));
+    weights.sort();
+    for name in &weights {
+        match dtype_of(name) {
+            Some(dtype) if dtype.is_float() => {}
+            Some(dtype) => {
+                return Err(Error::Argument(format!(
+                    "weight {name:?} is {dtype}, but floats alone are trained"
+                )));
+            }
+            None if graph.input.iter().any(|info| info.name == *name) => {
+                return Err(Error::Argument(format!(
+                    "weight {name:?} is an input of the model; an initializer is trained"
+                )));
+            }
+            None => {
+                let near = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
+                return Err(Error::Argument(format!("the model has no initializer {name:?} to train{near}")));
+            }
+        }
+    }
+    // An initializer that no node reads has no gradient.
+    weights.retain(|name| used.contains(name));
+    if weights.is_empty() {
+        return Err(Error::Argument(format!(
+            "no weight of the model is trained: the loss {loss:?} is computed from no initializer of floats that may be"
+        )));
+    }
+    Ok(weights)
+}
+
+/// Checks that the optimizer is known, and has settings for every weight.
+fn check_optimizer(parameters: &TrainingParameters, weights: &[String]) -> Result<()> {
+    let name = &parameters.training_optimizer_name;
+    if name.is_empty() {
+        return Ok(());
+    }
+    let row = optimizer_of_nodes(name).ok_or_else(|| {
+        let known: Vec<&str> =
+            ortrain_ops::optimizers::OPTIMIZERS_OF_NODES.iter().map(|row| row.name).collect();
+        Error::State(format!(
+            "training_optimizer_name is {name:?}, which is no optimizer of this session; there are {}{}",
+            known.join(", "),
+            hint(name, known.iter().copied())
+        ))
+    })?;
+    for weight in weights {
+        let missing = |map: &str| {
+            Error::State(format!(
+                "{map} has no entry for weight {weight:?}, which is trained; give it one, {{}} for the settings of {name}"
+            ))
+        };
+        let floats = (parameters.optimizer_attributes_map.get(weight))
+            .ok_or_else(|| missing("optimizer_attributes_map"))?;
+        let ints = (parameters.optimizer_int_attributes_map.get(weight))
+            .ok_or_else(|| missing("optimizer_int_attributes_map"))?;
+        // Plain descent has no settings; those of others are ignored there, as they were.
+        if row.settings.is_empty() {
+            continue;
+        }
+        for setting in floats.keys().chain(ints.keys()) {
+            if setting != MAX_NORM_CLIP && !row.settings.iter().any(|known| known.name == setting) {
+                let known = row.settings.iter().map(|known| known.name).chain([MAX_NORM_CLIP]);
+                return Err(Error::Argument(format!(
+                    "{name} has no setting {setting:?}, which weight {weight:?} is given{}; its settings are {}",
+                    hint(setting, known.clone()),
+                    known.collect::<Vec<_>>().join(", ")
+                )));
+            }
+        }
+    }
+    let maps =
+        parameters.optimizer_attributes_map.keys().chain(parameters.optimizer_int_attributes_map.keys());
+    let strange = maps.chain(parameters.initial_optimizer_state.keys()).find(|name| {
+        !weights.contains(name)
+            && !parameters.weights_to_train.contains(*name)
+            && !parameters.weights_not_to_train.contains(*name)
+            && *name != super::layout::SHARED
+    });
+    match strange {
+        Some(strange) => Err(Error::Argument(format!(
+            "the optimizer is given settings for {strange:?}, which is not trained{}",
+            hint(strange, weights.iter().map(String::as_str))
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Makes inputs of initializers that are inputs on purpose, unless they are trained; returns their values.
+fn take_optional(
+    graph: &mut ortrain_onnx::GraphProto,
+    optional: &[String],
+    weights: &[String],
+) -> Result<Vec<(String, Tensor)>> {
+    let mut defaults = Vec::new();
+    for name in optional.iter().filter(|name| !weights.contains(name)) {
+        let Some(at) = graph.initializer.iter().position(|tensor| tensor.name == *name) else { continue };
+        let tensor = graph.initializer.remove(at);
+        let empty = LoadedModel::from_proto(ModelProto::default(), Default::default());
+        let value =
+            Graph::tensor_from_proto(&empty, &tensor).map_err(|source| Error::graph("the model", source))?;
+        graph.input.push(declare(name, ValueType::tensor(value.dtype(), value.dims())));
+        defaults.push((name.clone(), value));
+    }
+    Ok(defaults)
+}
+
+/// The running statistics that a training updates: those of a model that was exported for training.
+fn statistics_of(
+    label: &str,
+    forward: &mut LoadedModel,
+    weights: &[String],
+    outputs: &[String],
+    loss: &str,
+) -> Result<Vec<String>> {
+    let graph = message_graph(label, &mut forward.proto)?;
+    match modes_of_batch_normalizations(graph) {
+        (0, _) => return Ok(Vec::new()),
+        (_, 0) => {}
+        (training, inference) => {
+            return Err(Error::Argument(format!(
+                "{training} BatchNormalizations of the model use statistics of the batch (training_mode 1) and {inference} do \
+                 not; export it with all of them in one mode"
+            )));
+        }
+    }
+    let trained: FxHashSet<&str> = weights.iter().map(String::as_str).collect();
+    let needed: Vec<&str> = outputs.iter().map(String::as_str).chain([loss]).collect();
+    let found = updated_statistics(label, forward, BatchNormMode::Train, &trained, &needed)?;
+    let wanted: FxHashSet<&str> = found.iter().map(String::as_str).collect();
+    make_initializers(label, forward, &wanted, &found, &needed)?;
+    Ok(found)
+}
+
+/// Makes inputs of weights and statistics; returns their values.
+fn take_values(
+    label: &str,
+    forward: &mut LoadedModel,
+    weights: &[String],
+    statistics: &[String],
+) -> Result<Vec<Value>> {
+    let graph = message_graph(label, &mut forward.proto)?;
+    let empty = LoadedModel::from_proto(ModelProto::default(), Default::default());
+    let mut values: Vec<Value> = Vec::new();
+    for tensor in &graph.initializer {
+        let trained = weights.contains(&tensor.name);
+        if trained || statistics.contains(&tensor.name) {
+            let value =
+                Graph::tensor_from_proto(&empty, tensor).map_err(|source| Error::graph(label, source))?;
+            values.push((tensor.name.as_str().into(), trained, value));
+        }
+    }
+    let taken: FxHashSet<Arc<str>> = values.iter().map(|(name, ..)| name.clone()).collect();
+    graph.initializer.retain(|tensor| !taken.contains(tensor.name.as_str()));
+    graph.input.extend(
+        values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
+    );
+    Ok(values)
+}
+
+/// Checks that names of the model are not those of gradients.
+fn check_names(typed: &Graph, weights: &[String]) -> Result<()> {
+    let gradient =
+        weights.iter().map(|name| format!("{name}{GRADIENT}")).find(|name| typed.find(name).is_some());
+    let outer = typed.inputs.iter().chain(&typed.outputs).map(|&id| typed.name_of(id));
+    let taken = gradient
+        .or_else(|| outer.into_iter().find(|name| parameter_of_gradient(name).is_some()).map(Into::into));
+    match taken {
+        None => Ok(()),
+        Some(name) => Err(Error::Argument(format!(
+            "the model has a value {name:?}: gradients that a training adds have such names; give the forward model, or rename \
+             the value"
+        ))),
+    }
+}
+
+/// Checks that the loss has one element.
+fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
+    let Some(id) = typed.find(loss) else { return Ok(()) };
+    let ty = &typed.value(id).ty;
+    let one = |dim: &Dim| dim.known() == Some(1);
+    let fits =
+        ty.dtype().is_some_and(DType::is_float) && ty.shape().is_none_or(|shape| shape.iter().all(one));
+    match fits {
+        true => Ok(()),
+        false => Err(Error::Argument(format!(
+            "the loss {loss:?} is {ty}, but a loss is a float number; reduce it to one (ReduceMean)"
+        ))),
+    }
+}
+
+/// The settings of one weight.
+fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -> BTreeMap<String, f64> {
+    let mut settings: BTreeMap<String, f64> =
+        row.settings.iter().map(|setting| (setting.name.to_owned(), setting.default)).collect();
+    if row.settings.is_empty() {
+        return settings;
+    }
+    settings.insert(MAX_NORM_CLIP.into(), 1.0);
+    // The shortest number that rounds to a float32 is what was meant.
+    let meant = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::NAN);
+    let floats = parameters.optimizer_attributes_map.get(weight).into_iter().flatten();
+    settings.extend(floats.map(|(name, &value)| {
+        let value = if value.is_infinite() { f64::MAX.copysign(f64::from(value)) } else { meant(value) };
+        (name.clone(), value)
+    }));
+    let ints = parameters.optimizer_int_attributes_map.get(weight).into_iter().flatten();
+    settings.extend(ints.map(|(name, &value)| (name.clone(), value as f64)));
+    settings
+}
+
+/// The optimizer, and the model of its step.
+fn optimizer_of(
+    parameters: &TrainingParameters,
+    weights: &[String],
+    values: &[Value],
+) -> Result<Option<(OptimizerSpec, ModelProto)>> {
+    let Some(row) = optimizer_of_nodes(&parameters.training_optimizer_name) else { return Ok(None) };
+    let clips = parameters.enable_grad_norm_clip;
+    let mut spec = OptimizerSpec::of_row(row);
+    spec.mean_of_gathered = parameters.gradient_accumulation_steps > 1;
+    spec.loss_scale = parameters.mixed_precision.is_some();
+    spec.tells_norm = clips;
+    if clips && !row.settings.is_empty() {
+        spec.settings.insert(MAX_NORM_CLIP.into(), 1.0);
+    }
+    for weight in weights {
+        let mut settings = settings_of(row, parameters, weight);
+        settings.retain(|name, _| spec.settings.contains_key(name));
+        for (name, values) in [("weight_decay_mode", [0.0, 1.0]), ("do_bias_correction", [0.0, 1.0])] {
+            if let Some(value) = settings.get(name).filter(|value| !values.contains(value)) {
+                return Err(Error::Argument(format!(
+                    "{name} of weight {weight:?} is {value}; 0 and 1 are defined"
+                )));
+            }
+        }
+        spec.groups.push(Group { parameters: vec![weight.clone()], settings, ..Group::default() });
+    }
+    let argument = |source: ortrain_ops::OpError| Error::Argument(source.to_string());
+    spec.check().map_err(argument)?;
+    let mut dtypes: Vec<DType> =
+        values.iter().filter(|(_, trained, _)| *trained).map(|(_, _, value)| value.dtype()).collect();
+    dtypes.sort_unstable();
+    dtypes.dedup();
+    let model = optimizer_model(&spec, &dtypes).map_err(argument)?;
+    Ok(Some((spec, model)))
+}
+
+/// Writes the models that the parameters ask for.
+fn write_dumps(
+    label: &str,
+    parameters: &TrainingParameters,
+    forward: &ModelProto,
+    transformed: Option<ModelProto>,
+    (graph, opset): (&Graph, i64),
+    (values, defaults, targets, gradients): (&[Value], &[(String, Tensor)], &[ValueId], &[ValueId]),
+) -> Result<()> {
+    let constants = || {
+        let values = values.iter().map(|(name, _, value)| (&**name, value));
+        values.chain(defaults.iter().map(|(name, value)| (name.as_str(), value)))
+    };
+    if let (Some(path), Some(mut proto)) = (&parameters.model_after_graph_transforms_path, transformed) {
+        let graph = message_graph(label, &mut proto)?;
+        let there: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
+        let missing = constants().filter(|(name, _)| !there.contains(*name));
+        graph.initializer.extend(missing.map(|(name, value)| tensor_to_proto(name, value)));
+        write_dump(path, &proto)?;
+    }
+    if parameters.model_with_gradient_graph_path.is_none()
+        && parameters.model_with_training_graph_path.is_none()
+    {
+        return Ok(());
+    }
+    let mut graph = graph.clone();
+    for (name, value) in constants() {
+        if let Some(id) = graph.find(name) {
+            graph.value_mut(id).constant = Some(value.clone());
+            graph.inputs.retain(|&input| input != id);
+        }
+    }
+    if parameters.set_gradients_as_graph_outputs {
+        graph.outputs.extend(gradients);
+    }
+    if let Some(path) = &parameters.model_with_gradient_graph_path {
+        write_dump(path, &training_message(label, forward, graph.clone(), opset)?)?;
+    }
+    if let Some(path) = &parameters.model_with_training_graph_path {
+        let row = optimizer_of_nodes(&parameters.training_optimizer_name);
+        let pairs: Vec<(ValueId, ValueId)> = targets.iter().copied().zip(gradients.iter().copied()).collect();
+        let settings = |row: &Optimizer| {
+            targets.iter().map(|&id| settings_of(row, parameters, graph.name_of(id))).collect::<Vec<_>>()
+        };
+        let updates = Updates {
+            optimizer: row.map(|row| row.name),
+            rate: parameters.lr_params_feed_name.clone(),
+            settings: row.map(settings).unwrap_or_default(),
+            norm: parameters.enable_grad_norm_clip,
+            copies: parameters.mixed_precision,
+            accumulated: parameters.gradient_accumulation_steps,
+        };
+        append_updates(&mut graph, &pairs, &updates)
+            .map_err(|source| Error::Argument(format!("the training graph cannot be written: {source}")))?;
+        write_dump(path, &training_message(label, forward, graph, opset)?)?;
+    }
+    Ok(())
+}
+
+/// Writes a model, with its weights in a file beside it if they are too many for one file.
+fn write_dump(path: &Path, proto: &ModelProto) -> Result<()> {
+    let external = ExternalData::none();
+    let mut data = path.as_os_str().to_owned();
+    data.push(".data");
+    let data =
+        DataFile { path: Path::new(&data), above: LARGEST_MESSAGE as u64, from: EXTERNAL_FROM, keep: false };
+    let staged = stage(&[ToWrite { model: proto, external: &external, path }], &data)?;
+    Ok(staged.place()?)
+}

@@ -1,0 +1,300 @@
+//! The state of a training in one session, as dictionaries.
+
+use std::collections::BTreeMap;
+
+use ortrain_graph::{DType, Tensor};
+use ortrain_ops::optimizers::Optimizer as Row;
+use ortrain_ops::training::{has_shared_counter, optimizer_of_nodes};
+
+use super::graphs::COPY;
+use super::{TrainingSession, same_type};
+use crate::nearest::hint;
+use crate::state::OptimizerState;
+use crate::{Error, Result};
+
+/// The key of what all weights share.
+pub(super) const SHARED: &str = "shared_optimizer_state";
+/// The counter of steps that all weights share.
+const STEP: &str = "Step";
+/// The counter of steps of one weight.
+const COUNT: &str = "Update_Count";
+
+/// A value of the state.
+enum Place {
+    Weight(String),
+    /// The copy of a weight in fewer bits.
+    Copy(String),
+    Slot(String, &'static str),
+    /// The counter of a weight, or that of all.
+    Count(Option<String>),
+}
+
+/// State by weights, then by names.
+///
+/// ```
+/// use ortrain::classic::StatesByWeight;
+///
+/// assert!(StatesByWeight::new().is_empty());
+/// ```
+pub type StatesByWeight = BTreeMap<String, BTreeMap<String, Tensor>>;
+
+impl TrainingSession {
+    fn row(&self) -> Option<&'static Row> {
+        optimizer_of_nodes(self.optimizer.as_ref()?.name())
+    }
+
+    /// Every value of the state by its name in [`TrainingSession::state`].
+    fn places(&self) -> BTreeMap<String, Place> {
+        let mut places = BTreeMap::new();
+        let row = self.row();
+        for weight in &self.weights {
+            places.insert(weight.clone(), Place::Weight(weight.clone()));
+            if self.narrow.is_some() {
+                places.insert(format!("{weight}{COPY}"), Place::Copy(weight.clone()));
+            }
+            let Some(row) = row else { continue };
+            for slot in row.slots {
+                places.insert(format!("{}_{weight}", slot.name), Place::Slot(weight.clone(), slot.name));
+            }
+            if !row.slots.is_empty() && !has_shared_counter(row.name) {
+                places.insert(format!("{COUNT}_{weight}"), Place::Count(Some(weight.clone())));
+            }
+        }
+        if row.is_some_and(|row| has_shared_counter(row.name)) {
+            places.insert(STEP.into(), Place::Count(None));
+        }
+        places
+    }
+
+    /// The weights, what the optimizer keeps of them, and their copies in fewer bits: copies, by name.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// let names: Vec<String> = session.state()?.into_keys().collect();
+    /// assert_eq!(names, ["Moment_1_fc2.bias", "Moment_2_fc2.bias", "Update_Count_fc2.bias", "fc2.bias"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is damaged.
+    pub fn state(&self) -> Result<BTreeMap<String, Tensor>> {
+        self.places().into_iter().map(|(name, place)| Ok((name, self.value_of(&place)?))).collect()
+    }
+
+    fn value_of(&self, place: &Place) -> Result<Tensor> {
+        match place {
+            Place::Weight(weight) => Ok(self.checkpoint.parameter(weight)?.to_tensor()),
+            Place::Copy(weight) => {
+                let narrow = self.narrow.unwrap_or(DType::F16);
+                Ok(self.checkpoint.parameter(weight)?.to_tensor().converted(narrow))
+            }
+            Place::Slot(weight, slot) => {
+                let optimizer = self.optimizer_state()?;
+                let entry = self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown(weight))?;
+                let found = optimizer.slots.get(slot).and_then(|slot| slot.tensor(entry));
+                found.ok_or(Error::OtherState { what: "optimizer" })
+            }
+            Place::Count(weight) => {
+                let optimizer = self.optimizer_state()?;
+                Ok(Tensor::i64(&[1], &[count_of(optimizer, weight.as_deref())]))
+            }
+        }
+    }
+
+    fn optimizer_state(&self) -> Result<&OptimizerState> {
+        self.checkpoint.optimizer().ok_or(Error::OtherState { what: "optimizer" })
+    }
+
+    /// The weights: under `full_precision`, and under `mixed_precision` their copies in fewer bits if these are asked for.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.model_state(false)?["full_precision"]["fc2.bias"].dims(), [10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is damaged.
+    pub fn model_state(&self, include_mixed_precision_weights: bool) -> Result<StatesByWeight> {
+        let of = |place: fn(String) -> Place| -> Result<BTreeMap<String, Tensor>> {
+            let weights = self.weights.iter();
+            weights.map(|weight| Ok((weight.clone(), self.value_of(&place(weight.clone()))?))).collect()
+        };
+        let mut states = StatesByWeight::from([("full_precision".to_owned(), of(Place::Weight)?)]);
+        if include_mixed_precision_weights {
+            let copies = if self.narrow.is_some() { of(Place::Copy)? } else { BTreeMap::new() };
+            states.insert("mixed_precision".into(), copies);
+        }
+        Ok(states)
+    }
+
+    /// What the optimizer keeps of each weight: `Moment_1`, `Moment_2`, `Update_Count`. LAMB has its counter, `Step`, under
+    /// `shared_optimizer_state`. It can be given to another session ([`TrainingParameters::initial_optimizer_state`]).
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.optimizer_states()?["fc2.bias"]["Update_Count"].to_i64(), Some(vec![1]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`TrainingParameters::initial_optimizer_state`]: super::TrainingParameters::initial_optimizer_state
+    ///
+    /// # Errors
+    /// When the state is damaged.
+    pub fn optimizer_states(&self) -> Result<StatesByWeight> {
+        let mut states = StatesByWeight::new();
+        for place in self.places().values() {
+            let (outer, inner) = match place {
+                Place::Weight(_) | Place::Copy(_) => continue,
+                Place::Slot(weight, slot) => (weight.as_str(), *slot),
+                Place::Count(Some(weight)) => (weight.as_str(), COUNT),
+                Place::Count(None) => (SHARED, STEP),
+            };
+            states.entry(outer.to_owned()).or_default().insert(inner.to_owned(), self.value_of(place)?);
+        }
+        Ok(states)
+    }
+
+    /// Sets values of the state by their names in [`TrainingSession::state`]: some, or all. With `strict` a name that is not
+    /// there is an error, otherwise it is ignored.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// let state = session.state()?;
+    /// session.load_state(&state, true)?;
+    /// assert_eq!(session.state()?, state);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a name is not known, or a value has another type or shape. Nothing has changed then.
+    pub fn load_state(&mut self, values: &BTreeMap<String, Tensor>, strict: bool) -> Result<()> {
+        let mut places = self.places();
+        if let Some(strange) = values.keys().find(|name| strict && !places.contains_key(*name)) {
+            let near = hint(strange, places.keys().map(String::as_str));
+            return Err(Error::State(format!("the session has no state {strange:?}{near}")));
+        }
+        let chosen: Vec<(&String, Place, &Tensor)> =
+            values.iter().filter_map(|(name, value)| Some((name, places.remove(name)?, value))).collect();
+        self.set(
+            &chosen.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
+        )
+    }
+
+    /// Sets what the optimizer keeps, as [`TrainingSession::optimizer_states`] tells it.
+    pub(super) fn start_from(&mut self, states: &StatesByWeight) -> Result<()> {
+        let mut places = self.places();
+        let mut chosen: Vec<(String, Place, &Tensor)> = Vec::new();
+        for (outer, state) in states {
+            for (inner, value) in state {
+                let name = if outer == SHARED { inner.clone() } else { format!("{inner}_{outer}") };
+                let place =
+                    places.remove(&name).filter(|place| !matches!(place, Place::Weight(_) | Place::Copy(_)));
+                let place = place.ok_or_else(|| {
+                    Error::State(format!(
+                        "the optimizer keeps no {inner:?} of {outer:?}, which it is to start from"
+                    ))
+                })?;
+                chosen.push((name, place, value));
+            }
+        }
+        self.set(
+            &chosen.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
+        )
+    }
+
+    /// Sets values, all or none.
+    fn set(&mut self, chosen: &[(&str, &Place, &Tensor)]) -> Result<()> {
+        let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
+        for (name, place, value) in chosen {
+            let now = self.value_of(place)?;
+            if !same_type(&now, value) {
+                return Err(Error::State(format!(
+                    "{name:?} is {}{:?}, but a value of {}{:?} was given",
+                    now.dtype(),
+                    now.dims(),
+                    value.dtype(),
+                    value.dims()
+                )));
+            }
+            if let Place::Count(weight) = place {
+                let count = value.to_i64().and_then(|counts| counts.first().copied()).unwrap_or_default();
+                if count < 1 {
+                    return Err(Error::State(format!(
+                        "{name:?} is set to {count}, but it counts steps from 1 on, the number before the first step"
+                    )));
+                }
+                counts.insert(weight.clone(), count);
+            }
+        }
+        for (name, place, value) in chosen {
+            let Place::Copy(weight) = place else { continue };
+            let master = chosen.iter().find_map(|(_, place, value)| match place {
+                Place::Weight(other) if other == weight => Some((*value).clone()),
+                _ => None,
+            });
+            let master = match master {
+                Some(master) => master,
+                None => self.checkpoint.parameter(weight)?.to_tensor(),
+            };
+            if master.converted(value.dtype()).data() != value.data() {
+                return Err(Error::State(format!(
+                    "{name:?} is made from {weight:?}, and is set to other values than it has; set {weight:?}"
+                )));
+            }
+        }
+        for (_, place, value) in chosen {
+            match place {
+                Place::Weight(weight) => self.checkpoint.set_parameter(weight, value)?,
+                Place::Slot(weight, slot) => {
+                    let entry =
+                        self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown(weight))?;
+                    if let Some(slot) = self.optimizer_state()?.slots.get(slot) {
+                        slot.write(entry, value);
+                    }
+                }
+                Place::Copy(_) | Place::Count(_) => {}
+            }
+        }
+        if let Some(optimizer) = self.checkpoint.optimizer_mut() {
+            set_counts(optimizer, &counts);
+        }
+        Ok(())
+    }
+}
+
+/// The counter of a weight, or that of all: one more than the steps that were made.
+fn count_of(optimizer: &OptimizerState, weight: Option<&str>) -> i64 {
+    let spec = optimizer.spec.as_ref();
+    let skipped = spec.and_then(|spec| {
+        let group = spec.group_of(weight?)?;
+        spec.groups.get(group).map(|group| group.skipped_steps)
+    });
+    (optimizer.step - skipped.unwrap_or(0)).saturating_add(1)
+}
+
+/// Sets counters. The steps of the optimizer are those of the weight with the most; others have skipped some.
+fn set_counts(optimizer: &mut OptimizerState, counts: &BTreeMap<Option<String>, i64>) {
+    if counts.is_empty() {
+        return;
+    }
+    if let Some(&count) = counts.get(&None) {
+        optimizer.step = count - 1;
+        return;
+    }
+    let before = optimizer.step;
+    let Some(spec) = &mut optimizer.spec else { return };
+    let steps: Vec<i64> = (spec.groups.iter())
+        .map(|group| {
+            let own = group.parameters.first().and_then(|name| counts.get(&Some(name.clone())));
+            own.map_or(before - group.skipped_steps, |count| count - 1)
+        })
+        .collect();
+    let most = steps.iter().copied().max().unwrap_or(before);
+    optimizer.step = most;
+    spec.groups.iter_mut().zip(steps).for_each(|(group, steps)| group.skipped_steps = most - steps);
+}

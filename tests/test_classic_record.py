@@ -1,0 +1,81 @@
+"""The classic TrainingSession beside what onnxruntime-training 1.15.0 recorded (tests/classic_oracle)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import classic_runs
+import numpy as np
+import pytest
+from classic_transcript import RECORD, differences, transcript_of_ortrain
+
+from ortrain import classic
+
+# The one line that is another where an onnxruntime is installed: its InferenceSession stays its own.
+INHERITS = "is an InferenceSession: {}"
+RUNS = Path(__file__).parent / "data" / "classic" / "train-1.15.0.npz"
+
+
+def recorded(case: str, run: str) -> dict[str, np.ndarray]:
+    """The values of one run, by kind."""
+    with np.load(RUNS) as stored:
+        start = f"{case}/{run}/"
+        return {key.removeprefix(start): stored[key] for key in stored.files if key.startswith(start)}
+
+
+def test_the_record_is_whole() -> None:
+    """It has every run on every graph, each with all of its states and steps, and a weight that moved in each."""
+    with np.load(RUNS) as stored:
+        assert {tuple(key.split("/", 2)[:2]) for key in stored.files} == {
+            (case, run) for case in classic_runs.WEIGHTS for run in classic_runs.RUNS
+        }
+    for case, weights in classic_runs.WEIGHTS.items():
+        for run in classic_runs.RUNS:
+            found = recorded(case, run)
+            assert set(found) == classic_runs.keys_of(case, run)
+            assert len(found["loss"]) == classic_runs.STEPS
+            assert all(np.isfinite(value).all() for value in found.values())
+            for weight in weights:
+                steps = found[f"state/{weight}"]
+                assert len(steps) == classic_runs.STEPS
+                assert all(not np.array_equal(steps[step], steps[step + 1]) for step in range(classic_runs.STEPS - 1))
+
+
+@pytest.mark.parametrize("run", classic_runs.RUNS)
+@pytest.mark.parametrize("case", classic_runs.WEIGHTS)
+def test_trains_as_recorded(case: str, run: str) -> None:
+    """Losses, norms, weights, moments and counts of ten steps."""
+    far = classic_runs.too_far(classic_runs.train(classic, case, run), recorded(case, run))
+    assert not far, far
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["installed", "hidden"])
+def test_prints_the_recorded_transcript(hidden: bool) -> None:
+    """A script of TrainingSession prints the same keys, shapes, types and errors; rows A1 to A18 and A20 to A22."""
+    want = RECORD.read_text()
+    assert want.count(INHERITS.format(True)) == 2
+    if not hidden:
+        want = want.replace(INHERITS.format(True), INHERITS.format(False))
+    found = differences(transcript_of_ortrain(hidden=hidden), want)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("loss", lambda value: value * np.float32(1 + 2e-5)),
+        ("state/W1", lambda value: value + np.abs(value).max() * np.float32(2e-5)),
+        ("state/Update_Count_W1", lambda value: value + 1),
+        ("state/W1", lambda value: value.astype(np.float64)),
+        ("state/W1", lambda value: value[:, :-1]),
+        ("optimizer/W2/Moment_1", lambda value: value * np.nan),
+    ],
+    ids=["loss", "weight", "count", "type", "shape", "not a number"],
+)
+def test_a_difference_is_seen(key: str, change: object) -> None:
+    """The comparison finds one value that is a little off, and one that is missing."""
+    assert callable(change)
+    want = recorded("gemm_mlp", "adam")
+    assert not classic_runs.too_far(want, want)
+    assert set(classic_runs.too_far(want | {key: change(want[key])}, want)) == {key}
+    assert set(classic_runs.too_far({name: value for name, value in want.items() if name != key}, want)) == {key}
