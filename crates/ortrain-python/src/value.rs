@@ -197,14 +197,16 @@ impl OrtValue {
         OrtValue::of_array(array)?.read_as(onnx_element_type)
     }
 
-    /// The elements at an address: whoever gives it keeps them there as long as the value, or an array of it, lives. A NumPy
-    /// type or a number of ``TensorProto``, a shape, and a device.
+    /// The elements at an address: a NumPy type or a number of ``TensorProto``, a shape, and a device. The owner keeps them
+    /// there as long as it lives; without one, whoever gives the address does, as long as the value, or an array of it, lives.
     #[staticmethod]
+    #[pyo3(signature = (pointer, element_type, shape, device, owner=None))]
     fn ortvalue_from_pointer(
         pointer: usize,
         element_type: &Bound<'_, PyAny>,
         shape: Vec<Bound<'_, PyAny>>,
         device: OrtDevice,
+        owner: Option<Py<PyAny>>,
     ) -> PyResult<OrtValue> {
         device.check()?;
         let dims = shape.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
@@ -224,7 +226,7 @@ impl OrtValue {
         if pointer.checked_add(bytes).is_none() {
             return Err(refuse(format!("no {bytes} bytes are there")));
         }
-        Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area_at(pointer, bytes))))))
+        Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area_at(pointer, bytes, owner))))))
     }
 
     /// Zeros: a shape, a NumPy type or a number of ``TensorProto``, and a device.
