@@ -63,7 +63,17 @@ from ortrain.errors import (
     TrainingWarning,
     UnsupportedError,
 )
-from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptions, SessionOptions
+from ortrain.inference import (
+    ExecutionMode,
+    ExecutionOrder,
+    GraphOptimizationLevel,
+    InferenceSession,
+    IOBinding,
+    ModelMetadata,
+    NodeArg,
+    RunOptions,
+    SessionOptions,
+)
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -77,7 +87,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AnomalyError",
     "CheckpointState",
+    "ExecutionMode",
+    "ExecutionOrder",
     "GradientStop",
+    "GraphOptimizationLevel",
+    "IOBinding",
     "InferenceSession",
     "Inspection",
     "InvalidArgumentError",

@@ -105,10 +105,11 @@ class OperatorLibrary:
 
 # A path, the bytes of a model, or these and the folder of its external data.
 Plain: TypeAlias = str | bytes | tuple[bytes, str]
-Source: TypeAlias = Plain | tuple[Plain, _ortrain.OperatorLibrary]
+WithOperators: TypeAlias = Plain | tuple[Plain, _ortrain.OperatorLibrary]
+Source: TypeAlias = WithOperators | tuple[WithOperators, _ortrain.ModelChanges]
 
 
-def with_operators(source: Plain, operators: OperatorLibrary | None) -> Source:
+def with_operators(source: Plain, operators: OperatorLibrary | None) -> WithOperators:
     """A path or the bytes of a model, with operators of the caller's if there are any."""
     if operators is None:
         return source

@@ -68,6 +68,16 @@ class OrtValue:
         shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice
     ) -> OrtValue: ...
     @staticmethod
+    def ortvalue_from_pointer(
+        pointer: int,
+        element_type: npt.DTypeLike | int,
+        shape: Sequence[int],
+        device: OrtDevice,
+        owner: object | None = None,
+    ) -> OrtValue:
+        """The elements at an address, which the owner keeps there, or whoever names the address."""
+
+    @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False) -> OrtValue: ...
     def numpy(self) -> npt.NDArray[Any]: ...
     def array(self) -> npt.NDArray[Any]:
@@ -445,6 +455,13 @@ class OperatorLibrary:
     def add_gradient(self, domain: str, operator: str, node: str | None, function: bytes) -> None: ...
 
 @final
+class ModelChanges:
+    def __new__(cls) -> ModelChanges: ...
+    def initializer(self, name: str, value: OrtValue) -> None: ...
+    def size(self, name: str, size: int) -> None: ...
+    def size_of_denotation(self, denotation: str, size: int) -> None: ...
+
+@final
 class InferenceSession:
     def __new__(
         cls,
@@ -456,6 +473,7 @@ class InferenceSession:
         iteration_limit: int | None,
         precision: str,
         bf16_fallback: str,
+        optimized_model: str | None = None,
     ) -> InferenceSession: ...
     def precision(self) -> tuple[str, str | None]:
         """Its name, and that of what multiplies bfloat16."""
@@ -464,14 +482,30 @@ class InferenceSession:
         """Name, type and shape of each."""
 
     def outputs(self) -> list[tuple[str, str, list[int | str | None]]]: ...
+    def overridable(self) -> list[tuple[str, str, list[int | str | None]]]:
+        """The initializers that a run may be given."""
+
+    def set_device(self, device: str, num_threads: int) -> None:
+        """Goes on on another device."""
+
+    def begin_trace(self) -> None: ...
+    def end_trace(self) -> str | None:
+        """What runs did, as JSON."""
+
     def meta(self) -> tuple[list[str], int, dict[str, str]]:
         """Producer, graph, domain, description, description of the graph; version; further entries."""
 
     def run(
         self, feeds: dict[str, OrtValue | list[OrtValue]], only: list[int] | None
     ) -> list[OrtValue | list[OrtValue]]: ...
-    def run_into(self, feeds: dict[str, OrtValue | list[OrtValue]], outputs: Sequence[tuple[int, OrtValue]]) -> None:
-        """Writes outputs, each at its position, where the values lie."""
+    def run_into(
+        self,
+        feeds: dict[str, OrtValue | list[OrtValue]],
+        outputs: Sequence[tuple[int, OrtValue | None]],
+        *,
+        restricted: bool = True,
+    ) -> list[OrtValue | list[OrtValue] | None]:
+        """Writes outputs, each at its position, where the values lie; those without one are returned in their places."""
 
 def generate_artifacts(
     model: Source,

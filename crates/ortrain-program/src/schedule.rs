@@ -19,6 +19,9 @@ const LATE_SCHEDULES: usize = 16;
 /// What a segment takes beside its instructions: copies, shapes, a call.
 const SEGMENT_TICKS: u32 = 64;
 
+/// Bytes that are copied at once from memory to memory.
+const PIECE: usize = 4 << 10;
+
 /// A value that passes between segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
@@ -311,6 +314,25 @@ impl Delivered<'_> {
     /// Copies the elements; `bytes` has their length.
     pub fn copy_to(&self, bytes: &mut [u8]) {
         self.copy_part(0, bytes);
+    }
+
+    /// Copies the elements, so many bytes, to the beginning of a memory that others may read and write.
+    ///
+    /// # Panics
+    /// When they do not fit, or nobody may write there.
+    pub fn write_to(&self, memory: &Memory, bytes: usize) {
+        match self {
+            Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
+            Delivered::Memory(..) => {
+                // In pieces that stay in a cache: no Rust reference into either memory exists.
+                let mut piece = [0; PIECE];
+                for from in (0..bytes).step_by(PIECE) {
+                    let piece = &mut piece[..PIECE.min(bytes - from)];
+                    self.copy_part(from, piece);
+                    memory.write(from, piece);
+                }
+            }
+        }
     }
 
     /// Copies some of the bytes of the elements, from the given one on.

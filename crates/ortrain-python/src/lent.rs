@@ -131,6 +131,13 @@ pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Op
     Ok(Some(unsafe { Area::new(address, len, read_only, owner) }))
 }
 
+/// Bytes at an address that a script names, and the object that keeps them. Without one the script keeps them, as it would
+/// for any function of C that it calls with that address (`ctypes`).
+pub(crate) fn area_at(address: usize, len: usize, owner: Option<Py<PyAny>>) -> Area<Option<Py<PyAny>>> {
+    // SAFETY: none that could be checked here; it is the script's promise, and documented as such where scripts say addresses.
+    unsafe { Area::new(address, len, false, owner) }
+}
+
 /// What is left of an object is given back while the interpreter is attached; if there is none any more, never.
 pub(crate) fn with_interpreter(work: impl FnOnce(Python<'_>)) {
     let _ = Python::try_attach(work);

@@ -37,9 +37,9 @@ mod _ortrain {
     use crate::state::CheckpointState;
     #[pymodule_export]
     use crate::tools::{
-        InferenceSession, OperatorLibrary, checkpoint_initializers, declarations, dump, generate_artifacts,
-        inspect, loss_fragment, open_batch, operators, optimizer_model, replace_head, save_checkpoint,
-        training_models,
+        InferenceSession, ModelChanges, OperatorLibrary, checkpoint_initializers, declarations, dump,
+        generate_artifacts, inspect, loss_fragment, open_batch, operators, optimizer_model, replace_head,
+        save_checkpoint, training_models,
     };
     #[pymodule_export]
     use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};

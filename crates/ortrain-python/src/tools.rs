@@ -11,15 +11,15 @@ use ortrain::artifacts::{
     OptimizerKind, OptimizerSettings, Reduction, generate,
 };
 use ortrain::{
-    Backend, Bytes, DType, Error, FunctionProto, Gradient, InspectOptions, ModelSource, ModuleOptions,
-    OperatorInfo, Runs, Scope, SessionOptions, Stage, Value, blocks,
+    Backend, Bytes, DType, Fetch, FunctionProto, Given, Gradient, InspectOptions, Lent, Memory, ModelSource,
+    ModuleOptions, OperatorInfo, Runs, Scope, SessionOptions, Stage, Tensor, Value, blocks,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::door::Door;
-use crate::error::{InvalidArgumentError, UnsupportedError, raise, signals};
+use crate::error::{InvalidArgumentError, raise, signals};
 use crate::optim::{OwnOptimizer, spec_of};
 use crate::value::{OrtValue, described};
 
@@ -62,8 +62,35 @@ fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
         .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
 }
 
-/// A path, or the bytes of a model, or a pair of these and the folder of external data; with operators of the user's a
-/// pair of that and these.
+/// What is changed of a model before it is used.
+#[pyclass(module = "ortrain._ortrain")]
+pub(crate) struct ModelChanges {
+    changes: ortrain::ModelChanges,
+}
+
+#[pymethods]
+impl ModelChanges {
+    #[new]
+    fn new() -> ModelChanges {
+        ModelChanges { changes: ortrain::ModelChanges::default() }
+    }
+
+    fn initializer(&mut self, name: String, value: &Bound<'_, OrtValue>) -> PyResult<()> {
+        self.changes.initializers.push((name, value.get().tensor()?));
+        Ok(())
+    }
+
+    fn size(&mut self, name: String, size: usize) {
+        self.changes.sizes.push((name, size));
+    }
+
+    fn size_of_denotation(&mut self, denotation: String, size: usize) {
+        self.changes.denoted.push((denotation, size));
+    }
+}
+
+/// A path, or the bytes of a model, or a pair of these and the folder of external data; with operators of the user's, or with
+/// changes, a pair of that and these.
 pub(crate) struct Source(pub(crate) ModelSource);
 
 impl<'py> FromPyObject<'_, 'py> for Source {
@@ -72,6 +99,9 @@ impl<'py> FromPyObject<'_, 'py> for Source {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Source> {
         if let Ok((bytes, folder)) = object.extract::<(PyBackedBytes, PathBuf)>() {
             return Ok(Source(ModelSource::BytesIn(Bytes::from_owner(bytes), folder)));
+        }
+        if let Ok((Source(model), changed)) = object.extract::<(Source, PyRef<'_, ModelChanges>)>() {
+            return Ok(Source(model.with_changes(changed.changes.clone())));
         }
         if let Ok(pair) = object.cast::<PyTuple>() {
             let (Source(model), operators) = pair.extract::<(Source, PyRef<'_, OperatorLibrary>)>()?;
@@ -123,14 +153,14 @@ pub(crate) fn session_options(
     let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
     options.memory_limit = memory_limit;
     options.iteration_limit = iteration_limit;
-    options.precision = named(precision)?;
-    options.bf16_fallback = named(bf16_fallback)?;
+    options.precision = parsed(precision)?;
+    options.bf16_fallback = parsed(bf16_fallback)?;
     options.interrupt = Some(signals());
     Ok(options)
 }
 
 /// What a name stands for.
-fn named<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
+fn parsed<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
     name.parse().map_err(|unknown: T::Err| InvalidArgumentError::new_err(unknown.to_string()))
 }
 
@@ -139,6 +169,51 @@ fn named<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
 enum Feed {
     Tensor(Py<OrtValue>),
     Sequence(Vec<Py<OrtValue>>),
+}
+
+/// What a run holds while it goes: a tensor that nobody changes, or memory that others may write to.
+enum Held {
+    Tensor(Tensor),
+    Lent(DType, Vec<usize>, Arc<Memory>),
+    Sequence(Vec<Tensor>),
+}
+
+impl Held {
+    fn of(feed: &Feed) -> PyResult<Held> {
+        Ok(match feed {
+            Feed::Tensor(value) => Held::of_value(value.get())?,
+            Feed::Sequence(values) => {
+                Held::Sequence(values.iter().map(|value| value.get().tensor()).collect::<PyResult<_>>()?)
+            }
+        })
+    }
+
+    fn of_value(value: &OrtValue) -> PyResult<Held> {
+        Ok(match value.shared_memory() {
+            Some(memory) => Held::Lent(value.dtype(), value.dims().to_vec(), memory),
+            None => Held::Tensor(value.tensor()?),
+        })
+    }
+
+    /// The place where an output goes.
+    fn room(value: &OrtValue) -> PyResult<Held> {
+        Ok(Held::Lent(value.dtype(), value.dims().to_vec(), value.memory()?))
+    }
+
+    fn lent(&self) -> Option<Lent<'_>> {
+        match self {
+            Held::Lent(dtype, dims, memory) => Some(Lent { dtype: *dtype, dims, memory }),
+            Held::Tensor(_) | Held::Sequence(_) => None,
+        }
+    }
+
+    fn feed(&self) -> ortrain::Feed<'_> {
+        match self {
+            Held::Tensor(tensor) => Given::from(tensor).into(),
+            Held::Sequence(tensors) => ortrain::Feed::Sequence(tensors),
+            Held::Lent(dtype, dims, memory) => Lent { dtype: *dtype, dims, memory }.into(),
+        }
+    }
 }
 
 #[derive(IntoPyObject)]
@@ -168,7 +243,8 @@ impl InferenceSession {
 impl InferenceSession {
     #[new]
     #[pyo3(signature = (
-        model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback
+        model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback,
+        optimized_model=None
     ))]
     fn new(
         py: Python<'_>,
@@ -179,9 +255,11 @@ impl InferenceSession {
         iteration_limit: Option<u64>,
         precision: &str,
         bf16_fallback: &str,
+        optimized_model: Option<PathBuf>,
     ) -> PyResult<InferenceSession> {
-        let options =
+        let mut options =
             session_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
+        options.optimized_model = optimized_model;
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
         Ok(InferenceSession { session: Door::new(session) })
     }
@@ -208,6 +286,31 @@ impl InferenceSession {
         (texts, meta.version, meta.custom).into_pyobject(py)
     }
 
+    /// The initializers that a run may be given.
+    fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.pass(py, |session| Ok(session.overridable_initializers().to_vec()))?;
+        infos.iter().map(|info| described(py, info)).collect()
+    }
+
+    /// Goes on on another device.
+    fn set_device(&self, py: Python<'_>, device: &str, num_threads: usize) -> PyResult<()> {
+        let backend = backend(device, num_threads)?;
+        self.session.pass(py, |session| session.set_backend(backend))
+    }
+
+    fn begin_trace(&self, py: Python<'_>) -> PyResult<()> {
+        self.session.pass(py, |session| {
+            session.begin_trace();
+            Ok(())
+        })
+    }
+
+    /// What runs did, as JSON.
+    fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.session.pass(py, |session| Ok(session.end_trace()))
+    }
+
+    /// Runs the model: the outputs at these positions, and nothing that they do not need; or all.
     #[pyo3(signature = (feeds, only))]
     fn run(
         &self,
@@ -215,80 +318,57 @@ impl InferenceSession {
         feeds: HashMap<String, Feed>,
         only: Option<Vec<usize>>,
     ) -> PyResult<Vec<Fetched>> {
-        let mut feeds = values_of(feeds)?;
+        let held = held(&feeds)?;
         let found = self.session.pass(py, |session| {
-            let inputs = in_order(session, &mut feeds)?;
-            session.run_values(&inputs, only.as_deref())
+            let restricted = only.is_some();
+            let wanted = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
+            let fetches: Vec<Fetch<'_>> =
+                wanted.into_iter().map(|output| Fetch { output, into: None }).collect();
+            session.run_bound(&named(&held), &fetches, restricted)
         })?;
-        let fetched = found.into_iter().map(|value| match value {
-            Value::Tensor(tensor) => Fetched::Tensor(OrtValue::of(tensor)),
-            Value::Sequence(tensors) => Fetched::Sequence(tensors.into_iter().map(OrtValue::of).collect()),
-        });
-        Ok(fetched.collect())
+        Ok(found.into_iter().flatten().map(fetched).collect())
     }
 
-    /// Runs the model and writes these outputs where the values lie, each at its position among the outputs. An output may lie
-    /// where an input does. When the run fails, or an output does not fit, no value has changed.
+    /// Runs the model and writes outputs, each at its position, where the values lie; those without one come back in their
+    /// places. An output may lie where an input does. When the run fails, or an output does not fit, no value has changed.
+    #[pyo3(signature = (feeds, outputs, *, restricted=true))]
     fn run_into(
         &self,
         py: Python<'_>,
         feeds: HashMap<String, Feed>,
-        outputs: Vec<(usize, Bound<'_, OrtValue>)>,
-    ) -> PyResult<()> {
-        let mut feeds = values_of(feeds)?;
-        let positions: Vec<usize> = outputs.iter().map(|(at, _)| *at).collect();
-        let (found, names) = self.session.pass(py, |session| {
-            let inputs = in_order(session, &mut feeds)?;
-            let found = session.run_values(&inputs, Some(&positions))?;
-            let names: Vec<String> = positions.iter().map(|&at| session.outputs()[at].name.clone()).collect();
-            Ok((found, names))
+        outputs: Vec<(usize, Option<Bound<'_, OrtValue>>)>,
+        restricted: bool,
+    ) -> PyResult<Vec<Option<Fetched>>> {
+        let held = held(&feeds)?;
+        let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
+            Ok((*at, value.as_ref().map(|value| Held::room(value.get())).transpose()?))
+        };
+        let rooms: Vec<(usize, Option<Held>)> = outputs.iter().map(room).collect::<PyResult<_>>()?;
+        let found = self.session.pass(py, |session| {
+            let rooms = rooms.iter();
+            let fetches: Vec<Fetch<'_>> = rooms
+                .map(|(output, room)| Fetch { output: *output, into: room.as_ref().and_then(Held::lent) })
+                .collect();
+            session.run_bound(&named(&held), &fetches, restricted)
         })?;
-        let mut written = Vec::with_capacity(outputs.len());
-        for ((value, name), (_, room)) in found.iter().zip(&names).zip(&outputs) {
-            let Value::Tensor(tensor) = value else {
-                return Err(UnsupportedError::new_err(format!(
-                    "output {name:?} is a sequence, not one tensor"
-                )));
-            };
-            written.push((room.get().room_for(name, tensor)?, tensor));
-        }
-        for (memory, tensor) in written {
-            memory.write(0, tensor.data());
-        }
-        Ok(())
+        Ok(found.into_iter().map(|value| value.map(fetched)).collect())
     }
 }
 
-/// The values that a run is fed, as they are now.
-fn values_of(feeds: HashMap<String, Feed>) -> PyResult<HashMap<String, Value>> {
-    let tensor = |value: Py<OrtValue>| value.get().tensor();
-    let value = |feed| -> PyResult<Value> {
-        Ok(match feed {
-            Feed::Tensor(value) => Value::Tensor(tensor(value)?),
-            Feed::Sequence(values) => {
-                Value::Sequence(values.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?)
-            }
-        })
-    };
-    feeds.into_iter().map(|(name, feed)| Ok((name, value(feed)?))).collect()
+/// What a run is fed.
+fn held(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, Held)>> {
+    feeds.iter().map(|(name, feed)| Ok((name.as_str(), Held::of(feed)?))).collect()
 }
 
-/// A value for each input of a session.
-fn in_order(
-    session: &ortrain::InferenceSession,
-    feeds: &mut HashMap<String, Value>,
-) -> ortrain::Result<Vec<Value>> {
-    let names: Vec<&str> = session.inputs().iter().map(|info| info.name.as_str()).collect();
-    let mut inputs = Vec::with_capacity(names.len());
-    for &name in &names {
-        let missing = || Error::Argument(format!("no value was given for input {name:?}"));
-        inputs.push(feeds.remove(name).ok_or_else(missing)?);
+fn named<'a>(held: &'a [(&'a str, Held)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
+    held.iter().map(|(name, held)| (*name, held.feed())).collect()
+}
+
+fn fetched(value: Value) -> Fetched {
+    match value {
+        Value::Tensor(tensor) => Fetched::Tensor(OrtValue::of(tensor)),
+        Value::Sequence(tensors) => Fetched::Sequence(tensors.into_iter().map(OrtValue::of).collect()),
     }
-    if let Some(name) = feeds.keys().min() {
-        let names = names.join(", ");
-        return Err(Error::Argument(format!("the model has no input {name:?}; it has {names}")));
-    }
-    Ok(inputs)
 }
 
 /// A loss as Python describes it.

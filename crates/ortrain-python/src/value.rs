@@ -12,7 +12,7 @@ use pyo3::{IntoPyObjectExt, intern};
 
 use crate::dlpack;
 use crate::error::{InvalidArgumentError, UnsupportedError};
-use crate::lent::area_of_array;
+use crate::lent::{area_at, area_of_array};
 use crate::vector::{DLPACK_DEVICE, OrtDevice};
 
 /// A tensor in memory of the CPU, which it may share with a NumPy array or with another library.
@@ -135,22 +135,12 @@ impl OrtValue {
         Ok(memory)
     }
 
-    /// The memory, if a result of this type and shape may be written there.
-    pub(crate) fn room_for(&self, name: &str, result: &Tensor) -> PyResult<Arc<Memory>> {
-        if (self.dtype, &self.dims[..]) != (result.dtype(), result.dims()) {
-            return Err(InvalidArgumentError::new_err(format!(
-                "output {name:?} is {}, but the value for it is {}",
-                shape_name(result.dtype(), result.dims()),
-                shape_name(self.dtype, &self.dims)
-            )));
+    /// The memory, if others may have it, too.
+    pub(crate) fn shared_memory(&self) -> Option<Arc<Memory>> {
+        match &*self.contents() {
+            Contents::Own(_) => None,
+            Contents::Shared(memory) => Some(memory.clone()),
         }
-        let memory = self.memory()?;
-        if memory.is_read_only() {
-            return Err(InvalidArgumentError::new_err(format!(
-                "the value for output {name:?} shares the memory of a read-only array; make it of a copy"
-            )));
-        }
-        Ok(memory)
     }
 
     /// The address of the first element; 0 if there is none.
@@ -207,6 +197,38 @@ impl OrtValue {
         OrtValue::of_array(array)?.read_as(onnx_element_type)
     }
 
+    /// The elements at an address: a NumPy type or a number of ``TensorProto``, a shape, and a device. The owner keeps them
+    /// there as long as it lives; without one, whoever gives the address does, as long as the value, or an array of it, lives.
+    #[staticmethod]
+    #[pyo3(signature = (pointer, element_type, shape, device, owner=None))]
+    fn ortvalue_from_pointer(
+        pointer: usize,
+        element_type: &Bound<'_, PyAny>,
+        shape: Vec<Bound<'_, PyAny>>,
+        device: OrtDevice,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<OrtValue> {
+        device.check()?;
+        let dims = shape.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
+        let dtype = self::element_type(element_type)?;
+        let bytes = byte_length(dtype, &dims)?;
+        let refuse = |what: String| {
+            let shape = shape_name(dtype, &dims);
+            InvalidArgumentError::new_err(format!("{pointer:#x} is no address of {shape}: {what}"))
+        };
+        if pointer == 0 && bytes > 0 {
+            return Err(refuse("it is null".into()));
+        }
+        if !pointer.is_multiple_of(dtype.size()) {
+            let size = dtype.size();
+            return Err(refuse(format!("it is no multiple of {size} bytes, the size of an element")));
+        }
+        if pointer.checked_add(bytes).is_none() {
+            return Err(refuse(format!("no {bytes} bytes are there")));
+        }
+        Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area_at(pointer, bytes, owner))))))
+    }
+
     /// Zeros: a shape, a NumPy type or a number of ``TensorProto``, and a device.
     #[staticmethod]
     fn ortvalue_from_shape_and_type(
@@ -215,11 +237,6 @@ impl OrtValue {
         device: OrtDevice,
     ) -> PyResult<OrtValue> {
         device.check()?;
-        let size = |size: &Bound<'_, PyAny>| {
-            size.extract::<usize>().map_err(|_| {
-                InvalidArgumentError::new_err(format!("a shape is a list of sizes, and {size} is none"))
-            })
-        };
         let dims = shape.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
         let dtype = self::element_type(element_type)?;
         let memory = zeroed(byte_length(dtype, &dims)?)?;
@@ -474,6 +491,12 @@ pub(crate) fn byte_length(dtype: DType, dims: &[usize]) -> PyResult<usize> {
         InvalidArgumentError::new_err(format!("{} is too large to address", shape_name(dtype, dims)))
     })?;
     Ok(if dims.contains(&0) { 0 } else { bytes })
+}
+
+/// A size in a shape that somebody gives.
+fn size(size: &Bound<'_, PyAny>) -> PyResult<usize> {
+    size.extract::<usize>()
+        .map_err(|_| InvalidArgumentError::new_err(format!("a shape is a list of sizes, and {size} is none")))
 }
 
 /// A type with a shape, as errors have it.

@@ -139,6 +139,14 @@ impl Signature {
 
     /// Checks number, types and shapes. Allocates only to complain.
     pub(crate) fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
+        self.check_described(given.iter().map(|value| (value.dtype, value.dims, value.bytes.len())))
+    }
+
+    /// The same of values of which no more is known than element type, shape and number of bytes.
+    pub(crate) fn check_described<'v>(
+        &mut self,
+        given: impl ExactSizeIterator<Item = (DType, &'v [usize], usize)>,
+    ) -> Result<()> {
         if given.len() != self.infos.len() {
             return Err(Error::InputCount {
                 expected: self.infos.len(),
@@ -147,27 +155,27 @@ impl Signature {
             });
         }
         self.sizes.fill(None);
-        for (k, (value, axes)) in given.iter().zip(&self.axes).enumerate() {
+        for (k, ((dtype, dims, found_bytes), axes)) in given.zip(&self.axes).enumerate() {
             let info = &self.infos[k];
             let refuse = |reason: String| {
-                let found = format!("{}{:?}", value.dtype, value.dims);
+                let found = format!("{dtype}{dims:?}");
                 Err(Error::Input { name: info.name.clone(), expected: info.to_string(), found, reason })
             };
-            if value.dtype != info.dtype {
+            if dtype != info.dtype {
                 return refuse("the element types differ".into());
             }
-            match byte_length(value.dtype, value.dims) {
-                Ok(bytes) if bytes == value.bytes.len() => {}
+            match byte_length(dtype, dims) {
+                Ok(bytes) if bytes == found_bytes => {}
                 Ok(bytes) => {
-                    return refuse(format!("it should have {bytes} bytes but has {}", value.bytes.len()));
+                    return refuse(format!("it should have {bytes} bytes but has {found_bytes}"));
                 }
                 Err(error) => return refuse(error.to_string()),
             }
             let Some(axes) = axes else { continue };
-            if axes.len() != value.dims.len() {
-                return refuse(format!("it should have {} axes but has {}", axes.len(), value.dims.len()));
+            if axes.len() != dims.len() {
+                return refuse(format!("it should have {} axes but has {}", axes.len(), dims.len()));
             }
-            for (at, (axis, &size)) in axes.iter().zip(value.dims).enumerate() {
+            for (at, (axis, &size)) in axes.iter().zip(dims).enumerate() {
                 match *axis {
                     Axis::Known(expected) if expected != size => {
                         let opens = match at {

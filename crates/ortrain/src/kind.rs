@@ -147,7 +147,9 @@ pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> 
         (FileKind::Checkpoint, of_checkpoint(found))
     };
     let (kind, parameters) = match source {
-        ModelSource::WithOperators(source, _) => return inspect_other(source),
+        ModelSource::WithOperators(source, _) | ModelSource::Changed(source, _) => {
+            return inspect_other(source);
+        }
         ModelSource::Bytes(bytes) | ModelSource::BytesIn(bytes, _) => match FileKind::of_bytes(bytes) {
             None => return Ok(None),
             Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::read(bytes.clone())?),

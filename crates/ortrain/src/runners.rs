@@ -6,11 +6,12 @@ use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Precision, RunError, Runner, Scalars,
-    Schedule, Workspace, place,
+    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, Precision, RunError, Runner,
+    Scalars, Schedule, Workspace, place,
 };
 use smallvec::SmallVec;
 
+use crate::trace::Trace;
 use crate::{Error, Result};
 
 /// How many specialisations are kept compiled.
@@ -105,10 +106,23 @@ impl Runners {
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
+        self.run_traced(work, planes, (entry, scalars), None, given, deliver)
+    }
+
+    /// The same, and takes down everything that is done.
+    pub(crate) fn run_traced(
+        &mut self,
+        work: &mut Workspace,
+        planes: &[&Memory],
+        (entry, scalars): (Entry, Scalars),
+        trace: Option<&mut Trace>,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
         let runner = self.runner(work, given)?;
-        runner
-            .run(&Bindings { planes }, work, entry, scalars, given, deliver)
-            .map_err(|error| self.explained(error))
+        let (bindings, observer) = (Bindings { planes }, trace.map(|trace| trace as &mut dyn Observer));
+        let run = runner.run_observed(&bindings, work, entry, scalars, observer, given, deliver);
+        run.map_err(|error| self.explained(error))
     }
 
     /// The error of a run, in words of the model.

@@ -2,22 +2,33 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
-use ortrain_graph::{DType, Graph, Tensor, ValueId};
-use ortrain_onnx::ModelProto;
-use ortrain_ops::passes::infer::infer;
+use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType, byte_length};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto};
+use ortrain_ops::passes::{infer::infer, updates::written};
 use ortrain_ops::training::{check_sequences, sequence_input};
-use ortrain_ops::{PartTensor, PlanePart, Role};
+use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
 use ortrain_program::{
     Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
-    Scalars, Workspace, align,
+    RunError, Scalars, SlotId, Workspace, align,
 };
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
 
+use crate::artifacts::{opset_of, training_message};
+use crate::bound::{overlap, span};
 use crate::inputs::Signature;
 use crate::module::graph_to_run;
+use crate::outputs::{Fill, check_destinations};
 use crate::runners::Runners;
-use crate::{Error, ModelSource, Result, ValueInfo, default_backend, over_limit};
+use crate::trace::Trace;
+use crate::{
+    Destination, Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo, collect, default_backend,
+    over_limit,
+};
 
 /// How an [`InferenceSession`] is made.
 ///
@@ -44,6 +55,8 @@ pub struct SessionOptions {
     pub bf16_fallback: Bf16Fallback,
     /// Who may end a run early: see [`SessionOptions::interrupt`].
     pub interrupt: Option<Interrupt>,
+    /// Where the model is written as the session runs it: see [`SessionOptions::optimized_model`].
+    pub optimized_model: Option<PathBuf>,
 }
 
 impl SessionOptions {
@@ -143,6 +156,26 @@ impl SessionOptions {
         self.bf16_fallback = fallback;
         self
     }
+
+    /// With a file that the model is written to as the session runs it, before shapes are known: functions are written out,
+    /// and every value has the type that was found for it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let folder = tempfile::tempdir()?;
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// let path = folder.path().join("optimized.onnx");
+    /// InferenceSession::new(setup::MODEL.into(), SessionOptions::default().optimized_model(&path))?;
+    /// let again = InferenceSession::new(path.into(), SessionOptions::default())?;
+    /// assert_eq!(again.inputs()[0].name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn optimized_model(mut self, path: impl Into<PathBuf>) -> SessionOptions {
+        self.optimized_model = Some(path.into());
+        self
+    }
 }
 
 /// What goes into a model, or comes out of it.
@@ -171,8 +204,13 @@ impl From<Tensor> for Value {
 /// Sequences of tensors, with the type of the elements.
 type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
 
-/// How many ways of running a model (which outputs, sequences of which sizes) are kept.
-const KEPT: usize = 8;
+/// How many ways of running a model (which outputs, which initializers overridden, values of which sizes in the caller's
+/// memory) are kept.
+const KEPT: usize = 32;
+
+/// From so many bytes on a value is read where it lies. What is smaller costs less to copy than to prepare a program for, and
+/// shapes may be made of it.
+const LENT_FROM: usize = 4096;
 
 /// Any ONNX model, ready to run.
 ///
@@ -189,18 +227,66 @@ const KEPT: usize = 8;
 #[derive(Debug)]
 pub struct InferenceSession {
     label: String,
-    graph: Graph,
+    /// With all initializers as they are in the model.
+    base: Variant,
+    /// With some of them given by runs. The one used last is last.
+    variants: Vec<Variant>,
     precision: Precision,
+    bf16_fallback: Bf16Fallback,
     backend: Arc<dyn Backend>,
     /// The one used last is last.
     prepared: Vec<Prepared>,
     work: Workspace,
     limits: Limits,
+    outputs: Vec<ValueInfo>,
+    overridable: Vec<ValueInfo>,
+    /// The model as it was read, if initializers can be given by runs.
+    model: Option<LoadedModel>,
+    meta: ModelMeta,
+    trace: Option<Trace>,
+}
+
+/// A model of which certain initializers are given by runs.
+#[derive(Debug)]
+struct Variant {
+    /// These, by their positions among those that can be.
+    overridden: Vec<usize>,
+    graph: Graph,
+    /// Those that a run must be given, then the initializers.
     inputs: Vec<ValueInfo>,
     /// Of those inputs that are tensors.
     signature: Signature,
-    outputs: Vec<ValueInfo>,
-    meta: ModelMeta,
+    /// Inputs that nodes write to where they can: never read where they lie.
+    written: FxHashSet<usize>,
+}
+
+impl Variant {
+    fn new(label: &str, graph: Graph, overridden: Vec<usize>) -> Result<Variant> {
+        let info = |id: &_| ValueInfo::of_any(label, &graph, *id);
+        let inputs: Vec<ValueInfo> = graph.inputs.iter().map(info).collect::<Result<_>>()?;
+        let signature = Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect());
+        Ok(Variant { overridden, graph, inputs, signature, written: FxHashSet::default() })
+    }
+}
+
+/// The values of a run, in the order of a variant's inputs, tensors and sequences apart.
+struct Ordered<'a> {
+    /// Initializers that are given, by their positions among those that can be.
+    overridden: Vec<usize>,
+    feeds: Vec<Feed<'a>>,
+}
+
+/// What a run is prepared for.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Key {
+    /// These outputs; all, if `None`.
+    only: Option<Vec<usize>>,
+    /// The shapes of the tensors of each sequence among the inputs.
+    shapes: Vec<Vec<Vec<usize>>>,
+    /// Initializers that are given.
+    overridden: Vec<usize>,
+    /// Inputs that are read where they lie, by position, with their shapes.
+    lent: Vec<(usize, Vec<usize>)>,
 }
 
 /// What a run may take, and who may end it.
@@ -269,15 +355,12 @@ impl ModelMeta {
     }
 }
 
-/// The model prepared for some of its outputs, and for sequences of certain sizes.
+/// The model prepared for some of its outputs, and for values of certain sizes.
 #[derive(Debug)]
 struct Prepared {
-    /// All, if `None`.
-    only: Option<Vec<usize>>,
-    /// The shapes of the tensors of each sequence among the inputs.
-    shapes: Vec<Vec<Vec<usize>>>,
+    key: Key,
     runners: Runners,
-    /// Where the sequences lie, one after the other.
+    /// Where the sequences lie, one after the other. Values that are lent are the planes after them.
     planes: Vec<Memory>,
     /// Where each of the outputs comes from.
     origins: Vec<Origin>,
@@ -292,7 +375,7 @@ enum Origin {
 }
 
 impl InferenceSession {
-    /// A session of a model. Initializers are constants, also those listed as inputs.
+    /// A session of a model. Initializers are constants; a run may give others in the place of those listed as inputs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -318,34 +401,105 @@ impl InferenceSession {
             return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
         }
         let info = |id: &_| ValueInfo::of_any(&label, &graph, *id);
-        let inputs: Vec<ValueInfo> = graph.inputs.iter().map(info).collect::<Result<_>>()?;
         let outputs = graph.outputs.iter().map(info).collect::<Result<_>>()?;
+        let overridable = overridable(&label, &model)?;
+        if let Some(path) = options.optimized_model {
+            write_optimized(&label, &model, &graph, &path)?;
+        }
         let limits = Limits {
             memory: options.memory_limit,
             iterations: options.iteration_limit.unwrap_or(ITERATION_LIMIT),
             interrupt: options.interrupt,
         };
         Ok(InferenceSession {
+            base: Variant::new(&label, graph, Vec::new())?,
+            variants: Vec::new(),
             label,
-            graph,
             precision: options.precision,
+            bf16_fallback: options.bf16_fallback,
             backend,
-            prepared: Vec::with_capacity(KEPT + 1),
+            prepared: Vec::new(),
             work: Workspace::limited(limits.memory, 0)
                 .iteration_limit(limits.iterations)
                 .interrupt(limits.interrupt.clone()),
             limits,
-            signature: Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect()),
-            inputs,
             outputs,
+            model: (!overridable.is_empty()).then_some(model),
+            overridable,
             meta,
+            trace: None,
         })
+    }
+
+    /// The same session on another backend, for which runs are prepared anew.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InferenceSession, SessionOptions, backend};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// session.set_backend(backend("reference", 0)?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the backend does not compute the session's precision; it stays on the one that it has then.
+    pub fn set_backend(&mut self, backend: Arc<dyn Backend>) -> Result<()> {
+        self.backend = backend.with_precision(self.precision, self.bf16_fallback)?;
+        self.prepared.clear();
+        Ok(())
+    }
+
+    /// Takes down what runs do from now on, call by call, until [`InferenceSession::end_trace`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// session.begin_trace();
+    /// session.run(&inputs[..1], &mut |_, _, _, _| {})?;
+    /// assert!(session.end_trace().is_some_and(|trace| trace.contains("model_run")));
+    /// assert_eq!(session.end_trace(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_trace(&mut self) {
+        self.trace = Some(Trace::new());
+    }
+
+    /// What runs did since [`InferenceSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
+    /// nothing was taken down. The first million of calls is in it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.end_trace(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn end_trace(&mut self) -> Option<String> {
+        self.trace.take().map(|trace| trace.to_json())
+    }
+
+    /// The initializers that runs may give other values: those that the model lists as inputs, too.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert!(session.overridable_initializers().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn overridable_initializers(&self) -> &[ValueInfo] {
+        &self.overridable
     }
 
     /// What it runs, and how.
     pub(crate) fn parts(&self) -> Parts<'_> {
         let Limits { memory: limit, iterations, ref interrupt } = self.limits;
-        let (graph, backend, precision) = (&self.graph, &self.backend, self.precision);
+        let (graph, backend, precision) = (&self.base.graph, &self.backend, self.precision);
         Parts { label: &self.label, graph, backend, precision, limit, iterations, interrupt }
     }
 
@@ -404,7 +558,7 @@ impl InferenceSession {
     /// ```
     #[must_use]
     pub fn inputs(&self) -> &[ValueInfo] {
-        &self.inputs
+        &self.base.inputs
     }
 
     /// What a run delivers, in order.
@@ -439,17 +593,63 @@ impl InferenceSession {
     /// When the inputs do not fit, the run fails, or the model takes or makes sequences: then
     /// [`InferenceSession::run_values`] runs it.
     pub fn run(&mut self, inputs: &[Given<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
-        if let Some(info) = self.inputs.iter().chain(&self.outputs).find(|info| info.sequence) {
-            return Err(Error::Argument(format!(
-                "{:?} is {info}; run_values takes and gives sequences, run tensors alone",
-                info.name
-            )));
+        self.check_tensors_only("run_values takes and gives sequences, run tensors alone")?;
+        self.base.signature.check(inputs)?;
+        let at = self.prepared(&Key::default())?;
+        self.execute(at, inputs, &[], deliver)
+    }
+
+    /// Computes the outputs and writes them to memory of the caller, in the order of [`InferenceSession::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::{Destination, InferenceSession, SessionOptions};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let mut logits = [0.0; 20];
+    /// session.run_into(&inputs[..1], &mut [Destination::f32(&[2, 10], &mut logits)])?;
+    /// assert!(logits.iter().any(|&logit| logit != 0.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`InferenceSession::run`]; when the number, the types or the shapes of `outputs` are not those of the results.
+    /// Nothing has been written then.
+    pub fn run_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+        self.check_tensors_only("run_values takes and gives sequences, run_into tensors alone")?;
+        self.base.signature.check(inputs)?;
+        check_destinations(&self.outputs, outputs)?;
+        let at = self.prepared(&Key::default())?;
+        let known = self.known_shapes(at, inputs)?;
+        for (info, (output, known)) in self.outputs.iter().zip(outputs.iter().zip(&known)) {
+            if let Some(dims) = known {
+                output.check(info, info.dtype, dims)?;
+            }
         }
-        self.signature.check(inputs)?;
-        let at = self.prepared(None, &[])?;
-        let runners = &mut self.prepared[at].runners;
-        let run = runners.run(&mut self.work, &[], Entry::Accumulate, Scalars::default(), inputs, deliver);
-        run.map_err(|error| over_limit::explained(error, runners, &self.signature, &self.work, inputs))
+        if known.iter().all(Option::is_some) {
+            let mut fill = Fill::new(outputs);
+            self.execute(at, inputs, &[], &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+            return fill.finish(&self.outputs);
+        }
+        // Shapes that depend on values are known when the run is over.
+        let results = collect(|deliver| self.execute(at, inputs, &[], deliver))?;
+        for (info, (output, result)) in self.outputs.iter().zip(outputs.iter().zip(&results)) {
+            output.check(info, result.dtype(), result.dims())?;
+        }
+        outputs
+            .iter_mut()
+            .zip(&results)
+            .for_each(|(output, result)| output.bytes.copy_from_slice(result.data()));
+        Ok(())
+    }
+
+    fn check_tensors_only(&self, help: &str) -> Result<()> {
+        match self.base.inputs.iter().chain(&self.outputs).find(|info| info.sequence) {
+            Some(info) => Err(Error::Argument(format!("{:?} is {info}; {help}", info.name))),
+            None => Ok(()),
+        }
     }
 
     /// Computes the outputs, or `only` those at these positions and nothing that they do not need, in this order.
@@ -473,101 +673,308 @@ impl InferenceSession {
     /// # Errors
     /// When the inputs do not fit, there is no output at a position, or the run fails.
     pub fn run_values(&mut self, inputs: &[Value], only: Option<&[usize]>) -> Result<Vec<Value>> {
-        if let Some(position) = only.iter().copied().flatten().find(|&&at| at >= self.outputs.len()) {
-            let count = self.outputs.len();
+        if inputs.len() != self.base.inputs.len() {
+            return Err(Error::InputCount {
+                expected: self.base.inputs.len(),
+                names: self.base.inputs.iter().map(|info| info.name.clone()).collect(),
+                found: inputs.len(),
+            });
+        }
+        let feeds = inputs.iter().map(Feed::from).collect();
+        let all: Vec<usize> = (0..self.outputs.len()).collect();
+        let fetch = |&output: &usize| Fetch { output, into: None };
+        let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all).iter().map(fetch).collect();
+        let found = self.run_ordered(Ordered { overridden: Vec::new(), feeds }, &fetches, only.is_some())?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Computes outputs from inputs by name. Values may lie in memory of the caller's, where they are read or written without a
+    /// copy of them being made in between. Besides inputs, `feeds` may name
+    /// [`InferenceSession::overridable_initializers`]: the run has these values in their place. With `restricted` nothing is
+    /// computed that `fetches` do not need, otherwise every output.
+    ///
+    /// For each of `fetches` its value comes back, or nothing where it was written into memory. An output may be written
+    /// where an input lies.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::{DType, Feed, Fetch, InferenceSession, Lent, Memory, SessionOptions};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let (x, logits) = (Arc::new(Memory::new(2 * 64 * 4)), Arc::new(Memory::new(2 * 10 * 4)));
+    /// let feed = Feed::from(Lent { dtype: DType::F32, dims: &[2, 64], memory: &x });
+    /// let into = Some(Lent { dtype: DType::F32, dims: &[2, 10], memory: &logits });
+    /// session.run_bound(&[("x", feed)], &[Fetch { output: 0, into }], true)?;
+    /// assert!(!logits.is_zero());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a name is unknown, given twice or missing, a value does not fit, memory is too small, read-only, or that of
+    /// two outputs, or the run fails. Nothing has been written then.
+    pub fn run_bound(
+        &mut self,
+        feeds: &[(&str, Feed<'_>)],
+        fetches: &[Fetch<'_>],
+        restricted: bool,
+    ) -> Result<Vec<Option<Value>>> {
+        let given = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
+        let mut ordered = Ordered { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
+        for info in &self.base.inputs {
+            let missing = || Error::Argument(format!("no value was given for input {:?}", info.name));
+            ordered.feeds.push(given(&info.name).ok_or_else(missing)?);
+        }
+        for (at, info) in self.overridable.iter().enumerate() {
+            if let Some(feed) = given(&info.name) {
+                ordered.overridden.push(at);
+                ordered.feeds.push(feed);
+            }
+        }
+        if ordered.feeds.len() != feeds.len() {
+            return Err(self.wrong_name(feeds));
+        }
+        self.run_ordered(ordered, fetches, restricted)
+    }
+
+    /// The error of a name that is unknown or given twice.
+    fn wrong_name(&self, feeds: &[(&str, Feed<'_>)]) -> Error {
+        let known: Vec<&str> =
+            self.base.inputs.iter().chain(&self.overridable).map(|info| info.name.as_str()).collect();
+        let mut names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        match names.iter().find(|name| !known.contains(name)) {
+            Some(name) => {
+                Error::Argument(format!("the model has no input {name:?}; it has {}", known.join(", ")))
+            }
+            None => {
+                let twice = names.windows(2).find(|pair| pair[0] == pair[1]).map_or("", |pair| pair[0]);
+                Error::Argument(format!("input {twice:?} is given twice"))
+            }
+        }
+    }
+
+    fn run_ordered(
+        &mut self,
+        ordered: Ordered<'_>,
+        fetches: &[Fetch<'_>],
+        restricted: bool,
+    ) -> Result<Vec<Option<Value>>> {
+        let count = self.outputs.len();
+        if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
+            let position = fetch.output;
             return Err(Error::Argument(format!("there is no output at {position}; there are {count}")));
         }
-        let (tensors, sequences) = self.checked(inputs)?;
-        let shapes: Vec<Vec<Vec<usize>>> = sequences
-            .iter()
-            .map(|(_, tensors)| tensors.iter().map(|tensor| tensor.dims().to_vec()).collect())
-            .collect();
-        let at = self.prepared(only, &shapes)?;
-        let Prepared { runners, planes, origins, .. } = &mut self.prepared[at];
+        check_rooms(&self.outputs, fetches)?;
+        let Ordered { overridden, feeds } = ordered;
+        self.make_variant(&overridden)?;
+        let variant = variant_of(&mut self.base, &mut self.variants, &overridden);
+        check_feeds(variant, &feeds)?;
+
+        // What is read where it lies, what is copied first, and sequences.
+        let copies: Vec<Option<Tensor>> =
+            feeds.iter().enumerate().map(|(k, feed)| copied(variant, k, feed, fetches)).collect();
+        let (mut tensors, mut sequences, mut lent) = (Vec::new(), Sequences::new(), Vec::new());
+        let mut key = Key {
+            only: restricted.then(|| fetches.iter().map(|fetch| fetch.output).collect()),
+            ..Key::default()
+        };
+        for (k, (feed, copy)) in feeds.iter().zip(&copies).enumerate() {
+            match (feed, copy) {
+                (_, Some(tensor)) => tensors.push(Given::from(tensor)),
+                (Feed::Given(given), None) => tensors.push(*given),
+                (Feed::Lent(value), None) => {
+                    key.lent.push((k, value.dims.to_vec()));
+                    lent.push(&**value.memory);
+                }
+                (Feed::Sequence(several), None) => {
+                    key.shapes.push(several.iter().map(|tensor| tensor.dims().to_vec()).collect());
+                    sequences.push((variant.inputs[k].dtype, *several));
+                }
+            }
+        }
+        key.overridden = overridden;
+        let at = self.prepared(&key)?;
+        // Values that nodes write to were found meanwhile: they are copied after all.
+        if self.prepared[at].key != key {
+            let Key { overridden, .. } = key;
+            return self.run_ordered(Ordered { overridden, feeds }, fetches, restricted);
+        }
+        self.run_prepared(at, (&tensors, &sequences, &lent), fetches).map_err(|error| match lent.is_empty() {
+            true => error,
+            false => self.explained_with_copies(error, &feeds, &key),
+        })
+    }
+
+    fn run_prepared(
+        &mut self,
+        at: usize,
+        (tensors, sequences, lent): (&[Given<'_>], &Sequences<'_>, &[&Memory]),
+        fetches: &[Fetch<'_>],
+    ) -> Result<Vec<Option<Value>>> {
+        let Prepared { key, planes, origins, .. } = &self.prepared[at];
+        let restricted = key.only.is_some();
         let places: Vec<Vec<Range<usize>>> =
-            sequences.iter().zip(&shapes).map(|((dtype, _), shapes)| places(*dtype, shapes)).collect();
-        for ((plane, (_, tensors)), places) in planes.iter().zip(&sequences).zip(&places) {
-            for (tensor, place) in tensors.iter().zip(places) {
+            sequences.iter().zip(&key.shapes).map(|((dtype, _), shapes)| places(*dtype, shapes)).collect();
+        for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&places) {
+            for (tensor, place) in several.iter().zip(places) {
                 plane.write(place.start, tensor.data());
             }
         }
-        let bound: Vec<&Memory> = planes.iter().collect();
-        let mut delivered: Vec<Option<Tensor>> = vec![None; origins.len()];
-        let run = runners.run(
-            &mut self.work,
-            &bound,
-            Entry::Accumulate,
-            Scalars::default(),
-            &tensors,
-            &mut |at, dtype, dims, value| {
-                let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-                value.copy_to(&mut bytes);
-                delivered[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
-            },
-        );
-        run.map_err(|error| over_limit::explained(error, runners, &self.signature, &self.work, &tensors))?;
-        let value = |origin: &Origin| match *origin {
-            Origin::Delivered(at) => {
-                Value::Tensor(delivered[at].clone().expect("every output is delivered, whole"))
+        let origin = |k: usize, fetch: &Fetch<'_>| origins[if restricted { k } else { fetch.output }];
+        let sources: Vec<Origin> = fetches.iter().enumerate().map(|(k, fetch)| origin(k, fetch)).collect();
+        let mut sure = true;
+        if fetches.iter().any(|fetch| fetch.into.is_some()) {
+            let known = self.known_shapes(at, tensors)?;
+            for (fetch, source) in fetches.iter().zip(&sources) {
+                let (Some(into), &Origin::Delivered(number)) = (&fetch.into, source) else { continue };
+                match &known[number] {
+                    Some(dims) => check_room(&self.outputs[fetch.output], into, dims)?,
+                    None => sure = false,
+                }
             }
+        }
+        let mut delivered: Vec<Option<Tensor>> = vec![None; fetches.len()];
+        self.execute(at, tensors, lent, &mut |number, dtype, dims, value| {
+            let bytes = dims.iter().product::<usize>() * dtype.size();
+            for (k, fetch) in fetches.iter().enumerate() {
+                match (&sources[k], &fetch.into) {
+                    (Origin::Delivered(of), Some(into)) if *of == number && sure => {
+                        value.write_to(into.memory, bytes);
+                    }
+                    (Origin::Delivered(of), _) if *of == number => {
+                        let mut copy = vec![0; bytes];
+                        value.copy_to(&mut copy);
+                        delivered[k] = Tensor::new(dtype, dims.to_vec(), copy.into()).ok();
+                    }
+                    _ => {}
+                }
+            }
+        })?;
+        if !sure {
+            for (fetch, result) in fetches.iter().zip(&delivered) {
+                if let (Some(into), Some(result)) = (&fetch.into, result) {
+                    check_room(&self.outputs[fetch.output], into, result.dims())?;
+                }
+            }
+            for (fetch, result) in fetches.iter().zip(&mut delivered) {
+                if let (Some(into), Some(result)) = (&fetch.into, result.take_if(|_| fetch.into.is_some())) {
+                    into.memory.write(0, result.data());
+                }
+            }
+        }
+        let planes = &self.prepared[at].planes;
+        let value = |(k, source): (usize, &Origin)| match *source {
+            Origin::Delivered(_) => delivered[k].take().map(Value::Tensor),
             Origin::Sequence(at) => {
-                let (dtype, tensors) = sequences[at];
+                let (dtype, several) = sequences[at];
                 let read = |(tensor, place): (&Tensor, &Range<usize>)| {
                     let bytes = planes[at].to_vec(place.start, place.len());
                     Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("it has the size it had")
                 };
-                Value::Sequence(tensors.iter().zip(&places[at]).map(read).collect())
+                Some(Value::Sequence(several.iter().zip(&places[at]).map(read).collect()))
             }
         };
-        Ok(origins.iter().map(value).collect())
+        Ok(sources.iter().enumerate().map(value).collect())
     }
 
-    /// The inputs, tensors and sequences apart, of the right number, types and shapes.
-    fn checked<'a>(&mut self, inputs: &'a [Value]) -> Result<(Vec<Given<'a>>, Sequences<'a>)> {
-        if inputs.len() != self.inputs.len() {
-            return Err(Error::InputCount {
-                expected: self.inputs.len(),
-                names: self.inputs.iter().map(|info| info.name.clone()).collect(),
-                found: inputs.len(),
-            });
+    /// Runs what is prepared on checked values.
+    fn execute(
+        &mut self,
+        at: usize,
+        tensors: &[Given<'_>],
+        lent: &[&Memory],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let Prepared { key, runners, planes, .. } = &mut self.prepared[at];
+        let bound: SmallVec<[&Memory; 32]> = planes.iter().chain(lent.iter().copied()).collect();
+        let how = (Entry::Accumulate, Scalars::default());
+        let start = Instant::now();
+        let run = runners.run_traced(&mut self.work, &bound, how, self.trace.as_mut(), tensors, deliver);
+        if let (Some(trace), Ok(())) = (&mut self.trace, &run) {
+            trace.run(start, Instant::now());
         }
-        let (mut tensors, mut sequences) = (Vec::new(), Vec::new());
-        for (info, value) in self.inputs.iter().zip(inputs) {
-            let refuse = |found: String, reason: &str| {
-                let (name, expected) = (info.name.clone(), info.to_string());
-                Err(Error::Input { name, expected, found, reason: reason.into() })
-            };
-            let described = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.dims());
-            match value {
-                Value::Tensor(tensor) if info.sequence => {
-                    return refuse(described(tensor), "a tensor is no sequence");
-                }
-                Value::Tensor(tensor) => tensors.push(Given::from(tensor)),
-                Value::Sequence(several) if !info.sequence => {
-                    return refuse(format!("a sequence of {}", several.len()), "a sequence is no tensor");
-                }
-                Value::Sequence(several) => {
-                    if let Some(other) = several.iter().find(|tensor| tensor.dtype() != info.dtype) {
-                        return refuse(
-                            format!("a sequence with {}", described(other)),
-                            "the element types differ",
-                        );
-                    }
-                    sequences.push((info.dtype, several.as_slice()));
-                }
+        run.map_err(|error| match key.lent.is_empty() {
+            true => {
+                let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+                over_limit::explained(error, runners, &variant.signature, &self.work, tensors)
+            }
+            false => error,
+        })
+    }
+
+    /// An error of a run on values in the caller's memory; where it takes more than it may, with what helps, as if the values
+    /// had been copied.
+    fn explained_with_copies(&mut self, error: Error, feeds: &[Feed<'_>], key: &Key) -> Error {
+        let Error::Run(RunError::OverLimit(_)) = &error else { return error };
+        let copies: Vec<Tensor> = feeds.iter().filter_map(whole_copy).collect();
+        let tensors: Vec<Given<'_>> = copies.iter().map(Given::from).collect();
+        let (only, shapes, overridden) = (key.only.clone(), key.shapes.clone(), key.overridden.clone());
+        let Ok(at) = self.prepared(&Key { only, shapes, overridden, lent: Vec::new() }) else { return error };
+        let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+        over_limit::explained(error, &self.prepared[at].runners, &variant.signature, &self.work, &tensors)
+    }
+
+    /// The shapes of the results that are delivered, of those that are known before a run.
+    fn known_shapes(&mut self, at: usize, tensors: &[Given<'_>]) -> Result<Vec<Option<Vec<usize>>>> {
+        let Prepared { key, runners, .. } = &mut self.prepared[at];
+        let found = runners.runner(&self.work, tensors).map(|runner| {
+            let schedule = runner.schedule();
+            let dims =
+                |slot: &SlotId| schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone());
+            schedule.outputs.iter().map(dims).collect()
+        });
+        found.map_err(|error| match key.lent.is_empty() {
+            true => {
+                let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+                over_limit::explained(error, runners, &variant.signature, &self.work, tensors)
+            }
+            false => error,
+        })
+    }
+
+    /// Makes the model with certain initializers given by runs, if it was not made before.
+    fn make_variant(&mut self, overridden: &[usize]) -> Result<()> {
+        if overridden.is_empty() {
+            return Ok(());
+        }
+        if let Some(at) = self.variants.iter().position(|variant| variant.overridden == overridden) {
+            self.variants[at..].rotate_left(1);
+            return Ok(());
+        }
+        let Some(model) = &self.model else { return Ok(()) };
+        let names: Vec<&str> = overridden.iter().map(|&at| self.overridable[at].name.as_str()).collect();
+        let mut proto = model.proto.clone();
+        if let Some(graph) = &mut proto.graph {
+            graph.initializer.retain(|tensor| !names.contains(&tensor.name.as_str()));
+        }
+        let mut graph = graph_to_run(&self.label, &model.with_proto(proto))?;
+        let (mut required, mut last) = (Vec::new(), vec![None; names.len()]);
+        for &id in &graph.inputs {
+            match names.iter().position(|name| *name == graph.name_of(id)) {
+                Some(at) => last[at] = Some(id),
+                None => required.push(id),
             }
         }
-        self.signature.check(&tensors)?;
-        Ok((tensors, sequences))
+        required.extend(last.into_iter().flatten());
+        graph.inputs = required;
+        infer(&mut graph).map_err(|source| Error::model(&self.label, source))?;
+        if self.variants.len() == KEPT {
+            let gone = self.variants.remove(0);
+            self.prepared.retain(|known| known.key.overridden != gone.overridden);
+        }
+        self.variants.push(Variant::new(&self.label, graph, overridden.to_vec())?);
+        Ok(())
     }
 
-    /// The position of what runs these outputs with sequences of these shapes.
-    fn prepared(&mut self, only: Option<&[usize]>, shapes: &[Vec<Vec<usize>>]) -> Result<usize> {
-        let is_it = |known: &Prepared| known.only.as_deref() == only && known.shapes == shapes;
-        match self.prepared.iter().position(is_it) {
+    /// The position of what runs this. Where it turns out that nodes write to values that were to be read where they lie,
+    /// it is what is prepared for another key.
+    fn prepared(&mut self, key: &Key) -> Result<usize> {
+        match self.prepared.iter().position(|known| known.key == *key) {
             Some(at) => self.prepared[at..].rotate_left(1),
             None => {
-                let made = self.prepare(only, shapes)?;
+                let made = self.prepare(key)?;
                 if self.prepared.len() == KEPT {
                     self.prepared.remove(0);
                 }
@@ -577,13 +984,14 @@ impl InferenceSession {
         Ok(self.prepared.len() - 1)
     }
 
-    fn prepare(&self, only: Option<&[usize]>, shapes: &[Vec<Vec<usize>>]) -> Result<Prepared> {
-        let mut graph = self.graph.clone();
-        if let Some(positions) = only {
-            graph.outputs = positions.iter().map(|&at| self.graph.outputs[at]).collect();
+    fn prepare(&mut self, key: &Key) -> Result<Prepared> {
+        let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+        let mut graph = variant.graph.clone();
+        if let Some(positions) = &key.only {
+            graph.outputs = positions.iter().map(|&at| variant.graph.outputs[at]).collect();
             graph.remove_unused();
         }
-        let sequences: Vec<ValueId> = (graph.inputs.iter().copied().zip(&self.inputs))
+        let sequences: Vec<ValueId> = (graph.inputs.iter().copied().zip(&variant.inputs))
             .filter_map(|(id, info)| info.sequence.then_some(id))
             .collect();
         let mut origins = Vec::with_capacity(graph.outputs.len());
@@ -609,12 +1017,18 @@ impl InferenceSession {
 
         let mut planes = Vec::with_capacity(sequences.len());
         let mut roles = Vec::with_capacity(graph.inputs.len());
-        for info in &self.inputs {
+        for (k, info) in variant.inputs.iter().enumerate() {
+            if let Some(number) = key.lent.iter().position(|(at, _)| *at == k) {
+                let id = graph.inputs[k];
+                graph.value_mut(id).ty = ValueType::tensor(info.dtype, &key.lent[number].1);
+                roles.push(Role::Plane(PlaneId((sequences.len() + number) as u32), 0));
+                continue;
+            }
             if !info.sequence {
                 roles.push(Role::User);
                 continue;
             }
-            let places = places(info.dtype, &shapes[planes.len()]);
+            let places = places(info.dtype, &key.shapes[planes.len()]);
             let bytes = places.last().map_or(0, |place| align(place.end));
             let plane = PlaneId(planes.len() as u32);
             let size = info.dtype.size();
@@ -627,8 +1041,28 @@ impl InferenceSession {
             planes.push(Memory::new(bytes));
         }
         let runners = Runners::new(graph, roles, self.backend.clone()).precision(self.precision);
-        let only = only.map(<[usize]>::to_vec);
-        Ok(Prepared { only, shapes: shapes.to_vec(), runners, planes, origins })
+        let mut key = Key {
+            only: key.only.clone(),
+            shapes: key.shapes.clone(),
+            overridden: key.overridden.clone(),
+            lent: key.lent.clone(),
+        };
+        if !key.lent.is_empty() {
+            let inputs = &runners.graph().inputs;
+            let writes: FxHashSet<ValueId> = written(runners.graph()).into_iter().collect();
+            let before = key.lent.len();
+            key.lent.retain(|(at, _)| {
+                let clean = !writes.contains(&inputs[*at]);
+                if !clean {
+                    variant.written.insert(*at);
+                }
+                clean
+            });
+            if key.lent.len() != before {
+                return self.prepare(&key);
+            }
+        }
+        Ok(Prepared { key, runners, planes, origins })
     }
 
     /// The graph and the programs made so far, as text.
@@ -648,8 +1082,170 @@ impl InferenceSession {
             .flat_map(|prepared| prepared.runners.schedules())
             .map(|schedule| schedule.to_string() + "\n")
             .collect();
-        format!("{}\n{schedules}", self.graph)
+        format!("{}\n{schedules}", self.base.graph)
     }
+}
+
+/// The model with these initializers given by runs, which was made.
+fn variant_of<'a>(
+    base: &'a mut Variant,
+    variants: &'a mut [Variant],
+    overridden: &[usize],
+) -> &'a mut Variant {
+    variants.iter_mut().find(|variant| variant.overridden == overridden).unwrap_or(base)
+}
+
+/// The initializers that runs may give other values. Before version 4 of the format every initializer was an input, too, and
+/// that meant nothing.
+fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
+    const FIRST_VERSION: i64 = 4;
+    let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= FIRST_VERSION) else {
+        return Ok(Vec::new());
+    };
+    let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    let listed: Vec<ValueInfoProto> =
+        graph.input.iter().filter(|info| initializers.contains(info.name.as_str())).cloned().collect();
+    if listed.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Inputs of a graph of nothing else.
+    let proto = ModelProto {
+        graph: Some(GraphProto { input: listed, ..GraphProto::default() }),
+        ..ModelProto::default()
+    };
+    let declared =
+        Graph::from_model(&model.with_proto(proto)).map_err(|source| Error::graph(label, source))?;
+    declared.inputs.iter().map(|&id| ValueInfo::of_any(label, &declared, id)).collect()
+}
+
+/// Writes the model as a session runs it, in the version of its operators that it has.
+fn write_optimized(label: &str, model: &LoadedModel, graph: &Graph, path: &Path) -> Result<()> {
+    let message = |opset| training_message(label, &model.proto, graph.clone(), opset);
+    // An operator of a domain of its own may have no spelling in an old version.
+    let mut proto = message(opset_of(&model.proto)).or_else(|_| message(NEWEST_OPSET))?;
+    proto.metadata_props.clone_from(&model.proto.metadata_props);
+    if let (Some(written), Some(read)) = (&mut proto.graph, &model.proto.graph) {
+        written.doc_string.clone_from(&read.doc_string);
+        let is_listed =
+            |info: &&ValueInfoProto| written.initializer.iter().any(|tensor| tensor.name == info.name);
+        let listed: Vec<ValueInfoProto> = read.input.iter().filter(is_listed).cloned().collect();
+        written.input.extend(listed);
+    }
+    Ok(model.with_proto(proto).save(path)?)
+}
+
+/// Checks that values fit the inputs.
+fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
+    for (info, feed) in variant.inputs.iter().zip(feeds) {
+        let refuse = |found: String, reason: &str| {
+            let (name, expected) = (info.name.clone(), info.to_string());
+            Err(Error::Input { name, expected, found, reason: reason.into() })
+        };
+        match feed {
+            Feed::Sequence(_) if !info.sequence => {
+                return refuse(feed.described(), "a sequence is no tensor");
+            }
+            Feed::Sequence(several) => {
+                if let Some(other) = several.iter().find(|tensor| tensor.dtype() != info.dtype) {
+                    let other = format!("a sequence with {}{:?}", other.dtype(), other.dims());
+                    return refuse(other, "the element types differ");
+                }
+            }
+            _ if info.sequence => return refuse(feed.described(), "a tensor is no sequence"),
+            Feed::Given(_) | Feed::Lent(_) => {}
+        }
+    }
+    let described: Vec<(DType, &[usize], usize)> = feeds
+        .iter()
+        .filter_map(|feed| match feed {
+            Feed::Given(given) => Some((given.dtype, given.dims, given.bytes.len())),
+            Feed::Lent(lent) => {
+                let (have, need) =
+                    (lent.memory.len(), byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX));
+                Some((lent.dtype, lent.dims, have.min(need)))
+            }
+            Feed::Sequence(_) => None,
+        })
+        .collect();
+    variant.signature.check_described(described.into_iter())
+}
+
+/// The value of an input, at a position, if a run is to have a copy of it.
+fn copied(variant: &Variant, at: usize, feed: &Feed<'_>, fetches: &[Fetch<'_>]) -> Option<Tensor> {
+    let Feed::Lent(lent) = feed else { return None };
+    let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
+    let own = span(lent, bytes);
+    let is_written = |fetch: &Fetch<'_>| {
+        fetch.into.as_ref().is_some_and(|into| {
+            let room = byte_length(into.dtype, into.dims).unwrap_or(usize::MAX);
+            overlap(own, span(into, room))
+        })
+    };
+    let stays = lent.dtype.is_float()
+        && bytes >= LENT_FROM
+        && own.0.is_multiple_of(lent.dtype.size())
+        && !variant.written.contains(&at)
+        && !fetches.iter().any(is_written);
+    if stays { None } else { whole_copy(feed) }
+}
+
+/// A copy of a tensor.
+fn whole_copy(feed: &Feed<'_>) -> Option<Tensor> {
+    let (dtype, dims, bytes) = match feed {
+        Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
+        Feed::Lent(lent) => {
+            let bytes = byte_length(lent.dtype, lent.dims).ok()?;
+            (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes))
+        }
+        Feed::Sequence(_) => return None,
+    };
+    Tensor::new(dtype, dims.to_vec(), bytes.into()).ok()
+}
+
+/// Checks what is known of the places of outputs before a run.
+fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
+    let mut spans: Vec<(&str, (usize, usize))> = Vec::new();
+    for fetch in fetches {
+        let (info, Some(into)) = (&outputs[fetch.output], &fetch.into) else { continue };
+        let name = &info.name;
+        if info.sequence {
+            return Err(Error::Argument(format!("output {name:?} is {info}, which has no place of its own")));
+        }
+        let found = || format!("{}{:?}", into.dtype, into.dims);
+        if into.dtype != info.dtype {
+            return Err(Error::Output { name: name.clone(), expected: info.to_string(), found: found() });
+        }
+        let room = |error: String| Error::Argument(format!("the place for output {name:?}: {error}"));
+        let bytes = byte_length(into.dtype, into.dims).map_err(|error| room(error.to_string()))?;
+        if bytes > into.memory.len() {
+            let have = into.memory.len();
+            return Err(Error::Argument(format!(
+                "the place for output {name:?} is said to be {}, which takes {bytes} bytes, but it has {have}",
+                found()
+            )));
+        }
+        if into.memory.is_read_only() {
+            return Err(room("it is read-only memory; give it memory that can be written".into()));
+        }
+        let own = span(into, bytes);
+        if let Some((other, _)) = spans.iter().find(|(_, other)| overlap(own, *other)) {
+            return Err(Error::Argument(format!(
+                "outputs {other:?} and {name:?} share memory, so that one result would overwrite the other; give each \
+                 output memory of its own"
+            )));
+        }
+        spans.push((name, own));
+    }
+    Ok(())
+}
+
+/// Checks that a result of a shape goes where it is to be written.
+fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
+    if into.dims == dims {
+        return Ok(());
+    }
+    let (name, expected) = (info.name.clone(), format!("{}{dims:?}", info.dtype));
+    Err(Error::Output { name, expected, found: format!("{}{:?}", into.dtype, into.dims) })
 }
 
 /// Where the tensors of a sequence lie in its plane, in bytes.

@@ -4,12 +4,14 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_graph::{DType, Graph, Tensor, aligned_copy, tensor_to_proto};
-use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut};
+use ortrain_graph::{Graph, Tensor, aligned_copy};
+use ortrain_onnx::{
+    ExternalData, GraphProto, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut,
+};
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_program::ALIGNMENT;
 
-use crate::nearest::hint;
+use crate::changes::{ModelChanges, replace};
 use crate::scores::write_out_weights;
 use crate::{Error, OperatorLibrary, Result};
 
@@ -31,6 +33,8 @@ pub enum ModelSource {
     BytesIn(Bytes, PathBuf),
     /// One of the others, read with operators and gradients of the user's: [`ModelSource::with_operators`].
     WithOperators(Box<ModelSource>, OperatorLibrary),
+    /// One of the others, of which something is changed before it is used: [`ModelSource::with_changes`].
+    Changed(Box<ModelSource>, Box<ModelChanges>),
 }
 
 impl ModelSource {
@@ -46,6 +50,23 @@ impl ModelSource {
     #[must_use]
     pub fn with_operators(self, library: &OperatorLibrary) -> ModelSource {
         ModelSource::WithOperators(Box::new(self), library.clone())
+    }
+
+    /// The same model with some changes, which are made when it is read.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ModelChanges, ModelSource, Tensor};
+    ///
+    /// let ones = Tensor::f32(&[10], &[1.0; 10]);
+    /// let changes = ModelChanges::default().initializer("fc2.bias", ones.clone());
+    /// let changed = ModelSource::from(setup::MODEL).with_changes(changes);
+    /// assert!(changed.initializers()?.contains(&("fc2.bias".into(), ones)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_changes(self, changes: ModelChanges) -> ModelSource {
+        ModelSource::Changed(Box::new(self), Box::new(changes))
     }
 
     /// Reads the model; functions that it brings along, or that are the user's, are written out where they are called.
@@ -144,30 +165,9 @@ impl ModelSource {
             write_out_weights(&label, &mut model)?;
         }
         let mut proto = taken_in(model)?.proto;
-        let initializers = proto.graph.as_mut().map_or(&mut [][..], |graph| &mut graph.initializer[..]);
-        let mut replaced = vec![false; initializers.len()];
-        for (name, value) in values {
-            let Some(at) = initializers.iter().position(|tensor| tensor.name == *name) else {
-                let near = hint(name, initializers.iter().map(|tensor| tensor.name.as_str()));
-                return Err(Error::Argument(format!("{label} has no initializer {name:?}{near}")));
-            };
-            if std::mem::replace(&mut replaced[at], true) {
-                return Err(Error::Argument(format!("initializer {name:?} is given twice")));
-            }
-            let tensor = &mut initializers[at];
-            let dims = tensor.dims.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX));
-            let dims: Vec<usize> = dims.collect();
-            let wanted = DType::from_onnx(tensor.data_type);
-            if wanted != Some(value.dtype()) || dims != value.dims() {
-                let wanted =
-                    wanted.map_or_else(|| "of an unknown type".to_owned(), |dtype| dtype.to_string());
-                return Err(Error::Argument(format!(
-                    "initializer {name:?} is {wanted}{dims:?}, but the value is {}{:?}",
-                    value.dtype(),
-                    value.dims()
-                )));
-            }
-            *tensor = tensor_to_proto(name, value);
+        match &mut proto.graph {
+            Some(graph) => replace(&label, graph, values)?,
+            None => replace(&label, &mut GraphProto::default(), values)?,
         }
         Ok(proto)
     }
@@ -206,6 +206,14 @@ impl ModelSource {
             }
             // The last library holds.
             ModelSource::WithOperators(source, library) => (source.read()?.0, library),
+            ModelSource::Changed(source, changes) => {
+                let label = source.label("the model");
+                let (mut model, library) = source.read()?;
+                if let Some(graph) = &mut model.proto.graph {
+                    changes.make(&label, graph)?;
+                }
+                (model, library)
+            }
         })
     }
 
@@ -214,7 +222,7 @@ impl ModelSource {
         match self {
             ModelSource::Path(path) => format!("{what} {}", path.display()),
             ModelSource::Bytes(_) | ModelSource::BytesIn(..) => what.to_owned(),
-            ModelSource::WithOperators(source, _) => source.label(what),
+            ModelSource::WithOperators(source, _) | ModelSource::Changed(source, _) => source.label(what),
         }
     }
 

@@ -1,0 +1,88 @@
+//! Inputs and outputs of a run by name, in memory of the caller's where that is wanted.
+
+use ortrain_graph::{DType, Tensor};
+use ortrain_program::Given;
+
+use crate::{Lent, Value};
+
+/// A value for an input of a run: see [`InferenceSession::run_bound`](crate::InferenceSession::run_bound).
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use ortrain::{DType, Feed, Given, Lent, Memory, Tensor};
+///
+/// let x = Tensor::f32(&[2], &[1.0, 2.0]);
+/// let copied = Feed::from(Given::from(&x));
+/// let memory = Arc::new(Memory::new(8));
+/// let read_where_it_lies = Feed::from(Lent { dtype: DType::F32, dims: &[2], memory: &memory });
+/// # drop((copied, read_where_it_lies));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Feed<'a> {
+    /// A tensor, or bytes of the caller's.
+    Given(Given<'a>),
+    /// Memory that others may write to. Floats are read where they lie, while the run goes; all else as it is when the run
+    /// begins, for indices are checked first and used then.
+    Lent(Lent<'a>),
+    /// A sequence of tensors.
+    Sequence(&'a [Tensor]),
+}
+
+impl<'a> From<Given<'a>> for Feed<'a> {
+    fn from(given: Given<'a>) -> Feed<'a> {
+        Feed::Given(given)
+    }
+}
+
+impl<'a> From<Lent<'a>> for Feed<'a> {
+    fn from(lent: Lent<'a>) -> Feed<'a> {
+        Feed::Lent(lent)
+    }
+}
+
+impl<'a> From<&'a Value> for Feed<'a> {
+    fn from(value: &'a Value) -> Feed<'a> {
+        match value {
+            Value::Tensor(tensor) => Feed::Given(Given::from(tensor)),
+            Value::Sequence(tensors) => Feed::Sequence(tensors),
+        }
+    }
+}
+
+impl Feed<'_> {
+    /// The element type and the shape, as messages have them.
+    pub(crate) fn described(&self) -> String {
+        let tensor = |dtype: DType, dims: &[usize]| format!("{dtype}{dims:?}");
+        match self {
+            Feed::Given(given) => tensor(given.dtype, given.dims),
+            Feed::Lent(lent) => tensor(lent.dtype, lent.dims),
+            Feed::Sequence(several) => format!("a sequence of {}", several.len()),
+        }
+    }
+}
+
+/// An output that a run is to make: see [`InferenceSession::run_bound`](crate::InferenceSession::run_bound).
+///
+/// ```
+/// let first = ortrain::Fetch { output: 0, into: None };
+/// # assert!(first.into.is_none());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Fetch<'a> {
+    /// Its position among [`InferenceSession::outputs`](crate::InferenceSession::outputs).
+    pub output: usize,
+    /// Where it is written; if nowhere, it becomes a [`Value`].
+    pub into: Option<Lent<'a>>,
+}
+
+/// The addresses of the bytes of a value that is lent.
+pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
+    let start = lent.memory.as_ptr().addr();
+    (start, start + bytes)
+}
+
+/// Whether two spans share a byte.
+pub(crate) fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}

@@ -1,0 +1,149 @@
+//! What runs did, call by call.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ortrain_program::{Copied, Observer, Program};
+
+use crate::profile::json;
+
+/// Calls that are taken down at most, so that a process that runs for weeks does not fill its memory.
+const MOST: usize = 1_000_000;
+
+/// One call.
+#[derive(Debug)]
+struct Event {
+    /// A run, or something that a run does.
+    category: &'static str,
+    kind: &'static str,
+    node: Arc<str>,
+    shapes: String,
+    flops: u64,
+    bytes: u64,
+    start: Duration,
+    time: Duration,
+}
+
+/// Takes down what runs do, until somebody asks for it.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    origin: Instant,
+    events: Vec<Event>,
+    host: Arc<str>,
+}
+
+impl Trace {
+    pub(crate) fn new() -> Trace {
+        Trace { origin: Instant::now(), events: Vec::new(), host: "".into() }
+    }
+
+    fn add(&mut self, start: Instant, end: Instant, event: impl FnOnce() -> Event) {
+        if self.events.len() < MOST {
+            let (start, time) = (start.saturating_duration_since(self.origin), end - start);
+            self.events.push(Event { start, time, ..event() });
+        }
+    }
+
+    /// A run is over.
+    pub(crate) fn run(&mut self, start: Instant, end: Instant) {
+        let node = self.host.clone();
+        self.add(start, end, || Event { category: "Session", ..call("model_run", node) });
+    }
+
+    /// The calls as a list in the format of Chrome: for each `cat`, `pid`, `tid`, `dur`, `ts`, `ph`, `name` and `args`, times in
+    /// microseconds.
+    pub(crate) fn to_json(&self) -> String {
+        let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
+        let process = std::process::id();
+        let mut out = String::from("[");
+        for (at, event) in self.events.iter().enumerate() {
+            let name = match &*event.node {
+                "" => event.kind.to_owned(),
+                node => format!("{} {node}", event.kind),
+            };
+            let _ = write!(
+                out,
+                "{}\n{{\"cat\":{},\"pid\":{process},\"tid\":{},\"dur\":{:.3},\"ts\":{:.3},\"ph\":\"X\",\"name\":{},\
+                 \"args\":{{",
+                if at == 0 { "" } else { "," },
+                json(event.category),
+                u8::from(event.category == "Node"),
+                micros(event.time),
+                micros(event.start),
+                json(&name),
+            );
+            if event.category == "Node" {
+                let (kind, node, shapes) = (json(event.kind), json(&event.node), json(&event.shapes));
+                let (flops, bytes) = (event.flops, event.bytes);
+                let _ = write!(
+                    out,
+                    "\"kind\":{kind},\"node\":{node},\"shapes\":{shapes},\"flops\":{flops},\"bytes\":{bytes}"
+                );
+            }
+            out.push_str("}}");
+        }
+        out.push_str("\n]\n");
+        out
+    }
+}
+
+/// A call of which no more is known.
+fn call(kind: &'static str, node: Arc<str>) -> Event {
+    Event {
+        category: "Node",
+        kind,
+        node,
+        shapes: String::new(),
+        flops: 0,
+        bytes: 0,
+        start: Duration::ZERO,
+        time: Duration::ZERO,
+    }
+}
+
+impl Observer for Trace {
+    fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
+        self.add(start, end, || {
+            let instruction = &program.instructions[index];
+            let cost = instruction.step.cost(program);
+            Event {
+                shapes: instruction.step.shapes(),
+                flops: cost.flops,
+                bytes: cost.bytes,
+                ..call(instruction.step.name(), instruction.node.clone())
+            }
+        });
+    }
+
+    fn host(&mut self, node: &str, start: Instant, end: Instant) {
+        self.add(start, end, || call("Host", node.into()));
+    }
+
+    fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant) {
+        let node = self.host.clone();
+        self.add(start, end, || {
+            let kind = match what {
+                Copied::Inputs => "Inputs",
+                Copied::Outputs => "Outputs",
+            };
+            // Read and written.
+            Event { shapes: format!("{bytes} bytes"), bytes: 2 * bytes as u64, ..call(kind, node) }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_calls_than_may_be_are_left_out() {
+        let mut trace = Trace::new();
+        let now = Instant::now();
+        for _ in 0..=MOST {
+            trace.run(now, now);
+        }
+        assert_eq!(trace.events.len(), MOST);
+    }
+}

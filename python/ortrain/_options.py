@@ -1,0 +1,719 @@
+"""How sessions and their runs go."""
+
+from __future__ import annotations
+
+import enum
+import operator
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ortrain import _ortrain
+from ortrain._inputs import is_ortvalue, native_value
+from ortrain._near import hint
+from ortrain._operators import Source, WithOperators
+from ortrain._sources import existing_library
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ortrain.ortvalue import OrtValue
+
+__all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]
+
+
+class GraphOptimizationLevel(enum.IntEnum):
+    """Values of :attr:`SessionOptions.graph_optimization_level`, as in onnxruntime.
+
+    >>> from ortrain import GraphOptimizationLevel
+    >>> int(GraphOptimizationLevel.ORT_ENABLE_ALL)
+    99
+    """
+
+    ORT_DISABLE_ALL = 0
+    """No optimization."""
+    ORT_ENABLE_BASIC = 1
+    """Those that need no fused kernels."""
+    ORT_ENABLE_EXTENDED = 2
+    """Fused kernels, too."""
+    ORT_ENABLE_ALL = 99
+    """Changes of layout, too."""
+
+
+class ExecutionMode(enum.IntEnum):
+    """Values of :attr:`SessionOptions.execution_mode`, as in onnxruntime.
+
+    >>> from ortrain import ExecutionMode
+    >>> ExecutionMode.ORT_SEQUENTIAL.name
+    'ORT_SEQUENTIAL'
+    """
+
+    ORT_SEQUENTIAL = 0
+    """One node after the other."""
+    ORT_PARALLEL = 1
+    """Several nodes at once."""
+
+
+class ExecutionOrder(enum.IntEnum):
+    """Values of :attr:`SessionOptions.execution_order`, as in onnxruntime.
+
+    >>> from ortrain import ExecutionOrder
+    >>> ExecutionOrder.DEFAULT.name
+    'DEFAULT'
+    """
+
+    DEFAULT = 0
+    """That of the model."""
+    PRIORITY_BASED = 1
+    """By the priorities of nodes."""
+    MEMORY_EFFICIENT = 2
+    """That with the fewest values at once."""
+
+
+class SessionOptions:
+    """How a session runs. A name that is no option cannot be set, and says which one may have been meant.
+
+    A value that an option cannot have is refused when it is set, not when a session is made. Some options are about how
+    onnxruntime works. They are kept as they are set, and each says so.
+
+    >>> import ortrain
+    >>> options = ortrain.SessionOptions()
+    >>> options.intra_op_num_threads = 2
+    >>> options.memory_limit = 256 << 20
+    >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
+    >>> options.graph_optimization = 99
+    Traceback (most recent call last):
+    AttributeError: 'SessionOptions' object has no attribute 'graph_optimization'
+    >>> options.memory_limit = "1GB"
+    Traceback (most recent call last):
+    TypeError: memory_limit is a number of bytes or None, not '1GB'; 1GB is 1_000_000_000
+    """
+
+    __slots__ = (
+        "_config",
+        "_denoted",
+        "_initializers",
+        "_sizes",
+        "bf16_fallback",
+        "detect_anomaly",
+        "enable_cpu_mem_arena",
+        "enable_mem_pattern",
+        "enable_mem_reuse",
+        "enable_profiling",
+        "execution_mode",
+        "execution_order",
+        "graph_optimization_level",
+        "inter_op_num_threads",
+        "intra_op_num_threads",
+        "iteration_limit",
+        "log_severity_level",
+        "log_verbosity_level",
+        "logid",
+        "memory_limit",
+        "optimized_model_filepath",
+        "precision",
+        "profile_file_prefix",
+        "use_deterministic_compute",
+    )
+
+    enable_cpu_mem_arena: bool
+    """Kept as it is set, ``True`` at first: a session always has one arena for the values of a run."""
+
+    enable_mem_pattern: bool
+    """Kept as it is set, ``True`` at first: places in the arena are always planned before a run."""
+
+    enable_mem_reuse: bool
+    """Kept as it is set, ``True`` at first: values that are needed no more always make room for others."""
+
+    enable_profiling: bool
+    """Whether an :class:`InferenceSession` takes down every call of its runs; ``False`` at first.
+
+    :meth:`InferenceSession.end_profiling` writes them to a file that ``chrome://tracing`` and Perfetto show. It has the
+    first million of calls. A :class:`~ortrain.api.Module` has :meth:`~ortrain.api.Module.profile` instead.
+    """
+
+    execution_mode: ExecutionMode
+    """Kept as it is set, ``ORT_SEQUENTIAL`` at first: instructions run one after the other, each on all threads."""
+
+    execution_order: ExecutionOrder
+    """Kept as it is set, ``DEFAULT`` at first: the order is that of the model, or one that takes less memory."""
+
+    graph_optimization_level: GraphOptimizationLevel
+    """Kept as it is set, ``ORT_ENABLE_ALL`` at first: what makes a run faster and changes no result is always done."""
+
+    inter_op_num_threads: int
+    """Kept as it is set, 0 at first: there is one pool of threads, :attr:`intra_op_num_threads`."""
+
+    optimized_model_filepath: str
+    """The file that an :class:`InferenceSession` writes its model to when it is made; empty, the default, for none.
+
+    It is the model as the session runs it before sizes are known: functions are written out, and values have the types
+    that were found for them. Fused kernels are chosen later, so that it is plain ONNX.
+    """
+
+    profile_file_prefix: str
+    """How the file of a profile begins, ``"onnxruntime_profile_"`` at first: see :attr:`enable_profiling`.
+
+    What follows is ``_``, the time at which the session was made, and ``.json``.
+    """
+
+    use_deterministic_compute: bool
+    """Kept as it is set, ``False`` at first: results are always the same bits, for every number of threads."""
+
+    log_severity_level: int
+    """Kept as it is set, -1 at first: ortrain logs nothing, so every level is obeyed."""
+
+    log_verbosity_level: int
+    """Likewise, 0 at first."""
+
+    logid: str
+    """Likewise, empty at first."""
+
+    intra_op_num_threads: int
+    """Threads that runs may take; 0 leaves the number as it is, at first one per core.
+
+    The process has one pool: the number set last holds for all. Results are the same bits for every number.
+    """
+
+    iteration_limit: int | None
+    """Most iterations of a Loop or Scan; ``None``, the default, stands for 1 000 000.
+
+    A loop that still runs then is stopped by an error that names it: most likely it is endless.
+    """
+
+    memory_limit: int | None
+    """Most bytes that a run may take; ``None``, the default, is no limit.
+
+    For a :class:`~ortrain.api.Module` these are the parameters (frozen ones too), their gradients, the constants of
+    the program, the arena of its values and the scratch of its kernels; for an :class:`InferenceSession` the last
+    three. All of it is known before a run: what would take more raises
+    :class:`~ortrain.errors.MemoryLimitError`, with the largest buffers in its text, before anything is allocated.
+    Optimizer moments and the caller's arrays do not count.
+    """
+
+    precision: str
+    """How exactly inner products are computed: ``"f32"``, the default, ``"bf16x6"``, ``"bf16x3"`` or ``"bf16"``.
+
+    Of matrix products and convolutions of float32 alone, whose factors become bfloat16 (``"bf16"``) or sums of two
+    (``"bf16x3"``: three products) or three of them (``"bf16x6"``: six products). Sums and everything else stay float32,
+    and so do inputs, outputs, parameters and gradients. Needs AMX, or what :attr:`bf16_fallback` allows; without, there
+    is an :class:`~ortrain.errors.UnsupportedError` that says what the machine has. How exact each one is:
+    ``docs/performance.md``.
+    """
+
+    detect_anomaly: bool
+    """Whether a step of a training fails where it makes NaN or infinities; ``False`` at first, which costs nothing.
+
+    After each training step the loss, the gradients and the running statistics are looked at, and the other results
+    for NaN; after an evaluation step its results. If one is not finite the state is put back as it was, the step is run
+    again so that every value can be seen, and :class:`~ortrain.errors.AnomalyError` names the node, the tensor and the
+    index that came first, in the forward or in the backward pass. A step copies the gradients for that, and the frozen
+    parameters; the run that looks for the place may take more than :attr:`memory_limit`.
+    """
+
+    bf16_fallback: str
+    """What may multiply bfloat16 where there is no AMX: ``"none"``, the default, ``"avx512_bf16"`` or ``"emulated"``.
+
+    With ``"avx512_bf16"`` those instructions may; with ``"emulated"`` whatever the machine has, float32 arithmetic on
+    rounded factors at the last, which is slower than ``"f32"``. Nothing is used without being allowed here;
+    :attr:`Module.bf16_unit <ortrain.api.Module.bf16_unit>` says what is.
+    """
+
+    def __init__(self) -> None:
+        self.bf16_fallback = "none"
+        self.detect_anomaly = False
+        self.enable_cpu_mem_arena = True
+        self.enable_mem_pattern = True
+        self.enable_mem_reuse = True
+        self.enable_profiling = False
+        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
+        self.execution_order = ExecutionOrder.DEFAULT
+        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+        self.inter_op_num_threads = 0
+        self.intra_op_num_threads = 0
+        self.iteration_limit = None
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.memory_limit = None
+        self.optimized_model_filepath = ""
+        self.precision = "f32"
+        self.profile_file_prefix = "onnxruntime_profile_"
+        self.use_deterministic_compute = False
+        self._config: dict[str, str]
+        self._initializers: dict[str, _ortrain.OrtValue]
+        self._sizes: dict[str, int]
+        self._denoted: dict[str, int]
+        for name in ("_config", "_initializers", "_sizes", "_denoted"):
+            object.__setattr__(self, name, {})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        names = _public(SessionOptions)
+        if name not in names:
+            raise _no_option(self, name, names)
+        super().__setattr__(name, _checked(name, value))
+
+    def __repr__(self) -> str:
+        return _repr_of_options(self, _public(SessionOptions))
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry of onnxruntime's configuration. ortrain reads none of them.
+
+        Raises:
+            TypeError: for a key or a value that is no ``str``.
+
+        >>> import ortrain
+        >>> options = ortrain.SessionOptions()
+        >>> options.add_session_config_entry("session.disable_prepacking", "1")
+
+        """
+        self._config[_text("the key of an entry", key)] = _text("the value of an entry", value)
+
+    def get_session_config_entry(self, key: str) -> str:
+        """The value of an entry that was added.
+
+        Raises:
+            InvalidArgumentError: if none of this key was added.
+
+        >>> import ortrain
+        >>> options = ortrain.SessionOptions()
+        >>> options.add_session_config_entry("session.disable_prepacking", "1")
+        >>> options.get_session_config_entry("session.disable_prepacking")
+        '1'
+
+        """
+        return _entry(self, self._config, key)
+
+    def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
+        """Give every axis of a name this size: the batch of a model that leaves it open, for one.
+
+        A session whose model has no input with such an axis is an :class:`~ortrain.errors.InvalidArgumentError`.
+
+        Raises:
+            TypeError: for a name that is no ``str``, or a size that is no integer.
+            InvalidArgumentError: for a negative size.
+
+        >>> import ortrain
+        >>> options = ortrain.SessionOptions()
+        >>> options.add_free_dimension_override_by_name("batch", 8)
+        >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
+        >>> session.get_inputs()[0].shape
+        [8, 64]
+
+        """
+        self._sizes[_text("the name of an axis", dim_name)] = _size(dim_value)
+
+    def add_free_dimension_override_by_denotation(self, dim_denotation: str, dim_value: int) -> None:
+        """Give every axis of a denotation, such as ``"DATA_BATCH"``, this size; others of the same name have it, too.
+
+        A session whose model has no input with such an axis is an :class:`~ortrain.errors.InvalidArgumentError`.
+
+        Raises:
+            TypeError: for a denotation that is no ``str``, or a size that is no integer.
+            InvalidArgumentError: for a negative size.
+
+        >>> import ortrain
+        >>> model = onnx.load_from_string(ortrain.examples.perceptron())
+        >>> model.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+        >>> options = ortrain.SessionOptions()
+        >>> options.add_free_dimension_override_by_denotation("DATA_BATCH", 8)
+        >>> ortrain.InferenceSession(model, options).get_outputs()[0].shape
+        [8, 10]
+
+        """
+        self._denoted[_text("the denotation of an axis", dim_denotation)] = _size(dim_value)
+
+    def add_initializer(self, name: str, ort_value: OrtValue) -> None:
+        """Put a value into an initializer of the model, in the place of the one that it has.
+
+        The session has a copy, which is made together with it. A value of another type or shape, and a name that no
+        initializer has, are an :class:`~ortrain.errors.InvalidArgumentError` then.
+
+        Raises:
+            TypeError: for a name that is no ``str``, or a value that is no ``OrtValue``.
+
+        >>> import ortrain
+        >>> options = ortrain.SessionOptions()
+        >>> options.add_initializer("fc2.bias", ortrain.OrtValue.ortvalue_from_numpy(np.full(10, 7, np.float32)))
+        >>> options.add_initializer("fc2.weight", ortrain.OrtValue.ortvalue_from_shape_and_type([10, 96], np.float32))
+        >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
+        >>> session.run(None, {"x": x})[0].max()
+        np.float32(7.0)
+
+        """
+        if not is_ortvalue(ort_value):
+            raise TypeError(f"the value of an initializer is an OrtValue, not {type(ort_value).__name__}")
+        self._initializers[_text("the name of an initializer", name)] = native_value(ort_value)
+
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
+        """Put values into several initializers, as :meth:`add_initializer` does; files with their old values are not read.
+
+        Raises:
+            InvalidArgumentError: for more names than values, or fewer.
+            TypeError: as :meth:`add_initializer`.
+
+        >>> import ortrain
+        >>> options = ortrain.SessionOptions()
+        >>> options.add_external_initializers(
+        ...     ["fc2.bias"], [ortrain.OrtValue.ortvalue_from_numpy(np.zeros(10, np.float32))]
+        ... )
+
+        """
+        if len(names) != len(values):
+            raise InvalidArgumentError(f"there are {len(names)} names of initializers, but {len(values)} values")
+        for name, value in zip(names, values, strict=True):
+            self.add_initializer(name, value)
+
+    def register_custom_ops_library(self, path: str | os.PathLike[str]) -> None:
+        """Check that a shared library with operators is there. Nothing loads it.
+
+        A model that uses its operators is refused by name: :class:`~ortrain.OperatorLibrary` has operators of one's own.
+
+        Raises:
+            NoSuchFileError: if there is no such file.
+
+        >>> import ortrain
+        >>> ortrain.SessionOptions().register_custom_ops_library("nowhere.so")
+        Traceback (most recent call last):
+        ortrain.errors.NoSuchFileError: there is no file nowhere.so
+
+        """
+        existing_library(path)
+
+
+# What an option that is a number counts, and whether None is one of its values.
+_COUNTED = {
+    "inter_op_num_threads": ("threads", False),
+    "intra_op_num_threads": ("threads", False),
+    "iteration_limit": ("iterations", True),
+    "memory_limit": ("bytes", True),
+}
+_FLAGS = {
+    "detect_anomaly",
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+    "enable_profiling",
+    "only_execute_path_to_fetches",
+    "terminate",
+    "training_mode",
+    "use_deterministic_compute",
+}
+_LEVELS = {"log_severity_level", "log_verbosity_level"}
+_TEXTS = {"logid", "optimized_model_filepath", "profile_file_prefix"}
+_ENUMS: dict[str, type[enum.IntEnum]] = {
+    "execution_mode": ExecutionMode,
+    "execution_order": ExecutionOrder,
+    "graph_optimization_level": GraphOptimizationLevel,
+}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def _name(option: str, value: object) -> str:
+    if not isinstance(value, str):
+        first = "f32" if option == "precision" else "none"
+        raise TypeError(f"{option} is a name, a str such as {first!r}, not {value!r}")
+    return value
+
+
+def _checked(name: str, value: object) -> object:
+    """The value of an option, if it is of the kind that the option has."""
+    if name in ("precision", "bf16_fallback"):
+        return _name(name, value)
+    if name in _FLAGS:
+        # NumPy's own is called so, too.
+        if type(value).__name__ not in ("bool", "bool_"):
+            raise TypeError(f"{name} is True or False, not {value!r}")
+        return bool(value)
+    if name in _TEXTS:
+        return _text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    if name in _ENUMS:
+        return _member(name, value)
+    if name in _LEVELS:
+        if not hasattr(value, "__index__") or isinstance(value, bool):
+            raise TypeError(f"{name} is an integer, not {value!r}")
+        return operator.index(value)
+    unit, optional = _COUNTED[name]
+    if (value is None and optional) or (hasattr(value, "__index__") and not isinstance(value, bool)):
+        return value if value is None else operator.index(value)
+    kinds = f"a number of {unit}" + (" or None" if optional else "")
+    meant = _number_in(value, bytes_too=name == "memory_limit")
+    raise TypeError(f"{name} is {kinds}, not {value!r}" + ("" if meant is None else f"; {value} is {meant:_}"))
+
+
+def _member(option: str, value: object) -> enum.IntEnum:
+    """The member of an enumeration: one of ours, or onnxruntime's of the same name."""
+    kind = _ENUMS[option]
+    name = getattr(value, "name", None)
+    if type(value).__name__ == kind.__name__ and isinstance(name, str) and name in kind.__members__:
+        return kind[name]
+    raise TypeError(f"{option} is a member of ortrain.{kind.__name__}, {', '.join(kind.__members__)}, not {value!r}")
+
+
+def _text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str, not {value!r}")
+    return value
+
+
+def _size(value: object) -> int:
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise TypeError(f"the size of an axis is an integer, not {value!r}")
+    size = operator.index(value)
+    if size < 0:
+        raise InvalidArgumentError(f"the size of an axis is not negative, and this is {size}")
+    return size
+
+
+def _entry(options: object, entries: dict[str, str], key: str) -> str:
+    """The value of an entry of a configuration."""
+    if key not in entries:
+        kind = type(options).__name__
+        raise InvalidArgumentError(f"no entry {key!r} was added to these {kind}{hint(key, entries)}")
+    return entries[key]
+
+
+def _public(kind: Any) -> list[str]:
+    """The options of a class."""
+    return [name for name in kind.__slots__ if not name.startswith("_")]
+
+
+def _number_in(value: object, *, bytes_too: bool) -> int | None:
+    """The whole number that a text such as ``"1.5 GiB"``, or a float, stands for."""
+    text = repr(value) if isinstance(value, float) else value
+    if not isinstance(text, str):
+        return None
+    digits = text.strip().lower().rstrip("abcdfghijklmnopqrstuvwxyz").rstrip()
+    unit = text.strip().lower()[len(digits) :].strip().removesuffix("bytes").removesuffix("b")
+    if unit not in _UNITS or (unit and not bytes_too):
+        return None
+    try:
+        number = float(digits) * _UNITS[unit]
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() and number >= 0 else None
+
+
+def _no_option(options: object, name: str, names: Sequence[str]) -> AttributeError:
+    """The error that Python has for it, and the option that may have been meant."""
+    return AttributeError(f"{type(options).__name__!r} object has no attribute {name!r}{hint(name, names)}")
+
+
+def _repr_of_options(options: object, names: Sequence[str]) -> str:
+    return f"{type(options).__name__}({', '.join(f'{name}={getattr(options, name)!r}' for name in names)})"
+
+
+class RunOptions:
+    """How one run goes. A name that is no option cannot be set, and says which one may have been meant.
+
+    Taken by the runs of an :class:`InferenceSession` and by the steps of a :class:`~ortrain.session.TrainingSession`.
+
+    >>> import ortrain
+    >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
+    >>> options = ortrain.RunOptions()
+    >>> options.log_severity_level = 3
+    >>> (logits,) = session.run(None, {"x": x}, options)
+    >>> options.terminate = True
+    >>> session.run(None, {"x": x}, options)
+    Traceback (most recent call last):
+    ortrain.errors.OrtrainError: the run was not begun: terminate is set in its run options
+    """
+
+    __slots__ = (
+        "_config",
+        "log_severity_level",
+        "log_verbosity_level",
+        "logid",
+        "only_execute_path_to_fetches",
+        "terminate",
+        "training_mode",
+    )
+
+    log_severity_level: int
+    """Kept as it is set, -1 at first: ortrain logs nothing, so every level is obeyed."""
+
+    log_verbosity_level: int
+    """Likewise, 0 at first."""
+
+    logid: str
+    """Likewise, empty at first."""
+
+    terminate: bool
+    """Whether a run that begins with these options is refused with an :class:`~ortrain.errors.OrtrainError`.
+
+    ``False`` at first. A run that has begun goes on to its end.
+    """
+
+    only_execute_path_to_fetches: bool
+    """Whether a run computes nothing but what the outputs asked for need; ``False`` at first.
+
+    Otherwise a run of an :class:`InferenceSession` computes every output. Steps of a training return all outputs.
+    """
+
+    training_mode: bool
+    """Whether a run of a session that trains a graph is one of training; ``True`` at first.
+
+    A session that does not train pays no attention to it: nodes behave as their model says. Steps of a
+    :class:`~ortrain.session.TrainingSession` are what they are called.
+    """
+
+    def __init__(self) -> None:
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.only_execute_path_to_fetches = False
+        self.terminate = False
+        self.training_mode = True
+        self._config: dict[str, str]
+        object.__setattr__(self, "_config", {})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        names = _public(RunOptions)
+        if name not in names:
+            raise _no_option(self, name, names)
+        super().__setattr__(name, _checked(name, value))
+
+    def __repr__(self) -> str:
+        return _repr_of_options(self, _public(RunOptions))
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry of onnxruntime's configuration. ortrain reads none of them.
+
+        Raises:
+            TypeError: for a key or a value that is no ``str``.
+
+        >>> import ortrain
+        >>> options = ortrain.RunOptions()
+        >>> options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
+        """
+        self._config[_text("the key of an entry", key)] = _text("the value of an entry", value)
+
+    def get_run_config_entry(self, key: str) -> str:
+        """The value of an entry that was added.
+
+        Raises:
+            InvalidArgumentError: if none of this key was added.
+
+        >>> import ortrain
+        >>> options = ortrain.RunOptions()
+        >>> options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        >>> options.get_run_config_entry("memory.enable_memory_arena_shrinkage")
+        'cpu:0'
+
+        """
+        return _entry(self, self._config, key)
+
+
+def _of_onnxruntime(options: object) -> bool:
+    return type(options).__module__.partition(".")[0] == "onnxruntime"
+
+
+def check_begin(options: RunOptions | None) -> None:
+    """Refuse a run whose options say so. Of onnxruntime's, terminate; all else there is about how onnxruntime works.
+
+    Raises:
+        OrtrainError: if terminate is set.
+
+    """
+    if options is None:
+        return
+    if not (isinstance(options, RunOptions) or (_of_onnxruntime(options) and hasattr(options, "terminate"))):
+        raise TypeError(f"run options are an ortrain.RunOptions, not {type(options).__module__} ones")
+    if options.terminate:
+        raise OrtrainError("the run was not begun: terminate is set in its run options")
+
+
+class NativeOptions(TypedDict):
+    """Session options as the core takes them."""
+
+    num_threads: int
+    memory_limit: int | None
+    iteration_limit: int | None
+    precision: str
+    bf16_fallback: str
+
+
+class NativeTrainingOptions(NativeOptions):
+    """Those of a module."""
+
+    detect_anomaly: bool
+
+
+def training_options(
+    options: SessionOptions | None, precision: str | None = None, bf16_fallback: str | None = None
+) -> NativeTrainingOptions:
+    """As :func:`native_options`, with what only a training has."""
+    detect = isinstance(options, SessionOptions) and options.detect_anomaly
+    return NativeTrainingOptions(**native_options(options, precision, bf16_fallback), detect_anomaly=detect)
+
+
+def native_options(
+    options: SessionOptions | None,
+    precision: str | None = None,
+    bf16_fallback: str | None = None,
+    *,
+    of_session: bool = False,
+) -> NativeOptions:
+    """What the options say, or what is given in their place.
+
+    Of onnxruntime's the number of threads; all else there is about how onnxruntime works. What only a session can do is
+    refused, unless these are ``of_session``.
+    """
+    options = own_options(options)
+    if not of_session:
+        only = {
+            "enable_profiling": options.enable_profiling,
+            "optimized_model_filepath": options.optimized_model_filepath,
+            "add_initializer": options._initializers,
+            "add_free_dimension_override_by_name": options._sizes,
+            "add_free_dimension_override_by_denotation": options._denoted,
+        }
+        for name, value in only.items():
+            if value:
+                help_ = "; Module.profile says where the time goes" if name == "enable_profiling" else ""
+                raise UnsupportedError(f"{name} is for an InferenceSession, and means nothing here{help_}")
+    if options.memory_limit is not None and options.memory_limit < 0:
+        raise InvalidArgumentError(f"memory_limit is a number of bytes, not {options.memory_limit}")
+    if options.iteration_limit is not None and options.iteration_limit < 0:
+        raise InvalidArgumentError(f"iteration_limit is a number of iterations, not {options.iteration_limit}")
+    return NativeOptions(
+        num_threads=options.intra_op_num_threads,
+        memory_limit=options.memory_limit,
+        iteration_limit=options.iteration_limit,
+        precision=options.precision if precision is None else _name("precision", precision),
+        bf16_fallback=options.bf16_fallback if bf16_fallback is None else _name("bf16_fallback", bf16_fallback),
+    )
+
+
+def own_options(options: SessionOptions | None, *, of_session: bool = False) -> SessionOptions:
+    """The options as ours: of onnxruntime's the number of threads and, for a session, what it writes to files."""
+    if options is None:
+        return SessionOptions()
+    if _of_onnxruntime(options):
+        theirs, options = options, SessionOptions()
+        options.intra_op_num_threads = theirs.intra_op_num_threads
+        if of_session:
+            for name in ("enable_profiling", "optimized_model_filepath", "profile_file_prefix"):
+                setattr(options, name, getattr(theirs, name))
+    if not isinstance(options, SessionOptions):
+        raise TypeError(f"session options are an ortrain.SessionOptions, not {type(options).__module__} ones")
+    return options
+
+
+def with_changes(source: WithOperators, options: SessionOptions) -> Source:
+    """A model with what options change of it, if they change anything."""
+    if not (options._initializers or options._sizes or options._denoted):
+        return source
+    changes = _ortrain.ModelChanges()
+    for name, value in options._initializers.items():
+        changes.initializer(name, value)
+    for name, size in options._sizes.items():
+        changes.size(name, size)
+    for denotation, size in options._denoted.items():
+        changes.size_of_denotation(denotation, size)
+    return source, changes
+
+
+def is_restricted(options: RunOptions | None) -> bool:
+    """Whether nothing is to be computed but what is asked for; onnxruntime's own say it by the same name."""
+    return options is not None and options.only_execute_path_to_fetches
