@@ -21,7 +21,7 @@ import onnx
 import pytest
 
 import ortrain
-from ortrain import artifacts, onnxblock, session
+from ortrain import artifacts, capi, classic, onnxblock, session
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.session import TrainingSession
 
@@ -126,6 +126,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def model_with_loss() -> onnx.ModelProto:
+    """The perceptron with its loss: inputs x and labels, outputs loss and logits."""
+    model = onnx.load(EXAMPLES / "perceptron.onnx")
+    make = onnx.helper.make_tensor_value_info
+    model.graph.node.append(onnx.helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"]))
+    model.graph.input.append(make("labels", onnx.TensorProto.INT64, ["batch"]))
+    model.graph.output.insert(0, make("loss", onnx.TensorProto.FLOAT, []))
+    return model
+
+
 class Given(dict[str, Any]):
     """What the examples find there: artifacts loaded, a batch, and the usual imports.
 
@@ -147,6 +157,18 @@ class Given(dict[str, Any]):
     def complete(self, names: set[str]) -> None:
         if "model" in names:
             self["model"] = onnx.load(EXAMPLES / "perceptron.onnx")
+        if names & {"model_with_loss", "classic_session", "core_session"}:
+            self["model_with_loss"] = model_with_loss()
+        if names & {"classic_session", "core_session"}:
+            parameters = classic.TrainingParameters()
+            parameters.loss_output_name, parameters.training_optimizer_name = "loss", "AdamOptimizer"
+            parameters.weights_to_train = {"fc2.bias"}
+            parameters.optimizer_attributes_map = {"fc2.bias": {}}
+            parameters.optimizer_int_attributes_map = {"fc2.bias": {}}
+            model = self["model_with_loss"].SerializeToString()
+            self["classic_session"] = classic.TrainingSession(model, parameters)
+            self["core_session"] = capi.TrainingSession()
+            self["core_session"].read_bytes(model, parameters, [], [])
         if names & {"state", "module", "optimizer"}:
             self["state"] = CheckpointState.load_checkpoint("checkpoint")
         if names & {"module", "optimizer"}:

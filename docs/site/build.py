@@ -67,6 +67,7 @@ MODULES = [
     "ortrain.jax",
     "ortrain.sklearn",
     "ortrain.session",
+    "ortrain.classic",
     "ortrain.inference",
     "ortrain.ortvalue",
     "ortrain.capi",

@@ -8,6 +8,7 @@
 :mod:`ortrain.schedules`      learning rates over the steps: cosine, one-cycle, plateau and more, with a warm-up
 :mod:`ortrain.gradient`       the gradient itself: of any model, as a model
 :mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
+:mod:`ortrain.classic`        the ``TrainingSession`` of onnxruntime 1.15: model, gradients, update in one ``run``
 :class:`InferenceSession`     run a model
 :class:`OperatorLibrary`      operators and gradients of one's own, for all of these
 :mod:`ortrain.compat`         scripts written for ``onnxruntime.training``, unchanged
@@ -77,7 +78,7 @@ from ortrain.inference import (
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, compat, examples, gradient, optim, schedules, session
+    from ortrain import artifacts, classic, compat, examples, gradient, optim, schedules, session
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._dump import dump
     from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
@@ -122,6 +123,7 @@ __all__ = [
     "__version__",
     "api",
     "artifacts",
+    "classic",
     "compat",
     "dump",
     "examples",
@@ -139,6 +141,7 @@ _MODULES = {
     "artifacts",
     "backend",
     "capi",
+    "classic",
     "compat",
     "examples",
     "gradient",

@@ -24,6 +24,11 @@ def set_seed(seed: int | None) -> None:
     _Process.count += 1
 
 
+def of_process() -> int | None:
+    """The seed of what is made from now on, if one was set."""
+    return _Process.seed
+
+
 def apply(state: _ortrain.CheckpointState, known: int) -> int:
     """Give the process's seed to a state that does not know it yet; what the state knows then."""
     if known != _Process.count and _Process.seed is not None:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import enum
 
+from ortrain._classic_core import TrainingConfigurationResult, TrainingSession
 from ortrain._ortrain import OrtDevice, OrtValue, OrtValueCache, OrtValueVector
+from ortrain.classic import TrainingParameters
 from ortrain.errors import (
     InvalidArgumentError,
     InvalidModelError,
@@ -56,7 +58,10 @@ __all__ = [
     "PartialGraphExecutionState",
     "RuntimeException",
     "TrainingAgent",
+    "TrainingConfigurationResult",
     "TrainingGraphTransformerConfiguration",
+    "TrainingParameters",
+    "TrainingSession",
 ]
 
 

@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Sequence
 
 import ortrain
-from ortrain import _seeds, api, artifacts, capi
+from ortrain import _seeds, api, artifacts, capi, classic
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
 from ortrain.gradient import excs
 
@@ -62,8 +62,14 @@ _LATER |= {
 _NEWEST = 15
 # What a script takes from onnxruntime itself, where that is not installed.
 _CORE = {
+    "ExecutionMode": ortrain.ExecutionMode,
+    "ExecutionOrder": ortrain.ExecutionOrder,
+    "GraphOptimizationLevel": ortrain.GraphOptimizationLevel,
+    "IOBinding": ortrain.IOBinding,
     "InferenceSession": ortrain.InferenceSession,
     "NodeArg": ortrain.NodeArg,
+    "ModelMetadata": ortrain.ModelMetadata,
+    "OrtDevice": capi.OrtDevice,
     "OrtValue": ortrain.OrtValue,
     "RunOptions": ortrain.RunOptions,
     "SessionOptions": ortrain.SessionOptions,
@@ -71,6 +77,11 @@ _CORE = {
     "get_available_providers": lambda: ["CPUExecutionProvider"],
     "get_device": lambda: "CPU",
 }
+# What onnxruntime itself had until its release 1.15, of the package and of `onnxruntime.capi.training`.
+_CLASSIC = {"TrainingParameters": classic.TrainingParameters, "TrainingSession": classic.TrainingSession}
+_CAPI_TRAINING = "onnxruntime.capi.training"
+# The same that an onnxruntime which is installed had.
+_classic_before: dict[str, object] = {}
 # What an onnxruntime that is installed had under a name of ours.
 _kept: dict[str, Callable[[int], None]] = {}
 # And from the module behind it, which scripts ask for providers, too. What it has of ours is what `capi` names.
@@ -220,6 +231,9 @@ def install() -> None:
     package.__path__ = []
     modules = {"onnxruntime": core, _TRAINING: package, **_MODULES, **_custom()}
     modules |= _stand_in(core) if core.__spec__ is None else _beside()
+    training = types.ModuleType(_CAPI_TRAINING, "The classic training session of ortrain.")
+    vars(training).update(_CLASSIC)
+    modules[_CAPI_TRAINING] = training
     # What an onnxruntime-training that is installed has imported of its own is hidden, too.
     ours = (f"{_TRAINING}.", f"{_CUSTOM}.")
     hidden = [name for name in sys.modules if name.startswith(ours) and name not in modules]
@@ -229,6 +243,10 @@ def install() -> None:
         del sys.modules[name]
     sys.modules.update(modules)
     core.capi._pybind_state = modules[_BEHIND]
+    core.capi.training = training
+    for name, kind in _CLASSIC.items():
+        _classic_before[name] = getattr(core, name, None)
+        setattr(core, name, kind)
     core.training = package  # type: ignore[attr-defined]
     if hasattr(core, "set_seed"):
         _kept["set_seed"] = core.set_seed
@@ -259,6 +277,14 @@ def uninstall() -> None:
     _seeds.set_seed(None)
     if _before[_BEHIND] is not None:
         core.capi._pybind_state = _before[_BEHIND]
+    if hasattr(core.capi, "training"):
+        del core.capi.training
+    for name, kind in _classic_before.items():
+        if kind is None:
+            delattr(core, name)
+        else:
+            setattr(core, name, kind)
+    _classic_before.clear()
     for kind, bases in _bases.items():
         kind.__bases__ = bases
     _bases.clear()

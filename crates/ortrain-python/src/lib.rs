@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 
+mod classic;
 mod dlpack;
 mod door;
 mod error;
@@ -23,6 +24,8 @@ use pyo3::prelude::*;
 mod _ortrain {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::classic::ClassicSession;
     #[pymodule_export]
     use crate::forward_backward::{ForwardBackward, LiveForward, initializers, with_initializers};
     #[pymodule_export]

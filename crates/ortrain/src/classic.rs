@@ -8,6 +8,7 @@ mod layout;
 mod parameters;
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use ortrain_graph::{DType, Dim, Tensor};
 use ortrain_ops::training::{ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, TRAINING_MODE};
@@ -18,9 +19,11 @@ pub use parameters::TrainingParameters;
 
 use crate::nearest::hint;
 use crate::optimizer::{GivenGradients, check_rate};
-use crate::outputs::Fill;
+use crate::session::{check_room, check_rooms};
+use crate::trace::Trace;
 use crate::{
-    CheckpointState, Destination, Error, ModelSource, Module, ModuleOptions, Optimizer, Result, ValueInfo,
+    CheckpointState, Error, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Optimizer, Result,
+    ValueInfo,
 };
 use graphs::{Built, GRADIENT};
 
@@ -42,7 +45,7 @@ pub struct RunOptions {
 
 /// A result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fetch {
+enum Made {
     /// The output of the model with this position.
     Output(usize),
     /// The gradient of the weight with this position.
@@ -92,9 +95,10 @@ pub struct TrainingSession {
     overridable: Vec<ValueInfo>,
     outputs: Vec<ValueInfo>,
     /// Each output.
-    fetches: Vec<Fetch>,
+    fetches: Vec<Made>,
     /// Values that nodes make, with their types.
     made: BTreeMap<String, DType>,
+    meta: ModelMeta,
     /// Frozen planes as they were when the gradients of this window began, where a step may be undone.
     before_window: Option<Vec<Vec<u8>>>,
     /// True while gradients of a window are summed.
@@ -133,7 +137,7 @@ impl TrainingSession {
         parameters: &TrainingParameters,
         options: ModuleOptions,
     ) -> Result<TrainingSession> {
-        let Built { train, eval, checkpoint, weights, outputs, defaults, optimizer, made } =
+        let Built { train, eval, checkpoint, weights, outputs, defaults, optimizer, made, meta } =
             graphs::build(model, parameters)?;
         let mut checkpoint = CheckpointState::from_checkpoint(checkpoint)?;
         let (train, eval) = (ModelSource::from_proto(&train)?, ModelSource::from_proto(&eval)?);
@@ -172,6 +176,7 @@ impl TrainingSession {
             outputs: Vec::new(),
             fetches: Vec::new(),
             made,
+            meta,
             before_window: None,
             in_window: false,
         };
@@ -184,22 +189,22 @@ impl TrainingSession {
     fn list_outputs(&mut self, of_model: usize, norm: bool) {
         let infos = self.module.outputs(true);
         self.outputs = infos[..of_model].to_vec();
-        self.fetches = (0..of_model).map(Fetch::Output).collect();
+        self.fetches = (0..of_model).map(Made::Output).collect();
         if self.gives_gradients {
             for (at, (weight, given)) in self.weights.iter().zip(&infos[of_model..]).enumerate() {
                 self.outputs.push(ValueInfo { name: format!("{weight}{GRADIENT}"), ..given.clone() });
-                self.fetches.push(Fetch::Gradient(at));
+                self.fetches.push(Made::Gradient(at));
             }
         }
         let mut others = Vec::new();
         if self.accumulated > 1 {
-            others.push((Fetch::Accumulated, info(ACCUMULATED, DType::Bool, &[])));
+            others.push((Made::Accumulated, info(ACCUMULATED, DType::Bool, &[])));
         }
         if self.optimizer.is_some() && (norm || self.narrow.is_some()) {
-            others.push((Fetch::Norm, info(GRADIENT_NORM, DType::F32, &[])));
+            others.push((Made::Norm, info(GRADIENT_NORM, DType::F32, &[])));
         }
         if self.optimizer.is_some() && self.narrow.is_some() {
-            others.push((Fetch::AllFinite, info(ALL_FINITE, DType::Bool, &[])));
+            others.push((Made::AllFinite, info(ALL_FINITE, DType::Bool, &[])));
         }
         for (fetch, info) in others {
             self.fetches.push(fetch);
@@ -287,9 +292,14 @@ impl TrainingSession {
     /// # Errors
     /// When no node makes it.
     pub fn is_output_fp32_node(&self, name: &str) -> Result<bool> {
-        match self.made.get(name) {
-            Some(dtype) => Ok(*dtype == DType::F32),
-            None => Err(Error::State(format!(
+        let of_training = self
+            .outputs
+            .iter()
+            .zip(&self.fetches)
+            .find(|(output, fetch)| output.name == name && !matches!(fetch, Made::Output(_)));
+        match (self.made.get(name), of_training) {
+            (Some(dtype), _) | (None, Some((ValueInfo { dtype, .. }, _))) => Ok(*dtype == DType::F32),
+            (None, None) => Err(Error::State(format!(
                 "no node makes {name:?}{}",
                 hint(name, self.made.keys().map(String::as_str))
             ))),
@@ -307,6 +317,45 @@ impl TrainingSession {
     #[must_use]
     pub fn checkpoint(&self) -> &CheckpointState {
         &self.checkpoint
+    }
+
+    /// What the model says about itself.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.meta().graph_name, "perceptron");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn meta(&self) -> &ModelMeta {
+        &self.meta
+    }
+
+    /// Takes down what runs do from now on, until [`TrainingSession::end_trace`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// session.begin_trace();
+    /// assert_eq!(session.end_trace().as_deref().map(str::trim), Some("[]"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_trace(&mut self) {
+        self.module.trace = Some(Trace::new());
+    }
+
+    /// What runs did since [`TrainingSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
+    /// it was not called.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// assert_eq!(session.end_trace(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn end_trace(&mut self) -> Option<String> {
+        self.module.trace.take().map(|trace| trace.to_json())
     }
 
     /// Sets the seed of the masks of Dropout.
@@ -417,7 +466,8 @@ impl TrainingSession {
         Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
     }
 
-    /// [`TrainingSession::run`] whose results go to memory of the caller. Results of which nothing is said go nowhere.
+    /// [`TrainingSession::run`] whose results go to memory of the caller, by the positions of the outputs; those without memory
+    /// come back.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -427,50 +477,82 @@ impl TrainingSession {
     /// # use ortrain::Given;
     /// # use ortrain::classic::RunOptions;
     /// # let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
-    /// use ortrain::Destination;
+    /// use std::sync::Arc;
     ///
-    /// let mut loss = [0.0];
-    /// session.run_into(&feeds, &["loss"], &mut [Destination::f32(&[], &mut loss)], RunOptions::default())?;
-    /// assert!(loss[0] > 0.0);
+    /// use ortrain::{DType, Fetch, Lent, Memory};
+    ///
+    /// let memory = Arc::new(Memory::new(4));
+    /// let loss = Lent { dtype: DType::F32, dims: &[], memory: &memory };
+    /// let results = session.run_bound(&feeds, &[Fetch { output: 0, into: Some(loss) }], RunOptions::default())?;
+    /// assert!(results[0].is_none() && !memory.is_zero());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// As there, and when a result has another type or shape than its memory. Nothing has changed then, except perhaps the
-    /// memory.
-    pub fn run_into(
+    /// As there, and when a result has another type or shape than its memory, or would be written where another one is. Nothing
+    /// has changed then.
+    pub fn run_bound(
         &mut self,
         feeds: &[(&str, Given<'_>)],
-        fetches: &[&str],
-        outputs: &mut [Destination<'_>],
+        fetches: &[Fetch<'_>],
+        options: RunOptions,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let count = self.outputs.len();
+        if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
+            return Err(Error::Argument(format!(
+                "there is no output at {}; there are {count}",
+                fetch.output
+            )));
+        }
+        check_rooms(&self.outputs, fetches)?;
+        if fetches.iter().any(|fetch| fetch.into.is_some()) {
+            self.check_shapes(feeds, fetches, options)?;
+        }
+        let wanted: Vec<usize> = fetches.iter().map(|fetch| fetch.output).collect();
+        let mut results: Vec<Option<Tensor>> = vec![None; fetches.len()];
+        self.run_wanted(feeds, &wanted, options, &mut |at, dtype, dims, value| {
+            let bytes = dims.iter().product::<usize>() * dtype.size();
+            match &fetches[at].into {
+                Some(into) => value.write_to(into.memory, bytes),
+                None => {
+                    let mut copy = vec![0; bytes];
+                    value.copy_to(&mut copy);
+                    results[at] = Tensor::new(dtype, dims.to_vec(), copy.into()).ok();
+                }
+            }
+        })?;
+        Ok(results)
+    }
+
+    /// Checks that results have the shapes of the memory that they go to.
+    fn check_shapes(
+        &mut self,
+        feeds: &[(&str, Given<'_>)],
+        fetches: &[Fetch<'_>],
         options: RunOptions,
     ) -> Result<()> {
-        let wanted = self.wanted(fetches)?;
-        let infos: Vec<ValueInfo> = wanted.iter().map(|&at| self.outputs[at].clone()).collect();
-        crate::outputs::check_destinations(&infos, outputs)?;
         self.check_feeds(feeds)?;
         let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
         let types = self.module.output_types(&inputs, true)?;
-        for (k, &at) in wanted.iter().enumerate() {
-            let known = match self.fetches[at] {
-                Fetch::Output(at) => types.get(at).cloned().flatten(),
-                Fetch::Gradient(at) => types.get(self.outputs_of_model() + at).cloned().flatten(),
-                _ => Some((infos[k].dtype, Vec::new())),
+        let of_model = self.outputs_of_model();
+        for fetch in fetches {
+            let Some(into) = &fetch.into else { continue };
+            let dims = match self.fetches[fetch.output] {
+                Made::Output(at) => types.get(at).cloned().flatten().map(|(_, dims)| dims),
+                Made::Gradient(at) => types.get(of_model + at).cloned().flatten().map(|(_, dims)| dims),
+                _ => Some(Vec::new()),
             };
-            let Some((dtype, dims)) = known else {
-                return Err(Error::Argument(format!(
-                    "the shape of output {:?} depends on values, so no memory of the caller can be known to fit; fetch it \
-                     without memory of one's own",
-                    infos[k].name
-                )));
-            };
-            outputs[k].check(&infos[k], dtype, &dims)?;
+            let info = &self.outputs[fetch.output];
+            let dims = dims.ok_or_else(|| {
+                Error::Argument(format!(
+                    "the shape of output {:?} depends on values, so no memory of the caller is known to fit; fetch it without \
+                     memory of its own",
+                    info.name
+                ))
+            })?;
+            check_room(info, into, &dims)?;
         }
-        let mut fill = Fill::new(outputs);
-        self.run_wanted(feeds, &wanted, options, &mut |k, dtype, dims, value| {
-            fill.take(k, dtype, dims, value)
-        })?;
-        fill.finish(&infos)
+        Ok(())
     }
 
     /// The positions of these outputs, or of all for none.
@@ -493,7 +575,7 @@ impl TrainingSession {
 
     /// How many outputs the model has itself.
     fn outputs_of_model(&self) -> usize {
-        self.fetches.iter().filter(|fetch| matches!(fetch, Fetch::Output(_))).count()
+        self.fetches.iter().filter(|fetch| matches!(fetch, Made::Output(_))).count()
     }
 
     /// Checks the names that are given.
@@ -543,6 +625,21 @@ impl TrainingSession {
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
+        let start = Instant::now();
+        self.compute(feeds, wanted, options, deliver)?;
+        if let Some(trace) = &mut self.module.trace {
+            trace.run(start, Instant::now());
+        }
+        Ok(())
+    }
+
+    fn compute(
+        &mut self,
+        feeds: &[(&str, Given<'_>)],
+        wanted: &[usize],
+        options: RunOptions,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
         self.check_feeds(feeds)?;
         let rate = match &self.optimizer {
             Some(_) => {
@@ -564,14 +661,14 @@ impl TrainingSession {
             }
             None => 1.0,
         };
-        let fetches: Vec<Fetch> = wanted.iter().map(|&at| self.fetches[at].clone()).collect();
+        let fetches: Vec<Made> = wanted.iter().map(|&at| self.fetches[at].clone()).collect();
         let of_model = self.outputs_of_model();
         // Each result that the module makes goes to the places that want it.
         let mut give = |at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>| {
             for (k, fetch) in fetches.iter().enumerate() {
                 let wants = match *fetch {
-                    Fetch::Output(output) => output == at,
-                    Fetch::Gradient(weight) => of_model + weight == at,
+                    Made::Output(output) => output == at,
+                    Made::Gradient(weight) => of_model + weight == at,
                     _ => false,
                 };
                 if wants {
@@ -580,7 +677,7 @@ impl TrainingSession {
             }
         };
         let restricted = options.only_execute_path_to_fetches;
-        if restricted && fetches.iter().all(|fetch| matches!(fetch, Fetch::Output(_))) {
+        if restricted && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_))) {
             let inputs = sorted(self.module.inputs(false), &self.defaults, feeds, options)?;
             return self.module.eval_step(&self.checkpoint, &inputs, &mut give);
         }
@@ -593,7 +690,7 @@ impl TrainingSession {
         self.module.train_step(&mut self.checkpoint, &inputs, &mut give)?;
         let (norm, finite) = if restricted || self.optimizer.is_none() {
             self.in_window = self.accumulated > 1;
-            let wants_norm = fetches.iter().any(|fetch| matches!(fetch, Fetch::Norm | Fetch::AllFinite));
+            let wants_norm = fetches.iter().any(|fetch| matches!(fetch, Made::Norm | Made::AllFinite));
             let norm =
                 wants_norm.then(|| self.module.gradient_norm(&self.checkpoint) / self.accumulated as f64);
             (norm, norm.is_none_or(f64::is_finite))
@@ -604,10 +701,10 @@ impl TrainingSession {
         let scalar = |value: f64, dtype: DType| Tensor::scalar(dtype, value);
         for (k, fetch) in fetches.iter().enumerate() {
             let value = match fetch {
-                Fetch::Output(_) | Fetch::Gradient(_) => continue,
-                Fetch::Accumulated => scalar(1.0, DType::Bool),
-                Fetch::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
-                Fetch::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
+                Made::Output(_) | Made::Gradient(_) => continue,
+                Made::Accumulated => scalar(1.0, DType::Bool),
+                Made::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
+                Made::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
             };
             deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value));
         }

@@ -24,6 +24,7 @@ use crate::outputs::{Fill, check_destinations};
 use crate::profile::{Collector, Products};
 use crate::runners::Runners;
 use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
+use crate::trace::Trace;
 use crate::{
     CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
     ValueInfo, default_backend, export, kind, over_limit, tail,
@@ -262,6 +263,8 @@ pub struct Module {
     updates_frozen: bool,
     /// Whether a step that makes NaN or infinities fails.
     detect_anomaly: bool,
+    /// What steps did, where somebody wants to know.
+    pub(crate) trace: Option<Trace>,
 }
 
 /// Reads a model into a graph of the newest versions.
@@ -460,6 +463,7 @@ impl Module {
             gradients_are_used: AtomicBool::new(false),
             updates_frozen,
             detect_anomaly: options.detect_anomaly,
+            trace: None,
         })
     }
 
@@ -579,7 +583,8 @@ impl Module {
         self.work.disposable_planes(if accumulates { 0..0 } else { gradients });
         let scalars = scalars(state);
         if !self.detect_anomaly {
-            return self.train.runners.run(&mut self.work, &planes, entry, scalars, inputs, deliver);
+            let (how, trace) = ((entry, scalars), self.trace.as_mut());
+            return self.train.runners.run_traced(&mut self.work, &planes, how, trace, inputs, deliver);
         }
         // Frozen planes hold running statistics.
         let written = self.layout.trainable.len()..planes.len();
@@ -693,11 +698,11 @@ impl Module {
         let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
         let mut seen = None;
         let (detect, outputs) = (self.detect_anomaly, &eval.outputs);
-        let run = eval.runners.run(
+        let run = eval.runners.run_traced(
             &mut self.work,
             &planes,
-            entry,
-            scalars,
+            (entry, scalars),
+            self.trace.as_mut(),
             inputs,
             &mut |k, dtype, dims, value| {
                 if detect && seen.is_none() {

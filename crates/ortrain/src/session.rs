@@ -337,7 +337,7 @@ pub struct ModelMeta {
 }
 
 impl ModelMeta {
-    fn of(model: &ModelProto) -> ModelMeta {
+    pub(crate) fn of(model: &ModelProto) -> ModelMeta {
         let graph = model.graph.as_ref();
         ModelMeta {
             producer_name: model.producer_name.clone(),
@@ -1203,7 +1203,7 @@ fn whole_copy(feed: &Feed<'_>) -> Option<Tensor> {
 }
 
 /// Checks what is known of the places of outputs before a run.
-fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
+pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
     let mut spans: Vec<(&str, (usize, usize))> = Vec::new();
     for fetch in fetches {
         let (info, Some(into)) = (&outputs[fetch.output], &fetch.into) else { continue };
@@ -1240,7 +1240,7 @@ fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
 }
 
 /// Checks that a result of a shape goes where it is to be written.
-fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
+pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
     if into.dims == dims {
         return Ok(());
     }

@@ -30,7 +30,7 @@ use crate::binding::parameter_of_gradient;
 use crate::constants::make_initializers;
 use crate::kind::check_forward;
 use crate::nearest::hint;
-use crate::{Error, ModelSource, Result};
+use crate::{Error, ModelMeta, ModelSource, Result};
 
 /// The end of the name of a weight's copy in fewer bits.
 pub(super) const COPY: &str = "_fp16";
@@ -58,6 +58,7 @@ pub(super) struct Built {
     pub(super) optimizer: Option<(OptimizerSpec, ModelProto)>,
     /// Values that nodes make, with their types.
     pub(super) made: BTreeMap<String, DType>,
+    pub(super) meta: ModelMeta,
 }
 
 /// Reads a model, and adds what a training needs.
@@ -68,6 +69,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
         check_forward(&label, &graph)?;
     }
     check_counts(parameters)?;
+    let meta = ModelMeta::of(&model.proto);
     let optional = optional_inputs(&model);
     let mut forward = self_contained(&label, model)?;
     let opset = opset_of(&forward.proto);
@@ -114,12 +116,6 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
             .collect::<Result<_>>()?;
         mixed_precision(&mut forward_graph, narrow, loss, &copies).map_err(fail)?;
     }
-    let made = forward_graph
-        .nodes
-        .iter()
-        .flat_map(ortrain_graph::Node::present_outputs)
-        .filter_map(|id| Some((forward_graph.name_of(id).to_owned(), forward_graph.value(id).ty.dtype()?)))
-        .collect();
     let mut eval_graph = forward_graph.clone();
     eval_graph.remove_unused();
     let eval = training_message(&label, &forward.proto, eval_graph, opset)?;
@@ -139,6 +135,9 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let root = if parameters.mixed_precision.is_some() { append_scaled_loss(&mut graph, loss) } else { loss };
     let gradients = differentiate(&mut graph, root, &targets).map_err(fail)?;
     graph.outputs = own_outputs;
+    let made = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
+        .filter_map(|id| Some((graph.name_of(id).to_owned(), graph.value(id).ty.dtype()?)))
+        .collect();
     let optimizer = optimizer_of(parameters, &weights, &values)?;
     write_dumps(
         &label,
@@ -159,7 +158,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let first = graph.outputs.len();
     gather_gradients(&mut graph, &targets, &gradients, first)?;
     let train = training_message(&label, &forward.proto, graph, opset)?;
-    Ok(Built { train, eval, checkpoint: full(values), weights, outputs, defaults, optimizer, made })
+    Ok(Built { train, eval, checkpoint: full(values), weights, outputs, defaults, optimizer, made, meta })
 }
 
 /// Checks numbers of the parameters.

@@ -1,0 +1,247 @@
+//! A training in one session.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
+
+use ortrain::classic::{RunOptions, StatesByWeight, TrainingParameters};
+use ortrain::{DType, Fetch, Given, Lent, Memory, Tensor};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::sync::Arc;
+
+use crate::door::Door;
+use crate::error::raise;
+use crate::tools::{Source, module_options};
+use crate::value::{OrtValue, described};
+
+/// Values by weights, then by names.
+type States = HashMap<String, HashMap<String, OrtValue>>;
+/// The same as they are given.
+type GivenStates = HashMap<String, HashMap<String, Py<OrtValue>>>;
+
+/// The settings of a training as Python has them.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Parameters {
+    loss_output_name: String,
+    weights_to_train: BTreeSet<String>,
+    weights_not_to_train: BTreeSet<String>,
+    immutable_weights: BTreeMap<String, Vec<(i64, f32)>>,
+    training_optimizer_name: String,
+    lr_params_feed_name: String,
+    optimizer_attributes_map: BTreeMap<String, BTreeMap<String, f32>>,
+    optimizer_int_attributes_map: BTreeMap<String, BTreeMap<String, i64>>,
+    use_mixed_precision: bool,
+    gradient_accumulation_steps: i64,
+    enable_grad_norm_clip: bool,
+    set_gradients_as_graph_outputs: bool,
+    model_after_graph_transforms_path: Option<PathBuf>,
+    model_with_gradient_graph_path: Option<PathBuf>,
+    model_with_training_graph_path: Option<PathBuf>,
+    initial_optimizer_state: GivenStates,
+}
+
+impl Parameters {
+    fn read(self) -> PyResult<TrainingParameters> {
+        let mut states = StatesByWeight::new();
+        for (weight, state) in self.initial_optimizer_state {
+            let state = state.into_iter().map(|(name, value)| Ok((name, value.get().tensor()?)));
+            states.insert(weight, state.collect::<PyResult<_>>()?);
+        }
+        Ok(TrainingParameters {
+            loss_output_name: self.loss_output_name,
+            weights_to_train: self.weights_to_train,
+            weights_not_to_train: self.weights_not_to_train,
+            immutable_weights: self.immutable_weights,
+            training_optimizer_name: self.training_optimizer_name,
+            lr_params_feed_name: self.lr_params_feed_name,
+            optimizer_attributes_map: self.optimizer_attributes_map,
+            optimizer_int_attributes_map: self.optimizer_int_attributes_map,
+            mixed_precision: self.use_mixed_precision.then_some(DType::F16),
+            gradient_accumulation_steps: self.gradient_accumulation_steps,
+            enable_grad_norm_clip: self.enable_grad_norm_clip,
+            set_gradients_as_graph_outputs: self.set_gradients_as_graph_outputs,
+            model_after_graph_transforms_path: self.model_after_graph_transforms_path,
+            model_with_gradient_graph_path: self.model_with_gradient_graph_path,
+            model_with_training_graph_path: self.model_with_training_graph_path,
+            initial_optimizer_state: states,
+        })
+    }
+}
+
+fn values(state: BTreeMap<String, Tensor>) -> HashMap<String, OrtValue> {
+    state.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect()
+}
+
+fn states(states: StatesByWeight) -> States {
+    states.into_iter().map(|(outer, state)| (outer, values(state))).collect()
+}
+
+/// What a run is fed.
+fn tensors(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Tensor)>> {
+    feeds.iter().map(|(name, value)| Ok((name.as_str(), value.get().tensor()?))).collect()
+}
+
+fn given<'a>(tensors: &'a [(&'a str, Tensor)]) -> Vec<(&'a str, Given<'a>)> {
+    tensors.iter().map(|(name, tensor)| (*name, Given::from(tensor))).collect()
+}
+
+/// A model, its gradients and its optimizer.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct ClassicSession {
+    session: Door<ortrain::classic::TrainingSession>,
+}
+
+#[pymethods]
+impl ClassicSession {
+    #[new]
+    #[pyo3(signature = (
+        model, parameters, seed, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback,
+        detect_anomaly
+    ))]
+    fn new(
+        py: Python<'_>,
+        model: Source,
+        parameters: Parameters,
+        seed: Option<i64>,
+        device: &str,
+        num_threads: usize,
+        memory_limit: Option<usize>,
+        iteration_limit: Option<u64>,
+        precision: &str,
+        bf16_fallback: &str,
+        detect_anomaly: bool,
+    ) -> PyResult<ClassicSession> {
+        let options = module_options(
+            device,
+            num_threads,
+            memory_limit,
+            iteration_limit,
+            precision,
+            bf16_fallback,
+            detect_anomaly,
+        )?;
+        let parameters = parameters.read()?;
+        let session = py
+            .detach(|| {
+                let mut session = ortrain::classic::TrainingSession::new(model.0, &parameters, options)?;
+                if let Some(seed) = seed {
+                    session.set_seed(seed);
+                }
+                Ok(session)
+            })
+            .map_err(raise)?;
+        Ok(ClassicSession { session: Door::new(session) })
+    }
+
+    /// Its name, and that of what multiplies bfloat16.
+    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
+        self.session
+            .pass(py, |session| Ok((session.module().precision().name(), session.module().bf16_unit())))
+    }
+
+    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.pass(py, |session| Ok(session.inputs().to_vec()))?;
+        infos.iter().map(|info| described(py, info)).collect()
+    }
+
+    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.pass(py, |session| Ok(session.outputs().to_vec()))?;
+        infos.iter().map(|info| described(py, info)).collect()
+    }
+
+    fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.pass(py, |session| Ok(session.overridable_initializers().to_vec()))?;
+        infos.iter().map(|info| described(py, info)).collect()
+    }
+
+    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let meta = self.session.pass(py, |session| Ok(session.meta().clone()))?;
+        let texts =
+            [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
+        (texts, meta.version, meta.custom).into_pyobject(py)
+    }
+
+    fn loss_scale_input_name(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        self.session.pass(py, |session| Ok(session.loss_scale_input_name()))
+    }
+
+    fn is_output_fp32_node(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.session.pass(py, |session| session.is_output_fp32_node(name))
+    }
+
+    /// A run: the outputs at these positions, each where its value lies; those without one come back.
+    #[pyo3(signature = (feeds, outputs, *, restricted, training_mode))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        feeds: HashMap<String, Py<OrtValue>>,
+        outputs: Vec<(usize, Option<Bound<'_, OrtValue>>)>,
+        restricted: bool,
+        training_mode: Option<bool>,
+    ) -> PyResult<Vec<Option<OrtValue>>> {
+        let held = tensors(&feeds)?;
+        type Room = (DType, Vec<usize>, Arc<Memory>);
+        let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Room>)> {
+            let place = value.as_ref().map(|value| {
+                let value = value.get();
+                Ok::<Room, PyErr>((value.dtype(), value.dims().to_vec(), value.memory()?))
+            });
+            Ok((*at, place.transpose()?))
+        };
+        let rooms = outputs.iter().map(room).collect::<PyResult<Vec<(usize, Option<Room>)>>>()?;
+        let options = RunOptions { only_execute_path_to_fetches: restricted, training_mode };
+        let found = self.session.pass(py, |session| {
+            let fetches: Vec<Fetch<'_>> = rooms
+                .iter()
+                .map(|(output, room)| Fetch {
+                    output: *output,
+                    into: room.as_ref().map(|(dtype, dims, memory)| Lent { dtype: *dtype, dims, memory }),
+                })
+                .collect();
+            session.run_bound(&given(&held), &fetches, options)
+        })?;
+        Ok(found.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
+    }
+
+    fn state(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
+        self.session.pass(py, |session| session.state()).map(values)
+    }
+
+    fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
+        self.session.pass(py, |session| session.model_state(include_mixed_precision_weights)).map(states)
+    }
+
+    fn optimizer_state(&self, py: Python<'_>) -> PyResult<States> {
+        self.session.pass(py, |session| session.optimizer_states()).map(states)
+    }
+
+    fn load_state(&self, py: Python<'_>, state: HashMap<String, Py<OrtValue>>, strict: bool) -> PyResult<()> {
+        let state: BTreeMap<String, Tensor> =
+            tensors(&state)?.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect();
+        self.session.pass(py, |session| session.load_state(&state, strict))
+    }
+
+    fn set_seed(&self, py: Python<'_>, seed: i64) -> PyResult<()> {
+        self.session.pass(py, |session| {
+            session.set_seed(seed);
+            Ok(())
+        })
+    }
+
+    fn begin_trace(&self, py: Python<'_>) -> PyResult<()> {
+        self.session.pass(py, |session| {
+            session.begin_trace();
+            Ok(())
+        })
+    }
+
+    /// What runs did, as JSON.
+    fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.session.pass(py, |session| Ok(session.end_trace()))
+    }
+
+    fn dump(&self, py: Python<'_>) -> PyResult<String> {
+        self.session.pass(py, |session| Ok(session.dump()))
+    }
+}

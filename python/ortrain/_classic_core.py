@@ -1,0 +1,316 @@
+"""The session of :mod:`ortrain.classic` as onnxruntime's extension module had it: made first, given a model then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from ortrain._ortrain import OrtDevice, OrtValue, OrtValueVector
+from ortrain._options import RunOptions, SessionOptions
+from ortrain.classic import TrainingParameters
+from ortrain.classic import TrainingSession as Classic
+from ortrain.errors import OrtrainError
+from ortrain.inference import ModelMetadata, NodeArg
+from ortrain.iobinding import SessionIOBinding
+from ortrain.ortvalue import OrtValue as Wrapped
+
+__all__ = ["TrainingConfigurationResult", "TrainingSession"]
+
+
+class TrainingConfigurationResult:
+    """What loading a model for a training says.
+
+    >>> from ortrain import capi
+    >>> capi.TrainingConfigurationResult().loss_scale_input_name is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._loss_scale_input_name: str | None = None
+
+    @property
+    def loss_scale_input_name(self) -> str | None:
+        """The name of the input with the factor of the loss; ``None`` without mixed precision.
+
+        >>> from ortrain import capi
+        >>> capi.TrainingConfigurationResult().loss_scale_input_name is None
+        True
+        """
+        return self._loss_scale_input_name
+
+
+class TrainingSession:
+    """A session that is made without a model. :class:`ortrain.classic.TrainingSession` is the same in one step.
+
+    >>> from ortrain import capi
+    >>> session = capi.TrainingSession()
+    >>> parameters = capi.TrainingParameters()
+    >>> parameters.loss_output_name = "loss"
+    >>> result = session.read_bytes(model_with_loss.SerializeToString(), parameters, ["CPUExecutionProvider"], [{}])
+    >>> [value.name for value in session.outputs_meta]
+    ['loss', 'logits']
+    """
+
+    def __init__(self, session_options: SessionOptions | None = None) -> None:
+        self._options = session_options
+        self._session: Classic | None = None
+
+    def _loaded(self) -> Classic:
+        if self._session is None:
+            raise OrtrainError("the session has no model yet; load_model and read_bytes give it one")
+        return self._session
+
+    def load_model(
+        self,
+        path: str,
+        parameters: TrainingParameters,
+        provider_names: Sequence[str],
+        provider_options: Sequence[dict[str, str]],
+    ) -> TrainingConfigurationResult:
+        """Read the model from a file.
+
+        Raises:
+            ModelLoaded: if the session has a model.
+            OrtrainError: as :class:`ortrain.classic.TrainingSession`.
+
+        >>> from ortrain import capi
+        >>> session, parameters = capi.TrainingSession(), capi.TrainingParameters()
+        >>> parameters.loss_output_name = "loss"
+        >>> onnx.save(model_with_loss, "with_loss.onnx")
+        >>> result = session.load_model("with_loss.onnx", parameters, ["CPUExecutionProvider"], [{}])
+        >>> sorted(session.get_state())
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+
+        """
+        return self._load(path, parameters, provider_names, provider_options)
+
+    def read_bytes(
+        self,
+        model: bytes,
+        parameters: TrainingParameters,
+        provider_names: Sequence[str],
+        provider_options: Sequence[dict[str, str]],
+    ) -> TrainingConfigurationResult:
+        """Read the model from bytes; otherwise as :meth:`load_model`.
+
+        >>> from ortrain import capi
+        >>> session, parameters = capi.TrainingSession(), capi.TrainingParameters()
+        >>> parameters.loss_output_name = "loss"
+        >>> result = session.read_bytes(model_with_loss.SerializeToString(), parameters, [], [])
+        >>> result.loss_scale_input_name is None
+        True
+        """
+        return self._load(model, parameters, provider_names, provider_options)
+
+    def _load(
+        self,
+        model: str | bytes,
+        parameters: TrainingParameters,
+        provider_names: Sequence[str],
+        provider_options: Sequence[dict[str, str]],
+    ) -> TrainingConfigurationResult:
+        if self._session is not None:
+            from ortrain.capi import ModelLoaded
+
+            raise ModelLoaded("the session has a model already; make another session for another model")
+        names = list(provider_names) or None
+        options = list(provider_options) if names and provider_options else None
+        self._session = Classic(model, parameters, self._options, names, options)
+        result = TrainingConfigurationResult()
+        result._loss_scale_input_name = self._session.loss_scale_input_name
+        return result
+
+    def finalize(self) -> None:
+        """Nothing is left to be done.
+
+        >>> from ortrain import capi
+        >>> capi.TrainingSession().finalize()
+        """
+
+    def get_state(self) -> dict[str, npt.NDArray[Any]]:
+        """As :meth:`ortrain.classic.TrainingSession.get_state`.
+
+        >>> sorted(core_session.get_state())
+        ['Moment_1_fc2.bias', 'Moment_2_fc2.bias', 'Update_Count_fc2.bias', 'fc2.bias']
+        """
+        return self._loaded().get_state()
+
+    def get_model_state(self, include_mixed_precision_weights: bool, /) -> dict[str, dict[str, npt.NDArray[Any]]]:
+        """As :meth:`ortrain.classic.TrainingSession.get_model_state`.
+
+        >>> sorted(core_session.get_model_state(True))
+        ['full_precision', 'mixed_precision']
+        """
+        return self._loaded().get_model_state(include_mixed_precision_weights)
+
+    def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
+        """As :meth:`ortrain.classic.TrainingSession.get_optimizer_state`.
+
+        >>> sorted(core_session.get_optimizer_state())
+        ['fc2.bias']
+        """
+        return self._loaded().get_optimizer_state()
+
+    def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
+        """As :meth:`ortrain.classic.TrainingSession.get_partition_info_map`.
+
+        >>> core_session.get_partition_info_map()
+        {}
+        """
+        return self._loaded().get_partition_info_map()
+
+    def load_state(self, state: Mapping[str, npt.ArrayLike], strict: bool, /) -> None:
+        """As :meth:`ortrain.classic.TrainingSession.load_state`.
+
+        >>> core_session.load_state({"fc2.bias": np.zeros(10, np.float32)}, True)
+        """
+        self._loaded().load_state(state, strict)
+
+    def is_output_fp32_node(self, output_name: str, /) -> bool:
+        """As :meth:`ortrain.classic.TrainingSession.is_output_fp32_node`.
+
+        >>> core_session.is_output_fp32_node("loss")
+        True
+        """
+        return self._loaded().is_output_fp32_node(output_name)
+
+    def run(
+        self, output_names: Sequence[str], feed: Mapping[str, npt.ArrayLike], run_options: RunOptions | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """As :meth:`ortrain.classic.TrainingSession.run`.
+
+        >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
+        >>> core_session.run(["loss"], feed, None)[0].shape
+        ()
+        """
+        return self._loaded().run(output_names, feed, run_options)
+
+    def run_with_ort_values(
+        self, feed: Mapping[str, OrtValue], output_names: Sequence[str], run_options: RunOptions | None = None
+    ) -> list[OrtValue]:
+        """As :meth:`ortrain.classic.TrainingSession.run_with_ort_values`, with the inputs first.
+
+        >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
+        >>> values = {name: ortrain.OrtValue.ortvalue_from_numpy(array)._ortvalue for name, array in feed.items()}
+        >>> core_session.run_with_ort_values(values, ["loss"])[0].shape()
+        []
+        """
+        wrapped = {name: Wrapped(value) for name, value in feed.items()}
+        found = self._loaded().run_with_ort_values(output_names, wrapped, run_options)
+        return [value._ortvalue for value in found]
+
+    def run_with_iobinding(self, binding: SessionIOBinding, run_options: RunOptions | None = None) -> None:
+        """As :meth:`ortrain.classic.TrainingSession.run_with_iobinding`.
+
+        >>> binding = core_session.io_binding()
+        >>> core_session.run_with_iobinding(binding)
+        Traceback (most recent call last):
+        ortrain.errors.InvalidArgumentError: no output is bound; bind_output says which ones are wanted
+        """
+        self._loaded().run_with_iobinding(binding, run_options)
+
+    def io_binding(self) -> SessionIOBinding:
+        """Inputs and outputs in memory of the caller.
+
+        >>> type(core_session.io_binding()).__name__
+        'SessionIOBinding'
+        """
+        return self._loaded().io_binding()._iobinding
+
+    def run_with_ortvaluevector(
+        self,
+        run_options: RunOptions | None,
+        feed_names: Sequence[str],
+        feeds: OrtValueVector,
+        fetch_names: Sequence[str],
+        fetches: OrtValueVector,
+        fetch_devices: Sequence[OrtDevice],
+    ) -> None:
+        """As :meth:`ortrain.classic.TrainingSession.run_with_ortvaluevector`.
+
+        >>> vectors = ortrain.capi.OrtValueVector(), ortrain.capi.OrtValueVector()
+        >>> core_session.run_with_ortvaluevector(None, ["x"], vectors[0], [], vectors[1], [])
+        Traceback (most recent call last):
+        ortrain.errors.InvalidArgumentError: there are 1 names, but 0 values of feeds
+        """
+        self._loaded().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
+
+    def end_profiling(self) -> str:
+        """As :meth:`ortrain.classic.TrainingSession.end_profiling`.
+
+        >>> core_session.end_profiling()
+        ''
+        """
+        return self._loaded().end_profiling()
+
+    def get_providers(self) -> list[str]:
+        """As :meth:`ortrain.classic.TrainingSession.get_providers`.
+
+        >>> core_session.get_providers()
+        ['CPUExecutionProvider']
+        """
+        return self._loaded().get_providers()
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """As :meth:`ortrain.classic.TrainingSession.get_provider_options`.
+
+        >>> core_session.get_provider_options()
+        {'CPUExecutionProvider': {}}
+        """
+        return self._loaded().get_provider_options()
+
+    @property
+    def inputs_meta(self) -> list[NodeArg]:
+        """The inputs that a run takes.
+
+        >>> [value.name for value in core_session.inputs_meta]
+        ['x', 'labels', 'Learning_Rate']
+        """
+        return self._loaded().get_inputs()
+
+    @property
+    def outputs_meta(self) -> list[NodeArg]:
+        """The outputs that a run gives.
+
+        >>> [value.name for value in core_session.outputs_meta]
+        ['loss', 'logits', 'global_gradient_norm']
+        """
+        return self._loaded().get_outputs()
+
+    @property
+    def overridable_initializers(self) -> list[NodeArg]:
+        """Inputs that a run may be given.
+
+        >>> core_session.overridable_initializers
+        []
+        """
+        return self._loaded().get_overridable_initializers()
+
+    @property
+    def model_meta(self) -> ModelMetadata:
+        """The metadata of the model.
+
+        >>> core_session.model_meta.graph_name
+        'perceptron'
+        """
+        return self._loaded().get_modelmeta()
+
+    @property
+    def session_options(self) -> SessionOptions:
+        """The options of the session.
+
+        >>> core_session.session_options.intra_op_num_threads
+        0
+        """
+        return self._loaded().get_session_options()
+
+    @property
+    def get_profiling_start_time_ns(self) -> int:
+        """The beginning of the profile, in nanoseconds since 1970; 0 without one.
+
+        >>> core_session.get_profiling_start_time_ns
+        0
+        """
+        return self._loaded().get_profiling_start_time_ns()

@@ -1,0 +1,597 @@
+"""A training in one session: each run computes the model, its gradients, and an update of the weights.
+
+The names and the behaviour are those of ``onnxruntime.TrainingSession`` and ``onnxruntime.TrainingParameters``, which
+onnxruntime-training had until its release 1.15. ``docs/classic-session.md`` says what to take of it and of
+:mod:`ortrain.api`.
+
+>>> from ortrain.classic import TrainingParameters, TrainingSession
+>>> parameters = TrainingParameters()
+>>> parameters.loss_output_name = "loss"
+>>> parameters.training_optimizer_name = "AdamOptimizer"
+>>> parameters.weights_to_train = {"fc2.weight", "fc2.bias"}
+>>> parameters.optimizer_attributes_map = {name: {} for name in parameters.weights_to_train}
+>>> parameters.optimizer_int_attributes_map = {name: {} for name in parameters.weights_to_train}
+>>> session = TrainingSession(model_with_loss.SerializeToString(), parameters)
+>>> rate = np.array([0.01], np.float32)
+>>> losses = [float(session.run(["loss"], {"x": x, "labels": labels, "Learning_Rate": rate})[0]) for _ in range(5)]
+>>> losses[-1] < losses[0]
+True
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from ortrain import _ortrain, _seeds
+from ortrain._inputs import Described, native_value
+from ortrain._near import hint
+from ortrain._operators import with_operators
+from ortrain._options import RunOptions, SessionOptions, native_options, with_changes
+from ortrain._sources import model_source
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.inference import InferenceSession, Native, ProviderLike
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["TrainingParameters", "TrainingSession"]
+
+T = TypeVar("T")
+
+
+class _Setting(Generic[T]):
+    """A property of the parameters: a plain value of one kind, of which whoever reads it gets a copy."""
+
+    def __init__(self, default: T, kind: str, checked: Callable[[Any], T]) -> None:
+        self.default, self.kind, self.checked = default, kind, checked
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, parameters: None, owner: type) -> _Setting[T]: ...
+
+    @overload
+    def __get__(self, parameters: TrainingParameters, owner: type) -> T: ...
+
+    def __get__(self, parameters: TrainingParameters | None, owner: type) -> _Setting[T] | T:
+        if parameters is None:
+            return self
+        value: T = copy.deepcopy(parameters._values.get(self.name, self.default))
+        return value
+
+    def __set__(self, parameters: TrainingParameters, value: T) -> None:
+        try:
+            parameters._values[self.name] = copy.deepcopy(self.checked(value))
+        except TypeError as error:
+            raise TypeError(f"{self.name} is {self.kind}, not {value!r}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError
+    return bool(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError
+    return float(value)
+
+
+def _names(value: Any) -> set[str]:
+    if not isinstance(value, set | frozenset):
+        raise TypeError
+    return {_text(name) for name in value}
+
+
+def _list_of(item: Callable[[Any], T]) -> Callable[[Any], list[T]]:
+    def checked(value: Any) -> list[T]:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            raise TypeError
+        return [item(each) for each in value]
+
+    return checked
+
+
+def _dict_of(item: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
+    def checked(value: Any) -> dict[str, T]:
+        if not isinstance(value, Mapping):
+            raise TypeError
+        return {_text(name): item(each) for name, each in value.items()}
+
+    return checked
+
+
+def _slot(value: Any) -> tuple[int, float]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError
+    return _whole(value[0]), _number(value[1])
+
+
+def _setting_text(default: str) -> _Setting[str]:
+    return _Setting(default, "a text", _text)
+
+
+def _setting_flag(default: bool) -> _Setting[bool]:
+    return _Setting(default, "True or False", _flag)
+
+
+def _setting_whole(default: int) -> _Setting[int]:
+    return _Setting(default, "a whole number", _whole)
+
+
+class TrainingParameters:
+    """How a :class:`TrainingSession` trains. Properties are plain values; what is read is a copy.
+
+    A property that has another effect here than in onnxruntime-training, or none, says so. A value that needs what
+    ortrain does not have is refused when a session is made. There is no property without one of the two.
+
+    >>> from ortrain.classic import TrainingParameters
+    >>> parameters = TrainingParameters()
+    >>> parameters.weights_to_train = {"fc2.bias"}
+    >>> parameters.weights_to_train.add("fc1.bias")
+    >>> parameters.weights_to_train
+    {'fc2.bias'}
+    >>> parameters.weights_to_train = ["fc2.bias"]
+    Traceback (most recent call last):
+    TypeError: weights_to_train is a set of names, not ['fc2.bias']
+    """
+
+    __slots__ = ("_states", "_values")
+
+    loss_output_name = _setting_text("")
+    """The value that is made smaller: any result of the model that is one number. Needed."""
+
+    weights_to_train = _Setting(set(), "a set of names", _names)
+    """Initializers that are trained. Of an empty set, all that the loss is computed from."""
+
+    weights_not_to_train = _Setting(set(), "a set of names", _names)
+    """Initializers that are not trained, whatever else says so."""
+
+    immutable_weights = _Setting[dict[str, list[tuple[int, float]]]](
+        {}, "a dict of lists of pairs, a number and a value", _dict_of(_list_of(_slot))
+    )
+    """Where nothing is chosen: for an operator, inputs and values of scalars that are not trained there.
+
+    ``{"Mul": [(1, 2.0)]}`` leaves alone a 2.0 that something is multiplied by.
+    """
+
+    training_optimizer_name = _setting_text("")
+    """``"SGDOptimizer"``, ``"AdamOptimizer"``, ``"LambOptimizer"``; empty to compute gradients and update nothing."""
+
+    lr_params_feed_name = _setting_text("Learning_Rate")
+    """The name of the input with the learning rate, float32 of shape ``[1]``."""
+
+    optimizer_attributes_map = _Setting[dict[str, dict[str, float]]](
+        {}, "a dict of dicts of numbers", _dict_of(_dict_of(_number))
+    )
+    """Settings of each trained weight: ``alpha``, ``beta``, ``lambda``, ``epsilon``, ``max_norm_clip``.
+
+    Of LAMB ``ratio_min`` and ``ratio_max``, too. Each trained weight has an entry, ``{}`` for the optimizer's own.
+    """
+
+    optimizer_int_attributes_map = _Setting[dict[str, dict[str, int]]](
+        {}, "a dict of dicts of whole numbers", _dict_of(_dict_of(_whole))
+    )
+    """The same of ``do_bias_correction`` and, of Adam, ``weight_decay_mode``: 0 or 1."""
+
+    use_mixed_precision = _setting_flag(False)
+    """Whether the model computes in float16, but for its loss. Weights stay float32.
+
+    A run is given ``loss_scale``, float32 of shape ``[1]``. It changes nothing if the gradients are not finite.
+    """
+
+    use_fp16_moments = _setting_flag(False)
+    """Refused if ``True``: moments are float32 here, where small ones do not get lost."""
+
+    loss_scale = _Setting(0.0, "a number", _number)
+    """Kept for scripts that set it: runs are given the scale as an input."""
+
+    gradient_accumulation_steps = _setting_whole(1)
+    """Runs whose gradients are summed for one update, which takes their mean."""
+
+    enable_grad_norm_clip = _setting_flag(True)
+    """Whether ``global_gradient_norm`` is computed, and gradients are clipped by it.
+
+    Adam and LAMB scale the gradients of a weight by ``max_norm_clip / norm`` where the norm is larger. (The kernel of
+    Adam for the CPU forgot that in onnxruntime-training; ``False`` gives its numbers.)
+    """
+
+    set_gradients_as_graph_outputs = _setting_flag(False)
+    """Whether ``<weight>_grad`` is an output for each trained weight."""
+
+    use_memory_efficient_gradient = _setting_flag(False)
+    """Kept for scripts that set it, without an effect: memory is planned before the first run."""
+
+    allreduce_post_accumulation = _setting_flag(False)
+    """Kept for scripts that set it, without an effect in one process."""
+
+    world_rank = _setting_whole(0)
+    """The number of the process: 0, or the session is refused until training on several machines is here."""
+
+    world_size = _setting_whole(1)
+    """How many processes train: 1, as for :attr:`world_rank`."""
+
+    data_parallel_size = _setting_whole(1)
+    """Likewise 1."""
+
+    horizontal_parallel_size = _setting_whole(1)
+    """Likewise 1."""
+
+    pipeline_parallel_size = _setting_whole(1)
+    """Likewise 1."""
+
+    num_pipeline_micro_batches = _setting_whole(1)
+    """Likewise 1."""
+
+    pipeline_cut_info_string = _setting_text("")
+    """Likewise empty."""
+
+    deepspeed_zero_stage = _setting_whole(0)
+    """Likewise 0: the state of the optimizer is not divided."""
+
+    enable_adasum = _setting_flag(False)
+    """Likewise ``False``."""
+
+    sliced_schema = _Setting[dict[str, list[int]]]({}, "a dict of lists of whole numbers", _dict_of(_list_of(_whole)))
+    """Likewise empty."""
+
+    sliced_axes = _Setting[dict[str, int]]({}, "a dict of whole numbers", _dict_of(_whole))
+    """Likewise empty."""
+
+    sliced_tensor_names = _Setting[list[str]]([], "a list of names", _list_of(_text))
+    """Likewise empty."""
+
+    attn_dropout_recompute = _setting_flag(False)
+    """Kept for scripts that set it, without an effect on results: ``SessionOptions.memory_limit`` recomputes."""
+
+    gelu_recompute = _setting_flag(False)
+    """Likewise."""
+
+    transformer_layer_recompute = _setting_flag(False)
+    """Likewise."""
+
+    number_recompute_layers = _setting_whole(0)
+    """Likewise."""
+
+    propagate_cast_ops_level = _setting_whole(1)
+    """Kept for scripts that set it, without an effect on results."""
+
+    propagate_cast_ops_allow = _Setting[list[str]]([], "a list of names", _list_of(_text))
+    """Likewise."""
+
+    model_after_graph_transforms_path = _setting_text("")
+    """A file for the model as it is trained, before gradients are added."""
+
+    model_with_gradient_graph_path = _setting_text("")
+    """A file for the model with its gradients."""
+
+    model_with_training_graph_path = _setting_text("")
+    """A file for the model with its gradients and the updates of the weights."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._states: dict[str, dict[str, npt.NDArray[Any]]] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        known = [own for own in vars(TrainingParameters) if not own.startswith("__")]
+        if name not in known:
+            raise AttributeError(f"'TrainingParameters' object has no attribute {name!r}{hint(name, known)}")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        changed = ", ".join(f"{name}={value!r}" for name, value in sorted(self._values.items()))
+        return f"TrainingParameters({changed})"
+
+    def set_optimizer_initial_state(self, states: Mapping[str, Mapping[str, npt.ArrayLike]]) -> None:
+        """Let the optimizer start from what another one kept: copies of ``get_optimizer_state()``, or a part of it.
+
+        >>> from ortrain.classic import TrainingParameters
+        >>> TrainingParameters().set_optimizer_initial_state({"w": {"Update_Count": np.array([5])}})
+        """
+        self._states = {
+            weight: {name: np.array(value) for name, value in state.items()} for weight, state in states.items()
+        }
+
+
+# Values that a training in one process can have.
+_ALONE: dict[str, Any] = {
+    "world_size": 1,
+    "world_rank": 0,
+    "data_parallel_size": 1,
+    "horizontal_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "num_pipeline_micro_batches": 1,
+    "pipeline_cut_info_string": "",
+    "deepspeed_zero_stage": 0,
+    "enable_adasum": False,
+    "sliced_schema": {},
+    "sliced_axes": {},
+    "sliced_tensor_names": [],
+}
+
+
+def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
+    """The parameters as the core takes them."""
+    for name, alone in _ALONE.items():
+        value = getattr(parameters, name)
+        if value != alone:
+            raise UnsupportedError(
+                f"{name} is {value!r}, which needs several processes; ortrain trains in one, where it is {alone!r}"
+            )
+    if parameters.use_fp16_moments:
+        raise UnsupportedError("use_fp16_moments=True needs moments of float16; ortrain keeps them in float32")
+    paths = ("model_after_graph_transforms_path", "model_with_gradient_graph_path", "model_with_training_graph_path")
+    names = (
+        "loss_output_name",
+        "weights_to_train",
+        "weights_not_to_train",
+        "immutable_weights",
+        "training_optimizer_name",
+        "lr_params_feed_name",
+        "optimizer_attributes_map",
+        "optimizer_int_attributes_map",
+        "use_mixed_precision",
+        "gradient_accumulation_steps",
+        "enable_grad_norm_clip",
+        "set_gradients_as_graph_outputs",
+    )
+    states = {
+        weight: {name: native_value(value) for name, value in state.items()}
+        for weight, state in parameters._states.items()
+    }
+    return {
+        **{name: getattr(parameters, name) for name in names},
+        **{name: getattr(parameters, name) or None for name in paths},
+        "initial_optimizer_state": states,
+    }
+
+
+def _arrays(state: Mapping[str, _ortrain.OrtValue]) -> dict[str, npt.NDArray[Any]]:
+    """Values as arrays, sorted by name."""
+    return {name: np.array(state[name].array()) for name in sorted(state)}
+
+
+class TrainingSession(InferenceSession):
+    """A model, its gradients and its optimizer behind one ``run``.
+
+    Args:
+        path_or_bytes: the path of a forward model that ends in a loss, or its bytes.
+        parameters: how it trains.
+        sess_options: threads, bytes, precision.
+        providers: where it runs; the CPU without.
+        provider_options: a dict for each provider.
+
+    Raises:
+        TypeError: for another kind of model, parameters, options.
+        NoSuchFileError, InvalidModelError: if the model cannot be read.
+        InvalidArgumentError, OrtrainError: if the parameters name what the model does not have.
+        UnsupportedError: for parameters that need several processes, an operator without a gradient.
+
+    >>> from ortrain.classic import TrainingParameters, TrainingSession
+    >>> parameters = TrainingParameters()
+    >>> parameters.loss_output_name = "loss"
+    >>> session = TrainingSession(model_with_loss.SerializeToString(), parameters)
+    >>> [output.name for output in session.get_outputs()]
+    ['loss', 'logits']
+
+    """
+
+    _classic: _ortrain.ClassicSession
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        parameters: TrainingParameters,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[ProviderLike] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+    ) -> None:
+        if not isinstance(path_or_bytes, str | bytes | os.PathLike):
+            raise TypeError(f"a model is a path or its bytes, not {type(path_or_bytes).__name__}")
+        if not isinstance(parameters, TrainingParameters):
+            raise TypeError(f"parameters are a TrainingParameters, not {type(parameters).__name__}")
+        options = self._set_up(sess_options, providers, provider_options)
+        if options.optimized_model_filepath:
+            raise UnsupportedError(
+                "optimized_model_filepath is for an InferenceSession; model_with_training_graph_path of the parameters "
+                "writes what is trained"
+            )
+        self._classic = _ortrain.ClassicSession(
+            with_changes(with_operators(model_source(path_or_bytes), None), options),
+            _native_parameters(parameters),
+            _seeds.of_process(),
+            device=self._device,
+            detect_anomaly=options.detect_anomaly,
+            **native_options(options, of_session=True),
+        )
+        self._begin_profile()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a TrainingSession cannot be pickled; get_state() gives what it has learned")
+
+    @property
+    def loss_scale_input_name(self) -> str | None:
+        """The name of the input with the factor of the loss; ``None`` without mixed precision.
+
+        >>> classic_session.loss_scale_input_name is None
+        True
+        """
+        return self._classic.loss_scale_input_name()
+
+    @property
+    def precision(self) -> str:
+        """How exactly inner products are computed: :attr:`SessionOptions.precision <ortrain.SessionOptions.precision>`.
+
+        >>> classic_session.precision
+        'f32'
+        """
+        return self._classic.precision()[0]
+
+    @property
+    def bf16_unit(self) -> str | None:
+        """What multiplies bfloat16; ``None`` at the precision ``"f32"``.
+
+        >>> classic_session.bf16_unit is None
+        True
+        """
+        return self._classic.precision()[1]
+
+    def _described_inputs(self) -> list[Described]:
+        return self._classic.inputs()
+
+    def _described_outputs(self) -> list[Described]:
+        return self._classic.outputs()
+
+    def _described_overridable(self) -> list[Described]:
+        return self._classic.overridable()
+
+    def _described_model(self) -> tuple[list[str], int, dict[str, str]]:
+        return self._classic.meta()
+
+    def _begin_native_trace(self) -> None:
+        self._classic.begin_trace()
+
+    def _end_native_trace(self) -> str | None:
+        return self._classic.end_trace()
+
+    def _set_native_device(self, device: str) -> None:
+        if device != self._device:
+            raise UnsupportedError("a TrainingSession stays where it is; make another one there, and load_state")
+
+    def _run_native(
+        self, feeds: dict[str, Native], wanted: list[str], run_options: RunOptions | None, restricted: bool
+    ) -> list[Native]:
+        return self._run_classic(feeds, [(name, None) for name in wanted], run_options)
+
+    def _run_native_into(
+        self,
+        feeds: dict[str, Native],
+        outputs: list[tuple[str, _ortrain.OrtValue | None]],
+        run_options: RunOptions | None,
+    ) -> list[Native]:
+        return self._run_classic(feeds, outputs, run_options)
+
+    def _run_classic(
+        self,
+        feeds: dict[str, Native],
+        outputs: list[tuple[str, _ortrain.OrtValue | None]],
+        run_options: RunOptions | None,
+    ) -> list[Native]:
+        given: dict[str, _ortrain.OrtValue] = {}
+        for name, value in feeds.items():
+            if isinstance(value, list):
+                raise InvalidArgumentError(f"input {name!r} is a tensor, not a sequence of {len(value)}")
+            given[name] = value
+        names = [name for name, *_ in self._described_outputs()]
+        restricted = run_options is not None and run_options.only_execute_path_to_fetches
+        mode = False if run_options is not None and not getattr(run_options, "training_mode", True) else None
+        found = self._classic.run(
+            given,
+            [(names.index(name), place) for name, place in outputs],
+            restricted=restricted,
+            training_mode=mode,
+        )
+        made: list[Native] = []
+        for (_, place), value in zip(outputs, found, strict=True):
+            result = place if value is None else value
+            assert result is not None
+            made.append(result)
+        return made
+
+    def get_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The weights and what the optimizer keeps of them, by name: copies.
+
+        >>> sorted(classic_session.get_state())
+        ['Moment_1_fc2.bias', 'Moment_2_fc2.bias', 'Update_Count_fc2.bias', 'fc2.bias']
+        """
+        return _arrays(self._classic.state())
+
+    def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, npt.NDArray[Any]]]:
+        """The weights under ``full_precision`` and, asked for, their float16 copies under ``mixed_precision``.
+
+        >>> classic_session.get_model_state()["full_precision"]["fc2.bias"].shape
+        (10,)
+        """
+        states = self._classic.model_state(include_mixed_precision_weights)
+        return {name: _arrays(state) for name, state in states.items()}
+
+    def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
+        """What the optimizer keeps of each weight; :meth:`TrainingParameters.set_optimizer_initial_state` takes it.
+
+        >>> classic_session.get_optimizer_state()["fc2.bias"]["Update_Count"]
+        array([1])
+        """
+        states = self._classic.optimizer_state()
+        return {name: _arrays(states[name]) for name in sorted(states)}
+
+    def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
+        """How weights are divided among processes: they are not.
+
+        >>> classic_session.get_partition_info_map()
+        {}
+        """
+        return {}
+
+    def load_state(self, dict: Mapping[str, npt.ArrayLike], strict: bool = False) -> None:  # noqa: A002
+        """Set values of :meth:`get_state`, some or all. With ``strict`` a name that is not there is an error.
+
+        Raises:
+            OrtrainError: for a value of another type or shape, and with ``strict`` for an unknown name. Nothing has
+                changed then.
+
+        >>> classic_session.load_state({"fc2.bias": np.zeros(10, np.float32)})
+        >>> classic_session.load_state({"fc9.bias": np.zeros(10, np.float32)}, strict=True)
+        Traceback (most recent call last):
+        ortrain.errors.OrtrainError: the session has no state "fc9.bias"; did you mean "fc2.bias"?
+
+        """
+        if not isinstance(dict, Mapping):
+            raise TypeError(f"a state is a dict of arrays, not {type(dict).__name__}")
+        self._classic.load_state({name: native_value(np.asarray(value)) for name, value in dict.items()}, bool(strict))
+
+    def is_output_fp32_node(self, output_name: str) -> bool:
+        """Whether a node makes a value, and it is float32.
+
+        Raises:
+            OrtrainError: if no node makes it.
+
+        >>> classic_session.is_output_fp32_node("logits")
+        True
+
+        """
+        return self._classic.is_output_fp32_node(output_name)
+
+    def set_providers(
+        self,
+        providers: Sequence[ProviderLike] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+    ) -> None:
+        """Go on where the session is; another provider is refused, and the session stays as it is.
+
+        Raises:
+            UnsupportedError: for another provider.
+
+        >>> classic_session.set_providers(["CPUExecutionProvider"])
+
+        """
+        super().set_providers(providers, provider_options)
