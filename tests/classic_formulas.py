@@ -38,7 +38,7 @@ class Formulas:
     """
 
     optimizer: str
-    weights: dict[str, Array]
+    weights: dict[str, npt.NDArray[Any]]
     attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     clipping: bool = True
     count: int = 1
@@ -50,7 +50,7 @@ class Formulas:
         self.weights = {name: np.asarray(w, np.float64) for name, w in self.weights.items()}
         for name, w in self.weights.items():
             given = DEFAULTS[self.optimizer] | dict(self.attributes.get(name, {}))
-            self.settings[name] = {key: float(np.float32(value)) for key, value in given.items()}
+            self.settings[name] = {setting: float(np.float32(value)) for setting, value in given.items()}
             if self.optimizer != "SGDOptimizer":
                 self.first[name], self.second[name] = np.zeros_like(w), np.zeros_like(w)
 

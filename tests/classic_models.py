@@ -312,8 +312,13 @@ def named(getter: Callable[[], Sequence[Any]]) -> list[str]:
     return [value.name for value in getter()]
 
 
-def assert_close(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float, place: object = "") -> None:
-    """Floats are equal up to a tolerance relative to the largest element of their tensor; integers are equal."""
+def assert_close(
+    found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float, place: object = "", least: float = 0.0
+) -> None:
+    """Floats are equal up to a tolerance relative to the largest element of their tensor, or to ``least``.
+
+    Integers are equal.
+    """
     assert sorted(found) == sorted(expected)
     for name, value in expected.items():
         array = np.asarray(value)
@@ -322,4 +327,4 @@ def assert_close(found: Mapping[str, Any], expected: Mapping[str, Any], toleranc
             np.testing.assert_array_equal(found[name], array, f"{name} {place}")
             continue
         furthest = np.abs(found[name] - array).max()
-        assert furthest <= tolerance * np.abs(array).max(), f"{name} {place}: {furthest} off"
+        assert furthest <= tolerance * max(least, np.abs(array).max()), f"{name} {place}: {furthest} off"

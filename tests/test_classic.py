@@ -29,6 +29,7 @@ from classic_models import (
     SGD,
     Feeds,
     Net,
+    State,
     assert_close,
     bits,
     classifier,
@@ -92,7 +93,7 @@ def common(net: Net, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def started(net: Net, states: Any) -> TrainingSession:
     """A session of Adam whose optimizer starts from states."""
     given = parameters(net, ADAM)
-    assert given.set_optimizer_initial_state(states) is None
+    given.set_optimizer_initial_state(states)
     return TrainingSession(net.model.SerializeToString(), given)
 
 
@@ -233,7 +234,7 @@ def test_a01_defaults() -> None:
     public = {name for name in dir(made) if not name.startswith("_")}
     assert public == {*DEFAULTS, "set_optimizer_initial_state"}
     with pytest.raises(AttributeError, match="weight_to_train"):
-        made.weight_to_train = {"W"}  # type: ignore[attr-defined]
+        made.weight_to_train = {"W"}
 
 
 @pytest.mark.parametrize("name", OTHER_KINDS)
@@ -405,7 +406,7 @@ def test_steps_follow_the_formulas(optimizer: str, ints: Mapping[str, int], more
     net = prescribing(starting_weights())
     floats = {name: GROUPS[name] | dict(more) for name in net.weights}
     made = session(net, optimizer, floats=floats, ints=common(net, ints))
-    formulas = Formulas(optimizer, net.weights, {name: floats[name] | ints for name in floats})
+    formulas = Formulas(optimizer, net.weights, {name: {**floats[name], **ints} for name in floats})
     pool = gradient_pool(net.weights)
     for k in range(STEPS):
         rate = 0.01 * (1 + k % 3)
@@ -515,7 +516,7 @@ def test_nodes_of_optimizers(optimizer: str, signal: bool | None) -> None:
     rate, count, scale = np.array([0.125], np.float32), np.array([5], np.int64), np.array([8], np.float32)
     norm = np.float32(np.sqrt(((8 * g) ** 2).sum()))
     update = None if signal is None else np.array(signal)
-    start = Formulas(optimizer, {"w": w}, {"w": {"do_bias_correction": 1, "lambda": 0.125}} if optimizer != SGD else {})
+    start = Formulas(optimizer, {"w": w}, {} if optimizer == SGD else {"w": {"do_bias_correction": 1, "lambda": 0.125}})
     if optimizer == SGD:
         node = Node(SGD, "", [rate, w, g], outputs=2)
         start.step({"w": g}, 0.125)
@@ -528,17 +529,19 @@ def test_nodes_of_optimizers(optimizer: str, signal: bool | None) -> None:
         if optimizer == ADAM:
             inputs = [rate, count, w, 8 * g, first, second, None, scale, norm, update]
             node = Node(ADAM, "", inputs, outputs=5, attributes={"lambda": 0.125}, types={0: TensorProto.INT64})
-            results = dict(zip(["y0", "y1", "y2", "y3", "y4"], [*results.values(), new, new - w], strict=True))
+            results = dict(zip(["y0", "y1", "y2", "y3"], [*results.values(), new], strict=True))
         else:
             inputs = [update, scale, norm, rate, count, w, 8 * g, first, second]
-            attributes = {"lambda": [0.125], "do_bias_correction": 1}
-            node = Node(LAMB, "", inputs, outputs=5, attributes=attributes, types={0: TensorProto.INT64}, left_out=(2,))
+            given = {"lambda": [0.125], "do_bias_correction": 1}
+            node = Node(LAMB, "", inputs, outputs=5, attributes=given, types={0: TensorProto.INT64}, left_out=(2,))
             results = {"y0": results["count"], "y1": new, "y3": results["first"], "y4": results["second"]}
     runs = ortrain.InferenceSession(node.model())
     found = dict(zip(named(runs.get_outputs), runs.run(None, node.feeds()), strict=True))
+    if optimizer == ADAM:
+        np.testing.assert_array_equal(found.pop("y4"), found["y3"] - w)
     assert_close(found, results, CLOSE)
     if signal is False:
-        kept = {"y0": count, "y1": first, "y2": second, "y3": w} if optimizer == ADAM else {"y0": count, "y1": w}
+        kept: State = {"y0": count, "y1": first, "y2": second, "y3": w} if optimizer == ADAM else {"y0": count, "y1": w}
         assert bits({name: found[name] for name in kept}) == bits(kept)
 
 
@@ -554,7 +557,7 @@ def test_a06_round_trip(optimizer: str) -> None:
     state = first.get_state()
     first.load_state(first.get_state(), strict=True)
     assert bits(first.get_state()) == bits(state)
-    assert second.load_state(state, strict=True) is None
+    second.load_state(state, strict=True)
     assert bits(second.get_state()) == bits(state)
     for value in state.values():
         value[...] = 0
@@ -570,7 +573,7 @@ def test_a06_parts_of_a_state() -> None:
         before = made.get_state()
         made.load_state({}, strict)
         assert bits(made.get_state()) == bits(before)
-        part = {"W": np.full((12, 10), 2.0 + strict, np.float32), "Update_Count_b": np.array([9], np.int64)}
+        part: State = {"W": np.full((12, 10), 2.0 + strict, np.float32), "Update_Count_b": np.array([9], np.int64)}
         made.load_state(part, strict)
         assert bits(made.get_state()) == bits(before | part)
 
@@ -651,7 +654,7 @@ def test_a07_initial_states_of_optimizers(optimizer: str) -> None:
         {"shared_optimizer_state": {"Step"}} if optimizer == LAMB else {}
     )
     given = parameters(net, optimizer)
-    assert given.set_optimizer_initial_state(found) is None
+    given.set_optimizer_initial_state(found)
     for own in found.values():
         for value in own.values():
             value[...] = 77
@@ -684,7 +687,7 @@ def test_a07_initial_states_that_do_not_fit(value: npt.NDArray[Any], words: str)
         started(net, {"W": {"Moment_1": value}})
 
 
-@pytest.mark.parametrize("wrong", [None, {"W": [1, 2]}, {"W": {"Moment_1": "zeros"}}, {3: {}}])
+@pytest.mark.parametrize("wrong", [None, {"W": [1, 2]}, {3: {}}, {"W": {3: np.zeros(1)}}])
 def test_a07_initial_states_are_arrays_by_names(wrong: Any) -> None:
     with pytest.raises(TypeError):
         TrainingParameters().set_optimizer_initial_state(wrong)
@@ -791,7 +794,7 @@ def test_a12_bindings_train(face: Any) -> None:
         feeds = fed(net.batch(k))
         for name, value in feeds.items():
             binding.bind_cpu_input(name, value)
-        assert bound.run_with_iobinding(binding) is None
+        bound.run_with_iobinding(binding)
         (loss,) = binding.copy_outputs_to_cpu()
         assert loss.tobytes() == plain.run(["loss"], feeds)[0].tobytes()
     assert bits(bound.get_state()) == bits(plain.get_state())
@@ -891,12 +894,11 @@ def test_a14_what_is_no_model(tmp_path: Path) -> None:
         TrainingSession(str(tmp_path / "nowhere.onnx"), given)
     with pytest.raises(C.InvalidProtobuf):
         TrainingSession(b"\xff\xff\xff\xffnot a model", given)
-    for wrong in (None, 3, ["model.onnx"]):
+    others: list[tuple[Any, Any]] = [(wrong, given) for wrong in (None, 3, ["model.onnx"])]
+    others += [(net.model.SerializeToString(), wrong) for wrong in (None, "loss", {"loss_output_name": "loss"})]
+    for model, wrong in others:
         with pytest.raises(TypeError):
-            TrainingSession(wrong, given)  # type: ignore[arg-type]
-    for wrong in (None, "loss", {"loss_output_name": "loss"}):
-        with pytest.raises(TypeError):
-            TrainingSession(net.model.SerializeToString(), wrong)  # type: ignore[arg-type]
+            TrainingSession(model, wrong)
     # A session that was not made says nothing where it is thrown away.
     gc.collect()
     path = tmp_path / "model.onnx"
@@ -933,10 +935,8 @@ def test_a14_providers_that_are_not_here() -> None:
         TrainingSession(net.model.SerializeToString(), parameters(net), providers=["TPUExecutionProvider"])
     with pytest.warns(UserWarning, match=PROVIDER):
         made = TrainingSession(net.model.SerializeToString(), parameters(net), None, [PROVIDER, (PROVIDER, {})])
-    others = [
-        TrainingSession(net.model.SerializeToString(), parameters(net), None, *given)
-        for given in ([None], [[]], [[PROVIDER], [{}]], [[(PROVIDER, {})]])
-    ]
+    known: list[list[Any]] = [[None], [[]], [[PROVIDER], [{}]], [[(PROVIDER, {})]]]
+    others = [TrainingSession(net.model.SerializeToString(), parameters(net), None, *given) for given in known]
     for each in (made, *others):
         assert each.get_providers() == [PROVIDER]
         assert steps(each, net, 1) == steps(session(net), net, 1)
@@ -967,7 +967,7 @@ RUN_ERRORS: dict[str, tuple[Callable[[Feeds], Any], type[Exception], str]] = {
     "labels of float32": (changed(labels=np.zeros(12, np.float32)), C.InvalidArgument, r"(?s)(?=.*float)(?=.*int64)"),
     "another rank": (changed(x=np.zeros((12, 12, 1), np.float32)), C.InvalidArgument, r"(?s)(?=.*x)(?=.*3)(?=.*2)"),
     "another size": (changed(x=np.zeros((12, 11), np.float32)), C.InvalidArgument, r"(?s)(?=.*11)(?=.*12)"),
-    "more labels than rows": (changed(labels=np.zeros(13, np.int64)), RuntimeError, ""),
+    "more labels than rows": (changed(labels=np.zeros(13, np.int64)), RuntimeError, "13"),
     "a label too large": (changed(labels=LABEL + 10), RuntimeError, "10"),
     "a label below zero": (changed(labels=LABEL - 3), RuntimeError, "-3"),
     "a rate that is a scalar": (changed(**{RATE: np.array(0.125, np.float32)}), C.InvalidArgument, RATE),
@@ -1160,15 +1160,31 @@ def test_a16_bounds_of_lamb_are_common(name: str) -> None:
 
 
 def test_a16_lamb_has_1024_weights() -> None:
-    weights = {f"w{k}": np.ones(2, np.float32) for k in range(1025)}
-    net = prescribing(weights)
-    made = session(net, LAMB, weights_to_train=set(list(weights)[:1024]))
-    ones = {name: np.ones(2, np.float32) for name in weights}
-    made.run(["loss"], fed(prescribed(ones)))
+    names = [f"w{k}" for k in range(1025)]
+    nodes = [
+        helper.make_node("Add", ["x" if k == 0 else f"sum{k - 1}", name], [f"sum{k}"]) for k, name in enumerate(names)
+    ]
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("ReduceSum", ["sum1024"], ["loss"], keepdims=0)],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(np.ones(2, np.float32), name) for name in names],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.zeros(2, np.float32)
+
+    def first(count: int) -> Net:
+        return Net(model, dict.fromkeys(names[:count], np.ones(2, np.float32)), lambda *_: {"x": x})
+
+    net = first(1024)
+    made = session(net, LAMB)
+    made.run(["loss"], fed(net.batch()))
+    # All elements of a weight move alike: by the rate times the norm of the weight.
     moved = [value for name, value in made.get_state().items() if name.startswith("w")]
     np.testing.assert_allclose(moved, np.full((1024, 2), 0.875), rtol=CLOSE)
     with pytest.raises(RuntimeError, match="1024"):
-        session(net, LAMB)
+        session(first(1025), LAMB)
 
 
 # A17: types of results.
@@ -1178,7 +1194,7 @@ def test_a17_results_of_float32() -> None:
     made = session(regression(side_outputs=True), ADAM)
     table = {"pred": True, "loss": True, "squares": True, "W_grad": True, NORM: True, "wide": False, "best": False}
     assert {name: made.is_output_fp32_node(name) for name in table} == table
-    for name in ("nowhere", "X", "label", "W", RATE, ""):
+    for name in ("nowhere", "X", "label", "W", RATE):
         with pytest.raises(RuntimeError, match=name):
             made.is_output_fp32_node(name)
     wide = session(regression(dtype=np.float64))
@@ -1279,7 +1295,8 @@ def test_a19_weights_of_one_element(optimizer: str) -> None:
         _, gradients = squared_errors(formulas.weights, feeds)
         formulas.step(gradients, 0.125)
         made.run(["loss"], fed(feeds))
-        assert_close(made.get_state(), formulas.state(), CLOSE_OF_FORMULAS)
+        # The only element of a weight may come close to zero.
+        assert_close(made.get_state(), formulas.state(), CLOSE_OF_FORMULAS, least=0.1)
 
 
 def test_a20_a_line() -> None:
@@ -1490,8 +1507,8 @@ def test_sessions_of_the_c_level(tmp_path: Path) -> None:
         assert each.get_optimizer_state().keys() == {"W", "b"}
         assert each.get_partition_info_map() == {}
         assert each.is_output_fp32_node("loss") is True
-        assert each.load_state(net.weights, True) is None
-        assert each.finalize() is None
+        each.load_state(net.weights, True)
+        each.finalize()
         assert [value.name for value in each.inputs_meta] == ["X", "label", RATE]
         assert [value.name for value in each.outputs_meta] == ["pred", "loss", NORM]
         assert each.get_profiling_start_time_ns == 0
@@ -1685,7 +1702,8 @@ def test_parts_of_a_batch_are_the_batch(optimizer: str, count: int) -> None:
             assert bits(each.get_state()) == before
             found = each.run([NORM], fed(parts[-1]))[0]
             np.testing.assert_allclose(found, norm, rtol=CLOSE)
-        assert_close(apart.get_state(), whole.get_state(), CLOSE, k)
+        # A moment of ``gain`` is one number, which may come close to zero.
+        assert_close(apart.get_state(), whole.get_state(), CLOSE, k, least=0.05)
         assert bits(disturbed.get_state()) == bits(apart.get_state())
 
 
@@ -1786,7 +1804,7 @@ def test_threads_take_turns(optimizer: str) -> None:
         for _ in range(count):
             seen.append(float(made.run(["loss"], feeds)[0]))
             made.get_state()
-            assert float(made.run(["loss"], feeds, restricted())[0]) > 0
+            assert np.isfinite(made.run(["loss"], feeds, restricted())[0])
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(work) for _ in range(2)]:

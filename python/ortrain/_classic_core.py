@@ -314,3 +314,10 @@ class TrainingSession:
         0
         """
         return self._loaded().get_profiling_start_time_ns()
+
+
+def core_of(session: Classic) -> TrainingSession:
+    """A session of :mod:`ortrain.classic` in the form of this module."""
+    core = TrainingSession(session._options)
+    core._session = session
+    return core

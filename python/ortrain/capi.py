@@ -96,21 +96,25 @@ NotImplemented = UnsupportedError  # noqa: A001
 
 
 class NoModel(OrtrainError):  # noqa: N818
-    """A session without a model. It is never raised: a session has its model from the start.
+    """A session without a model: the one of :class:`TrainingSession` before it is loaded.
 
     >>> from ortrain import OrtrainError, capi
     >>> issubclass(capi.NoModel, OrtrainError)
     True
     """
 
+    _code = (4, "NO_MODEL")
+
 
 class ModelLoaded(OrtrainError):  # noqa: N818
-    """A session that is given a second model. It is never raised: no session can be given one.
+    """A session that is given a second model: :class:`TrainingSession` takes one.
 
     >>> from ortrain import OrtrainError, capi
     >>> issubclass(capi.ModelLoaded, OrtrainError)
     True
     """
+
+    _code = (8, "MODEL_LOADED")
 
 
 class EngineError(OrtrainError):
@@ -121,6 +125,8 @@ class EngineError(OrtrainError):
     True
     """
 
+    _code = (5, "ENGINE_ERROR")
+
 
 class EPFail(OrtrainError):  # noqa: N818
     """A failure of an execution provider, after which another is tried. It is never raised: nothing falls back.
@@ -129,3 +135,5 @@ class EPFail(OrtrainError):  # noqa: N818
     >>> issubclass(capi.EPFail, OrtrainError)
     True
     """
+
+    _code = (11, "EP_FAIL")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 
 from ortrain import _ortrain, _seeds
-from ortrain._inputs import Described, native_value
+from ortrain._inputs import Described, input_value, native_value
 from ortrain._near import hint
 from ortrain._operators import with_operators
 from ortrain._options import RunOptions, SessionOptions, native_options, with_changes
@@ -223,10 +223,10 @@ class TrainingParameters:
     """Kept for scripts that set it, without an effect: memory is planned before the first run."""
 
     allreduce_post_accumulation = _setting_flag(False)
-    """Kept for scripts that set it, without an effect in one process."""
+    """``False``, or the session is refused: gradients of several processes are not summed here."""
 
     world_rank = _setting_whole(0)
-    """The number of the process: 0, or the session is refused until training on several machines is here."""
+    """The number of the process: 0, or the session is refused."""
 
     world_size = _setting_whole(1)
     """How many processes train: 1, as for :attr:`world_rank`."""
@@ -307,10 +307,19 @@ class TrainingParameters:
 
         >>> from ortrain.classic import TrainingParameters
         >>> TrainingParameters().set_optimizer_initial_state({"w": {"Update_Count": np.array([5])}})
+
+        Raises:
+            TypeError: for what is no dict of dicts of arrays.
+
         """
-        self._states = {
-            weight: {name: np.array(value) for name, value in state.items()} for weight, state in states.items()
-        }
+        if not isinstance(states, Mapping) or not all(isinstance(state, Mapping) for state in states.values()):
+            raise TypeError("states are a dict of dicts of arrays, by weights and by names")
+        made = {weight: {name: np.array(value) for name, value in state.items()} for weight, state in states.items()}
+        names = [*made, *(name for state in made.values() for name in state)]
+        arrays = [array for state in made.values() for array in state.values()]
+        if not all(isinstance(name, str) for name in names) or any(array.dtype.kind in "OSUV" for array in arrays):
+            raise TypeError("states are a dict of dicts of arrays of numbers, by weights and by names")
+        self._states = made
 
 
 # Values that a training in one process can have.
@@ -324,6 +333,7 @@ _ALONE: dict[str, Any] = {
     "pipeline_cut_info_string": "",
     "deepspeed_zero_stage": 0,
     "enable_adasum": False,
+    "allreduce_post_accumulation": False,
     "sliced_schema": {},
     "sliced_axes": {},
     "sliced_tensor_names": [],
@@ -467,6 +477,16 @@ class TrainingSession(InferenceSession):
 
     def _described_model(self) -> tuple[list[str], int, dict[str, str]]:
         return self._classic.meta()
+
+    def _input_value(self, value: Any, described: Described) -> _ortrain.OrtValue:
+        # An array has the type of the input; lists have none of their own.
+        return input_value(value, described) if isinstance(value, list | tuple) else native_value(value)
+
+    @property
+    def _sess(self) -> Any:
+        from ortrain._classic_core import core_of
+
+        return core_of(self)
 
     def _begin_native_trace(self) -> None:
         self._classic.begin_trace()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import ortrain
 from ortrain import _seeds, api, artifacts, capi, classic
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
+from ortrain.errors import _Beginnings
 from ortrain.gradient import excs
 
 __all__ = ["install", "uninstall"]
@@ -254,6 +255,7 @@ def install() -> None:
     for name in ("api", "artifacts"):
         setattr(package, name, _MODULES[f"{_TRAINING}.{name}"])
     sys.meta_path.insert(0, _FINDER)
+    _Beginnings.shown = True
 
 
 def uninstall() -> None:
@@ -269,6 +271,7 @@ def uninstall() -> None:
     if not _before:
         return
     sys.meta_path.remove(_FINDER)
+    _Beginnings.shown = False
     core = sys.modules["onnxruntime"]
     if "set_seed" in _kept:
         core.set_seed = _kept.pop("set_seed")  # type: ignore[attr-defined]

@@ -25,6 +25,12 @@ __all__ = [
 ]
 
 
+class _Beginnings:
+    """Messages begin as those of onnxruntime, while :mod:`ortrain.compat` is installed."""
+
+    shown = False
+
+
 class OrtrainError(RuntimeError):
     """The root: whatever ortrain refuses or fails to do.
 
@@ -39,6 +45,13 @@ class OrtrainError(RuntimeError):
     the state is nominal
     """
 
+    _code = (1, "FAIL")
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        code, name = self._code
+        return f"[ONNXRuntimeError] : {code} : {name} : {text}" if _Beginnings.shown else text
+
 
 class InvalidArgumentError(OrtrainError, ValueError):
     """An argument that does not fit: another type or shape, a label out of range, an unknown name.
@@ -47,6 +60,8 @@ class InvalidArgumentError(OrtrainError, ValueError):
     Traceback (most recent call last):
     ortrain.errors.InvalidArgumentError: parameter "fc2.bias" is float32[10], but a value of float32[5] was given
     """
+
+    _code = (2, "INVALID_ARGUMENT")
 
 
 class NoSuchFileError(OrtrainError, FileNotFoundError):
@@ -60,6 +75,8 @@ class NoSuchFileError(OrtrainError, FileNotFoundError):
     NoSuchFileError
     """
 
+    _code = (3, "NO_SUCHFILE")
+
 
 class InvalidModelError(OrtrainError):
     """A model that cannot be read, contradicts itself, or does not belong to its checkpoint.
@@ -69,6 +86,8 @@ class InvalidModelError(OrtrainError):
     Traceback (most recent call last):
     ortrain.errors.InvalidModelError: the model is not an ONNX model: it looks like text
     """
+
+    _code = (7, "INVALID_PROTOBUF")
 
 
 class MemoryLimitError(OrtrainError, MemoryError):
@@ -113,6 +132,8 @@ class UnsupportedError(OrtrainError, NotImplementedError):
     Traceback (most recent call last):
     ortrain.errors.UnsupportedError: ort_format=True is not supported: ortrain writes and reads .onnx files
     """
+
+    _code = (9, "NOT_IMPLEMENTED")
 
 
 class TrainingWarning(UserWarning):

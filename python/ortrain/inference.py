@@ -234,6 +234,10 @@ class InferenceSession:
             made.append(result)
         return made
 
+    def _input_value(self, value: Any, described: Described) -> _ortrain.OrtValue:
+        """What is given for an input, as the core takes it."""
+        return input_value(value, described)
+
     def _begin_native_trace(self) -> None:
         """Take down what runs do."""
         self._native.begin_trace()
@@ -519,7 +523,7 @@ class InferenceSession:
             if name in sequences and isinstance(value, list | tuple):
                 feeds[name] = [native_value(tensor) for tensor in value]
             else:
-                feeds[name] = input_value(value, described[name]) if name in described else native_value(value)
+                feeds[name] = self._input_value(value, described[name]) if name in described else native_value(value)
         return [_arrays(value) for value in self._run_native(feeds, wanted, run_options, is_restricted(run_options))]
 
     def run_with_ort_values(

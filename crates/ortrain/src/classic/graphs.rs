@@ -15,9 +15,9 @@ use ortrain_ops::passes::{
     versions::upgrade,
 };
 use ortrain_ops::training::{
-    BatchNormMode, TRAINING_MODE, Updates, add_master_weights, append_scaled_loss, append_updates, is_narrow,
-    modes_of_batch_normalizations, optimizer_of_nodes, share_training_mode, trained_without_choice,
-    with_statistics_of_batches,
+    BatchNormMode, TRAINING_MODE, Updates, add_master_weights, append_scaled_loss, append_updates,
+    has_shared_counter, is_narrow, modes_of_batch_normalizations, optimizer_of_nodes, share_training_mode,
+    trained_without_choice, with_statistics_of_batches,
 };
 use rustc_hash::FxHashSet;
 
@@ -77,7 +77,8 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let loss = check_loss(graph, &parameters.loss_output_name)?;
     let weights = weights_of(graph, parameters, &loss)?;
-    check_optimizer(parameters, &weights)?;
+    let known: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
+    check_optimizer(parameters, &weights, &known)?;
     let mut defaults = take_optional(graph, &optional, &weights)?;
     if share_training_mode(graph) && !graph.input.iter().any(|info| info.name == TRAINING_MODE) {
         graph.initializer.retain(|tensor| tensor.name != TRAINING_MODE);
@@ -222,24 +223,19 @@ fn weights_of(
     weights.retain(|name| !parameters.weights_not_to_train.contains(name));
     weights.sort();
     for name in &weights {
-        match dtype_of(name) {
-            Some(dtype) if dtype.is_float() => {}
-            Some(dtype) => {
-                return Err(Error::Argument(format!(
-                    "weight {name:?} is {dtype}, but floats alone are trained"
-                )));
-            }
-            None if graph.input.iter().any(|info| info.name == *name) => {
-                return Err(Error::Argument(format!(
-                    "weight {name:?} is an input of the model; an initializer is trained"
-                )));
-            }
-            None => {
-                let near = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
-                return Err(Error::Argument(format!("the model has no initializer {name:?} to train{near}")));
-            }
+        if dtype_of(name).is_some() {
+            continue;
         }
+        if graph.input.iter().any(|info| info.name == *name) {
+            return Err(Error::Argument(format!(
+                "weight {name:?} is an input of the model; an initializer is trained"
+            )));
+        }
+        let near = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
+        return Err(Error::Argument(format!("the model has no initializer {name:?} to train{near}")));
     }
+    // What is no float has no gradient.
+    weights.retain(|name| dtype_of(name).is_some_and(DType::is_float));
     // An initializer that no node reads has no gradient.
     weights.retain(|name| used.contains(name));
     if weights.is_empty() {
@@ -251,7 +247,11 @@ fn weights_of(
 }
 
 /// Checks that the optimizer is known, and has settings for every weight.
-fn check_optimizer(parameters: &TrainingParameters, weights: &[String]) -> Result<()> {
+fn check_optimizer(
+    parameters: &TrainingParameters,
+    weights: &[String],
+    initializers: &FxHashSet<String>,
+) -> Result<()> {
     let name = &parameters.training_optimizer_name;
     if name.is_empty() {
         return Ok(());
@@ -292,15 +292,12 @@ fn check_optimizer(parameters: &TrainingParameters, weights: &[String]) -> Resul
     }
     let maps =
         parameters.optimizer_attributes_map.keys().chain(parameters.optimizer_int_attributes_map.keys());
-    let strange = maps.chain(parameters.initial_optimizer_state.keys()).find(|name| {
-        !weights.contains(name)
-            && !parameters.weights_to_train.contains(*name)
-            && !parameters.weights_not_to_train.contains(*name)
-            && *name != super::layout::SHARED
-    });
+    let strange = maps
+        .chain(parameters.initial_optimizer_state.keys())
+        .find(|name| !initializers.contains(*name) && *name != super::layout::SHARED);
     match strange {
         Some(strange) => Err(Error::Argument(format!(
-            "the optimizer is given settings for {strange:?}, which is not trained{}",
+            "the optimizer is given settings for {strange:?}, which is no initializer of the model{}",
             hint(strange, weights.iter().map(String::as_str))
         ))),
         None => Ok(()),
@@ -412,19 +409,22 @@ fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
 
 /// The settings of one weight.
 fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -> BTreeMap<String, f64> {
-    let mut settings: BTreeMap<String, f64> =
-        row.settings.iter().map(|setting| (setting.name.to_owned(), setting.default)).collect();
+    // Attributes are float32, the optimizer's own ones, too.
+    let finite = |value: f32| match value {
+        value if value.is_infinite() => f64::MAX.copysign(f64::from(value)),
+        value => f64::from(value),
+    };
+    let mut settings: BTreeMap<String, f64> = row
+        .settings
+        .iter()
+        .map(|setting| (setting.name.to_owned(), finite(setting.default as f32)))
+        .collect();
     if row.settings.is_empty() {
         return settings;
     }
     settings.insert(MAX_NORM_CLIP.into(), 1.0);
-    // The shortest number that rounds to a float32 is what was meant.
-    let meant = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::NAN);
     let floats = parameters.optimizer_attributes_map.get(weight).into_iter().flatten();
-    settings.extend(floats.map(|(name, &value)| {
-        let value = if value.is_infinite() { f64::MAX.copysign(f64::from(value)) } else { meant(value) };
-        (name.clone(), value)
-    }));
+    settings.extend(floats.map(|(name, &value)| (name.clone(), finite(value))));
     let ints = parameters.optimizer_int_attributes_map.get(weight).into_iter().flatten();
     settings.extend(ints.map(|(name, &value)| (name.clone(), value as f64)));
     settings
@@ -457,6 +457,7 @@ fn optimizer_of(
         }
         spec.groups.push(Group { parameters: vec![weight.clone()], settings, ..Group::default() });
     }
+    check_common(row, &spec)?;
     let argument = |source: ortrain_ops::OpError| Error::Argument(source.to_string());
     spec.check().map_err(argument)?;
     let mut dtypes: Vec<DType> =
@@ -465,6 +466,34 @@ fn optimizer_of(
     dtypes.dedup();
     let model = optimizer_model(&spec, &dtypes).map_err(argument)?;
     Ok(Some((spec, model)))
+}
+
+/// Checks what the node of an optimizer of all weights has once.
+fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
+    /// The largest number of weights of such a node.
+    const MOST: usize = 1024;
+    if !has_shared_counter(row.name) {
+        return Ok(());
+    }
+    if spec.groups.len() > MOST {
+        return Err(Error::State(format!(
+            "{} updates at most {MOST} weights, and {} are trained",
+            row.name,
+            spec.groups.len()
+        )));
+    }
+    for name in ["ratio_min", "ratio_max", "do_bias_correction"] {
+        let mut values =
+            spec.groups.iter().filter_map(|group| Some((&group.parameters, *group.settings.get(name)?)));
+        let Some((_, first)) = values.next() else { continue };
+        if let Some((other, value)) = values.find(|(_, value)| value.to_bits() != first.to_bits()) {
+            return Err(Error::Argument(format!(
+                "{name} of {} is one number for all weights, but it is {first} for one and {value} for {:?}",
+                row.name, other[0]
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Writes the models that the parameters ask for.
