@@ -32,6 +32,7 @@ from ortrain.gradient.agent import (
     TrainingGraphTransformerConfiguration,
 )
 from ortrain.gradient.builder import GradientGraphBuilder
+from ortrain.iobinding import SessionIOBinding
 
 __all__ = [
     "EPFail",
@@ -55,6 +56,7 @@ __all__ = [
     "OrtValueVector",
     "PartialGraphExecutionState",
     "RuntimeException",
+    "SessionIOBinding",
     "TrainingAgent",
     "TrainingGraphTransformerConfiguration",
 ]
