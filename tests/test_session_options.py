@@ -209,11 +209,9 @@ def test_sizes_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match="axis 0 should be 4 but is 3"):
         session.run(None, {"x": X[:3]})
     options.add_free_dimension_override_by_name("batsh", 4)
-    with pytest.raises(
-        InvalidArgumentError, match='no input of .* has an axis "batsh", .*did you mean "batch"'
-    ) as error:
+    near = 'has an axis "batsh", whose size is given; did you mean "batch"?'
+    with pytest.raises(InvalidArgumentError, match=re.escape(near)):
         ortrain.InferenceSession(ortrain.examples.perceptron(), options)
-    assert "whose size is given" in str(error.value)
 
 
 def test_sizes_by_denotation() -> None:

@@ -68,6 +68,7 @@ MODULES = [
     "ortrain.sklearn",
     "ortrain.session",
     "ortrain.inference",
+    "ortrain.iobinding",
     "ortrain.ortvalue",
     "ortrain.capi",
     "ortrain.errors",

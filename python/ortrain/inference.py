@@ -45,7 +45,6 @@ __all__ = [
     "ExecutionMode",
     "ExecutionOrder",
     "GraphOptimizationLevel",
-    "IOBinding",
     "InferenceSession",
     "ModelMetadata",
     "NodeArg",
@@ -297,7 +296,7 @@ class InferenceSession:
         A run that is not given one has the value of the model.
 
         >>> import ortrain
-        >>> model.graph.input.append(onnx.helper.make_tensor_value_info("fc2.bias", onnx.TensorProto.FLOAT, [10]))
+        >>> model.graph.input.extend([onnx.helper.make_tensor_value_info("fc2.bias", onnx.TensorProto.FLOAT, [10])])
         >>> session = ortrain.InferenceSession(model)
         >>> session.get_overridable_initializers()
         [NodeArg(name='fc2.bias', type='tensor(float)', shape=[10])]
