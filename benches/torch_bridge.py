@@ -39,7 +39,7 @@ def steps_of(name: str) -> tuple[Callable[[], None], Callable[[], None], Callabl
     from torch.nn.functional import cross_entropy
 
     from ortrain import _ortrain
-    from ortrain.inference import native_options
+    from ortrain._options import native_options
     from ortrain.torch import as_module
 
     model, trained = workloads.load(name).SerializeToString(), workloads.about(name)["trainable_names"]

@@ -583,7 +583,7 @@ def test_values_that_do_not_fit(op: str, second: list[int], sentence: str, backe
 @pytest.mark.parametrize(
     ("feeds", "kind", "sentence"),
     [
-        ({"x": X}, ARGUMENT, 'no value was given for input "z"'),
+        ({"x": X}, ARGUMENT, 'no value was given for input "z"; given were "x"'),
         ({"x": X, "z": np.eye(3, dtype="f4"), "q": X}, ARGUMENT, 'the model has no input "q"; it has x, z'),
         (
             {"x": X, "z": np.eye(2, dtype="f4")},

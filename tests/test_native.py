@@ -57,11 +57,11 @@ def test_results_are_written_where_values_lie() -> None:
 def test_results_that_do_not_fit_write_nothing() -> None:
     session = native_session(halves())
     x, short = value_of(np.array([2, 4], np.float32)), value_of(np.zeros(1, np.float32))
-    with pytest.raises(InvalidArgumentError, match=r'output "z" is float32\[2\], but the value for it is float32\[1\]'):
+    with pytest.raises(InvalidArgumentError, match=r'output "z" is float32\[2\], but room for float32\[1\] was given'):
         session.run_into({"x": x}, [(0, x), (1, short)])
     fixed = np.zeros(2, np.float32)
     fixed.flags.writeable = False
-    with pytest.raises(InvalidArgumentError, match='the value for output "z" shares the memory of a read-only array'):
+    with pytest.raises(InvalidArgumentError, match='the place for output "z": it is read-only memory'):
         session.run_into({"x": x}, [(0, x), (1, value_of(fixed))])
     with pytest.raises(InvalidArgumentError, match="there is no output at 2; there are 2"):
         session.run_into({"x": x}, [(2, x)])

@@ -94,8 +94,8 @@ def test_sessions_and_options_say_what_they_are(run: Run) -> None:
     )
     options = ortrain.SessionOptions()
     options.memory_limit = 1 << 20
-    assert "memory_limit=1048576, precision='f32'" in repr(options)
-    assert repr(ortrain.RunOptions()).endswith("only_execute_path_to_fetches=False, terminate=False)")
+    assert "memory_limit=1048576, optimized_model_filepath='', precision='f32'" in repr(options)
+    assert repr(ortrain.RunOptions()).endswith("terminate=False, training_mode=True)")
     assert repr(OrtValue.ortvalue_from_numpy(X)) == "OrtValue(tensor(float), shape=[8, 10])"
 
 

@@ -69,6 +69,7 @@ MODULES = [
     "ortrain.session",
     "ortrain.classic",
     "ortrain.inference",
+    "ortrain.iobinding",
     "ortrain.ortvalue",
     "ortrain.capi",
     "ortrain.errors",

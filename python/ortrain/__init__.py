@@ -69,12 +69,12 @@ from ortrain.inference import (
     ExecutionOrder,
     GraphOptimizationLevel,
     InferenceSession,
-    IOBinding,
     ModelMetadata,
     NodeArg,
     RunOptions,
     SessionOptions,
 )
+from ortrain.iobinding import IOBinding
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:

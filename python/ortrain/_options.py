@@ -80,9 +80,9 @@ class SessionOptions:
     >>> options.intra_op_num_threads = 2
     >>> options.memory_limit = 256 << 20
     >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
-    >>> options.graph_optimization = 99
+    >>> options.intra_op_threads = 2
     Traceback (most recent call last):
-    AttributeError: 'SessionOptions' object has no attribute 'graph_optimization'
+    AttributeError: 'SessionOptions' object has no attribute 'intra_op_threads'; did you mean 'intra_op_num_threads'?
     >>> options.memory_limit = "1GB"
     Traceback (most recent call last):
     TypeError: memory_limit is a number of bytes or None, not '1GB'; 1GB is 1_000_000_000
@@ -312,7 +312,6 @@ class SessionOptions:
             InvalidArgumentError: for a negative size.
 
         >>> import ortrain
-        >>> model = onnx.load_from_string(ortrain.examples.perceptron())
         >>> model.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
         >>> options = ortrain.SessionOptions()
         >>> options.add_free_dimension_override_by_denotation("DATA_BATCH", 8)
@@ -345,7 +344,9 @@ class SessionOptions:
         self._initializers[_text("the name of an initializer", name)] = native_value(ort_value)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Put values into several initializers, as :meth:`add_initializer` does; files with their old values are not read.
+        """Put values into several initializers, as :meth:`add_initializer` does.
+
+        Their old values are not read: the files that these lie in need not be there.
 
         Raises:
             InvalidArgumentError: for more names than values, or fewer.
@@ -366,7 +367,8 @@ class SessionOptions:
     def register_custom_ops_library(self, path: str | os.PathLike[str]) -> None:
         """Check that a shared library with operators is there. Nothing loads it.
 
-        A model that uses its operators is refused by name: :class:`~ortrain.OperatorLibrary` has operators of one's own.
+        A model that uses its operators is refused by name. Operators of one's own are in an
+        :class:`~ortrain.OperatorLibrary`.
 
         Raises:
             NoSuchFileError: if there is no such file.

@@ -547,7 +547,7 @@ class InferenceSession:
         *,
         restricted: bool = True,
     ) -> list[OrtValue | list[OrtValue] | None]:
-        """Writes outputs, each at its position, where the values lie; those without one are returned in their places."""
+        """Writes outputs, each at its position, where the values lie; those without one come back in their places."""
 
 def generate_artifacts(
     model: Source,

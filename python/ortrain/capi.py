@@ -34,6 +34,7 @@ from ortrain.gradient.agent import (
     TrainingGraphTransformerConfiguration,
 )
 from ortrain.gradient.builder import GradientGraphBuilder
+from ortrain.iobinding import SessionIOBinding
 
 __all__ = [
     "EPFail",
@@ -57,6 +58,7 @@ __all__ = [
     "OrtValueVector",
     "PartialGraphExecutionState",
     "RuntimeException",
+    "SessionIOBinding",
     "TrainingAgent",
     "TrainingConfigurationResult",
     "TrainingGraphTransformerConfiguration",

@@ -25,15 +25,12 @@ from ortrain._options import (
     ExecutionMode,
     ExecutionOrder,
     GraphOptimizationLevel,
-    NativeOptions,
-    NativeTrainingOptions,
     RunOptions,
     SessionOptions,
     check_begin,
     is_restricted,
     native_options,
     own_options,
-    training_options,
     with_changes,
 )
 from ortrain._sources import ModelLike, model_source
@@ -48,17 +45,11 @@ __all__ = [
     "ExecutionMode",
     "ExecutionOrder",
     "GraphOptimizationLevel",
-    "IOBinding",
     "InferenceSession",
     "ModelMetadata",
-    "NativeOptions",
-    "NativeTrainingOptions",
     "NodeArg",
     "RunOptions",
     "SessionOptions",
-    "check_begin",
-    "native_options",
-    "training_options",
 ]
 
 _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "reference"}
@@ -130,8 +121,8 @@ class InferenceSession:
         path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants; those that
             the model lists as inputs, too, may be given by a run.
         sess_options: threads, bytes, precision, profiling, changes of the model.
-        providers: where it runs: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``, the first one counts. One
-            that is not there is an error, never a silent fallback.
+        providers: where it runs: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. The first one counts.
+            One that is not there is an error, never a silent fallback.
         provider_options: a dict for each of the providers, instead of pairs in ``providers``. They are kept
             (:meth:`get_provider_options`); the providers that there are have none.
         operators: operators of one's own.
@@ -139,8 +130,8 @@ class InferenceSession:
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, there is no such
             provider, or the machine has nothing that computes the precision and may be used.
-        InvalidArgumentError: if there is no such precision; if providers are no list of names, or of pairs of a name and
-            a dict; if the options change what the model does not have.
+        InvalidArgumentError: if there is no such precision; if providers are no list of names, or of pairs of a name
+            and a dict; if the options change what the model does not have.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -309,8 +300,7 @@ class InferenceSession:
         A run that is not given one has the value of the model.
 
         >>> import ortrain
-        >>> model = onnx.load_from_string(ortrain.examples.perceptron())
-        >>> model.graph.input.append(onnx.helper.make_tensor_value_info("fc2.bias", onnx.TensorProto.FLOAT, [10]))
+        >>> model.graph.input.extend([onnx.helper.make_tensor_value_info("fc2.bias", onnx.TensorProto.FLOAT, [10])])
         >>> session = ortrain.InferenceSession(model)
         >>> session.get_overridable_initializers()
         [NodeArg(name='fc2.bias', type='tensor(float)', shape=[10])]
@@ -438,9 +428,9 @@ class InferenceSession:
     def end_profiling(self) -> str:
         """Write the profile that :attr:`SessionOptions.enable_profiling` asked for, and return the path of the file.
 
-        The file is a list of events of the format of Chrome: for each run ``model_run``, and for each of its instructions
-        the kind, the node, the sizes, operations and bytes. What runs do later is not taken down. A session that ends
-        without this call writes nothing.
+        The file is a list of events of the format of Chrome: for each run ``model_run``, and for each of its
+        instructions the kind, the node, the sizes, operations and bytes. What runs do later is not taken down. Without
+        this call nothing is written.
 
         Returns:
             The path; the empty text without a profile, and where this was called before.

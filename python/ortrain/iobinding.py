@@ -96,8 +96,9 @@ class SessionIOBinding:
         self._inputs[name] = _native(ortvalue)
 
     def bind_output(self, name: str, *place: Any) -> None:
-        """Ask for an output in memory of its own on a device, or in that at an address: a device, an element type, a shape
-        and the address.
+        """Ask for an output in memory of its own, or in memory at an address.
+
+        The former takes a device; the latter a device, an element type, a shape and the address.
 
         Raises:
             InvalidArgumentError: for an address that is null or not that of an element, and a shape that is none.
@@ -108,7 +109,7 @@ class SessionIOBinding:
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
         >>> binding._iobinding.bind_output("logits", OrtDevice(0, 0, 0))
 
-        """  # noqa: D205
+        """
         if len(place) not in (1, 4):
             raise TypeError("an output is bound to a device, or to that, an element type, a shape and an address")
         device = place[0]
@@ -216,10 +217,10 @@ class SessionIOBinding:
 class IOBinding:
     """Inputs and outputs of a session in memory of the caller: what :meth:`InferenceSession.io_binding` makes.
 
-    A run reads inputs where they lie and writes outputs where they lie; nothing is copied in between. A loop binds once,
-    and puts each batch into the same array. Inputs of floats are read while the run goes, all other when it begins, so
-    that who writes to them meanwhile changes what is computed. What is bound is kept until another is bound under its
-    name, or all bindings are cleared.
+    A run reads inputs where they lie and writes outputs where they lie; nothing is copied in between. A loop binds
+    once, and puts each batch into the same array. Inputs of floats are read while the run goes: whoever writes to them
+    meanwhile changes what is computed. All other are taken as they are when it begins, for indices are checked first.
+    What is bound is kept until something else is bound under its name, or all bindings are cleared.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -238,7 +239,9 @@ class IOBinding:
         self._iobinding = SessionIOBinding(session)
 
     def bind_cpu_input(self, name: str, arr_on_cpu: npt.NDArray[Any]) -> None:
-        """Bind an array, whose memory is read at every run. Of an array whose elements do not lie in a row it is a copy.
+        """Bind an array, whose memory is read at every run.
+
+        Of an array whose elements do not lie in a row, it is a copy that is bound.
 
         Raises:
             InvalidArgumentError: for an input that the session does not have.
@@ -302,9 +305,9 @@ class IOBinding:
     ) -> None:
         """Ask for an output: in a value of its own that each run makes, or in memory at an address.
 
-        With an address the type and the shape of what lies there have to be said, and whoever binds it keeps it there. A
-        type and a shape without an address mean nothing, as in onnxruntime. A name that the model does not have is found
-        by the run.
+        With an address the type and the shape of what lies there have to be said, and whoever binds it keeps it there.
+        A type and a shape without an address mean nothing, as in onnxruntime. A name that the model does not have is
+        found by the run.
 
         Raises:
             ValueError: for an address without an element type or without a shape.

@@ -26,9 +26,10 @@ from ortrain._bridges import chosen_weights, in_order, kept_source, trained_mode
 from ortrain._inputs import Described
 from ortrain._near import hint
 from ortrain._operators import OperatorLibrary, Source, with_operators
+from ortrain._options import native_options
 from ortrain._sources import ModelLike, PathLike
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
-from ortrain.inference import SessionOptions, native_options
+from ortrain.inference import SessionOptions
 
 if TYPE_CHECKING:
     import numpy.typing as npt

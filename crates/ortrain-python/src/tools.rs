@@ -295,7 +295,7 @@ impl InferenceSession {
     /// Goes on on another device.
     fn set_device(&self, py: Python<'_>, device: &str, num_threads: usize) -> PyResult<()> {
         let backend = backend(device, num_threads)?;
-        self.session.pass(py, |session| session.set_backend(backend))
+        self.session.pass(py, |session| session.set_backend(&backend))
     }
 
     fn begin_trace(&self, py: Python<'_>) -> PyResult<()> {

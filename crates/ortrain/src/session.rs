@@ -438,13 +438,13 @@ impl InferenceSession {
     /// use ortrain::{InferenceSession, SessionOptions, backend};
     ///
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// session.set_backend(backend("reference", 0)?)?;
+    /// session.set_backend(&backend("reference", 0)?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// When the backend does not compute the session's precision; it stays on the one that it has then.
-    pub fn set_backend(&mut self, backend: Arc<dyn Backend>) -> Result<()> {
+    pub fn set_backend(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         self.backend = backend.with_precision(self.precision, self.bf16_fallback)?;
         self.prepared.clear();
         Ok(())

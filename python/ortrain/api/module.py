@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, overload
 from ortrain import _ortrain
 from ortrain._inputs import Described, as_given, input_value, native_value
 from ortrain._near import hint
+from ortrain._options import training_options
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.outputs import Outputs
 from ortrain.api.profile import MemoryUse, Profile
 from ortrain.errors import InvalidArgumentError, OrtrainError
-from ortrain.inference import SessionOptions, training_options
+from ortrain.inference import SessionOptions
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:

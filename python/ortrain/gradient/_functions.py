@@ -14,12 +14,12 @@ import onnx
 
 from ortrain import _ortrain
 from ortrain._near import hint
+from ortrain._options import native_options
 from ortrain._ortrain import OrtValue
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError
 from ortrain.gradient.utils.onnx_function import function_onnx_graph
 from ortrain.gradient.utils.onnx_helper import proto_type_to_dtype
-from ortrain.inference import native_options
 
 # How classes are called in the names of files.
 _SHORT = {"Learning": "L", "OrtGradient": "Grad", "ForwardBackward": "FB"}

@@ -19,9 +19,10 @@ from typing import Any
 
 from ortrain import _ortrain
 from ortrain._near import hint
+from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
-from ortrain.inference import InferenceSession, SessionOptions, native_options
+from ortrain.inference import InferenceSession, SessionOptions
 
 __all__ = [
     "GraphInfo",

@@ -28,6 +28,7 @@ import onnx
 
 from ortrain import _ortrain
 from ortrain._near import hint
+from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValue
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
@@ -38,7 +39,6 @@ from ortrain.gradient.graph import grad
 from ortrain.gradient.sgd_learning_rate import BaseLearningRate
 from ortrain.gradient.utils.onnx_helper import get_onnx_opset
 from ortrain.gradient.utils.onnxruntime_helper import numpy_to_ort_value
-from ortrain.inference import native_options
 
 __all__ = ["OrtGradientOptimizer"]
 

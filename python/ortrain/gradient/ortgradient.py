@@ -25,6 +25,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._near import hint
+from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
@@ -34,7 +35,7 @@ from ortrain.gradient.agent import (
     PartialGraphExecutionState,
     TrainingAgent,
 )
-from ortrain.inference import InferenceSession, RunOptions, SessionOptions, native_options
+from ortrain.inference import InferenceSession, RunOptions, SessionOptions
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import torch
 
 from ortrain import _ortrain
 from ortrain._operators import Plain
+from ortrain._options import native_options
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
-from ortrain.inference import SessionOptions, native_options
+from ortrain.inference import SessionOptions
 from ortrain.torch._given import Given, dtype_of, tensor_of, value_of
 
 # Which of the tensors that a call is given have gradients.

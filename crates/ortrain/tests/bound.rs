@@ -1,0 +1,136 @@
+//! Runs on values by name, in memory of the caller's.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::numbers;
+use ortrain::{
+    DType, Destination, ErrorKind, Feed, Fetch, Given, InferenceSession, Lent, Memory, ModelProto,
+    ModelSource, OperatorSetIdProto, SessionOptions, Tensor, Value, decode_model,
+};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
+/// So many that the values of a batch take more than a page.
+const ROWS: usize = 48;
+
+fn session() -> InferenceSession {
+    InferenceSession::new(MODEL.into(), SessionOptions::default()).unwrap()
+}
+
+fn memory_of(values: &[f32]) -> Arc<Memory> {
+    let memory = Arc::new(Memory::new(4 * values.len()));
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    memory.write(0, &bytes);
+    memory
+}
+
+fn lent<'a>(memory: &'a Arc<Memory>, dims: &'a [usize]) -> Lent<'a> {
+    Lent { dtype: DType::F32, dims, memory }
+}
+
+#[test]
+fn values_of_the_caller_give_the_bits_of_others() {
+    let mut session = session();
+    let x = numbers(ROWS * 64, 1);
+    let tensor = Tensor::f32(&[ROWS, 64], &x);
+    let expected = session.run_values(&[tensor.clone().into()], None).unwrap();
+    let (inside, logits) = (memory_of(&x), Arc::new(Memory::new(4 * ROWS * 10)));
+    let fetch = Fetch { output: 0, into: Some(lent(&logits, &[ROWS, 10])) };
+    for _ in 0..2 {
+        let feed = Feed::from(lent(&inside, &[ROWS, 64]));
+        let found = session.run_bound(&[("x", feed)], &[fetch], false).unwrap();
+        assert_eq!(found, [None]);
+        let Value::Tensor(expected) = &expected[0] else { panic!("it is one tensor") };
+        assert_eq!(logits.to_vec(0, logits.len()), expected.data().to_vec());
+        logits.clear();
+    }
+    // The same output in a value of its own.
+    let both = [Fetch { output: 0, into: None }, fetch];
+    let found = session.run_bound(&[("x", Given::from(&tensor).into())], &both, true).unwrap();
+    assert_eq!(found, [Some(expected[0].clone()), None]);
+    // What lies there is read at every run.
+    inside.clear();
+    let feed = Feed::from(lent(&inside, &[ROWS, 64]));
+    let found = session.run_bound(&[("x", feed)], &both[..1], true).unwrap();
+    assert_ne!(found[0].as_ref(), Some(&expected[0]));
+}
+
+/// Feeds, fetches, and the sentence that they get.
+type Case<'a> = (&'a [(&'a str, Feed<'a>)], &'a [Fetch<'a>], &'a str);
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut session = session();
+    let x = memory_of(&numbers(ROWS * 64, 1));
+    let logits = Arc::new(Memory::new(4 * ROWS * 10));
+    let dims = [ROWS, 64];
+    let feed = || Feed::from(lent(&x, &dims));
+    let place = |dims| Fetch { output: 0, into: Some(Lent { dtype: DType::F32, dims, memory: &logits }) };
+    let right = place(&[ROWS, 10]);
+    let cases: [Case<'_>; 8] = [
+        (&[], &[right], "no value was given for input \"x\""),
+        (&[("x", feed()), ("y", feed())], &[right], "the model has no input \"y\"; it has x"),
+        (&[("x", feed()), ("x", feed())], &[right], "input \"x\" is given twice"),
+        (&[("x", feed())], &[Fetch { output: 1, into: None }], "there is no output at 1; there are 1"),
+        (&[("x", feed())], &[right, right], "outputs \"logits\" and \"logits\" share memory"),
+        (
+            &[("x", feed())],
+            &[place(&[ROWS, 9])],
+            "output \"logits\" is float32[48, 10], but room for float32[48, 9]",
+        ),
+        (
+            &[("x", feed())],
+            &[place(&[ROWS, 11])],
+            "is said to be float32[48, 11], which takes 2112 bytes, but it has 1920",
+        ),
+        (&[("x", Feed::Sequence(&[]))], &[right], "a sequence is no tensor"),
+    ];
+    for (feeds, fetches, sentence) in cases {
+        let error = session.run_bound(feeds, fetches, true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains(sentence), "{error}");
+        assert!(logits.is_zero());
+    }
+    let short = memory_of(&[0.0; 64]);
+    let error = session.run_bound(&[("x", lent(&short, &dims).into())], &[right], true).unwrap_err();
+    assert!(error.to_string().contains("it should have 12288 bytes but has 256"), "{error}");
+}
+
+/// The places of what is not zero, of which nobody knows before how many there are.
+fn places() -> ModelProto {
+    let mut model = decode_model(std::fs::read(MODEL).unwrap()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    graph.initializer.clear();
+    graph.node.truncate(1);
+    let node = &mut graph.node[0];
+    (node.op_type, node.attribute) = ("NonZero".into(), Vec::new());
+    node.input = vec!["x".into()];
+    node.output = vec!["places".into()];
+    graph.output.truncate(1);
+    (graph.output[0].name, graph.output[0].r#type) = ("places".into(), None);
+    graph.value_info.clear();
+    model.opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 17 }];
+    model
+}
+
+#[test]
+fn results_of_unknown_shapes_are_written_whole_or_not() {
+    let source = ModelSource::from_proto(&places()).unwrap();
+    let mut session = InferenceSession::new(source, SessionOptions::default()).unwrap();
+    let mut x = vec![0.0; 64];
+    (x[3], x[60]) = (1.0, -1.0);
+    let x = Tensor::f32(&[1, 64], &x);
+    let mut found = [0_u8; 32];
+    let mut run = |dims: &[usize], bytes: &mut [u8]| {
+        session.run_into(&[Given::from(&x)], &mut [Destination { dtype: DType::I64, dims, bytes }])
+    };
+    run(&[2, 2], &mut found).unwrap();
+    let read: Vec<i64> = found.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+    assert_eq!(read, [0, 0, 3, 60]);
+    let mut room = [7_u8; 16];
+    let error = run(&[2, 1], &mut room).unwrap_err();
+    assert!(error.to_string().contains("is int64[2, 2], but room for int64[2, 1] was given"), "{error}");
+    assert_eq!(room, [7; 16]);
+}
