@@ -76,7 +76,7 @@ class Formulas:
     def _divisor(self, name: str, total: float, scale: float) -> float:
         """What a gradient is divided by: the scale, or what shortens the gradient to the longest norm, too."""
         if self.optimizer == "SGDOptimizer":
-            return 1.0
+            return scale
         most = self.settings[name]["max_norm_clip"]
         return total / most if self.clipping and total > scale * most else scale
 

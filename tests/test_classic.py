@@ -618,6 +618,20 @@ def test_a06_values_that_do_not_fit(case: str, strict: bool) -> None:
     assert bits(made.get_state()) == bits(before), "nothing is loaded"
 
 
+def test_a06_each_weight_counts_for_itself() -> None:
+    """A counter that is loaded is that of the next correction of its weight alone."""
+    net = prescribing(starting_weights(SMALL_SHAPES))
+    made = session(net, ADAM)
+    made.load_state({"Update_Count_row": np.array([7], np.int64)}, strict=True)
+    common_count, own_count = Formulas(ADAM, net.weights), Formulas(ADAM, net.weights, count=7)
+    for gradients in gradient_pool(net.weights)[:3]:
+        made.run(["loss"], fed(prescribed(gradients)))
+        for formulas in (common_count, own_count):
+            formulas.step(gradients, 0.125)
+        own = {name: value for name, value in own_count.state().items() if name.endswith("row")}
+        assert_close(made.get_state(), common_count.state() | own, CLOSE_OF_FORMULAS)
+
+
 def test_a06_steps_of_lamb_are_counted_from_one() -> None:
     made = session(regression(), LAMB)
     for step in (0, -1):
@@ -1650,6 +1664,31 @@ def test_bindings_use_the_memory_of_the_caller() -> None:
         assert [room.tobytes(), loss.tobytes()] == [value.tobytes() for value in expected]
     assert [value.data_ptr() for value in binding.get_outputs()] == [room.ctypes.data, loss.ctypes.data]
     assert bits(made.get_state()) == bits(plain.get_state())
+
+
+def test_bindings_are_replaced() -> None:
+    """By the last one of a name; inputs are bound by their address, too."""
+    net = regression()
+    made, plain = session(net), session(net)
+    feeds, binding = fed(net.batch()), made.io_binding()
+    rooms = [np.zeros((12, 10), np.float32) for _ in range(2)]
+    for name, value in feeds.items():
+        binding.bind_cpu_input(name, np.zeros_like(value))
+        binding.bind_input(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
+    for room in rooms:
+        binding.bind_output("pred", "cpu", 0, np.float32, room.shape, room.ctypes.data)
+    expected = plain.run(["pred", "loss"], feeds)
+    made.run_with_iobinding(binding)
+    assert rooms[1].tobytes() == expected[0].tobytes()
+    assert not np.any(rooms[0])
+    assert [value.tobytes() for value in binding.copy_outputs_to_cpu()] == [rooms[1].tobytes()]
+    assert bits(made.get_state()) == bits(plain.get_state())
+    binding.clear_binding_outputs()
+    binding.bind_output("loss")
+    made.run_with_iobinding(binding)
+    assert binding.copy_outputs_to_cpu()[0].tobytes() == plain.run(["loss"], feeds)[0].tobytes()
+    assert binding.get_outputs_as_ortvaluevector()[0].shape() == []
+    assert rooms[1].tobytes() == expected[0].tobytes(), "it is not bound any more"
 
 
 def test_bindings_keep_what_is_bound() -> None:

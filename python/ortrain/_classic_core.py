@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ortrain._ortrain import OrtDevice, OrtValue, OrtValueVector
 from ortrain._options import RunOptions, SessionOptions
+from ortrain._ortrain import OrtDevice, OrtValue, OrtValueVector
 from ortrain.classic import TrainingParameters
 from ortrain.classic import TrainingSession as Classic
 from ortrain.errors import OrtrainError

@@ -161,10 +161,10 @@ class TrainingParameters:
     loss_output_name = _setting_text("")
     """The value that is made smaller: any result of the model that is one number. Needed."""
 
-    weights_to_train = _Setting(set(), "a set of names", _names)
+    weights_to_train = _Setting[set[str]](set(), "a set of names", _names)
     """Initializers that are trained. Of an empty set, all that the loss is computed from."""
 
-    weights_not_to_train = _Setting(set(), "a set of names", _names)
+    weights_not_to_train = _Setting[set[str]](set(), "a set of names", _names)
     """Initializers that are not trained, whatever else says so."""
 
     immutable_weights = _Setting[dict[str, list[tuple[int, float]]]](
@@ -532,8 +532,8 @@ class TrainingSession(InferenceSession):
             training_mode=mode,
         )
         made: list[Native] = []
-        for (_, place), value in zip(outputs, found, strict=True):
-            result = place if value is None else value
+        for (_, place), returned in zip(outputs, found, strict=True):
+            result = place if returned is None else returned
             assert result is not None
             made.append(result)
         return made

@@ -533,13 +533,13 @@ impl TrainingSession {
     ) -> Result<()> {
         self.check_feeds(feeds)?;
         let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
-        let types = self.module.output_types(&inputs, true)?;
+        let shapes = self.module.output_shapes(&inputs, true)?;
         let of_model = self.outputs_of_model();
         for fetch in fetches {
             let Some(into) = &fetch.into else { continue };
             let dims = match self.fetches[fetch.output] {
-                Made::Output(at) => types.get(at).cloned().flatten().map(|(_, dims)| dims),
-                Made::Gradient(at) => types.get(of_model + at).cloned().flatten().map(|(_, dims)| dims),
+                Made::Output(at) => shapes.get(at).cloned().flatten(),
+                Made::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
                 _ => Some(Vec::new()),
             };
             let info = &self.outputs[fetch.output];

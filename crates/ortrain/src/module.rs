@@ -546,19 +546,22 @@ impl Module {
         Ok(())
     }
 
-    /// The type and shape of each result on checked inputs; `None` for a shape that depends on values.
-    pub(crate) fn output_types(
+    /// The shape of each result on these inputs; `None` for a shape that depends on values.
+    pub(crate) fn output_shapes(
         &mut self,
         inputs: &[Given<'_>],
         training: bool,
-    ) -> Result<Vec<Option<(DType, Vec<usize>)>>> {
+    ) -> Result<Vec<Option<Vec<usize>>>> {
         let phase = match training {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         phase.signature.check(inputs)?;
         let schedule = phase.runners.runner(&self.work, inputs)?.schedule();
-        Ok(schedule.outputs.iter().map(|slot| schedule.slots[slot.0 as usize].ty.clone()).collect())
+        let shape = |slot: &ortrain_program::SlotId| {
+            schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone())
+        };
+        Ok(schedule.outputs.iter().map(shape).collect())
     }
 
     /// An error of a step; where the step takes more than the limit, it says what would be enough.

@@ -146,7 +146,8 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
         &forward.proto,
         transformed,
         (&graph, opset),
-        (&values, &defaults, &targets, &gradients),
+        &Constants { values: &values, defaults: &defaults },
+        (&targets, &gradients),
     )?;
     if parameters.set_gradients_as_graph_outputs {
         for (name, &gradient) in weights.iter().zip(&gradients) {
@@ -496,6 +497,14 @@ fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
     Ok(())
 }
 
+/// The initializers that a graph has as inputs.
+struct Constants<'a> {
+    /// Weights and running statistics.
+    values: &'a [Value],
+    /// Inputs that need not be given.
+    defaults: &'a [(String, Tensor)],
+}
+
 /// Writes the models that the parameters ask for.
 fn write_dumps(
     label: &str,
@@ -503,7 +512,8 @@ fn write_dumps(
     forward: &ModelProto,
     transformed: Option<ModelProto>,
     (graph, opset): (&Graph, i64),
-    (values, defaults, targets, gradients): (&[Value], &[(String, Tensor)], &[ValueId], &[ValueId]),
+    &Constants { values, defaults }: &Constants<'_>,
+    (targets, gradients): (&[ValueId], &[ValueId]),
 ) -> Result<()> {
     let constants = || {
         let values = values.iter().map(|(name, _, value)| (&**name, value));
