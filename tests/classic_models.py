@@ -5,17 +5,18 @@ Weights have more than eight elements unless a test asks for fewer: onnxruntime-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 from nets import Builder
 from onnx import ModelProto, checker, helper, numpy_helper
 from optimizer_formulas import prescribing_model
 
-from ortrain import RunOptions, classic
+from ortrain import InferenceSession, RunOptions, classic
 
 Feeds: TypeAlias = dict[str, npt.NDArray[Any]]
 State: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -300,6 +301,21 @@ def restricted() -> RunOptions:
     options = RunOptions()
     options.only_execute_path_to_fetches = True
     return options
+
+
+def updated_by_file(path: str, optimizer: str, names: Iterable[str], feeds: Mapping[str, Any]) -> State:
+    """The state after a step, by the names of a state, as the nodes of a training graph in a file compute it."""
+    weights = {SGD: "{}_SGD_out", ADAM: "{}_Adam_out", LAMB: "{}_Lamb_out"}[optimizer]
+    results = {}
+    for name in names:
+        kind, _, weight = name.rpartition("_")
+        if name == "Step" or kind in ("Moment_1", "Moment_2"):
+            results[name] = f"{name}_Out"
+        else:
+            results[name] = f"{weight}_grad_Step_Out" if kind == "Update_Count" else weights.format(name)
+    model = onnx.load(path)
+    model.graph.output.extend(onnx.ValueInfoProto(name=result) for result in results.values())
+    return dict(zip(results, InferenceSession(model).run(list(results.values()), feeds), strict=True))
 
 
 def bits(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -42,6 +42,7 @@ from classic_models import (
     regression,
     restricted,
     session,
+    updated_by_file,
 )
 from onnx import TensorProto, helper, numpy_helper
 from optimizer_formulas import SMALL_SHAPES, gradient_pool, starting_weights
@@ -945,7 +946,7 @@ def test_a14_providers_that_are_refused(providers: Any, options: Any) -> None:
 
 def test_a14_providers_that_are_not_here() -> None:
     net = regression()
-    with pytest.warns(UserWarning, match="TPU"), pytest.raises(RuntimeError, match="TPU"):
+    with pytest.raises(RuntimeError, match="TPU"):
         TrainingSession(net.model.SerializeToString(), parameters(net), providers=["TPUExecutionProvider"])
     with pytest.warns(UserWarning, match=PROVIDER):
         made = TrainingSession(net.model.SerializeToString(), parameters(net), None, [PROVIDER, (PROVIDER, {})])
@@ -1100,10 +1101,25 @@ def test_a15_dumps(optimizer: str, as_outputs: bool, tmp_path: Path) -> None:
     assert declared[0] == ["fc2", "loss"]
     assert declared[1] == ["fc2", "loss", *(sorted(gradients) if as_outputs else [])]
     assert declared[2] == named(made.get_outputs)
-    expected = made.run(["loss"], fed(net.batch()), restricted())[0]
-    for path, feeds in zip(paths, (net.batch(), net.batch(), fed(net.batch())), strict=True):
-        again = ortrain.InferenceSession(str(path))
-        np.testing.assert_allclose(again.run(["loss"], feeds)[0], expected, rtol=CLOSE)
+    names = [["loss"]] + 2 * [["loss", *(sorted(gradients) if as_outputs else [])]]
+    for path, wanted, feeds in zip(paths, names, (net.batch(), net.batch(), fed(net.batch())), strict=True):
+        expected = dict(zip(wanted, made.run(wanted, fed(net.batch()), restricted()), strict=True))
+        found = dict(zip(wanted, ortrain.InferenceSession(str(path)).run(wanted, feeds), strict=True))
+        assert_close(found, expected, CLOSE)
+
+
+@EACH_OPTIMIZER
+@pytest.mark.parametrize("window", [1, 3])
+def test_a15_a_training_graph_is_what_trains(optimizer: str, window: int, tmp_path: Path) -> None:
+    """Nodes of the file compute the state that a step leaves."""
+    net, path = classifier(gain=True), str(tmp_path / "training.onnx")
+    floats = common(net, {"lambda": 0.125, "max_norm_clip": 0.5, "alpha": 0.75} if optimizer != SGD else {})
+    made = session(
+        net, optimizer, floats=floats, gradient_accumulation_steps=window, model_with_training_graph_path=path
+    )
+    made.run(["loss"], fed(net.batch()))
+    state = made.get_state()
+    assert_close(updated_by_file(path, optimizer, state, fed(net.batch())), state, CLOSE, least=0.01)
 
 
 def test_a15_no_dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1157,6 +1173,27 @@ def test_a16_attributes_of_weights(optimizer: str) -> None:
     for name in ("optimizer_attributes_map", "optimizer_int_attributes_map"):
         with pytest.raises(RuntimeError, match="nowhere"):
             session(net, optimizer, **{name: attributes | {"nowhere": {}}})
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, LAMB])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", math.nan),
+        ("alpha", 1.5),
+        ("beta", -0.5),
+        ("lambda", math.inf),
+        ("epsilon", -1.0),
+        ("max_norm_clip", 0.0),
+        ("gamma", 1.0),
+        ("do_bias_correction", 2),
+    ],
+)
+def test_a16_attributes_that_are_refused(name: str, value: float, optimizer: str) -> None:
+    """The error names the attribute and the weight."""
+    kind = "ints" if isinstance(value, int) else "floats"
+    with pytest.raises(RuntimeError, match=rf'(?s)(?=.*{name})(?=.*"b")'):
+        session(regression(), optimizer, **{kind: {"b": {name: value}}})
 
 
 def test_a16_states_of_weights_that_are_not_there() -> None:
@@ -1221,6 +1258,9 @@ def test_a17_results_of_float32() -> None:
 def options_of(face: Any, training_mode: bool) -> Any:
     """Run options of a mode."""
     options = face.RunOptions()
+    if not hasattr(options, "training_mode"):
+        # The onnxruntime that is installed is one for inference.
+        options = ortrain.RunOptions()
     assert options.training_mode is True
     options.training_mode = training_mode
     return options
@@ -1448,12 +1488,14 @@ def test_a23_metadata() -> None:
 
 
 def test_a23_a_weight_that_is_an_input_too() -> None:
-    """It is trained; a run may be given another value in its place."""
+    """It is trained, and no run is given another value in its place: that is what load_state is for."""
     net = listed(regression(), "W")
     made, plain = session(net), session(regression())
-    assert named(made.get_overridable_initializers) == ["W"]
+    assert named(made.get_overridable_initializers) == []
     assert steps(made, net, 2) == steps(plain, net, 2)
     assert bits(made.get_state()) == bits(plain.get_state())
+    with pytest.raises(C.InvalidArgument, match="W"):
+        made.run(["loss"], {**fed(net.batch()), "W": net.weights["W"]})
 
 
 # Ways of running.
@@ -1783,6 +1825,21 @@ def test_windows_that_are_not_full() -> None:
                 made.run(["loss"], fed(feeds))
         formulas.step(total, 0.125)
         assert_close(made.get_state(), formulas.state(), CLOSE_OF_FORMULAS)
+
+
+def test_gradients_are_fetched_in_a_window() -> None:
+    """They are those of the run, which gathers nothing if it is restricted to them."""
+    net = regression()
+    given = {"gradient_accumulation_steps": 2, "set_gradients_as_graph_outputs": True}
+    fetching, plain = (session(net, ADAM, **given) for _ in range(2))
+    expected = session(net, "", set_gradients_as_graph_outputs=True).run(["W_grad"], net.batch(1))[0]
+    for each in (fetching, plain):
+        accumulate(each, net.batch(0))
+        if each is fetching:
+            found = each.run(["W_grad"], fed(net.batch(1)), restricted())[0]
+            np.testing.assert_allclose(found, expected, rtol=CLOSE, atol=CLOSE)
+        each.run(["loss"], fed(net.batch(2)))
+    assert bits(fetching.get_state()) == bits(plain.get_state())
 
 
 def test_a_failure_in_a_window_changes_nothing() -> None:

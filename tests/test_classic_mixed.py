@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from classic_models import (
     restricted,
     session,
     transformer,
+    updated_by_file,
 )
 from optimizer_formulas import SMALL_SHAPES, gradient_pool, starting_weights
 
@@ -140,6 +142,18 @@ def test_states_are_resumed(optimizer: str) -> None:
             value.tobytes() for value in second.run(None, feeds)
         ]
     assert bits(first.get_state()) == bits(second.get_state())
+
+
+@EACH_OPTIMIZER
+@pytest.mark.parametrize("scale", [SCALED, TOO_LARGE], ids=["scaled", "too large"])
+def test_a_training_graph_is_what_trains(optimizer: str, scale: float, tmp_path: Path) -> None:
+    """Nodes of the file compute the state that a step leaves, also one whose gradients are not finite."""
+    net, path = classifier(gain=True), str(tmp_path / "training.onnx")
+    made = mixed(net, optimizer, model_with_training_graph_path=path)
+    assert step(made, net.batch(), scale) == (scale == SCALED)
+    state = {name: value for name, value in made.get_state().items() if not name.endswith("_fp16")}
+    found = updated_by_file(path, optimizer, state, fed(net.batch(), 0.01, scale))
+    assert_close(found, state, CLOSE_OF_FORMULAS, least=0.01)
 
 
 def test_a_state_in_float32_is_loaded() -> None:

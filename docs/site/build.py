@@ -35,7 +35,7 @@ CHAPTERS = {
     ],
     "Models": ["exporters", "operators", "extending", "security"],
     "Speed": ["performance"],
-    "From elsewhere": ["migrating", "onnxcustom", "not-here", "csharp-training-session", "rust"],
+    "From elsewhere": ["migrating", "classic-session", "onnxcustom", "not-here", "csharp-training-session", "rust"],
 }
 MODULES = [
     "ortrain",

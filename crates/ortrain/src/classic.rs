@@ -681,6 +681,22 @@ impl TrainingSession {
             let inputs = sorted(self.module.inputs(false), &self.defaults, feeds, options)?;
             return self.module.eval_step(&self.checkpoint, &inputs, &mut give);
         }
+        // Gradients of one run that are fetched alone are added to nothing.
+        let apart = restricted
+            && self.accumulated > 1
+            && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_) | Made::Gradient(_)));
+        if apart {
+            let sums: Vec<Vec<u8>> = match self.in_window {
+                true => {
+                    self.module.gradient_planes().iter().map(|plane| plane.to_vec(0, plane.len())).collect()
+                }
+                false => Vec::new(),
+            };
+            let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
+            let run = self.module.train_step(&mut self.checkpoint, &inputs, &mut give);
+            self.module.gradient_planes().iter().zip(&sums).for_each(|(plane, bytes)| plane.write(0, bytes));
+            return run;
+        }
         let begins = !self.in_window;
         if begins {
             self.module.lazy_reset_grad();

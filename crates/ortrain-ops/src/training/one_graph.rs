@@ -174,6 +174,12 @@ impl Writer<'_> {
         self.graph.nodes.push(node);
     }
 
+    /// A node of `ai.onnx`.
+    fn plain(&mut self, op: &str, inputs: &[ValueId], output: ValueId) {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        self.graph.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
+    }
+
     /// A value that is kept between runs.
     fn state(&mut self, name: &str, tensor: Tensor) -> ValueId {
         self.graph.add_constant(name, tensor)
@@ -273,9 +279,25 @@ pub fn append_updates(
         });
         match row.name {
             "SGDOptimizer" => {
-                let new = w.value(&format!("{name}_SGD_out"), ty);
-                let inputs = [Some(rate), Some(parameter), Some(gradient)];
-                w.node(&format!("{}_{name}", row.name), row.name, &inputs, &[Some(new), None], Attrs::new());
+                let new = w.value(&format!("{name}_SGD_out"), ty.clone());
+                // The node knows no scale of the loss, and no signal.
+                let (mut taken, mut moved) = (gradient, new);
+                if let (Some(scale), Some(_)) = (scale, finite) {
+                    taken = w.value(&format!("{gradient_name}_unscaled"), ty.clone());
+                    w.plain("Div", &[gradient, scale], taken);
+                    moved = w.value(&format!("{name}_SGD_moved"), ty);
+                }
+                let inputs = [Some(rate), Some(parameter), Some(taken)];
+                w.node(
+                    &format!("{}_{name}", row.name),
+                    row.name,
+                    &inputs,
+                    &[Some(moved), None],
+                    Attrs::new(),
+                );
+                if let Some(finite) = finite {
+                    w.plain("Where", &[finite, moved, parameter], new);
+                }
             }
             SHARED_COUNTER => {
                 let new = w.value(&format!("{name}_Lamb_out"), ty);

@@ -9,7 +9,7 @@ use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, tensor_to_pro
 use ortrain_onnx::{
     DataFile, EXTERNAL_FROM, ExternalData, LARGEST_MESSAGE, LoadedModel, ModelProto, ToWrite, stage,
 };
-use ortrain_ops::optimizers::{Group, Optimizer, OptimizerSpec, optimizer_model};
+use ortrain_ops::optimizers::{Group, Optimizer, OptimizerSpec, Range, optimizer_model};
 use ortrain_ops::passes::{
     differentiate::differentiate, functions::write_out_nodes, infer::infer, mixed_precision::mixed_precision,
     versions::upgrade,
@@ -90,6 +90,9 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
         let trained: FxHashSet<&str> = weights.iter().map(String::as_str).collect();
         let graph = message_graph(&label, &mut forward.proto)?;
         add_master_weights(graph, &trained).map_err(|source| Error::graph(&label, source))?;
+    }
+    if parameters.mixed_precision.is_some() {
+        check_float32(message_graph(&label, &mut forward.proto)?, &weights)?;
     }
     let transformed = parameters.model_after_graph_transforms_path.as_ref().map(|_| forward.proto.clone());
     let values = take_values(&label, &mut forward, &weights, &statistics)?;
@@ -176,6 +179,20 @@ fn check_counts(parameters: &TrainingParameters) -> Result<()> {
             Err(Error::Argument(format!("mixed precision is in float16 or bfloat16, not in {dtype}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Checks that the weights of a training in mixed precision are float32.
+fn check_float32(graph: &ortrain_onnx::GraphProto, weights: &[String]) -> Result<()> {
+    let wide = graph.initializer.iter().find(|tensor| {
+        weights.contains(&tensor.name) && DType::from_onnx(tensor.data_type) == Some(DType::F64)
+    });
+    match wide {
+        Some(tensor) => Err(Error::Argument(format!(
+            "mixed precision is for models of float32, and weight {:?} is float64; train it without use_mixed_precision",
+            tensor.name
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -411,21 +428,22 @@ fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
 /// The settings of one weight.
 fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -> BTreeMap<String, f64> {
     // Attributes are float32, the optimizer's own ones, too.
-    let finite = |value: f32| match value {
-        value if value.is_infinite() => f64::MAX.copysign(f64::from(value)),
+    let finite = |name: &str, value: f32| match value {
+        // A bound that is infinite bounds nothing.
+        value if value.is_infinite() && name.starts_with("ratio_") => f64::MAX.copysign(f64::from(value)),
         value => f64::from(value),
     };
     let mut settings: BTreeMap<String, f64> = row
         .settings
         .iter()
-        .map(|setting| (setting.name.to_owned(), finite(setting.default as f32)))
+        .map(|setting| (setting.name.to_owned(), finite(setting.name, setting.default as f32)))
         .collect();
     if row.settings.is_empty() {
         return settings;
     }
     settings.insert(MAX_NORM_CLIP.into(), 1.0);
     let floats = parameters.optimizer_attributes_map.get(weight).into_iter().flatten();
-    settings.extend(floats.map(|(name, &value)| (name.clone(), finite(value))));
+    settings.extend(floats.map(|(name, &value)| (name.clone(), finite(name, value))));
     let ints = parameters.optimizer_int_attributes_map.get(weight).into_iter().flatten();
     settings.extend(ints.map(|(name, &value)| (name.clone(), value as f64)));
     settings
@@ -449,6 +467,15 @@ fn optimizer_of(
     for weight in weights {
         let mut settings = settings_of(row, parameters, weight);
         settings.retain(|name, _| spec.settings.contains_key(name));
+        let ranges = row.settings.iter().map(|setting| (setting.name, setting.range));
+        for (name, range) in ranges.chain([(MAX_NORM_CLIP, Range::Positive)]) {
+            if let Some(value) = settings.get(name).filter(|value| !range.contains(**value)) {
+                return Err(Error::Argument(format!(
+                    "{name} of weight {weight:?} is {value}; {} is needed",
+                    range.describe()
+                )));
+            }
+        }
         for (name, values) in [("weight_decay_mode", [0.0, 1.0]), ("do_bias_correction", [0.0, 1.0])] {
             if let Some(value) = settings.get(name).filter(|value| !values.contains(value)) {
                 return Err(Error::Argument(format!(
