@@ -15,6 +15,7 @@ __all__ = [
     "LinearLRScheduler",
     "LiveForward",
     "LrScheduler",
+    "ModelChanges",
     "Module",
     "OperatorLibrary",
     "Optimizer",
