@@ -16,6 +16,7 @@ __all__ = [
     "LinearLRScheduler",
     "LiveForward",
     "LrScheduler",
+    "ModelChanges",
     "Module",
     "OperatorLibrary",
     "Optimizer",

@@ -55,8 +55,8 @@ __all__ = [
 _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "reference"}
 
 # A value as the core takes and gives it: a tensor, or a list of them for a sequence.
-Native: TypeAlias = "_ortrain.OrtValue | list[_ortrain.OrtValue]"
-ProviderLike: TypeAlias = "str | tuple[str, dict[Any, Any]]"
+Native: TypeAlias = _ortrain.OrtValue | list[_ortrain.OrtValue]
+ProviderLike: TypeAlias = str | tuple[str, dict[Any, Any]]
 
 
 class NodeArg:

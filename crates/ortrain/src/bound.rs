@@ -84,5 +84,5 @@ pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
 
 /// Whether two spans share a byte.
 pub(crate) fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
-    a.0 < b.1 && b.0 < a.1
+    a.0.max(b.0) < a.1.min(b.1)
 }
