@@ -505,6 +505,7 @@ class ClassicSession:
     def end_trace(self) -> str | None: ...
     def dump(self) -> str: ...
 
+@final
 class InferenceSession:
     def __new__(
         cls,
