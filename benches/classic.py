@@ -1,0 +1,113 @@
+"""Runs of the classic TrainingSession beside the step of a Module and its optimizer, in turns in one run: the ratio.
+
+    python benches/classic.py [NAME ...] [--rounds N]
+
+Both compute the same gradients. The Module's optimizer is AdamW; the session's are Adam and LAMB, each with and without
+clipping, as the AdamW beside it. A ratio is the median of those of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import workloads
+
+from ortrain import artifacts, onnxblock
+from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.classic import TrainingParameters, TrainingSession
+
+# The most that a run may take, as a share of the step with AdamW.
+AIMS = {"AdamOptimizer": 1.05, "LambOptimizer": 1.15}
+NAMES = ("mlp", "resnet18_224")
+WARM = 5
+
+
+def milliseconds(step: Callable[[], object]) -> float:
+    """The time of a step."""
+    start = time.perf_counter()
+    step()
+    return (time.perf_counter() - start) * 1e3
+
+
+def of_module(name: str, folder: Path, clipped: bool) -> tuple[Module, Optimizer, Path]:
+    """A Module with AdamW, and the model with its loss."""
+    optimizer = onnxblock.optim.AdamW(clip_grad=onnxblock.optim.ClipGradNorm(1.0) if clipped else None)
+    artifacts.generate_artifacts(
+        workloads.load(name),
+        requires_grad=workloads.about(name)["trainable_names"],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=optimizer,
+        artifact_directory=folder,
+        batch_norm="freeze",
+    )
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    module.train()
+    path = folder / "with_loss.onnx"
+    module.export_model_for_inferencing(path, [module.output_names()[0]])
+    return module, Optimizer(folder / "optimizer_model.onnx", module), path
+
+
+def of_session(name: str, path: Path, optimizer: str, clipped: bool, loss: str) -> TrainingSession:
+    """A classic session of the same model."""
+    trained = workloads.about(name)["trainable_names"]
+    parameters = TrainingParameters()
+    parameters.loss_output_name, parameters.training_optimizer_name = loss, optimizer
+    parameters.weights_to_train = set(trained)
+    parameters.optimizer_attributes_map = {weight: {"lambda": 0.01} for weight in trained}
+    parameters.optimizer_int_attributes_map = {weight: {} for weight in trained}
+    parameters.enable_grad_norm_clip = clipped
+    return TrainingSession(path, parameters)
+
+
+def compare(name: str, optimizer: str, clipped: bool, rounds: int, folder: Path) -> tuple[float, float]:
+    """The ratio, and the milliseconds of the step with AdamW."""
+    module, adamw, path = of_module(name, folder, clipped)
+    session = of_session(name, path, optimizer, clipped, module.output_names()[0])
+    x, labels = workloads.batch(name, 0)
+    inputs = [entry.name for entry in session.get_inputs()]
+    feeds = dict(zip(inputs, (x, labels, np.array([1e-4], np.float32)), strict=True))
+    loss = [session.get_outputs()[0].name]
+
+    def step() -> None:
+        module(x, labels)
+        adamw.step()
+        module.lazy_reset_grad()
+
+    def run() -> None:
+        session.run(loss, feeds)
+
+    for _ in range(WARM):
+        step()
+        run()
+    pairs = [(milliseconds(step), milliseconds(run)) for _ in range(rounds)]
+    return statistics.median(second / first for first, second in pairs), statistics.median(first for first, _ in pairs)
+
+
+def main() -> int:
+    """Prints a line for each workload and optimizer; the status says whether all are within their aims."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(NAMES))
+    parser.add_argument("--rounds", type=int, default=40)
+    arguments = parser.parse_args()
+    missed = 0
+    for name in arguments.names or NAMES:
+        for optimizer, aim in AIMS.items():
+            for clipped in (False, True):
+                with tempfile.TemporaryDirectory() as folder:
+                    ratio, step = compare(name, optimizer, clipped, arguments.rounds, Path(folder))
+                missed += ratio > aim
+                how = "clipped" if clipped else "not clipped"
+                print(f"{name}, {optimizer}, {how}: {ratio:.3f} (at most {aim}), step with AdamW {step:.2f} ms")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+//! A training in one session: the same bits at every thread count, the size of its programs, and memory.
+
+#[expect(dead_code, reason = "examples of the documentation use the rest")]
+mod setup {
+    include!("../doc/setup.rs");
+}
+
+use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
+use ortrain::{DType, Given, ModuleOptions, Tensor, backend};
+
+const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
+/// Rows of a batch: enough that kernels have work for several threads.
+const ROWS: usize = 2_000;
+
+fn session(optimizer: &str, weights: &[&str], narrow: Option<DType>) -> TrainingSession {
+    let mut parameters = TrainingParameters::new("loss").optimizer(optimizer).train(weights.iter().copied());
+    parameters.mixed_precision = narrow;
+    let model = setup::model_with_loss().expect("it has a loss");
+    TrainingSession::new(model, &parameters, ModuleOptions::default()).expect("it trains")
+}
+
+/// Some steps. The state afterwards.
+fn trained(session: &mut TrainingSession, scale: f32) -> Vec<(String, Tensor)> {
+    let x: Vec<f32> = (0..ROWS * 64).map(|k| (k as f32 * 0.37).sin()).collect();
+    let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
+    let (x, labels) = (Tensor::f32(&[ROWS, 64], &x), Tensor::i64(&[ROWS], &labels));
+    let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[scale]));
+    let mut feeds =
+        vec![("x", Given::from(&x)), ("labels", Given::from(&labels)), ("Learning_Rate", Given::from(&rate))];
+    if let Some(name) = session.loss_scale_input_name() {
+        feeds.push((name, Given::from(&scale)));
+    }
+    for _ in 0..3 {
+        session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
+    }
+    session.state().expect("it is whole").into_iter().collect()
+}
+
+#[test]
+fn same_bits_at_every_thread_count() {
+    for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
+        for narrow in [None, Some(DType::F16), Some(DType::BF16)] {
+            let run = |threads: usize| {
+                backend("cpu", threads).expect("there is a CPU");
+                trained(&mut session(optimizer, &WEIGHTS, narrow), 1024.0)
+            };
+            let one = run(1);
+            for threads in [1, 2, 3] {
+                assert_eq!(one, run(threads), "{optimizer}, {narrow:?}: {threads} threads differ from one");
+            }
+        }
+    }
+}
+
+/// The instructions of the programs that a dump shows of the optimizer, which comes last.
+fn instructions_of_update(session: &TrainingSession) -> usize {
+    let dump = session.dump();
+    let optimizer = dump.rfind("\ngraph").map_or("", |at| &dump[at..]);
+    optimizer.lines().filter(|line| line.contains(" <- ")).count()
+}
+
+#[test]
+fn an_update_is_as_long_for_one_weight_as_for_four() {
+    for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
+        let count = |weights: &[&str]| {
+            let mut session = session(optimizer, weights, None);
+            trained(&mut session, 1.0);
+            instructions_of_update(&session)
+        };
+        let (one, four) = (count(&WEIGHTS[3..]), count(&WEIGHTS));
+        assert!(one > 0, "the dump shows the update");
+        assert_eq!(one, four, "{optimizer}");
+    }
+}
+
+#[test]
+fn a_step_in_mixed_precision_takes_no_more_memory() {
+    let memory = |narrow: Option<DType>| {
+        let mut session = session("AdamOptimizer", &WEIGHTS, narrow);
+        trained(&mut session, 1024.0);
+        session.module().memory().total()
+    };
+    let (wide, narrow) = (memory(None), memory(Some(DType::F16)));
+    assert!(narrow <= wide, "{narrow} bytes in float16, {wide} in float32");
+}
+
+#[test]
+fn a_step_that_is_not_finite_changes_nothing() {
+    for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
+        let mut session = session(optimizer, &WEIGHTS, Some(DType::F16));
+        let before: Vec<(String, Tensor)> = session.state().expect("it is whole").into_iter().collect();
+        assert_eq!(trained(&mut session, 2f32.powi(40)), before, "{optimizer}");
+        assert_ne!(trained(&mut session, 1024.0), before, "{optimizer} goes on");
+    }
+}
