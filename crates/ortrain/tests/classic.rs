@@ -1,6 +1,6 @@
 //! A training in one session: the same bits at every thread count, the size of its programs, and memory.
 
-#[expect(dead_code, reason = "examples of the documentation use the rest")]
+#[expect(dead_code, unreachable_pub, reason = "examples of the documentation use all of it")]
 mod setup {
     include!("../doc/setup.rs");
 }
