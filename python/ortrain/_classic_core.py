@@ -42,7 +42,7 @@ class TrainingConfigurationResult:
 
 
 class TrainingSession:
-    """A session that is made without a model. :class:`ortrain.classic.TrainingSession` is the same in one step.
+    """A session that is made without a model. ``ortrain.classic.TrainingSession`` is the same in one step.
 
     >>> from ortrain import capi
     >>> session = capi.TrainingSession()
@@ -73,7 +73,7 @@ class TrainingSession:
 
         Raises:
             ModelLoaded: if the session has a model.
-            OrtrainError: as :class:`ortrain.classic.TrainingSession`.
+            OrtrainError: as ``ortrain.classic.TrainingSession``.
 
         >>> from ortrain import capi
         >>> session, parameters = capi.TrainingSession(), capi.TrainingParameters()
@@ -130,7 +130,7 @@ class TrainingSession:
         """
 
     def get_state(self) -> dict[str, npt.NDArray[Any]]:
-        """As :meth:`ortrain.classic.TrainingSession.get_state`.
+        """As ``ortrain.classic.TrainingSession.get_state``.
 
         >>> sorted(core_session.get_state())
         ['Moment_1_fc2.bias', 'Moment_2_fc2.bias', 'Update_Count_fc2.bias', 'fc2.bias']
@@ -138,7 +138,7 @@ class TrainingSession:
         return self._loaded().get_state()
 
     def get_model_state(self, include_mixed_precision_weights: bool, /) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """As :meth:`ortrain.classic.TrainingSession.get_model_state`.
+        """As ``ortrain.classic.TrainingSession.get_model_state``.
 
         >>> sorted(core_session.get_model_state(True))
         ['full_precision', 'mixed_precision']
@@ -146,7 +146,7 @@ class TrainingSession:
         return self._loaded().get_model_state(include_mixed_precision_weights)
 
     def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """As :meth:`ortrain.classic.TrainingSession.get_optimizer_state`.
+        """As ``ortrain.classic.TrainingSession.get_optimizer_state``.
 
         >>> sorted(core_session.get_optimizer_state())
         ['fc2.bias']
@@ -154,7 +154,7 @@ class TrainingSession:
         return self._loaded().get_optimizer_state()
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
-        """As :meth:`ortrain.classic.TrainingSession.get_partition_info_map`.
+        """As ``ortrain.classic.TrainingSession.get_partition_info_map``.
 
         >>> core_session.get_partition_info_map()
         {}
@@ -162,14 +162,14 @@ class TrainingSession:
         return self._loaded().get_partition_info_map()
 
     def load_state(self, state: Mapping[str, npt.ArrayLike], strict: bool, /) -> None:
-        """As :meth:`ortrain.classic.TrainingSession.load_state`.
+        """As ``ortrain.classic.TrainingSession.load_state``.
 
         >>> core_session.load_state({"fc2.bias": np.zeros(10, np.float32)}, True)
         """
         self._loaded().load_state(state, strict)
 
     def is_output_fp32_node(self, output_name: str, /) -> bool:
-        """As :meth:`ortrain.classic.TrainingSession.is_output_fp32_node`.
+        """As ``ortrain.classic.TrainingSession.is_output_fp32_node``.
 
         >>> core_session.is_output_fp32_node("loss")
         True
@@ -179,7 +179,7 @@ class TrainingSession:
     def run(
         self, output_names: Sequence[str], feed: Mapping[str, npt.ArrayLike], run_options: RunOptions | None = None
     ) -> list[npt.NDArray[Any]]:
-        """As :meth:`ortrain.classic.TrainingSession.run`.
+        """As ``ortrain.classic.TrainingSession.run``.
 
         >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
         >>> core_session.run(["loss"], feed, None)[0].shape
@@ -190,7 +190,7 @@ class TrainingSession:
     def run_with_ort_values(
         self, feed: Mapping[str, OrtValue], output_names: Sequence[str], run_options: RunOptions | None = None
     ) -> list[OrtValue]:
-        """As :meth:`ortrain.classic.TrainingSession.run_with_ort_values`, with the inputs first.
+        """As ``ortrain.classic.TrainingSession.run_with_ort_values``, with the inputs first.
 
         >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
         >>> values = {name: ortrain.OrtValue.ortvalue_from_numpy(array)._ortvalue for name, array in feed.items()}
@@ -202,7 +202,7 @@ class TrainingSession:
         return [value._ortvalue for value in found]
 
     def run_with_iobinding(self, binding: SessionIOBinding, run_options: RunOptions | None = None) -> None:
-        """As :meth:`ortrain.classic.TrainingSession.run_with_iobinding`.
+        """As ``ortrain.classic.TrainingSession.run_with_iobinding``.
 
         >>> binding = core_session.io_binding()
         >>> core_session.run_with_iobinding(binding)
@@ -228,7 +228,7 @@ class TrainingSession:
         fetches: OrtValueVector,
         fetch_devices: Sequence[OrtDevice],
     ) -> None:
-        """As :meth:`ortrain.classic.TrainingSession.run_with_ortvaluevector`.
+        """As ``ortrain.classic.TrainingSession.run_with_ortvaluevector``.
 
         >>> vectors = ortrain.capi.OrtValueVector(), ortrain.capi.OrtValueVector()
         >>> core_session.run_with_ortvaluevector(None, ["x"], vectors[0], [], vectors[1], [])
@@ -238,7 +238,7 @@ class TrainingSession:
         self._loaded().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
 
     def end_profiling(self) -> str:
-        """As :meth:`ortrain.classic.TrainingSession.end_profiling`.
+        """As ``ortrain.classic.TrainingSession.end_profiling``.
 
         >>> core_session.end_profiling()
         ''
@@ -246,7 +246,7 @@ class TrainingSession:
         return self._loaded().end_profiling()
 
     def get_providers(self) -> list[str]:
-        """As :meth:`ortrain.classic.TrainingSession.get_providers`.
+        """As ``ortrain.classic.TrainingSession.get_providers``.
 
         >>> core_session.get_providers()
         ['CPUExecutionProvider']
@@ -254,7 +254,7 @@ class TrainingSession:
         return self._loaded().get_providers()
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """As :meth:`ortrain.classic.TrainingSession.get_provider_options`.
+        """As ``ortrain.classic.TrainingSession.get_provider_options``.
 
         >>> core_session.get_provider_options()
         {'CPUExecutionProvider': {}}
