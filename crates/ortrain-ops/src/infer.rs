@@ -36,6 +36,11 @@ pub struct Infer<'a> {
     pub(crate) contradicts: bool,
 }
 
+/// The number of elements of a shape; `None` where it is not known, or larger than can be counted.
+pub(crate) fn element_count(shape: &Shape) -> Option<usize> {
+    shape.iter().try_fold(1_usize, |count, dim| count.checked_mul(dim.known()?))
+}
+
 impl<'a> Infer<'a> {
     pub(crate) fn new(graph: &'a Graph, node: &'a Node) -> Infer<'a> {
         Infer {

@@ -4,7 +4,7 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
-use crate::infer::Infer;
+use crate::infer::{Infer, element_count};
 use crate::op::{Definition, Op};
 use crate::probe::Sample;
 use crate::rewrite::Rewrite;
@@ -218,9 +218,9 @@ impl Op for MixedPrecisionScale {
         cx.arity(2, usize::MAX, if self.fused { 1 } else { given.saturating_sub(1) })?;
         floats(cx, 0..given)?;
         if self.fused {
-            let elements =
-                |k: usize| cx.shape(k).and_then(Shape::concrete).map(|dims| dims.iter().product::<usize>());
-            let total = (1..given).map(elements).sum::<Option<usize>>();
+            let total = (1..given)
+                .map(|k| cx.shape(k).and_then(element_count))
+                .try_fold(0_usize, |total, elements| total.checked_add(elements?));
             let dim = total.map_or_else(|| Dim::symbol("fused"), Dim::from);
             cx.output(0, self.to, Some([dim].into_iter().collect()));
             return Ok(());
@@ -309,13 +309,15 @@ impl Op for View {
         let mut total = Some(0_usize);
         for k in 1..given {
             cx.dtype_where(k, "int64", |dtype| dtype == DType::I64)?;
+            if cx.shape(k).is_some_and(|shape| shape.rank() != 1) {
+                return Err(OpError::invalid(format!("input {k} is no vector of sizes")));
+            }
             let shape: Option<Shape> = cx.sizes(k).map(|dims| dims.into_iter().collect());
-            let elements =
-                shape.as_ref().and_then(Shape::concrete).map(|dims| dims.iter().product::<usize>());
-            total = total.zip(elements).map(|(total, elements)| total + elements);
+            let elements = shape.as_ref().and_then(element_count);
+            total = total.zip(elements).and_then(|(total, elements)| total.checked_add(elements));
             cx.output(k - 1, dtype, shape);
         }
-        let whole = cx.shape(0).and_then(Shape::concrete).map(|dims| dims.iter().product::<usize>());
+        let whole = cx.shape(0).and_then(element_count);
         match (whole, total) {
             (Some(whole), Some(total)) if whole != total => Err(OpError::invalid(format!(
                 "the views have {total} elements together, but the input has {whole}"

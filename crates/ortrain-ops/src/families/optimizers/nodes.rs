@@ -1,7 +1,7 @@
 //! Optimizers that update one parameter, or several, with one node: `SGDOptimizer`, `AdamOptimizer` and `LambOptimizer` of
 //! `com.microsoft` version 1.
 //!
-//! Graphs of a training in one session of ONNX Runtime hold them. Each is a composition, written from the formula of its row.
+//! Graphs of a training in one session of ONNX Runtime hold them. Each runs as other operators, written from the formula of its row.
 //! Weights in fewer bits than float32, and moments in fewer, are computed with in float32. Gradients are divided by
 //! `loss_scale`, or by `norm / max_norm_clip` where the norm of all gradients, which are scaled too, is larger than
 //! `loss_scale * max_norm_clip`. A step whose `update_signal` is false gives back what it was given.
@@ -9,13 +9,13 @@
 use std::collections::BTreeMap;
 
 use ortrain_expr::Type;
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Node, ValueId, ValueType};
 
 use super::formula::{Formula, Number, Sheet};
 use super::spec::MAX_NORM_CLIP;
 use super::{Optimizer, Rule, Update, adam_optimizer, lamb_optimizer, sgd_optimizer};
 use crate::OpError;
-use crate::infer::Infer;
+use crate::infer::{Infer, element_count};
 use crate::op::{Definition, Op};
 use crate::probe::Sample;
 use crate::rewrite::Rewrite;
@@ -188,8 +188,7 @@ fn infer_number(cx: &Infer<'_>, k: usize, wanted: &str, fits: fn(DType) -> bool)
         return Ok(());
     }
     cx.dtype_where(k, wanted, fits)?;
-    let elements = cx.shape(k).and_then(Shape::concrete).map(|dims| dims.iter().product::<usize>());
-    match elements {
+    match cx.shape(k).and_then(element_count) {
         Some(count) if count != 1 => {
             Err(OpError::invalid(format!("input {k} has {count} elements; one is needed")))
         }
@@ -415,9 +414,9 @@ fn build_lamb(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     let new = |name, build| Definition::new("com.microsoft", name, &[1], build);
     vec![
-        new("SGDOptimizer", |_, _| Ok(Box::new(Sgd))).composition(decompose_sgd),
-        new("AdamOptimizer", build_adam).composition(decompose_adam),
-        new("LambOptimizer", build_lamb).composition(decompose_lamb).sample(|_| {
+        new("SGDOptimizer", |_, _| Ok(Box::new(Sgd))).runs_as(decompose_sgd),
+        new("AdamOptimizer", build_adam).runs_as(decompose_adam),
+        new("LambOptimizer", build_lamb).runs_as(decompose_lamb).sample(|_| {
             let tensor = |dims: &[usize]| Some(ValueType::tensor(DType::F32, dims));
             let first = [None, None, None, tensor(&[1]), Some(ValueType::tensor(DType::I64, &[1]))];
             let inputs = first.into_iter().chain(std::iter::repeat_n(tensor(&[2]), 4)).collect();
