@@ -338,7 +338,7 @@ impl TrainingSession {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::classic()?;
     /// session.begin_trace();
-    /// assert_eq!(session.end_trace().as_deref().map(str::trim), Some("[]"));
+    /// assert!(session.end_trace().is_some_and(|trace| trace.starts_with('[')));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn begin_trace(&mut self) {
