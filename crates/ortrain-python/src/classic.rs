@@ -77,7 +77,7 @@ fn states(states: StatesByWeight) -> States {
     states.into_iter().map(|(outer, state)| (outer, values(state))).collect()
 }
 
-/// What a run is fed.
+/// The inputs of a run.
 fn tensors(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Tensor)>> {
     feeds.iter().map(|(name, value)| Ok((name.as_str(), value.get().tensor()?))).collect()
 }
@@ -236,7 +236,7 @@ impl ClassicSession {
         })
     }
 
-    /// What runs did, as JSON.
+    /// The trace of runs, as JSON.
     fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.session.pass(py, |session| Ok(session.end_trace()))
     }

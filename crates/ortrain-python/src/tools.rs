@@ -62,7 +62,7 @@ fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
         .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
 }
 
-/// What is changed of a model before it is used.
+/// Changes of a model before it is used.
 #[pyclass(module = "ortrain._ortrain")]
 pub(crate) struct ModelChanges {
     changes: ortrain::ModelChanges,
@@ -171,7 +171,7 @@ enum Feed {
     Sequence(Vec<Py<OrtValue>>),
 }
 
-/// What a run holds while it goes: a tensor that nobody changes, or memory that others may write to.
+/// An input that a run holds: a tensor that nobody changes, or memory that others may write to.
 enum Held {
     Tensor(Tensor),
     Lent(DType, Vec<usize>, Arc<Memory>),
@@ -305,7 +305,7 @@ impl InferenceSession {
         })
     }
 
-    /// What runs did, as JSON.
+    /// The trace of runs, as JSON.
     fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.session.pass(py, |session| Ok(session.end_trace()))
     }
@@ -355,7 +355,7 @@ impl InferenceSession {
     }
 }
 
-/// What a run is fed.
+/// The inputs of a run.
 fn held(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, Held)>> {
     feeds.iter().map(|(name, feed)| Ok((name.as_str(), Held::of(feed)?))).collect()
 }

@@ -72,7 +72,7 @@ impl Feed<'_> {
 pub struct Fetch<'a> {
     /// Its position among [`InferenceSession::outputs`](crate::InferenceSession::outputs).
     pub output: usize,
-    /// Where it is written; if nowhere, it becomes a [`Value`].
+    /// The memory that it is written to; without, it becomes a [`Value`].
     pub into: Option<Lent<'a>>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
     (start, start + bytes)
 }
 
-/// Whether two spans share a byte.
+/// True if two spans share a byte.
 pub(crate) fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
     a.0.max(b.0) < a.1.min(b.1)
 }

@@ -1,4 +1,4 @@
-//! What is changed of a model before anything else is done with it.
+//! Changes of a model before anything else is done with it.
 
 use ortrain_graph::{DType, Tensor, tensor_to_proto};
 use ortrain_onnx::proto::tensor_shape_proto::dimension;
@@ -8,7 +8,7 @@ use ortrain_onnx::{GraphProto, ValueInfoProto};
 use crate::nearest::hint;
 use crate::{Error, Result};
 
-/// What is changed of a model before it is used: values of initializers, and sizes of axes that the model leaves open.
+/// Changes of a model before it is used: values of initializers, and sizes of axes that the model leaves open.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

@@ -27,7 +27,7 @@ use crate::{
 };
 use graphs::{Built, GRADIENT};
 
-/// How one run goes.
+/// The options of one run.
 ///
 /// ```
 /// use ortrain::classic::RunOptions;

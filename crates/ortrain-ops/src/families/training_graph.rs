@@ -1,4 +1,4 @@
-//! What stands around the gradients in a graph that trains in one run: sums of gradients over several runs, tests for values
+//! Operators around the gradients in a graph that trains in one run: sums of gradients over several runs, tests for values
 //! that are not finite, products with a scale, barriers. All are of `com.microsoft` version 1, and compositions.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
