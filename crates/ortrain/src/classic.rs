@@ -39,7 +39,7 @@ use graphs::{Built, GRADIENT};
 pub struct RunOptions {
     /// True for a run that computes the results that are asked for and nothing else: no weight changes.
     pub only_execute_path_to_fetches: bool,
-    /// Whether Dropout drops elements, where the model leaves that open and the run is not given `training_mode`.
+    /// True if Dropout drops elements, where the model leaves that open and the run is not given `training_mode`.
     pub training_mode: Option<bool>,
 }
 
@@ -185,7 +185,7 @@ impl TrainingSession {
         Ok(session)
     }
 
-    /// Says the outputs: those of the model, then those of the training.
+    /// Lists the outputs: those of the model, then those of the training.
     fn list_outputs(&mut self, of_model: usize, norm: bool) {
         let infos = self.module.outputs(true);
         self.outputs = infos[..of_model].to_vec();
@@ -319,7 +319,7 @@ impl TrainingSession {
         &self.checkpoint
     }
 
-    /// What the model says about itself.
+    /// The metadata of the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -345,7 +345,7 @@ impl TrainingSession {
         self.module.trace = Some(Trace::new());
     }
 
-    /// What runs did since [`TrainingSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
+    /// The trace of runs since [`TrainingSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
     /// it was not called.
     ///
     /// ```
@@ -573,7 +573,7 @@ impl TrainingSession {
         fetches.iter().map(position).collect()
     }
 
-    /// How many outputs the model has itself.
+    /// The number of outputs of the model itself.
     fn outputs_of_model(&self) -> usize {
         self.fetches.iter().filter(|fetch| matches!(fetch, Made::Output(_))).count()
     }

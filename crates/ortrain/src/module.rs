@@ -263,7 +263,7 @@ pub struct Module {
     updates_frozen: bool,
     /// Whether a step that makes NaN or infinities fails.
     detect_anomaly: bool,
-    /// What steps did, where somebody wants to know.
+    /// The trace of steps, where one is asked for.
     pub(crate) trace: Option<Trace>,
 }
 

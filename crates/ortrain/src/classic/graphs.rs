@@ -43,7 +43,7 @@ const MAX_NORM_CLIP: &str = "max_norm_clip";
 /// The oldest format of files in which initializers that are inputs, too, are so on purpose.
 const OPTIONAL_INPUTS: i64 = 4;
 
-/// What a session is made of.
+/// The parts of a session.
 pub(super) struct Built {
     pub(super) train: ModelProto,
     pub(super) eval: ModelProto,

@@ -130,7 +130,7 @@ impl TrainingSession {
         Ok(states)
     }
 
-    /// What the optimizer keeps of each weight: `Moment_1`, `Moment_2`, `Update_Count`. LAMB has its counter, `Step`, under
+    /// The state of the optimizer for each weight: `Moment_1`, `Moment_2`, `Update_Count`. LAMB has its counter, `Step`, under
     /// `shared_optimizer_state`. It can be given to another session ([`TrainingParameters::initial_optimizer_state`]).
     ///
     /// ```

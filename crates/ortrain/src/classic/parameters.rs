@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ortrain_graph::{DType, Tensor};
 
-/// How a [`TrainingSession`](super::TrainingSession) trains.
+/// The settings of a [`TrainingSession`](super::TrainingSession).
 ///
 /// ```
 /// use ortrain::classic::TrainingParameters;
@@ -21,7 +21,7 @@ pub struct TrainingParameters {
     pub weights_to_train: BTreeSet<String>,
     /// Initializers that are not trained, whatever else says so.
     pub weights_not_to_train: BTreeSet<String>,
-    /// Where nothing is chosen: inputs of operators, and values of scalars that are not trained there.
+    /// Inputs of operators, and values of scalars that are not trained there, where nothing is chosen.
     pub immutable_weights: BTreeMap<String, Vec<(i64, f32)>>,
     /// `SGDOptimizer`, `AdamOptimizer`, `LambOptimizer`, or nothing: then gradients alone are computed.
     pub training_optimizer_name: String,
@@ -46,7 +46,7 @@ pub struct TrainingParameters {
     pub model_with_gradient_graph_path: Option<PathBuf>,
     /// A file for the model with its gradients and the updates of the weights.
     pub model_with_training_graph_path: Option<PathBuf>,
-    /// What the optimizer kept of each weight, by names: `Moment_1`, `Moment_2`, `Update_Count`; of LAMB `Step` under
+    /// The state of the optimizer for each weight, by names: `Moment_1`, `Moment_2`, `Update_Count`; of LAMB `Step` under
     /// `shared_optimizer_state`.
     pub initial_optimizer_state: BTreeMap<String, BTreeMap<String, Tensor>>,
 }
