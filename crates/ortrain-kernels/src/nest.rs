@@ -10,7 +10,7 @@ use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
 use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
-use cut::{Cut, Piece, Task};
+use cut::{Cut, Piece, Task, Wave};
 
 /// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
 const GRAIN: usize = 64 * 1024;
@@ -98,7 +98,7 @@ impl NestKernel {
         let (tape, shape) = if let Some(segments) = &nest.segments {
             let plan = Plan { nest, drive: Drive::Row, outside: &[0], along: &[1], product: false };
             let tape = Tape::new(&plan, compiler)?;
-            let cut = Cut::new(segments, nest.inner == 0, &tape);
+            let cut = Cut::new(segments, nest, &tape);
             (tape, Shape::Segments(Box::new(cut)))
         } else if let Some(first) = rows_of_map(nest) {
             // Rows that reduce nothing.
@@ -427,6 +427,14 @@ impl<'a> Run<'a> {
     }
 
     unsafe fn segments(&self, pool: &Pool, cut: &Cut) {
+        for wave in &cut.waves {
+            // SAFETY: the caller's contract.
+            unsafe { self.wave(pool, cut, wave) };
+        }
+    }
+
+    /// All stages of the segments of a wave.
+    unsafe fn wave(&self, pool: &Pool, cut: &Cut, wave: &Wave) {
         let tape = self.tape();
         let width = self.kernel.totals();
         let (partial, complete) = self.shared();
@@ -458,7 +466,8 @@ impl<'a> Run<'a> {
                 }
             }
         };
-        pool.run(cut.tasks.len(), self.parts.workers, &|task, worker| match cut.tasks[task] {
+        let tasks = &cut.tasks[wave.tasks.clone()];
+        pool.run(tasks.len(), self.parts.workers, &|task, worker| match tasks[task] {
             Task::Piece(k) => piece(worker, k, 0),
             Task::Whole { first, last } => {
                 // SAFETY: tasks have distinct segments, and a worker has its own frame.
@@ -474,15 +483,21 @@ impl<'a> Run<'a> {
                 }
             }
         });
-        if cut.long.is_empty() {
+        if wave.long.is_empty() {
             return;
         }
         for (s, stage) in tape.stages.iter().enumerate() {
             if s > 0 && !stage.body.is_empty() {
-                pool.run(cut.pieces.len(), self.parts.workers, &|k, worker| piece(worker, k, s));
+                let count = wave.pieces.len();
+                // Every second stage goes backwards: what was read last is still in a cache.
+                let at = |task: usize| {
+                    if s % 2 == 1 { wave.pieces.end - 1 - task } else { wave.pieces.start + task }
+                };
+                pool.run(count, self.parts.workers, &|task, worker| piece(worker, at(task), s));
             }
             let site = self.site(0);
-            for (long, of) in cut.long.iter().enumerate() {
+            for long in wave.long.clone() {
+                let of = &cut.long[long];
                 for (i, total) in stage.totals.iter().enumerate() {
                     // SAFETY: all tasks are done; this thread is worker 0.
                     unsafe {
@@ -498,7 +513,8 @@ impl<'a> Run<'a> {
             }
         }
         if !tape.post.is_empty() {
-            pool.run(cut.long.len(), self.parts.workers, &|long, worker| {
+            pool.run(wave.long.len(), self.parts.workers, &|task, worker| {
+                let long = wave.long.start + task;
                 let site = before(worker, long, tape.stages.len() - 1, 1);
                 // SAFETY: everything that the segment's results need is there, and tasks have distinct segments.
                 unsafe { site.run(&tape.post, cut.long[long].segment, 0, 1) };
