@@ -815,6 +815,34 @@ def test_a12_bindings_train(face: Any) -> None:
     assert bits(bound.get_state()) == bits(plain.get_state())
 
 
+@pytest.mark.parametrize("only", [False, True])
+def test_a12_bound_floats_are_read_where_they_lie(only: bool) -> None:
+    """Large floats are not copied into the memory of the run; their bytes are as they are when the run begins."""
+    net = regression()
+    rows = 5_000
+    rng = np.random.default_rng(3)
+    feeds = {
+        name: rng.standard_normal((rows, *value.shape[1:])).astype(np.float32) for name, value in net.batch().items()
+    }
+    bound, plain = session(net, SGD), session(net, SGD)
+    options = restricted() if only else None
+    binding = bound.io_binding()
+    binding.bind_output("loss")
+    for name, value in fed(feeds).items():
+        binding.bind_cpu_input(name, value)
+    for factor in (1, 2):
+        for value in feeds.values():
+            value *= factor
+        bound._classic.begin_trace()
+        bound.run_with_iobinding(binding, options)
+        trace = json.loads(bound._classic.end_trace() or "[]")
+        copied = sum(int(event["args"]["bytes"]) // 2 for event in trace if event["name"] == "Inputs")
+        assert copied < rows, "of the large inputs nothing is copied"
+        (loss,) = binding.copy_outputs_to_cpu()
+        assert loss.tobytes() == plain.run(["loss"], fed(feeds), options)[0].tobytes()
+    assert bits(bound.get_state()) == bits(plain.get_state())
+
+
 @pytest.mark.parametrize("optimizer", ["", SGD, LAMB])
 def test_a13_gradients_as_outputs(optimizer: str) -> None:
     net = regression()

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use ortrain::classic::{RunOptions, StatesByWeight, TrainingParameters};
-use ortrain::{DType, Fetch, Given, Lent, Memory, Tensor};
+use ortrain::{DType, Feed, Fetch, Lent, Memory, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::Arc;
 
 use crate::door::Door;
 use crate::error::raise;
-use crate::tools::{Source, module_options};
+use crate::tools::{Held, Source, module_options};
 use crate::value::{OrtValue, described};
 
 /// Values by weights, then by names.
@@ -78,12 +78,8 @@ fn states(states: StatesByWeight) -> States {
 }
 
 /// The inputs of a run.
-fn tensors(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Tensor)>> {
-    feeds.iter().map(|(name, value)| Ok((name.as_str(), value.get().tensor()?))).collect()
-}
-
-fn given<'a>(tensors: &'a [(&'a str, Tensor)]) -> Vec<(&'a str, Given<'a>)> {
-    tensors.iter().map(|(name, tensor)| (*name, Given::from(tensor))).collect()
+fn held(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Held)>> {
+    feeds.iter().map(|(name, value)| Ok((name.as_str(), Held::of_value(value.get())?))).collect()
 }
 
 /// A model, its gradients and its optimizer.
@@ -180,7 +176,7 @@ impl ClassicSession {
         restricted: bool,
         training_mode: Option<bool>,
     ) -> PyResult<Vec<Option<OrtValue>>> {
-        let held = tensors(&feeds)?;
+        let held = held(&feeds)?;
         type Room = (DType, Vec<usize>, Arc<Memory>);
         let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Room>)> {
             let place = value.as_ref().map(|value| {
@@ -199,7 +195,8 @@ impl ClassicSession {
                     into: room.as_ref().map(|(dtype, dims, memory)| Lent { dtype: *dtype, dims, memory }),
                 })
                 .collect();
-            session.run_bound(&given(&held), &fetches, options)
+            let feeds: Vec<(&str, Feed<'_>)> = held.iter().map(|(name, held)| (*name, held.feed())).collect();
+            session.run_bound(&feeds, &fetches, options)
         })?;
         Ok(found.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
     }
@@ -217,8 +214,10 @@ impl ClassicSession {
     }
 
     fn load_state(&self, py: Python<'_>, state: HashMap<String, Py<OrtValue>>, strict: bool) -> PyResult<()> {
-        let state: BTreeMap<String, Tensor> =
-            tensors(&state)?.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect();
+        let state: BTreeMap<String, Tensor> = state
+            .iter()
+            .map(|(name, value)| Ok((name.clone(), value.get().tensor()?)))
+            .collect::<PyResult<_>>()?;
         self.session.pass(py, |session| session.load_state(&state, strict))
     }
 

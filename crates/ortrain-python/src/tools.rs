@@ -172,7 +172,7 @@ enum Feed {
 }
 
 /// An input that a run holds: a tensor that nobody changes, or memory that others may write to.
-enum Held {
+pub(crate) enum Held {
     Tensor(Tensor),
     Lent(DType, Vec<usize>, Arc<Memory>),
     Sequence(Vec<Tensor>),
@@ -188,7 +188,7 @@ impl Held {
         })
     }
 
-    fn of_value(value: &OrtValue) -> PyResult<Held> {
+    pub(crate) fn of_value(value: &OrtValue) -> PyResult<Held> {
         Ok(match value.shared_memory() {
             Some(memory) => Held::Lent(value.dtype(), value.dims().to_vec(), memory),
             None => Held::Tensor(value.tensor()?),
@@ -207,7 +207,7 @@ impl Held {
         }
     }
 
-    fn feed(&self) -> ortrain::Feed<'_> {
+    pub(crate) fn feed(&self) -> ortrain::Feed<'_> {
         match self {
             Held::Tensor(tensor) => Given::from(tensor).into(),
             Held::Sequence(tensors) => ortrain::Feed::Sequence(tensors),

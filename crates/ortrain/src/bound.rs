@@ -1,6 +1,6 @@
 //! Inputs and outputs of a run by name, in memory of the caller's where that is wanted.
 
-use ortrain_graph::{DType, Tensor};
+use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_program::Given;
 
 use crate::{Lent, Value};
@@ -76,10 +76,56 @@ pub struct Fetch<'a> {
     pub into: Option<Lent<'a>>,
 }
 
+/// From so many bytes on a value is read where it lies. What is smaller costs less to copy than to prepare a program for, and
+/// shapes may be made of it.
+const LENT_FROM: usize = 4096;
+
+/// True if a run may read a value where it lies: floats, enough of them, that nothing writes while the run goes.
+pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
+    let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
+    let own = span(lent, bytes);
+    let fits = lent.dtype.is_float() && bytes >= LENT_FROM && own.0.is_multiple_of(lent.dtype.size());
+    fits && !written.any(|other| overlap(own, other))
+}
+
+/// The addresses of the memory that results go to.
+pub(crate) fn rooms<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize, usize)> + 'a {
+    fetches.iter().filter_map(|fetch| {
+        let into = fetch.into.as_ref()?;
+        Some(span(into, byte_length(into.dtype, into.dims).unwrap_or(usize::MAX)))
+    })
+}
+
+/// A copy of a tensor.
+pub(crate) fn whole_copy(feed: &Feed<'_>) -> Option<Tensor> {
+    let (dtype, dims, bytes) = match feed {
+        Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
+        Feed::Lent(lent) => {
+            let bytes = byte_length(lent.dtype, lent.dims).ok()?;
+            (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes))
+        }
+        Feed::Sequence(_) => return None,
+    };
+    Tensor::new(dtype, dims.to_vec(), bytes.into()).ok()
+}
+
+/// The element type, shape and number of bytes of each tensor.
+pub(crate) fn described<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
+    let of = |feed: &Feed<'a>| match feed {
+        Feed::Given(given) => Some((given.dtype, given.dims, given.bytes.len())),
+        Feed::Lent(lent) => {
+            let (have, need) = (lent.memory.len(), byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX));
+            Some((lent.dtype, lent.dims, have.min(need)))
+        }
+        Feed::Sequence(_) => None,
+    };
+    feeds.iter().filter_map(of).collect()
+}
+
 /// The addresses of the bytes of a value that is lent.
 pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
     let start = lent.memory.as_ptr().addr();
-    (start, start + bytes)
+    (start, start.saturating_add(bytes))
 }
 
 /// True if two spans share a byte.

@@ -17,12 +17,14 @@ use ortrain_program::{Deliver, Delivered, Given};
 pub use layout::StatesByWeight;
 pub use parameters::TrainingParameters;
 
+use crate::bound::rooms;
 use crate::nearest::hint;
 use crate::optimizer::{GivenGradients, check_rate};
 use crate::session::{check_room, check_rooms};
+use crate::step_inputs::{StepInputs, apart};
 use crate::trace::Trace;
 use crate::{
-    CheckpointState, Error, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Optimizer, Result,
+    CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Optimizer, Result,
     ValueInfo,
 };
 use graphs::{Built, GRADIENT};
@@ -430,7 +432,7 @@ impl TrainingSession {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let wanted = self.wanted(fetches)?;
-        self.run_wanted(feeds, &wanted, options, deliver)
+        self.run_wanted(&fed(feeds), &[], &wanted, options, deliver)
     }
 
     /// [`TrainingSession::run`] whose results are tensors.
@@ -458,7 +460,7 @@ impl TrainingSession {
     ) -> Result<Vec<Tensor>> {
         let wanted = self.wanted(fetches)?;
         let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
-        self.run_wanted(feeds, &wanted, options, &mut |at, dtype, dims, value| {
+        self.run_wanted(&fed(feeds), &[], &wanted, options, &mut |at, dtype, dims, value| {
             let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
             value.copy_to(&mut bytes);
             results[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
@@ -466,8 +468,8 @@ impl TrainingSession {
         Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
     }
 
-    /// [`TrainingSession::run`] whose results go to memory of the caller, by the positions of the outputs; those without memory
-    /// come back.
+    /// [`TrainingSession::run`] on values in memory of the caller's, whose results go to such memory, too, by the positions of the
+    /// outputs; those without memory come back. Floats that are lent are read where they lie.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -483,6 +485,7 @@ impl TrainingSession {
     ///
     /// let memory = Arc::new(Memory::new(4));
     /// let loss = Lent { dtype: DType::F32, dims: &[], memory: &memory };
+    /// let feeds = feeds.map(|(name, given)| (name, given.into()));
     /// let results = session.run_bound(&feeds, &[Fetch { output: 0, into: Some(loss) }], RunOptions::default())?;
     /// assert!(results[0].is_none() && !memory.is_zero());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -493,7 +496,7 @@ impl TrainingSession {
     /// has changed then.
     pub fn run_bound(
         &mut self,
-        feeds: &[(&str, Given<'_>)],
+        feeds: &[(&str, Feed<'_>)],
         fetches: &[Fetch<'_>],
         options: RunOptions,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -505,12 +508,9 @@ impl TrainingSession {
             )));
         }
         check_rooms(&self.outputs, fetches)?;
-        if fetches.iter().any(|fetch| fetch.into.is_some()) {
-            self.check_shapes(feeds, fetches, options)?;
-        }
         let wanted: Vec<usize> = fetches.iter().map(|fetch| fetch.output).collect();
         let mut results: Vec<Option<Tensor>> = vec![None; fetches.len()];
-        self.run_wanted(feeds, &wanted, options, &mut |at, dtype, dims, value| {
+        self.run_wanted(feeds, fetches, &wanted, options, &mut |at, dtype, dims, value| {
             let bytes = dims.iter().product::<usize>() * dtype.size();
             match &fetches[at].into {
                 Some(into) => value.write_to(into.memory, bytes),
@@ -522,37 +522,6 @@ impl TrainingSession {
             }
         })?;
         Ok(results)
-    }
-
-    /// Checks that results have the shapes of the memory that they go to.
-    fn check_shapes(
-        &mut self,
-        feeds: &[(&str, Given<'_>)],
-        fetches: &[Fetch<'_>],
-        options: RunOptions,
-    ) -> Result<()> {
-        self.check_feeds(feeds)?;
-        let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
-        let shapes = self.module.output_shapes(&inputs, true)?;
-        let of_model = self.outputs_of_model();
-        for fetch in fetches {
-            let Some(into) = &fetch.into else { continue };
-            let dims = match self.fetches[fetch.output] {
-                Made::Output(at) => shapes.get(at).cloned().flatten(),
-                Made::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
-                _ => Some(Vec::new()),
-            };
-            let info = &self.outputs[fetch.output];
-            let dims = dims.ok_or_else(|| {
-                Error::Argument(format!(
-                    "the shape of output {:?} depends on values, so no memory of the caller is known to fit; fetch it without \
-                     memory of its own",
-                    info.name
-                ))
-            })?;
-            check_room(info, into, &dims)?;
-        }
-        Ok(())
     }
 
     /// The positions of these outputs, or of all for none.
@@ -579,7 +548,7 @@ impl TrainingSession {
     }
 
     /// Checks the names that are given.
-    fn check_feeds(&self, feeds: &[(&str, Given<'_>)]) -> Result<()> {
+    fn check_feeds(&self, feeds: &[(&str, Feed<'_>)]) -> Result<()> {
         let given = |name: &str| feeds.iter().any(|(known, _)| *known == name);
         let missing: Vec<&str> =
             self.inputs.iter().map(|input| input.name.as_str()).filter(|name| !given(name)).collect();
@@ -592,6 +561,9 @@ impl TrainingSession {
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             )));
         }
+        if let Some((name, _)) = feeds.iter().find(|(_, feed)| matches!(feed, Feed::Sequence(_))) {
+            return Err(Error::Argument(format!("input {name:?} is a tensor, but a sequence was given")));
+        }
         match feeds.iter().find(|(name, _)| !known().any(|known| known == *name)) {
             None => Ok(()),
             Some((name, _)) => Err(Error::Argument(format!(
@@ -603,30 +575,39 @@ impl TrainingSession {
     }
 
     /// A number that a run is given.
-    fn number(feeds: &[(&str, Given<'_>)], name: &str) -> Result<f32> {
-        let given = feeds.iter().find(|(known, _)| *known == name).map(|(_, given)| given);
-        let given = given.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
-        let number = <[u8; 4]>::try_from(given.bytes).map(f32::from_le_bytes);
-        match number {
-            Ok(number) if given.dtype == DType::F32 && given.dims == [1] => Ok(number),
-            _ => Err(Error::Input {
-                name: name.into(),
-                expected: "float32[1]".into(),
-                found: format!("{}{:?}", given.dtype, given.dims),
-                reason: "it is one number".into(),
-            }),
-        }
+    fn number(feeds: &[(&str, Feed<'_>)], name: &str) -> Result<f32> {
+        let feed = feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| feed);
+        let feed = feed.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
+        let number = |dtype: DType, dims: &[usize], bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
+            Ok(bytes) if dtype == DType::F32 && dims == [1] => Some(f32::from_le_bytes(bytes)),
+            _ => None,
+        };
+        let number = match feed {
+            Feed::Given(given) => number(given.dtype, given.dims, given.bytes),
+            Feed::Lent(lent) => {
+                number(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4)))
+            }
+            Feed::Sequence(_) => None,
+        };
+        number.ok_or_else(|| Error::Input {
+            name: name.into(),
+            expected: "float32[1]".into(),
+            found: feed.described(),
+            reason: "it is one number".into(),
+        })
     }
 
+    /// A run. `places` says where results go that have a place in memory of the caller's.
     fn run_wanted(
         &mut self,
-        feeds: &[(&str, Given<'_>)],
+        feeds: &[(&str, Feed<'_>)],
+        places: &[Fetch<'_>],
         wanted: &[usize],
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let start = Instant::now();
-        self.compute(feeds, wanted, options, deliver)?;
+        self.compute(feeds, places, wanted, options, deliver)?;
         if let Some(trace) = &mut self.module.trace {
             trace.run(start, Instant::now());
         }
@@ -635,7 +616,8 @@ impl TrainingSession {
 
     fn compute(
         &mut self,
-        feeds: &[(&str, Given<'_>)],
+        feeds: &[(&str, Feed<'_>)],
+        places: &[Fetch<'_>],
         wanted: &[usize],
         options: RunOptions,
         deliver: &mut Deliver<'_>,
@@ -677,23 +659,31 @@ impl TrainingSession {
             }
         };
         let restricted = options.only_execute_path_to_fetches;
-        if restricted && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_))) {
-            let inputs = sorted(self.module.inputs(false), &self.defaults, feeds, options)?;
-            return self.module.eval_step(&self.checkpoint, &inputs, &mut give);
+        let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_))));
+        let inputs = sorted(self.module.inputs(trains), &self.defaults, feeds, options)?;
+        let taken: Vec<(usize, usize)> = rooms(places).collect();
+        let copies = self.module.copies(&self.checkpoint, &inputs, &taken, trains)?;
+        let (given, lent) = apart(&inputs, &copies);
+        let inputs = StepInputs { given: &given, lent: &lent };
+        if places.iter().any(|fetch| fetch.into.is_some()) {
+            let shapes = self.module.output_shapes(inputs, trains)?;
+            check_shapes(places, &self.outputs, &self.fetches, of_model, &shapes)?;
+        }
+        if !trains {
+            return self.module.eval_step_on(&self.checkpoint, inputs, &mut give);
         }
         // Gradients of one run that are fetched alone are added to nothing.
-        let apart = restricted
+        let is_apart = restricted
             && self.accumulated > 1
             && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_) | Made::Gradient(_)));
-        if apart {
+        if is_apart {
             let sums: Vec<Vec<u8>> = match self.in_window {
                 true => {
                     self.module.gradient_planes().iter().map(|plane| plane.to_vec(0, plane.len())).collect()
                 }
                 false => Vec::new(),
             };
-            let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
-            let run = self.module.train_step(&mut self.checkpoint, &inputs, &mut give);
+            let run = self.module.train_step_on(&mut self.checkpoint, inputs, &mut give);
             self.module.gradient_planes().iter().zip(&sums).for_each(|(plane, bytes)| plane.write(0, bytes));
             return run;
         }
@@ -702,8 +692,7 @@ impl TrainingSession {
             self.module.lazy_reset_grad();
             self.before_window = self.narrow.and_then(|_| self.statistics());
         }
-        let inputs = sorted(self.module.inputs(true), &self.defaults, feeds, options)?;
-        self.module.train_step(&mut self.checkpoint, &inputs, &mut give)?;
+        self.module.train_step_on(&mut self.checkpoint, inputs, &mut give)?;
         let (norm, finite) = if restricted || self.optimizer.is_none() {
             self.in_window = self.accumulated > 1;
             let wants_norm = fetches.iter().any(|fetch| matches!(fetch, Made::Norm | Made::AllFinite));
@@ -754,20 +743,20 @@ impl TrainingSession {
 fn sorted<'a>(
     infos: &[ValueInfo],
     defaults: &'a [(String, Tensor)],
-    feeds: &[(&str, Given<'a>)],
+    feeds: &[(&str, Feed<'a>)],
     options: RunOptions,
-) -> Result<Vec<Given<'a>>> {
+) -> Result<Vec<Feed<'a>>> {
     const FLAGS: [&[u8]; 2] = [&[0], &[1]];
     let value = |input: &ValueInfo| {
-        if let Some((_, given)) = feeds.iter().find(|(name, _)| *name == input.name) {
-            return Ok(*given);
+        if let Some((_, feed)) = feeds.iter().find(|(name, _)| *name == input.name) {
+            return Ok(*feed);
         }
         if let (TRAINING_MODE, Some(mode)) = (input.name.as_str(), options.training_mode) {
-            return Ok(Given { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)] });
+            return Ok(Given { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)] }.into());
         }
         let default = defaults.iter().find(|(name, _)| *name == input.name);
         let missing = || Error::Argument(format!("no value was given for input {:?}", input.name));
-        default.map(|(_, tensor)| Given::from(tensor)).ok_or_else(missing)
+        default.map(|(_, tensor)| Given::from(tensor).into()).ok_or_else(missing)
     };
     infos.iter().map(value).collect()
 }
@@ -778,4 +767,38 @@ fn again<'a>(value: &Delivered<'a>) -> Delivered<'a> {
         Delivered::Memory(memory, offset) => Delivered::Memory(memory, *offset),
         Delivered::Tensor(tensor) => Delivered::Tensor(tensor),
     }
+}
+
+/// Values by name, as a run takes them.
+fn fed<'a>(feeds: &[(&'a str, Given<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
+    feeds.iter().map(|&(name, given)| (name, given.into())).collect()
+}
+
+/// Checks that results have the shapes of the memory that they go to. `shapes` are those of the results of the module, of which
+/// the first `of_model` are outputs of the model.
+fn check_shapes(
+    places: &[Fetch<'_>],
+    outputs: &[ValueInfo],
+    made: &[Made],
+    of_model: usize,
+    shapes: &[Option<Vec<usize>>],
+) -> Result<()> {
+    for fetch in places {
+        let Some(into) = &fetch.into else { continue };
+        let dims = match made[fetch.output] {
+            Made::Output(at) => shapes.get(at).cloned().flatten(),
+            Made::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
+            _ => Some(Vec::new()),
+        };
+        let info = &outputs[fetch.output];
+        let dims = dims.ok_or_else(|| {
+            Error::Argument(format!(
+                "the shape of output {:?} depends on values, so no memory of the caller is known to fit; fetch it without \
+                 memory of its own",
+                info.name
+            ))
+        })?;
+        check_room(info, into, &dims)?;
+    }
+    Ok(())
 }

@@ -109,6 +109,7 @@ mod slots;
 mod source;
 mod state;
 mod step_cost;
+mod step_inputs;
 mod tail;
 mod trace;
 mod training_session;

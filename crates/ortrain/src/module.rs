@@ -13,21 +13,23 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
     ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given,
-    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, Precision, RunError, Scalars,
-    Schedule, Workspace,
+    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError,
+    Scalars, Schedule, Workspace,
 };
 
 use crate::anomaly::{self, Again, Anomaly};
 use crate::binding::{self, bind, is_gradient};
+use crate::bound::{described, is_read_in_place, whole_copy};
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
 use crate::profile::{Collector, Products};
 use crate::runners::Runners;
 use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
+use crate::step_inputs::StepInputs;
 use crate::trace::Trace;
 use crate::{
-    CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
-    ValueInfo, default_backend, export, kind, over_limit, tail,
+    CheckpointState, Destination, Error, Feed, Lent, ModelSource, ParameterView, Profile, ProfileOptions,
+    Result, ValueInfo, default_backend, export, kind, over_limit, tail,
 };
 
 /// How a [`Module`] is made.
@@ -209,10 +211,20 @@ impl ModuleOptions {
     }
 }
 
+/// How many kinds of inputs that are read where they lie programs are kept for.
+const KEPT: usize = 32;
+
+/// Positions and shapes of inputs that are read where they lie.
+type Places = Vec<(usize, Vec<usize>)>;
+
 /// A model that runs: its programs, what it takes, what it gives.
 #[derive(Debug)]
 struct Phase {
     runners: Runners,
+    /// What runs inputs that are read where they lie. The newest are last.
+    lent: Vec<(Places, Runners)>,
+    /// Positions of inputs that nodes write to.
+    written: Vec<usize>,
     signature: Signature,
     outputs: Vec<ValueInfo>,
 }
@@ -345,7 +357,45 @@ impl Phase {
         let inputs = given.map(|(&id, _)| info(id)).collect::<Result<_>>()?;
         let signature = Signature::new(inputs);
         let runners = Runners::new(graph, roles, backend.clone()).precision(precision);
-        Ok(Phase { runners, signature, outputs })
+        let changed = written(runners.graph());
+        let written = (runners.user_inputs().enumerate())
+            .filter_map(|(k, id)| changed.contains(&id).then_some(k))
+            .collect();
+        Ok(Phase { runners, lent: Vec::new(), written, signature, outputs })
+    }
+
+    /// What runs inputs, of which some lie in planes behind the first `planes`.
+    fn runners_of(
+        &mut self,
+        inputs: StepInputs<'_>,
+        planes: usize,
+        backend: &Arc<dyn Backend>,
+    ) -> &mut Runners {
+        if inputs.lent.is_empty() {
+            return &mut self.runners;
+        }
+        let is_of = |key: &[(usize, Vec<usize>)]| {
+            let same = |((at, dims), (other, lent)): (&(usize, Vec<usize>), &(usize, Lent<'_>))| {
+                at == other && dims == lent.dims
+            };
+            key.len() == inputs.lent.len() && key.iter().zip(inputs.lent).all(same)
+        };
+        if let Some(at) = self.lent.iter().position(|(key, _)| is_of(key)) {
+            return &mut self.lent[at].1;
+        }
+        if self.lent.len() == KEPT {
+            self.lent.remove(0);
+        }
+        let place = |(number, (at, lent)): (usize, &(usize, Lent<'_>))| {
+            (*at, lent.dims.to_vec(), PlaneId((planes + number) as u32))
+        };
+        let places: Vec<(usize, Vec<usize>, PlaneId)> = inputs.lent.iter().enumerate().map(place).collect();
+        let runners = self
+            .runners
+            .with_planes(places.iter().map(|(at, dims, plane)| (*at, &**dims, *plane)), backend.clone());
+        self.lent.push((places.into_iter().map(|(at, dims, _)| (at, dims)).collect(), runners));
+        let last = self.lent.len() - 1;
+        &mut self.lent[last].1
     }
 
     /// Checks places for results before a step on checked inputs. Whether every shape could be checked: one that depends
@@ -494,10 +544,81 @@ impl Module {
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.signature.check(inputs)?;
-        self.run_train(state, inputs, deliver)
+        self.run_train(state, StepInputs::copied(inputs), deliver)
             .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         self.count_train_step(state);
         Ok(())
+    }
+
+    /// Checks values for a step, and makes copies of those that the step does not read where they lie. `taken` are the
+    /// addresses of memory that is written to meanwhile.
+    pub(crate) fn copies(
+        &mut self,
+        state: &CheckpointState,
+        feeds: &[Feed<'_>],
+        taken: &[(usize, usize)],
+        training: bool,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.check_state(state)?;
+        // An anomaly is looked for by steps on the same values again.
+        let stays_in_place = !self.detect_anomaly;
+        let planes: Vec<(usize, usize)> = binding::planes(state, &self.gradients)
+            .into_iter()
+            .map(|plane| (plane.as_ptr().addr(), plane.as_ptr().addr() + plane.len()))
+            .collect();
+        let phase = self.phase_mut(training)?;
+        phase.signature.check_described(described(feeds).into_iter())?;
+        let copy = |(k, feed): (usize, &Feed<'_>)| {
+            let Feed::Lent(lent) = feed else { return None };
+            let written = planes.iter().chain(taken).copied();
+            let stays = stays_in_place && !phase.written.contains(&k) && is_read_in_place(lent, written);
+            if stays { None } else { whole_copy(feed) }
+        };
+        Ok(feeds.iter().enumerate().map(copy).collect())
+    }
+
+    /// A train step on inputs that [`Module::copies`] has checked.
+    pub(crate) fn train_step_on(
+        &mut self,
+        state: &mut CheckpointState,
+        inputs: StepInputs<'_>,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        self.run_train(state, inputs, deliver)
+            .map_err(|error| self.explained_with_copies(error, inputs, true))?;
+        self.count_train_step(state);
+        Ok(())
+    }
+
+    /// An evaluation step on inputs that [`Module::copies`] has checked.
+    pub(crate) fn eval_step_on(
+        &mut self,
+        state: &CheckpointState,
+        inputs: StepInputs<'_>,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        self.run_eval(state, inputs, deliver)
+    }
+
+    /// The phase for a kind of steps.
+    fn phase_mut(&mut self, training: bool) -> Result<&mut Phase> {
+        match training {
+            true => Ok(&mut self.train),
+            false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step")),
+        }
+    }
+
+    /// An error of a step, where the step takes more than the limit with what helps, as if all inputs had been copied.
+    fn explained_with_copies(&self, error: Error, inputs: StepInputs<'_>, training: bool) -> Error {
+        let Error::Run(RunError::OverLimit(_)) = &error else { return error };
+        if inputs.lent.is_empty() {
+            return self.with_limit_that_fits(error, inputs.given, training);
+        }
+        let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, whole_copy(&Feed::Lent(*lent))?));
+        let copies: Vec<(usize, Tensor)> = inputs.lent.iter().filter_map(copy).collect();
+        let mut all: Vec<Given<'_>> = inputs.given.to_vec();
+        copies.iter().for_each(|(at, tensor)| all.insert(*at, Given::from(tensor)));
+        self.with_limit_that_fits(error, &all, training)
     }
 
     /// A train step whose results go to memory of the caller, in the order of [`Module::outputs`].
@@ -536,8 +657,10 @@ impl Module {
             written().map(|plane| (plane.clone(), plane.to_vec(0, plane.len()))).collect()
         };
         let mut fill = Fill::new(outputs);
-        self.run_train(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))
-            .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
+        self.run_train(state, StepInputs::copied(inputs), &mut |k, dtype, dims, value| {
+            fill.take(k, dtype, dims, value);
+        })
+        .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         if let Err(error) = fill.finish(&self.train.outputs) {
             before.iter().for_each(|(plane, bytes)| plane.write(0, bytes));
             return Err(error);
@@ -546,18 +669,19 @@ impl Module {
         Ok(())
     }
 
-    /// The shape of each result on these inputs; `None` for a shape that depends on values.
+    /// The shape of each result on inputs that [`Module::copies`] has checked; `None` for a shape that depends on values.
     pub(crate) fn output_shapes(
         &mut self,
-        inputs: &[Given<'_>],
+        inputs: StepInputs<'_>,
         training: bool,
     ) -> Result<Vec<Option<Vec<usize>>>> {
+        let planes = self.layout.trainable.len() + self.layout.frozen.len() + self.gradients.len();
         let phase = match training {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
-        phase.signature.check(inputs)?;
-        let schedule = phase.runners.runner(&self.work, inputs)?.schedule();
+        let runners = phase.runners_of(inputs, planes, &self.backend);
+        let schedule = runners.runner(&self.work, inputs.given)?.schedule();
         let shape = |slot: &ortrain_program::SlotId| {
             schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone())
         };
@@ -574,21 +698,24 @@ impl Module {
     fn run_train(
         &mut self,
         state: &CheckpointState,
-        inputs: &[Given<'_>],
+        inputs: StepInputs<'_>,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         // The first step replaces gradients of zero: a training that is resumed has the bits of one that was not interrupted.
         let start_at_zero = || self.is_new && self.gradients.iter().all(|plane| plane.is_zero());
         let accumulates = self.accumulate && !start_at_zero();
         let entry = if accumulates { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
-        let planes = binding::planes(state, &self.gradients);
+        let mut planes = binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();
         self.work.disposable_planes(if accumulates { 0..0 } else { gradients });
         let scalars = scalars(state);
         if !self.detect_anomaly {
             let (how, trace) = ((entry, scalars), self.trace.as_mut());
-            return self.train.runners.run_traced(&mut self.work, &planes, how, trace, inputs, deliver);
+            let runners = self.train.runners_of(inputs, planes.len(), &self.backend);
+            planes.extend(inputs.memories());
+            return runners.run_traced(&mut self.work, &planes, how, trace, inputs.given, deliver);
         }
+        let inputs = inputs.given;
         // Frozen planes hold running statistics.
         let written = self.layout.trainable.len()..planes.len();
         let copies = written.clone().map(|k| copy_of(planes[k])).collect::<Result<Vec<Memory>>>()?;
@@ -695,12 +822,30 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
+        self.phase_mut(false)?.signature.check(inputs)?;
+        self.run_eval(state, StepInputs::copied(inputs), deliver)
+    }
+
+    fn run_eval(
+        &mut self,
+        state: &CheckpointState,
+        inputs: StepInputs<'_>,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
-        eval.signature.check(inputs)?;
-        let planes = binding::planes(state, &self.gradients);
+        let mut planes = binding::planes(state, &self.gradients);
         let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
+        if !self.detect_anomaly {
+            let (how, trace) = ((entry, scalars), self.trace.as_mut());
+            let runners = eval.runners_of(inputs, planes.len(), &self.backend);
+            planes.extend(inputs.memories());
+            let run = runners.run_traced(&mut self.work, &planes, how, trace, inputs.given, deliver);
+            drop(planes);
+            return run.map_err(|error| self.explained_with_copies(error, inputs, false));
+        }
+        let inputs = inputs.given;
         let mut seen = None;
-        let (detect, outputs) = (self.detect_anomaly, &eval.outputs);
+        let outputs = &eval.outputs;
         let run = eval.runners.run_traced(
             &mut self.work,
             &planes,
@@ -708,7 +853,7 @@ impl Module {
             self.trace.as_mut(),
             inputs,
             &mut |k, dtype, dims, value| {
-                if detect && seen.is_none() {
+                if seen.is_none() {
                     seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
                 }
                 deliver(k, dtype, dims, value);
@@ -1419,7 +1564,8 @@ impl Module {
         for (name, phase) in [("training", Some(&self.train)), ("evaluation", self.eval.as_ref())] {
             let Some(phase) = phase else { continue };
             let _ = writeln!(out, "{name} {}", phase.runners.graph());
-            for schedule in phase.runners.schedules() {
+            let lent = phase.lent.iter().flat_map(|(_, runners)| runners.schedules());
+            for schedule in phase.runners.schedules().chain(lent) {
                 let _ = writeln!(out, "{name} {schedule}");
             }
         }

@@ -6,8 +6,8 @@ use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, Precision, RunError, Runner,
-    Scalars, Schedule, Workspace, place,
+    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, PlaneId, Precision, RunError,
+    Runner, Scalars, Schedule, Workspace, place,
 };
 use smallvec::SmallVec;
 
@@ -44,6 +44,16 @@ impl Runners {
     /// What runs the same graph with other results.
     pub(crate) fn showing(&self, outputs: Vec<ValueId>, backend: Arc<dyn Backend>) -> Runners {
         let specialiser = self.specialiser.showing(outputs);
+        Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
+    }
+
+    /// What runs the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
+    pub(crate) fn with_planes<'d>(
+        &self,
+        places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
+        backend: Arc<dyn Backend>,
+    ) -> Runners {
+        let specialiser = self.specialiser.with_planes(places);
         Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
     }
 

@@ -19,7 +19,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::artifacts::{opset_of, training_message};
-use crate::bound::{overlap, span};
+use crate::bound::{described, is_read_in_place, overlap, rooms, span, whole_copy};
 use crate::inputs::Signature;
 use crate::module::graph_to_run;
 use crate::outputs::{Fill, check_destinations};
@@ -207,10 +207,6 @@ type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
 /// How many ways of running a model (which outputs, which initializers overridden, values of which sizes in the caller's
 /// memory) are kept.
 const KEPT: usize = 32;
-
-/// From so many bytes on a value is read where it lies. What is smaller costs less to copy than to prepare a program for, and
-/// shapes may be made of it.
-const LENT_FROM: usize = 4096;
 
 /// Any ONNX model, ready to run.
 ///
@@ -1156,51 +1152,14 @@ fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
             Feed::Given(_) | Feed::Lent(_) => {}
         }
     }
-    let described: Vec<(DType, &[usize], usize)> = feeds
-        .iter()
-        .filter_map(|feed| match feed {
-            Feed::Given(given) => Some((given.dtype, given.dims, given.bytes.len())),
-            Feed::Lent(lent) => {
-                let (have, need) =
-                    (lent.memory.len(), byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX));
-                Some((lent.dtype, lent.dims, have.min(need)))
-            }
-            Feed::Sequence(_) => None,
-        })
-        .collect();
-    variant.signature.check_described(described.into_iter())
+    variant.signature.check_described(described(feeds).into_iter())
 }
 
 /// The value of an input, at a position, if a run is to have a copy of it.
 fn copied(variant: &Variant, at: usize, feed: &Feed<'_>, fetches: &[Fetch<'_>]) -> Option<Tensor> {
     let Feed::Lent(lent) = feed else { return None };
-    let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
-    let own = span(lent, bytes);
-    let is_written = |fetch: &Fetch<'_>| {
-        fetch.into.as_ref().is_some_and(|into| {
-            let room = byte_length(into.dtype, into.dims).unwrap_or(usize::MAX);
-            overlap(own, span(into, room))
-        })
-    };
-    let stays = lent.dtype.is_float()
-        && bytes >= LENT_FROM
-        && own.0.is_multiple_of(lent.dtype.size())
-        && !variant.written.contains(&at)
-        && !fetches.iter().any(is_written);
+    let stays = !variant.written.contains(&at) && is_read_in_place(lent, rooms(fetches));
     if stays { None } else { whole_copy(feed) }
-}
-
-/// A copy of a tensor.
-fn whole_copy(feed: &Feed<'_>) -> Option<Tensor> {
-    let (dtype, dims, bytes) = match feed {
-        Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
-        Feed::Lent(lent) => {
-            let bytes = byte_length(lent.dtype, lent.dims).ok()?;
-            (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes))
-        }
-        Feed::Sequence(_) => return None,
-    };
-    Tensor::new(dtype, dims.to_vec(), bytes.into()).ok()
 }
 
 /// Checks what is known of the places of outputs before a run.

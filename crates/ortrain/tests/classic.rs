@@ -6,7 +6,9 @@ mod setup {
 }
 
 use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
-use ortrain::{DType, Given, ModuleOptions, Tensor, backend};
+use std::sync::Arc;
+
+use ortrain::{DType, Feed, Fetch, Given, Lent, Memory, ModuleOptions, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 /// Rows of a batch: enough that kernels have work for several threads.
@@ -92,4 +94,88 @@ fn a_step_that_is_not_finite_changes_nothing() {
         assert_eq!(trained(&mut session, 2f32.powi(40)), before, "{optimizer}");
         assert_ne!(trained(&mut session, 1024.0), before, "{optimizer} goes on");
     }
+}
+
+/// A batch in memory of the caller's, and the same as tensors.
+struct Batch {
+    memory: Arc<Memory>,
+    x: Tensor,
+    labels: Tensor,
+}
+
+const DIMS: [usize; 2] = [ROWS, 64];
+
+impl Batch {
+    fn new() -> Batch {
+        let x: Vec<f32> = (0..ROWS * 64).map(|k| (k as f32 * 0.37).sin()).collect();
+        let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
+        let (x, labels) = (Tensor::f32(&DIMS, &x), Tensor::i64(&[ROWS], &labels));
+        let memory = Arc::new(Memory::new(x.data().len()));
+        memory.write(0, x.data());
+        Batch { memory, x, labels }
+    }
+
+    /// Values of a run, `x` where it lies or as a tensor.
+    fn feeds<'a>(&'a self, in_place: bool, rate: &'a Tensor, scale: &'a Tensor) -> Vec<(&'a str, Feed<'a>)> {
+        let lent = Lent { dtype: DType::F32, dims: &DIMS, memory: &self.memory };
+        let x: Feed<'_> = if in_place { lent.into() } else { Given::from(&self.x).into() };
+        let other = |tensor: &'a Tensor| Feed::from(Given::from(tensor));
+        vec![
+            ("x", x),
+            ("labels", other(&self.labels)),
+            ("Learning_Rate", other(rate)),
+            ("loss_scale_input", other(scale)),
+        ]
+    }
+}
+
+#[test]
+fn a_run_reads_values_where_they_lie() {
+    let batch = Batch::new();
+    let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1024.0]));
+    let restricted = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    for narrow in [None, Some(DType::F16)] {
+        let run = |in_place: bool| {
+            let mut session = session("AdamOptimizer", &WEIGHTS, narrow);
+            let name = session.loss_scale_input_name();
+            let mut feeds = batch.feeds(in_place, &rate, &scale);
+            match (name, feeds.last_mut()) {
+                (Some(name), Some(last)) => last.0 = name,
+                _ => feeds.truncate(3),
+            }
+            let all = [Fetch { output: 0, into: None }, Fetch { output: 1, into: None }];
+            let mut seen = Vec::new();
+            for options in [RunOptions::default(), restricted, RunOptions::default()] {
+                seen.extend(session.run_bound(&feeds, &all, options).expect("it runs"));
+            }
+            let work = session.module().memory().work;
+            ((seen, session.state().expect("it is whole")), work)
+        };
+        let ((found, work), (expected, with_copies)) = (run(true), run(false));
+        assert_eq!(found, expected, "{narrow:?}");
+        // In float16 the copy lies where later values lie.
+        if narrow.is_none() {
+            let bytes = batch.x.data().len();
+            assert!(work + bytes <= with_copies, "{work} and {bytes} are above {with_copies}");
+        }
+    }
+}
+
+#[test]
+fn a_value_that_the_run_writes_to_is_copied() {
+    let batch = Batch::new();
+    let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1.0]));
+    let mut session = session("SGDOptimizer", &WEIGHTS, None);
+    let feeds = &batch.feeds(true, &rate, &scale)[..3];
+    let expected =
+        session.run_bound(feeds, &[Fetch { output: 1, into: None }], RunOptions::default()).expect("it runs");
+    // The logits go where the inputs lie.
+    let dims = [ROWS, 10];
+    let into = Lent { dtype: DType::F32, dims: &dims, memory: &batch.memory };
+    let restricted = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    let logits = session.run_bound(feeds, &[Fetch { output: 1, into: None }], restricted).expect("it runs");
+    assert_ne!(logits, expected, "the weights have changed");
+    session.run_bound(feeds, &[Fetch { output: 1, into: Some(into) }], restricted).expect("it runs");
+    let written = batch.memory.to_vec(0, ROWS * 10 * 4);
+    assert_eq!(logits[0].as_ref().map(|tensor| tensor.data().to_vec()), Some(written));
 }

@@ -124,6 +124,28 @@ impl Specialiser {
         Some(written)
     }
 
+    /// The same with values of these shapes in planes for some inputs, by their positions among those that are given. No node
+    /// writes to them.
+    #[must_use]
+    pub fn with_planes<'d>(
+        &self,
+        places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
+    ) -> Specialiser {
+        let (mut graph, mut roles) = (self.graph.clone(), self.roles.clone());
+        let given: Vec<usize> = (0..roles.len()).filter(|&k| roles[k] == Role::User).collect();
+        for (at, dims, plane) in places {
+            let at = given[at];
+            let value = graph.value_mut(graph.inputs[at]);
+            if let Some(dtype) = value.ty.dtype() {
+                value.ty = ValueType::tensor(dtype, dims);
+            }
+            roles[at] = Role::Plane(plane, 0);
+        }
+        let mut placed = Specialiser::of_part(graph, roles);
+        placed.settings = self.settings;
+        placed
+    }
+
     /// The same with another number of nodes that the loops of a schedule may be written out to, altogether. What is
     /// computed stays the same.
     #[must_use]
