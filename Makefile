@@ -76,6 +76,10 @@ conform: build/wheel.stamp build/demo.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
 	$(if $(ONNXCUSTOM),$(BIN)/python tests/suite_of_onnxcustom/run.py "$(ONNXCUSTOM)" build/upstream-wheel/*.whl)
 
+.PHONY: pin
+pin: build/wheel.stamp ## bits of losses, parameters and results of every workload and case: the first run writes build/pin.json, others compare with it
+	$(BIN)/python benches/pin.py build/pin.json $(ARGUMENTS)
+
 .PHONY: mutants
 mutants: build/wheel.stamp build/nextest.stamp build/mutants.stamp ## thirty small mistakes in the passes, each of which a test must catch; some minutes each; ARGUMENTS="--count 5 --seed 7"
 	$(BIN)/python tests/mutants.py $(ARGUMENTS)
