@@ -4,9 +4,9 @@
     python benches/pin.py RECORD mlp lenet   these workloads alone
 
 A record has, for the workloads of the comparison and for the network of the digits: instructions, bytes of the arena,
-losses and a hash of the parameters after three steps, at one thread and at two. For every case of the testkit it has the
-line that ``crates/ortrain-testkit/examples/pin.rs`` prints. All is computed at the level AVX2. Losses, parameters and
-bytes of arenas must stay as they are; instructions may get other names, and are shown where they differ.
+losses and a hash of the parameters after three steps, at one thread and at two. For every case of the testkit it has
+the line that ``crates/ortrain-testkit/examples/pin.rs`` prints. All is computed at the level AVX2. Losses, parameters
+and bytes of arenas must stay as they are; instructions may get other names, and are shown where they differ.
 """
 
 from __future__ import annotations
