@@ -12,7 +12,8 @@ use ortrain_kernels::{
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Observer, Part,
-    Place, Precision, Program, RunError, Scalars, Step, UnsupportedOnBackend, Watch, Workspace,
+    Place, Precision, Program, RunError, Scalars, ScheduledInstruction, UnsupportedOnBackend, Watch,
+    Workspace,
 };
 
 use crate::addresses::Addresses;
@@ -33,7 +34,7 @@ enum Kernel {
 impl Kernel {
     fn new(
         program: &Program,
-        step: &Step,
+        step: &Instruction,
         compiler: Compiler<'_>,
         bf16: Option<Bf16Unit>,
     ) -> Result<Kernel, String> {
@@ -46,10 +47,10 @@ impl Kernel {
         };
         match step {
             // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => {
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
                 NestKernel::new(&l.nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
             }
-            Step::MatMul(m) => {
+            Instruction::MatMul(m) => {
                 let desc = GemmDesc {
                     k: m.k,
                     a: m.a_access.clone(),
@@ -59,21 +60,21 @@ impl Kernel {
                 };
                 GemmKernel::new(&desc, compiler).map(Kernel::MatMul)
             }
-            Step::Conv(c) => {
+            Instruction::Conv(c) => {
                 let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
                 let (shape, epilogue) = (c.shape.clone(), c.epilogue.nest.clone());
                 let desc = ConvDesc { shape, a, b, products, epilogue };
                 ConvKernel::new(&desc, compiler).map(Kernel::Conv)
             }
-            Step::Attention(a) => AttentionKernel::new(&description(a), compiler)
+            Instruction::Attention(a) => AttentionKernel::new(&description(a), compiler)
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
-            Step::Window(w) => {
+            Instruction::Window(w) => {
                 let dtype = program.buffer(w.target).dtype;
                 let index = w.index.map(|id| program.buffer(id).dtype);
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index };
                 WindowKernel::new(&desc, compiler.isa()).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
-            Step::ScatterAdd(s) => {
+            Instruction::ScatterAdd(s) => {
                 let desc = ScatterDesc {
                     outer: s.outer,
                     size: s.rows,
@@ -85,7 +86,7 @@ impl Kernel {
                 };
                 ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
             }
-            Step::HandOver(_) => Ok(Kernel::HandOver),
+            Instruction::HandOver(_) => Ok(Kernel::HandOver),
         }
     }
 
@@ -150,7 +151,7 @@ impl CpuExecutable {
         bf16: Option<Bf16Unit>,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
         let kernels = with_shared_code(isa, |compiler| {
-            let compile = |instruction: &Instruction| {
+            let compile = |instruction: &ScheduledInstruction| {
                 let unsupported = |reason| UnsupportedOnBackend {
                     backend: "cpu",
                     node: instruction.node.to_string(),
@@ -209,7 +210,7 @@ impl CpuExecutable {
     fn step(
         &self,
         kernel: &Kernel,
-        step: &Step,
+        step: &Instruction,
         addresses: &Addresses<'_>,
         scalars: RunScalars,
         scratch: Scratch,
@@ -221,19 +222,19 @@ impl CpuExecutable {
         // The workspace is borrowed exclusively, so arena and scratch are this run's alone. Planes are reached through
         // raw pointers only; a user who writes to one meanwhile gets values in no particular order and nothing worse.
         match (kernel, step) {
-            (Kernel::Nest(kernel), Step::Map(l) | Step::Row(l) | Step::Col(l)) => {
+            (Kernel::Nest(kernel), Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) => {
                 let bases = addresses.all(l.reads.iter().chain(&l.writes).copied());
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
-            (Kernel::MatMul(kernel), Step::MatMul(m)) => {
+            (Kernel::MatMul(kernel), Instruction::MatMul(m)) => {
                 let buffers = [m.a, m.b].into_iter();
                 let epilogue = m.epilogue.reads[1..].iter().chain(&m.epilogue.writes).copied();
                 let bases = addresses.all(buffers.chain(epilogue));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
-            (Kernel::Conv(kernel), Step::Conv(c)) => {
+            (Kernel::Conv(kernel), Instruction::Conv(c)) => {
                 let buffers = [c.a, c.b].into_iter();
                 let epilogue = c.epilogue.reads[1..].iter().chain(&c.epilogue.writes).copied();
                 let mut bases = addresses.all(buffers.chain(epilogue));
@@ -242,20 +243,20 @@ impl CpuExecutable {
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
-            (Kernel::Attention(kernel, buffers), Step::Attention(_)) => {
+            (Kernel::Attention(kernel, buffers), Instruction::Attention(_)) => {
                 let bases = addresses.all(buffers.iter().copied());
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) };
                 Ok(())
             }
-            (Kernel::Window(kernel), Step::Window(w)) => {
+            (Kernel::Window(kernel), Instruction::Window(w)) => {
                 let [source, target] = [w.source, w.target].map(|id| addresses.of(id));
                 let index = w.index.map_or(std::ptr::null_mut(), |id| addresses.of(id));
                 // SAFETY: as said above.
                 unsafe { kernel.run(source, index, target, pool, scratch) };
                 Ok(())
             }
-            (Kernel::Scatter(kernel), Step::ScatterAdd(s)) => {
+            (Kernel::Scatter(kernel), Instruction::ScatterAdd(s)) => {
                 let [out, indices, src] = [s.target, s.index, s.source].map(|id| addresses.of(id));
                 // SAFETY: as said above.
                 unsafe { kernel.run(out, indices, src, pool) };

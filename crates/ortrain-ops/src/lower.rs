@@ -8,7 +8,7 @@ use ortrain_expr::{
 };
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, SEED_FACTOR, Step,
+    BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, PlaneId, ProgramBuilder, SEED_FACTOR,
 };
 use rustc_hash::FxHashMap;
 
@@ -303,7 +303,7 @@ impl Lower<'_> {
     ///
     /// # Errors
     /// When it is faulty.
-    pub fn step(&mut self, step: Step) -> Result<(), OpError> {
+    pub fn step(&mut self, step: Instruction) -> Result<(), OpError> {
         Ok(self.builder.step(step, Entries::ALL, &self.label)?)
     }
 
@@ -311,7 +311,7 @@ impl Lower<'_> {
     ///
     /// # Errors
     /// When it is faulty.
-    pub fn step_for(&mut self, entry: Entry, step: Step) -> Result<(), OpError> {
+    pub fn step_for(&mut self, entry: Entry, step: Instruction) -> Result<(), OpError> {
         Ok(self.builder.step(step, Entries::only(entry), &self.label)?)
     }
 
@@ -551,15 +551,15 @@ impl NestBuilder {
 
     /// The nest as a map.
     #[must_use]
-    pub fn map(self) -> Step {
-        Step::Map(self.finish())
+    pub fn map(self) -> Instruction {
+        Instruction::Map(self.finish())
     }
 
-    /// The nest as a reduction over inner axes. It becomes a [`Step::Col`] if that is how its loads lie in memory: the
+    /// The nest as a reduction over inner axes. It becomes a [`Instruction::Col`] if that is how its loads lie in memory: the
     /// last outer axis is contiguous and no inner axis is; and if its results are those of the outer points. With segments it
-    /// is a [`Step::Row`].
+    /// is a [`Instruction::Row`].
     #[must_use]
-    pub fn reduction(self) -> Step {
+    pub fn reduction(self) -> Instruction {
         let outer = self.dims.len() - self.inner;
         let l = self.finish();
         let along = |axis: usize| l.nest.loads.iter().any(|access| access.strides[axis] == 1);
@@ -568,12 +568,12 @@ impl NestBuilder {
         let per_outer =
             l.nest.stores.iter().all(|store| store.strides[outer..].iter().all(|&stride| stride == 0));
         if l.nest.segments.is_some() {
-            return Step::Row(l);
+            return Instruction::Row(l);
         }
         if l.nest.reductions.len() == 1 && per_outer && !inner_contiguous && last_outer.is_some_and(along) {
-            Step::Col(l)
+            Instruction::Col(l)
         } else {
-            Step::Row(l)
+            Instruction::Row(l)
         }
     }
 
@@ -584,18 +584,29 @@ impl NestBuilder {
         (batch, m, n, k): (&[usize], usize, usize, usize),
         (a, a_access): (BufferId, Access),
         (b, b_access): (BufferId, Access),
-    ) -> Step {
+    ) -> Instruction {
         let batch = batch.iter().copied().collect();
         let (precision, epilogue) = (Precision::F32, self.finish());
-        Step::MatMul(Box::new(MatMul { batch, m, n, k, a, a_access, b, b_access, precision, epilogue }))
+        Instruction::MatMul(Box::new(MatMul {
+            batch,
+            m,
+            n,
+            k,
+            a,
+            a_access,
+            b,
+            b_access,
+            precision,
+            epilogue,
+        }))
     }
 
     /// The nest as the epilogue of a convolution; its load 0 must be the one made by [`NestBuilder::product`], and its
     /// space that of the result ([`ConvShape::operands`]).
     #[must_use]
-    pub fn conv(self, shape: ConvShape, a: BufferId, b: BufferId) -> Step {
+    pub fn conv(self, shape: ConvShape, a: BufferId, b: BufferId) -> Instruction {
         let (precision, epilogue) = (Precision::F32, self.finish());
-        Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b, precision, epilogue }))
+        Instruction::Conv(Box::new(Conv { shape, a, a_offset: 0, b, precision, epilogue }))
     }
 
     /// The product of the matrices (or the convolution), as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it

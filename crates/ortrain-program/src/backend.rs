@@ -9,7 +9,7 @@ use std::time::Instant;
 use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::interrupt::Watch;
-use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Part, Place, Program};
+use crate::{Buffer, Entry, Interrupt, Memory, OutOfMemory, Part, Place, Program, ScheduledInstruction};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -460,7 +460,7 @@ pub enum RunError {
 impl RunError {
     /// What a guard of an instruction that failed is to the user.
     #[must_use]
-    pub fn out_of_range(instruction: &Instruction, failure: OutOfRange) -> RunError {
+    pub fn out_of_range(instruction: &ScheduledInstruction, failure: OutOfRange) -> RunError {
         let dims = instruction.step.nest().map_or(&[][..], |nest| nest.dims.as_slice());
         let at = index_of(failure.point, dims);
         let node = instruction.node.to_string();

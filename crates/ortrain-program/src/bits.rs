@@ -16,7 +16,9 @@ use crate::builder::align;
 use crate::fuse::{factors, loop_of, with_loop};
 use crate::plan::{plan, sharing};
 use crate::versions::{NewVersions, Version, Versions};
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ProgramError, Step, is_work};
+use crate::{
+    Buffer, BufferId, Entries, Instruction, Loop, Place, ProgramError, ScheduledInstruction, is_work,
+};
 
 /// Bits of a byte.
 const BITS: usize = 8;
@@ -40,7 +42,7 @@ struct Mask {
 /// When the plan cannot be addressed.
 pub(crate) fn pack_masks(
     buffers: &mut Vec<Buffer>,
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Result<(), ProgramError> {
@@ -67,7 +69,7 @@ struct Uses {
 
 /// Which masks are packed.
 struct Choice<'a> {
-    instructions: &'a [Instruction],
+    instructions: &'a [ScheduledInstruction],
     buffers: &'a [Buffer],
     uses: Vec<Uses>,
     is_input: Vec<bool>,
@@ -84,7 +86,7 @@ type Span = (usize, usize);
 
 impl<'a> Choice<'a> {
     fn new(
-        instructions: &'a [Instruction],
+        instructions: &'a [ScheduledInstruction],
         buffers: &'a [Buffer],
         inputs: &[BufferId],
         outputs: &[BufferId],
@@ -245,7 +247,7 @@ fn span(mut places: impl Iterator<Item = usize>) -> Option<Span> {
 }
 
 /// Whether a step does not mind a buffer that is longer than what it reaches.
-fn may_be_longer(step: &Step, id: BufferId) -> bool {
+fn may_be_longer(step: &Instruction, id: BufferId) -> bool {
     let Some((l, virtual_loads)) = loop_of(step) else { return false };
     let by_index = |(inst, _): &(Inst, Type)| match *inst {
         Inst::LoadAt(slot, _) => usize::from(slot) >= virtual_loads && l.reads[usize::from(slot)] == id,
@@ -255,7 +257,7 @@ fn may_be_longer(step: &Step, id: BufferId) -> bool {
 }
 
 /// The step with another length of a buffer that its nest reaches.
-fn with_length(step: &Step, id: BufferId, len: usize) -> Option<Step> {
+fn with_length(step: &Instruction, id: BufferId, len: usize) -> Option<Instruction> {
     let (l, virtual_loads) = loop_of(step)?;
     if !l.reads.contains(&id) && !l.writes.contains(&id) {
         return None;
@@ -275,7 +277,7 @@ fn bytes_of(len: usize) -> usize {
 }
 
 /// Packs masks and unpacks them.
-fn pack(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>, masks: &[Mask]) {
+fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>, masks: &[Mask]) {
     // Of each mask the buffer of its bits, and that of the mask from then on, with the only version of each.
     let mut made: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
     let mut new_versions = NewVersions::after(instructions.iter());
@@ -300,8 +302,8 @@ fn pack(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>, masks: &
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
     for (at, mut instruction) in std::mem::take(instructions).into_iter().enumerate() {
         let node = instruction.node.clone();
-        let map = |map, versions| Instruction {
-            step: Step::Map(map),
+        let map = |map, versions| ScheduledInstruction {
+            step: Instruction::Map(map),
             entries: Entries::ALL,
             node: node.clone(),
             versions,
@@ -407,7 +409,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Sketch {
         buffers: Vec<Buffer>,
-        instructions: Vec<Instruction>,
+        instructions: Vec<ScheduledInstruction>,
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
     }
@@ -451,9 +453,9 @@ mod tests {
             }
             let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
             assert_eq!(map.nest.fault(), None);
-            let step = Step::Map(map);
+            let step = Instruction::Map(map);
             let versions = Versions::default();
-            self.instructions.push(Instruction {
+            self.instructions.push(ScheduledInstruction {
                 step,
                 entries: Entries::ALL,
                 node: "node".into(),
@@ -552,8 +554,9 @@ mod tests {
         (s.inputs, s.outputs) = (vec![x], vec![y, bits]);
         s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
         let both = [packing(256, mask, bits), unpacking(256, bits, again)];
-        s.instructions
-            .extend(both.map(|map| Instruction { step: Step::Map(map), ..s.instructions[0].clone() }));
+        s.instructions.extend(
+            both.map(|map| ScheduledInstruction { step: Instruction::Map(map), ..s.instructions[0].clone() }),
+        );
         s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);
         let program = s.program();
         // Byte `i` of the bits is `i`.
@@ -688,7 +691,7 @@ mod tests {
         s.outputs.extend([early, late]);
         let packed = s.packed();
         assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2", "mask 3"]);
-        let unpacks = |i: &&Instruction| i.step.writes().len() == BITS;
+        let unpacks = |i: &&ScheduledInstruction| i.step.writes().len() == BITS;
         assert_eq!(packed.instructions.iter().filter(unpacks).count(), LAYERS);
         let label = |id: BufferId| Arc::clone(&packed.buffers[id.0 as usize].label);
         let readers = packed.instructions.iter().filter(|i| i.step.reads().contains(&mask)).count();

@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 use crate::memory::ALIGNMENT;
 use crate::versions::{self, FinalVersions, Versions};
 use crate::{
-    Buffer, BufferId, Entries, HandOver, Instruction, Place, PlaneId, PlaneUse, Program, Step, Window, bits,
-    fuse, is_work, narrow, parts, plan,
+    Buffer, BufferId, Entries, HandOver, Instruction, Place, PlaneId, PlaneUse, Program,
+    ScheduledInstruction, Window, bits, fuse, is_work, narrow, parts, plan,
 };
 
 /// Why a program cannot be made.
@@ -45,7 +45,7 @@ pub enum ProgramError {
 #[derive(Debug, Default)]
 pub struct ProgramBuilder {
     buffers: Vec<Buffer>,
-    instructions: Vec<Instruction>,
+    instructions: Vec<ScheduledInstruction>,
     constants: Vec<Tensor>,
     placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
     precision: Precision,
@@ -64,8 +64,8 @@ impl ProgramBuilder {
         ProgramBuilder::default()
     }
 
-    /// With inner products of this precision: those of [`Step::MatMul`] and [`Step::Conv`] that are summed in `f32` and are
-    /// worth it ([`Precision::of_product`]), and nothing else. [`Step::Attention`] keeps its own in `f32`.
+    /// With inner products of this precision: those of [`Instruction::MatMul`] and [`Instruction::Conv`] that are summed in `f32` and are
+    /// worth it ([`Precision::of_product`]), and nothing else. [`Instruction::Attention`] keeps its own in `f32`.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> ProgramBuilder {
         self.precision = precision;
@@ -78,10 +78,10 @@ impl ProgramBuilder {
         let is_double = |id: BufferId| buffers[id.0 as usize].dtype == DType::F64;
         for instruction in instructions {
             match &mut instruction.step {
-                Step::MatMul(m) if !is_double(m.a) && !is_double(m.b) => {
+                Instruction::MatMul(m) if !is_double(m.a) && !is_double(m.b) => {
                     m.precision = precision.of_product([m.m, m.n, m.k]);
                 }
-                Step::Conv(c) if !is_double(c.a) && !is_double(c.b) => {
+                Instruction::Conv(c) if !is_double(c.a) && !is_double(c.b) => {
                     c.precision = precision.of_product(c.shape.product_sides());
                 }
                 _ => {}
@@ -101,7 +101,7 @@ impl ProgramBuilder {
     }
 
     /// The steps so far, in order.
-    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+    pub fn steps(&self) -> impl Iterator<Item = &Instruction> {
         self.instructions.iter().map(|instruction| &instruction.step)
     }
 
@@ -146,9 +146,9 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// [`ProgramError::Faulty`] when it reaches outside its buffers or contradicts itself.
-    pub fn step(&mut self, step: Step, entries: Entries, node: &Arc<str>) -> Result<(), ProgramError> {
+    pub fn step(&mut self, step: Instruction, entries: Entries, node: &Arc<str>) -> Result<(), ProgramError> {
         self.check(&step, node)?;
-        let hands_over = |step: &Step| matches!(step, Step::HandOver(_));
+        let hands_over = |step: &Instruction| matches!(step, Instruction::HandOver(_));
         if hands_over(&step) && self.instructions.iter().any(|earlier| hands_over(&earlier.step)) {
             let fault = "a second point at which the caller takes over".to_owned();
             return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
@@ -157,7 +157,7 @@ impl ProgramBuilder {
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
         if !step.is_empty() && !self.is_checked(&step, entries) {
             let versions = Versions::default();
-            self.instructions.push(Instruction { step, entries, node: node.clone(), versions });
+            self.instructions.push(ScheduledInstruction { step, entries, node: node.clone(), versions });
         }
         Ok(())
     }
@@ -165,8 +165,8 @@ impl ProgramBuilder {
     /// Whether its instructions, of which there are some, only move elements.
     #[must_use]
     pub fn only_moves(&self) -> bool {
-        let moves = |instruction: &Instruction| match &instruction.step {
-            Step::Map(map) => matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]),
+        let moves = |instruction: &ScheduledInstruction| match &instruction.step {
+            Instruction::Map(map) => matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]),
             _ => false,
         };
         !self.instructions.is_empty() && self.instructions.iter().all(moves)
@@ -174,13 +174,13 @@ impl ProgramBuilder {
 
     /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
     /// the same ones.
-    fn is_checked(&self, step: &Step, entries: Entries) -> bool {
-        let Step::Map(guard) = step else { return false };
+    fn is_checked(&self, step: &Instruction, entries: Entries) -> bool {
+        let Instruction::Map(guard) = step else { return false };
         let made_here = |id: &BufferId| matches!(self.buffer(*id).place, Place::Work(_) | Place::Constant(_));
         guard.writes.is_empty()
             && guard.reads.iter().all(made_here)
             && self.instructions.iter().any(|earlier| match &earlier.step {
-                Step::Map(other) => {
+                Instruction::Map(other) => {
                     earlier.entries == entries && other.reads == guard.reads && other.nest == guard.nest
                 }
                 _ => false,
@@ -226,7 +226,7 @@ impl ProgramBuilder {
         }
     }
 
-    fn check(&self, step: &Step, node: &Arc<str>) -> Result<(), ProgramError> {
+    fn check(&self, step: &Instruction, node: &Arc<str>) -> Result<(), ProgramError> {
         match self.fault(step) {
             Some(fault) => Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault }),
             None => Ok(()),
@@ -234,19 +234,21 @@ impl ProgramBuilder {
     }
 
     /// What would take an instruction outside its buffers, if anything.
-    fn fault(&self, step: &Step) -> Option<String> {
+    fn fault(&self, step: &Instruction) -> Option<String> {
         let is_constant = |id: &BufferId| matches!(self.buffer(*id).place, Place::Constant(_));
         if let Some(id) = step.writes().into_iter().find(is_constant) {
             return Some(format!("a result that is the constant {:?}", self.buffer(id).label));
         }
         let (nest, reads, writes, virtual_loads) = match step {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => (&l.nest, &l.reads, &l.writes, 0),
-            Step::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
-            Step::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
-            Step::Attention(a) => return a.fault(&self.buffers),
-            Step::Window(w) => return self.window_fault(w),
-            Step::HandOver(h) => return self.hand_over_fault(h),
-            Step::ScatterAdd(s) => {
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
+                (&l.nest, &l.reads, &l.writes, 0)
+            }
+            Instruction::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
+            Instruction::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
+            Instruction::Attention(a) => return a.fault(&self.buffers),
+            Instruction::Window(w) => return self.window_fault(w),
+            Instruction::HandOver(h) => return self.hand_over_fault(h),
+            Instruction::ScatterAdd(s) => {
                 let need = |id: BufferId, len: usize| {
                     (self.buffer(id).len != len)
                         .then(|| format!("{} elements where {len} are needed", self.buffer(id).len))
@@ -274,7 +276,9 @@ impl ProgramBuilder {
                 writes.len()
             ));
         }
-        if nest.segments.is_some() && !matches!((step, nest.inner), (Step::Map(_), 0) | (Step::Row(_), 1)) {
+        if nest.segments.is_some()
+            && !matches!((step, nest.inner), (Instruction::Map(_), 0) | (Instruction::Row(_), 1))
+        {
             return Some(format!("segments with {} reduced axes", nest.inner));
         }
         let pairs = reads.iter().zip(&nest.loads).skip(virtual_loads).chain(writes.iter().zip(&nest.stores));
@@ -289,15 +293,15 @@ impl ProgramBuilder {
         }
         if step.precision() != Precision::F32 {
             let factors = match step {
-                Step::MatMul(m) => [m.a, m.b],
-                Step::Conv(c) => [c.a, c.b],
+                Instruction::MatMul(m) => [m.a, m.b],
+                Instruction::Conv(c) => [c.a, c.b],
                 _ => unreachable!("others have no precision"),
             };
             if factors.into_iter().any(|id| self.buffer(id).dtype == DType::F64) {
                 return Some(format!("factors of float64 in {}", step.precision()));
             }
         }
-        if let Step::MatMul(m) = step {
+        if let Instruction::MatMul(m) = step {
             let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<Vec<_>>();
             for (id, access, dims) in
                 [(m.a, &m.a_access, with([m.m, m.k])), (m.b, &m.b_access, with([m.k, m.n]))]
@@ -315,7 +319,7 @@ impl ProgramBuilder {
                 return Some("an epilogue over another space than the product".into());
             }
         }
-        if let Step::Conv(c) = step {
+        if let Instruction::Conv(c) = step {
             if let Some(fault) = c.shape.fault() {
                 return Some(fault);
             }
@@ -473,7 +477,7 @@ impl ProgramBuilder {
             plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?
         };
         // Backends trust programs: a mistake of a pass must not take them outside of buffers.
-        for Instruction { step, node, .. } in &self.instructions {
+        for ScheduledInstruction { step, node, .. } in &self.instructions {
             self.check(step, node)?;
         }
         versions::check(&self.instructions, &self.buffers, &last_versions)
@@ -523,14 +527,18 @@ fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
 }
 
 /// What a program does with planes, the first one first.
-fn plane_uses(instructions: &[Instruction], buffers: &[Buffer], outputs: &[BufferId]) -> Vec<PlaneUse> {
+fn plane_uses(
+    instructions: &[ScheduledInstruction],
+    buffers: &[Buffer],
+    outputs: &[BufferId],
+) -> Vec<PlaneUse> {
     let mut uses = Vec::new();
     let mut is_early = true;
     let buffer = |id: &BufferId| &buffers[id.0 as usize];
-    for Instruction { step, .. } in instructions {
+    for ScheduledInstruction { step, .. } in instructions {
         step.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
         // What is handed over is read where it lies.
-        is_early &= !matches!(step, Step::HandOver(_));
+        is_early &= !matches!(step, Instruction::HandOver(_));
         step.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
     }
     outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
@@ -548,7 +556,7 @@ mod tests {
     const N: usize = 100;
 
     /// `to = from`, element by element.
-    fn copy(from: BufferId, to: BufferId) -> Step {
+    fn copy(from: BufferId, to: BufferId) -> Instruction {
         let mut e = Builder::new();
         let x = e.load(0, Type::F32);
         let whole = Access::contiguous(DType::F32, &[N]);
@@ -561,7 +569,7 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![whole],
         };
-        Step::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+        Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] })
     }
 
     #[test]
@@ -589,8 +597,12 @@ mod tests {
         let [x, y, dy, dx] = ids;
         let node: Arc<str> = "node".into();
         b.step(copy(x, y), Entries::ALL, &node).unwrap();
-        b.step(Step::HandOver(HandOver { given: vec![y], taken: vec![dy] }), Entries::ALL, &"yield".into())
-            .unwrap();
+        b.step(
+            Instruction::HandOver(HandOver { given: vec![y], taken: vec![dy] }),
+            Entries::ALL,
+            &"yield".into(),
+        )
+        .unwrap();
         b.step(copy(dy, dx), Entries::ALL, &node).unwrap();
         (b, ids)
     }
@@ -622,12 +634,12 @@ mod tests {
     #[test]
     fn the_caller_takes_over_once_and_hands_in_values_of_the_arena() {
         let (mut b, [x, y, ..]) = two_parts();
-        let again = Step::HandOver(HandOver { given: vec![x], taken: vec![y] });
+        let again = Instruction::HandOver(HandOver { given: vec![x], taken: vec![y] });
         let error = b.step(again, Entries::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("a second point at which the caller takes over"), "{error}");
         let mut b = ProgramBuilder::new();
         let weight = b.plane("weight", DType::F32, N, PlaneId(0), 0);
-        let wrong = Step::HandOver(HandOver { given: Vec::new(), taken: vec![weight] });
+        let wrong = Instruction::HandOver(HandOver { given: Vec::new(), taken: vec![weight] });
         let error = b.step(wrong, Entries::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("\"weight\" cannot be handed in: it is no value of the arena"), "{error}");
     }

@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, BinaryOp, Inst, Nest, SlidingAxis, Type, UnaryOp, WindowPass};
 use smallvec::SmallVec;
 
-use crate::{AttentionPass, Buffer, BufferId, Loop, Program, Step};
+use crate::{AttentionPass, Buffer, BufferId, Instruction, Loop, Program};
 
 /// The work of an instruction, whoever runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl std::ops::AddAssign for Cost {
     }
 }
 
-impl Step {
+impl Instruction {
     /// What it costs as an instruction of a program.
     #[must_use]
     pub fn cost(&self, program: &Program) -> Cost {
@@ -35,15 +35,15 @@ fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
     dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
 }
 
-pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
+pub(crate) fn cost(step: &Instruction, buffers: &[Buffer]) -> Cost {
     let mut traffic = Traffic::new(buffers);
     let mut flops = 0u64;
     match step {
-        Step::Map(l) | Step::Row(l) | Step::Col(l) => {
+        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
             traffic.nest(l, 0);
             flops = nest_flops(&l.nest);
         }
-        Step::MatMul(m) => {
+        Instruction::MatMul(m) => {
             let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<SmallVec<[_; 6]>>();
             traffic.read(m.a, reached(&m.a_access, &with([m.m, m.k])));
             traffic.read(m.b, reached(&m.b_access, &with([m.k, m.n])));
@@ -51,7 +51,7 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             let products = count(m.batch.iter().copied().chain([m.m, m.n, m.k]));
             flops = products.saturating_mul(2).saturating_add(nest_flops(&m.epilogue.nest));
         }
-        Step::Conv(c) => {
+        Instruction::Conv(c) => {
             let [a, ..] = c.shape.operands();
             traffic.read(c.a, count(a));
             traffic.read(c.b, u64::MAX);
@@ -61,7 +61,7 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             let products = s.axes.iter().map(pairs).fold(channels, u64::saturating_mul);
             flops = products.saturating_mul(2).saturating_add(nest_flops(&c.epilogue.nest));
         }
-        Step::Attention(a) => {
+        Instruction::Attention(a) => {
             let with = |dims: [usize; 2]| a.batch.iter().copied().chain(dims).collect::<SmallVec<[_; 6]>>();
             for (operand, sizes) in a.operands() {
                 traffic.read(operand.buffer, reached(&operand.access, &with(sizes)));
@@ -84,7 +84,7 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             let each = products.saturating_mul(2).saturating_add(others);
             flops = flops.saturating_add(scores.saturating_mul(each));
         }
-        Step::Window(w) => {
+        Instruction::Window(w) => {
             traffic.read(w.source, u64::MAX);
             traffic.write(w.target, u64::MAX);
             match (w.shape.pass, w.index) {
@@ -99,7 +99,7 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
                 }
             };
         }
-        Step::ScatterAdd(s) => {
+        Instruction::ScatterAdd(s) => {
             traffic.read(s.source, u64::MAX);
             traffic.read(s.index, u64::MAX);
             let added = count([s.outer, s.count, s.inner]);
@@ -112,7 +112,7 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             }
         }
         // What changes hands is counted by whoever copies it.
-        Step::HandOver(_) => {}
+        Instruction::HandOver(_) => {}
     }
     Cost { flops, bytes: traffic.bytes() }
 }
@@ -340,13 +340,18 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 }
 
 /// What an instruction weighs.
-pub(crate) fn weight(step: &Step, buffers: &[Buffer]) -> u64 {
+pub(crate) fn weight(step: &Instruction, buffers: &[Buffer]) -> u64 {
     let extra = match step {
-        Step::Map(l) | Step::Row(l) | Step::Col(l) => Passes::of(&l.nest).weight(l, buffers, 0),
-        Step::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
-        Step::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
+        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
+            Passes::of(&l.nest).weight(l, buffers, 0)
+        }
+        Instruction::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
+        Instruction::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
         // Fusion leaves these as they are.
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => 0,
+        Instruction::Attention(_)
+        | Instruction::Window(_)
+        | Instruction::ScatterAdd(_)
+        | Instruction::HandOver(_) => 0,
     };
     START.saturating_add(cost(step, buffers).bytes).saturating_add(extra)
 }
@@ -550,7 +555,8 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![load([12, 4, 1], 24)],
         };
-        b.step(Step::Map(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node).unwrap();
+        b.step(Instruction::Map(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node)
+            .unwrap();
         let program = b.finish(vec![x, s], vec![y]).unwrap();
         let cost = program.instructions[0].step.cost(&program);
         assert_eq!(cost, Cost { flops: 3 + 24, bytes: 4 * (24 + 3 + 24) });
@@ -587,9 +593,9 @@ mod tests {
         };
         let epilogue = Loop { nest, reads: vec![y], writes: vec![y] };
         let conv = Conv { shape, a: x, a_offset: 0, b: f, precision: Precision::F32, epilogue };
-        b.step(Step::Conv(Box::new(conv)), Entries::ALL, &node).unwrap();
+        b.step(Instruction::Conv(Box::new(conv)), Entries::ALL, &node).unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
-        b.step(Step::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
+        b.step(Instruction::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
             .unwrap();
         let program = b.finish(vec![x, f], vec![z]).unwrap();
         let costs: Vec<Cost> = program.instructions.iter().map(|i| i.step.cost(&program)).collect();

@@ -1,7 +1,7 @@
 //! The closed set of instructions, the programs made of them, how they are fused and placed in memory, what a backend
 //! is, and the reference evaluator.
 //!
-//! - [`Step`]: the instructions. Operators are open; this is closed.
+//! - [`Instruction`]: the instructions. Operators are open; this is closed.
 //! - [`ProgramBuilder`] → [`Program`]: narrowing to what is read, fusion, order, memory plan.
 //! - [`Schedule`]: programs, host functions and control flow, in order.
 //! - [`Backend`], [`Executable`]: what runs a program. [`Reference`] is the slow and obvious one.
@@ -39,7 +39,7 @@ pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;
 pub use program::{
     Buffer, BufferId, Conv, Entries, Entry, HandOver, Instruction, Loop, MatMul, Part, Place, PlaneId,
-    PlaneUse, Program, ScatterAdd, Step, Window,
+    PlaneUse, Program, ScatterAdd, ScheduledInstruction, Window,
 };
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};

@@ -10,7 +10,7 @@ use ortrain_expr::{Access, ConvPass, Inst};
 
 use crate::plan::{fullest, plan};
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Conv, Instruction, Loop, Place, ProgramError, Step, is_work};
+use crate::{Buffer, BufferId, Conv, Instruction, Loop, Place, ProgramError, ScheduledInstruction, is_work};
 
 /// Results smaller than this stay whole: they fit a cache.
 const LEAST: usize = 4 << 20;
@@ -26,7 +26,7 @@ const WORTH: usize = 16;
 /// Plans a program as [`plan`] does, in parts where that takes less memory. Returns the size of the arena.
 pub(crate) fn plan_in_parts(
     buffers: &mut Vec<Buffer>,
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Result<usize, ProgramError> {
@@ -34,13 +34,13 @@ pub(crate) fn plan_in_parts(
     if whole < LEAST {
         return Ok(whole);
     }
-    let next = |buffers: &[Buffer], instructions: &[Instruction]| {
+    let next = |buffers: &[Buffer], instructions: &[ScheduledInstruction]| {
         let at = fullest(buffers, instructions, inputs, outputs)?;
         pair(buffers, instructions, inputs, outputs, at)
     };
     let Some(mut found) = next(buffers, instructions) else { return Ok(whole) };
     let (mut grown, mut tried) = (buffers.clone(), instructions.clone());
-    let mut best: Option<(usize, Vec<Buffer>, Vec<Instruction>)> = None;
+    let mut best: Option<(usize, Vec<Buffer>, Vec<ScheduledInstruction>)> = None;
     for _ in 0..MOST {
         tried = in_parts(&mut grown, &tried, &found);
         let planned = plan(&mut grown, &tried, inputs, outputs)?;
@@ -65,7 +65,7 @@ struct Pair {
 /// The pair whose result in between is the largest of those alive at an instruction.
 fn pair(
     buffers: &[Buffer],
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
     at: usize,
@@ -76,7 +76,7 @@ fn pair(
         if inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between) {
             return None;
         }
-        let touches = |(k, i): (usize, &Instruction)| {
+        let touches = |(k, i): (usize, &ScheduledInstruction)| {
             let all = i.step.reads().into_iter().chain(i.step.writes());
             (k != first && all.into_iter().any(|id| id == between)).then_some(k)
         };
@@ -89,8 +89,8 @@ fn pair(
 }
 
 /// A convolution over images that can be taken one by one.
-fn convolution(instruction: &Instruction) -> Option<&Conv> {
-    let Step::Conv(conv) = &instruction.step else { return None };
+fn convolution(instruction: &ScheduledInstruction) -> Option<&Conv> {
+    let Instruction::Conv(conv) = &instruction.step else { return None };
     let by_place =
         |(inst, _): &(Inst, _)| matches!(inst, Inst::Coordinate(0) | Inst::LoadAt(..) | Inst::Guard(..));
     let fits = conv.shape.pass == ConvPass::Output
@@ -103,7 +103,7 @@ fn convolution(instruction: &Instruction) -> Option<&Conv> {
 /// How many images go through two convolutions at a time, if that can be and is worth it.
 fn images(
     buffers: &[Buffer],
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     (first, second): (usize, usize),
     between: BufferId,
 ) -> Option<usize> {
@@ -122,8 +122,9 @@ fn images(
         && bytes >= LEAST;
     // The first one is made where the second one is.
     let reads = instructions[first].step.reads();
-    let changed =
-        |i: &Instruction| i.step.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id));
+    let changed = |i: &ScheduledInstruction| {
+        i.step.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id))
+    };
     // Parts of the second one's results are there while others are still to be read.
     let overwrites = next.writes.iter().any(|id| next.reads[1..].contains(id) || reads.contains(id));
     if !fits || overwrites || instructions[first + 1..second].iter().any(changed) {
@@ -136,7 +137,11 @@ fn images(
 }
 
 /// The instructions with a pair in parts.
-fn in_parts(buffers: &mut Vec<Buffer>, instructions: &[Instruction], pair: &Pair) -> Vec<Instruction> {
+fn in_parts(
+    buffers: &mut Vec<Buffer>,
+    instructions: &[ScheduledInstruction],
+    pair: &Pair,
+) -> Vec<ScheduledInstruction> {
     let &Pair { first, second, images } = pair;
     let between = instructions[first].step.writes()[0];
     let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
@@ -148,13 +153,15 @@ fn in_parts(buffers: &mut Vec<Buffer>, instructions: &[Instruction], pair: &Pair
     let mut new_versions = NewVersions::after(instructions);
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
     for (k, instruction) in instructions.iter().enumerate() {
-        let (Step::Conv(conv), true) = (&instruction.step, k == second) else {
+        let (Instruction::Conv(conv), true) = (&instruction.step, k == second) else {
             if k != first {
                 result.push(instruction.clone());
             }
             continue;
         };
-        let Step::Conv(before) = &instructions[first].step else { unreachable!("a pair of convolutions") };
+        let Instruction::Conv(before) = &instructions[first].step else {
+            unreachable!("a pair of convolutions")
+        };
         for from in (0..batch).step_by(images) {
             let mut one = part_of(before, from, images);
             one.epilogue.writes[0] = id;
@@ -171,9 +178,9 @@ fn in_parts(buffers: &mut Vec<Buffer>, instructions: &[Instruction], pair: &Pair
             }
             let makes_part = instructions[first].versions.clone().with_write(id, part_made);
             for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
-                let step = Step::Conv(Box::new(conv));
+                let step = Instruction::Conv(Box::new(conv));
                 let versions = versions.of_step(&step);
-                result.push(Instruction { step, versions, ..instructions[of].clone() });
+                result.push(ScheduledInstruction { step, versions, ..instructions[of].clone() });
             }
         }
     }
@@ -254,7 +261,8 @@ mod tests {
         };
         let epilogue = Loop { nest, reads, writes: vec![result] };
         let precision = Precision::F32;
-        let step = Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, precision, epilogue }));
+        let step =
+            Instruction::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, precision, epilogue }));
         b.step(step, Entries::ALL, &name.into()).unwrap();
         result
     }

@@ -6,7 +6,7 @@ use ortrain_expr::{Access, Inst};
 
 use crate::builder::align;
 use crate::fuse::{factors, loop_of};
-use crate::{Buffer, BufferId, Instruction, Loop, Place, ProgramError, is_work};
+use crate::{Buffer, BufferId, Loop, Place, ProgramError, ScheduledInstruction, is_work};
 
 /// First and last instruction (inputs are there before the first) at which a buffer holds something needed.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ impl Life {
 /// more is needed than is ever alive, the best one is changed some times.
 pub(crate) fn plan(
     buffers: &mut [Buffer],
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Result<usize, ProgramError> {
@@ -61,7 +61,7 @@ pub(crate) fn plan(
 /// For each buffer the first of those that share its bytes, because results take the place of what is read last.
 pub(crate) fn sharing(
     buffers: &[Buffer],
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Vec<usize> {
@@ -72,7 +72,7 @@ pub(crate) fn sharing(
 /// The instruction at which most is alive.
 pub(crate) fn fullest(
     buffers: &[Buffer],
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Option<usize> {
@@ -94,7 +94,7 @@ pub(crate) fn fullest(
 
 fn lives(
     count: usize,
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Vec<Option<Life>> {
@@ -120,7 +120,11 @@ fn lives(
 
 /// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes.
 /// Its life becomes that of all of them.
-fn shared(buffers: &[Buffer], instructions: &[Instruction], lives: &mut [Option<Life>]) -> Vec<usize> {
+fn shared(
+    buffers: &[Buffer],
+    instructions: &[ScheduledInstruction],
+    lives: &mut [Option<Life>],
+) -> Vec<usize> {
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, instruction) in instructions.iter().enumerate() {
         let Some((l, virtual_loads)) = loop_of(&instruction.step) else { continue };

@@ -117,7 +117,7 @@ impl Entries {
 
 /// A nest with the buffers it reads and writes: `reads[k]` for load `k`, `writes[k]` for store `k`.
 ///
-/// One with [`Segments`] is a [`Step::Map`], or a [`Step::Row`] with a reduced axis, and stays as it is: no pass makes another
+/// One with [`Segments`] is a [`Instruction::Map`], or a [`Instruction::Row`] with a reduced axis, and stays as it is: no pass makes another
 /// nest a part of it, or it a part of another one.
 #[derive(Clone, Debug)]
 pub struct Loop {
@@ -244,12 +244,12 @@ pub enum Part {
 
 /// An instruction. The set is closed: every backend matches on all of it.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum Instruction {
     /// Element-wise: a nest without reduced axes.
     Map(Loop),
     /// Reductions over inner axes, then a map.
     Row(Loop),
-    /// One reduction over axes that lead in memory, then a map over the others. Same meaning as [`Step::Row`]; sums
+    /// One reduction over axes that lead in memory, then a map over the others. Same meaning as [`Instruction::Row`]; sums
     /// are made in another order.
     Col(Loop),
     /// Matrix product with an epilogue.
@@ -266,20 +266,20 @@ pub enum Step {
     HandOver(HandOver),
 }
 
-impl Step {
+impl Instruction {
     /// The name of the instruction.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Step::Map(_) => "Map",
-            Step::Row(_) => "Row",
-            Step::Col(_) => "Col",
-            Step::MatMul(_) => "MatMul",
-            Step::Conv(_) => "Conv",
-            Step::Attention(_) => "Attention",
-            Step::Window(_) => "Window",
-            Step::ScatterAdd(_) => "ScatterAdd",
-            Step::HandOver(_) => "HandOver",
+            Instruction::Map(_) => "Map",
+            Instruction::Row(_) => "Row",
+            Instruction::Col(_) => "Col",
+            Instruction::MatMul(_) => "MatMul",
+            Instruction::Conv(_) => "Conv",
+            Instruction::Attention(_) => "Attention",
+            Instruction::Window(_) => "Window",
+            Instruction::ScatterAdd(_) => "ScatterAdd",
+            Instruction::HandOver(_) => "HandOver",
         }
     }
 
@@ -287,8 +287,8 @@ impl Step {
     #[must_use]
     pub fn precision(&self) -> Precision {
         match self {
-            Step::MatMul(m) => m.precision,
-            Step::Conv(c) => c.precision,
+            Instruction::MatMul(m) => m.precision,
+            Instruction::Conv(c) => c.precision,
             _ => Precision::F32,
         }
     }
@@ -310,20 +310,20 @@ impl Step {
             return format!("{} segments of {}", segments.len(), l.nest.dims[1]);
         }
         match self {
-            Step::Map(l) => format!("{:?}", l.nest.dims.as_slice()),
-            Step::Row(l) | Step::Col(l) => {
+            Instruction::Map(l) => format!("{:?}", l.nest.dims.as_slice()),
+            Instruction::Row(l) | Instruction::Col(l) => {
                 format!("{:?} over {:?}", l.nest.outer_dims(), l.nest.inner_dims())
             }
-            Step::MatMul(m) => format!("{:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k),
-            Step::Conv(c) => {
+            Instruction::MatMul(m) => format!("{:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k),
+            Instruction::Conv(c) => {
                 let [a, b, _] = c.shape.operands();
                 format!("{:?} {:?} x {:?}", c.shape.pass, a.as_slice(), b.as_slice())
             }
-            Step::Attention(a) => {
+            Instruction::Attention(a) => {
                 let Attention { batch, queries, keys, size, width, .. } = &**a;
                 format!("{:?} {queries}x{keys} of {size} and {width}", batch.as_slice())
             }
-            Step::Window(w) => {
+            Instruction::Window(w) => {
                 let sizes =
                     |size: fn(&SlidingAxis) -> usize| w.shape.axes.iter().map(size).collect::<Vec<_>>();
                 let (pass, planes) = (w.shape.pass, w.shape.planes);
@@ -333,11 +333,11 @@ impl Step {
                     sizes(|axis| axis.kernel)
                 )
             }
-            Step::ScatterAdd(s) => {
+            Instruction::ScatterAdd(s) => {
                 let last = if s.last { " the last stays" } else { "" };
                 format!("{}x{}x{} rows {}{last}", s.outer, s.count, s.inner, s.rows)
             }
-            Step::HandOver(h) => format!("{} given, {} taken", h.given.len(), h.taken.len()),
+            Instruction::HandOver(h) => format!("{} given, {} taken", h.given.len(), h.taken.len()),
         }
     }
 
@@ -345,16 +345,20 @@ impl Step {
     #[must_use]
     pub fn reads(&self) -> Vec<BufferId> {
         match self {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => l.reads.clone(),
-            Step::MatMul(m) => [m.a, m.b].into_iter().chain(m.epilogue.reads[1..].iter().copied()).collect(),
-            Step::Conv(c) => [c.a, c.b].into_iter().chain(c.epilogue.reads[1..].iter().copied()).collect(),
-            Step::Attention(a) => a.reads(),
-            Step::Window(w) => match w.shape.pass {
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => l.reads.clone(),
+            Instruction::MatMul(m) => {
+                [m.a, m.b].into_iter().chain(m.epilogue.reads[1..].iter().copied()).collect()
+            }
+            Instruction::Conv(c) => {
+                [c.a, c.b].into_iter().chain(c.epilogue.reads[1..].iter().copied()).collect()
+            }
+            Instruction::Attention(a) => a.reads(),
+            Instruction::Window(w) => match w.shape.pass {
                 WindowPass::MaxGradient => [w.source].into_iter().chain(w.index).collect(),
                 WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => vec![w.source],
             },
-            Step::ScatterAdd(s) => vec![s.source, s.index, s.target],
-            Step::HandOver(h) => h.given.clone(),
+            Instruction::ScatterAdd(s) => vec![s.source, s.index, s.target],
+            Instruction::HandOver(h) => h.given.clone(),
         }
     }
 
@@ -362,16 +366,16 @@ impl Step {
     #[must_use]
     pub fn writes(&self) -> Vec<BufferId> {
         match self {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => l.writes.clone(),
-            Step::MatMul(m) => m.epilogue.writes.clone(),
-            Step::Conv(c) => c.epilogue.writes.clone(),
-            Step::Attention(a) => a.writes(),
-            Step::Window(w) => match w.shape.pass {
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => l.writes.clone(),
+            Instruction::MatMul(m) => m.epilogue.writes.clone(),
+            Instruction::Conv(c) => c.epilogue.writes.clone(),
+            Instruction::Attention(a) => a.writes(),
+            Instruction::Window(w) => match w.shape.pass {
                 WindowPass::Max => [w.target].into_iter().chain(w.index).collect(),
                 WindowPass::MaxGradient | WindowPass::Sum | WindowPass::SumGradient => vec![w.target],
             },
-            Step::ScatterAdd(s) => vec![s.target],
-            Step::HandOver(h) => h.taken.clone(),
+            Instruction::ScatterAdd(s) => vec![s.target],
+            Instruction::HandOver(h) => h.taken.clone(),
         }
     }
 
@@ -386,27 +390,27 @@ impl Step {
             l.writes.iter_mut().for_each(|id| *id = write(*id));
         };
         match self {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => all(l),
-            Step::MatMul(m) => {
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => all(l),
+            Instruction::MatMul(m) => {
                 (m.a, m.b) = (read(m.a), read(m.b));
                 all(&mut m.epilogue);
             }
-            Step::Conv(c) => {
+            Instruction::Conv(c) => {
                 (c.a, c.b) = (read(c.a), read(c.b));
                 all(&mut c.epilogue);
             }
-            Step::Attention(a) => a.rename(read, write),
-            Step::Window(w) => {
+            Instruction::Attention(a) => a.rename(read, write),
+            Instruction::Window(w) => {
                 (w.source, w.target) = (read(w.source), write(w.target));
                 let reads_index = w.shape.pass == WindowPass::MaxGradient;
                 w.index = w.index.map(|id| if reads_index { read(id) } else { write(id) });
             }
-            Step::ScatterAdd(s) => {
+            Instruction::ScatterAdd(s) => {
                 (s.source, s.index) = (read(s.source), read(s.index));
                 // Read and written at once: no other buffer can take its place for one of both alone.
                 s.target = read(write(s.target));
             }
-            Step::HandOver(h) => {
+            Instruction::HandOver(h) => {
                 h.given.iter_mut().for_each(|id| *id = read(*id));
                 h.taken.iter_mut().for_each(|id| *id = write(*id));
             }
@@ -417,10 +421,13 @@ impl Step {
     #[must_use]
     pub fn nest(&self) -> Option<&Nest> {
         match self {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => Some(&l.nest),
-            Step::MatMul(m) => Some(&m.epilogue.nest),
-            Step::Conv(c) => Some(&c.epilogue.nest),
-            Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => None,
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => Some(&l.nest),
+            Instruction::MatMul(m) => Some(&m.epilogue.nest),
+            Instruction::Conv(c) => Some(&c.epilogue.nest),
+            Instruction::Attention(_)
+            | Instruction::Window(_)
+            | Instruction::ScatterAdd(_)
+            | Instruction::HandOver(_) => None,
         }
     }
 
@@ -428,8 +435,8 @@ impl Step {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match self {
-            Step::ScatterAdd(s) => s.outer * s.count * s.inner == 0,
-            Step::Window(w) => w.shape.operands()[1] == 0,
+            Instruction::ScatterAdd(s) => s.outer * s.count * s.inner == 0,
+            Instruction::Window(w) => w.shape.operands()[1] == 0,
             _ => self.nest().is_some_and(|nest| {
                 let no_points = |segments: &Segments| nest.inner == 0 && segments.elements() == 0;
                 nest.outer_dims().contains(&0) || nest.segments.as_ref().is_some_and(no_points)
@@ -439,12 +446,12 @@ impl Step {
 
     /// Whether it reduces axes of a nest.
     pub(crate) fn is_reduction(&self) -> bool {
-        matches!(self, Step::Row(_) | Step::Col(_))
+        matches!(self, Instruction::Row(_) | Instruction::Col(_))
     }
 
     /// Whether it stays in a program whose results nobody needs.
     pub(crate) fn must_stay(&self) -> bool {
-        self.can_fail() || matches!(self, Step::HandOver(_))
+        self.can_fail() || matches!(self, Instruction::HandOver(_))
     }
 
     /// Whether a run of it can fail.
@@ -456,9 +463,9 @@ impl Step {
 
 /// A step with the entries it belongs to and the node it came from.
 #[derive(Clone, Debug)]
-pub struct Instruction {
+pub struct ScheduledInstruction {
     /// What to do.
-    pub step: Step,
+    pub step: Instruction,
     /// When.
     pub entries: Entries,
     /// The node, as messages name it.
@@ -513,7 +520,7 @@ pub struct Program {
     /// Its buffers.
     pub buffers: Vec<Buffer>,
     /// Its instructions, in order.
-    pub instructions: Vec<Instruction>,
+    pub instructions: Vec<ScheduledInstruction>,
     /// Its constants, the first element of each at a multiple of [`crate::ALIGNMENT`]. Those that nothing reads are empty.
     pub constants: Vec<Tensor>,
     /// Buffers to be filled before a run, in order.
@@ -553,7 +560,7 @@ impl Program {
     #[must_use]
     pub fn hand_over(&self) -> Option<(usize, &HandOver)> {
         self.instructions.iter().enumerate().find_map(|(at, instruction)| match &instruction.step {
-            Step::HandOver(hand_over) => Some((at, hand_over)),
+            Instruction::HandOver(hand_over) => Some((at, hand_over)),
             _ => None,
         })
     }
@@ -576,7 +583,7 @@ impl Program {
     }
 
     /// The instructions of an entry.
-    pub fn entry(&self, entry: Entry) -> impl Iterator<Item = &Instruction> {
+    pub fn entry(&self, entry: Entry) -> impl Iterator<Item = &ScheduledInstruction> {
         self.instructions.iter().filter(move |instruction| instruction.entries.contains(entry))
     }
 }
@@ -644,7 +651,7 @@ impl fmt::Display for Program {
                 }
                 writeln!(f, "        {}", nest.expr)?;
             }
-            if let Step::Attention(attention) = &instruction.step {
+            if let Instruction::Attention(attention) = &instruction.step {
                 for part in attention.parts() {
                     writeln!(f, "        {}: {}", part.name, part.part.nest.expr)?;
                 }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::builder::align;
 use crate::cost::cost;
 use crate::versions;
-use crate::{Buffer, BufferId, Cost, Entries, Instruction, Place, Program, is_work, plan};
+use crate::{Buffer, BufferId, Cost, Entries, Place, Program, ScheduledInstruction, is_work, plan};
 
 /// What a machine does in a second, roughly: only the ratio of the two decides.
 const FLOPS: f64 = 1e11;
@@ -27,7 +27,7 @@ impl Program {
     #[must_use]
     pub fn within(&self, bytes: usize) -> Program {
         let mut work = Recomputation::new(self);
-        let mut best: Option<(usize, Vec<Buffer>, Vec<Instruction>)> = None;
+        let mut best: Option<(usize, Vec<Buffer>, Vec<ScheduledInstruction>)> = None;
         let mut smallest = self.work_bytes;
         // What is alive is more than the arena, as results may take the place of operands.
         let mut goal = work.peak() as f64 * (bytes as f64 / self.work_bytes.max(1) as f64);
@@ -118,7 +118,7 @@ impl<'a> Recomputation<'a> {
     fn new(program: &'a Program) -> Recomputation<'a> {
         let work = |id: &BufferId| is_work(&program.buffers, *id);
         let values = |ids: Vec<BufferId>| ids.into_iter().filter(work).map(|id| id.0 as usize);
-        let entry = |(origin, instruction): (usize, &Instruction)| {
+        let entry = |(origin, instruction): (usize, &ScheduledInstruction)| {
             let (mut reads, mut writes): (SmallVec<[Value; 8]>, SmallVec<[Value; 2]>) =
                 (values(instruction.step.reads()).collect(), values(instruction.step.writes()).collect());
             reads.sort_unstable();
@@ -153,7 +153,7 @@ impl<'a> Recomputation<'a> {
 
     fn origin(&self, at: usize, writers: &[usize]) -> Origin {
         let Program { buffers, instructions, .. } = self.program;
-        let Instruction { step, entries, .. } = &instructions[at];
+        let ScheduledInstruction { step, entries, .. } = &instructions[at];
         let Cost { flops, bytes } = cost(step, buffers);
         let entry = &self.order.entries[at];
         let own = step.writes().into_iter().all(|id| is_work(buffers, id))
@@ -166,7 +166,7 @@ impl<'a> Recomputation<'a> {
             .map(|id| &buffers[id.0 as usize])
             .filter(|buffer| matches!(buffer.place, Place::Plane(..)))
             .collect();
-        let changes = |later: &Instruction| {
+        let changes = |later: &ScheduledInstruction| {
             let written = later.step.writes();
             written.iter().any(|id| planes.iter().any(|plane| overlap(plane, &buffers[id.0 as usize])))
         };
@@ -366,7 +366,7 @@ impl<'a> Recomputation<'a> {
     }
 
     /// Buffers and instructions as decided.
-    fn result(&self) -> (Vec<Buffer>, Vec<Instruction>) {
+    fn result(&self) -> (Vec<Buffer>, Vec<ScheduledInstruction>) {
         let Program { buffers, instructions, .. } = self.program;
         let Order { entries, roots } = &self.order;
         let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
@@ -402,7 +402,9 @@ mod tests {
     use ortrain_expr::{Access, Builder, DType, Nest, Type, UnaryOp};
 
     use super::*;
-    use crate::{Backend, Bindings, Entry as Way, Loop, ProgramBuilder, Reference, Scalars, Step, Workspace};
+    use crate::{
+        Backend, Bindings, Entry as Way, Instruction, Loop, ProgramBuilder, Reference, Scalars, Workspace,
+    };
 
     const N: usize = 1000;
 
@@ -426,7 +428,7 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![plane.clone()],
             };
-            let step = Step::Map(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
+            let step = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
             b.step(step, Entries::ALL, &node).unwrap();
             write
         };

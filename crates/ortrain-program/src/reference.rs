@@ -14,8 +14,8 @@ use rustc_hash::FxHashSet;
 
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
-    Loop, Marks, MatMul, Observer, Operand, OutOfMemory, Part, Place, Program, RunError, Scalars, ScatterAdd,
-    Step, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
+    Instruction, Loop, Marks, MatMul, Observer, Operand, OutOfMemory, Part, Place, Program, RunError,
+    Scalars, ScatterAdd, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -407,19 +407,19 @@ impl<'a> Run<'a> {
             before(index)?;
             let start = Instant::now();
             let outcome = match &instruction.step {
-                Step::Map(l) | Step::Row(l) | Step::Col(l) => self.nest(l, |_, _| None),
-                Step::MatMul(m) => self.matmul(m),
-                Step::Conv(c) => self.conv(c),
-                Step::Attention(a) => self.attention(a),
-                Step::Window(w) => {
+                Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => self.nest(l, |_, _| None),
+                Instruction::MatMul(m) => self.matmul(m),
+                Instruction::Conv(c) => self.conv(c),
+                Instruction::Attention(a) => self.attention(a),
+                Instruction::Window(w) => {
                     self.window(w);
                     Ok(())
                 }
-                Step::ScatterAdd(s) => {
+                Instruction::ScatterAdd(s) => {
                     self.scatter(s);
                     Ok(())
                 }
-                Step::HandOver(_) => Ok(()),
+                Instruction::HandOver(_) => Ok(()),
             };
             outcome.map_err(|failure| RunError::out_of_range(instruction, failure))?;
             if let Some(observer) = &mut observer {

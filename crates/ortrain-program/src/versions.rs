@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::fuse::cells;
-use crate::{Buffer, BufferId, Entries, Entry, Instruction, Place, ProgramError, Step};
+use crate::{Buffer, BufferId, Entries, Entry, Instruction, Place, ProgramError, ScheduledInstruction};
 
 /// The number of a write. A buffer holds version 0 until something writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,7 +107,7 @@ impl Versions {
 
     /// Those of what is left of an instruction: of the buffers that a step reads and writes.
     #[must_use]
-    pub(crate) fn of_step(&self, step: &Step) -> Versions {
+    pub(crate) fn of_step(&self, step: &Instruction) -> Versions {
         let (reads, writes) = (step.reads(), step.writes());
         Versions {
             reads: self.reads.iter().copied().filter(|(id, _)| reads.contains(id)).collect(),
@@ -181,7 +181,7 @@ pub(crate) struct NewVersions(u32);
 
 impl NewVersions {
     /// Numbers that none of these instructions has.
-    pub(crate) fn after<'a>(instructions: impl IntoIterator<Item = &'a Instruction>) -> NewVersions {
+    pub(crate) fn after<'a>(instructions: impl IntoIterator<Item = &'a ScheduledInstruction>) -> NewVersions {
         let writes = instructions.into_iter().flat_map(|instruction| &instruction.versions.writes);
         NewVersions(writes.map(|(_, version)| version.0).max().unwrap_or(0))
     }
@@ -224,13 +224,13 @@ impl<'a> Current<'a> {
 
 /// Numbers the writes of a program as it was put together, and says to every instruction which ones it reads.
 pub(crate) fn number(
-    instructions: &mut [Instruction],
+    instructions: &mut [ScheduledInstruction],
     buffers: &[Buffer],
     outputs: &[BufferId],
 ) -> FinalVersions {
     let cells = cells(buffers);
     let mut current = Current::new(&cells);
-    for (at, Instruction { step, entries, versions, .. }) in instructions.iter_mut().enumerate() {
+    for (at, ScheduledInstruction { step, entries, versions, .. }) in instructions.iter_mut().enumerate() {
         let read = |id: BufferId| {
             let mut seen = Seen::default();
             entries_of(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
@@ -263,10 +263,10 @@ pub(crate) struct Stale {
 
 impl Stale {
     /// The error that says so.
-    pub(crate) fn error(&self, instructions: &[Instruction], buffers: &[Buffer]) -> ProgramError {
+    pub(crate) fn error(&self, instructions: &[ScheduledInstruction], buffers: &[Buffer]) -> ProgramError {
         let label = &buffers[self.buffer.0 as usize].label;
         match self.at.and_then(|at| instructions.get(at)) {
-            Some(Instruction { step, node, .. }) => ProgramError::Faulty {
+            Some(ScheduledInstruction { step, node, .. }) => ProgramError::Faulty {
                 node: node.to_string(),
                 step: step.name(),
                 fault: format!("a read of {label:?} from before or after the update that it was given"),
@@ -278,13 +278,13 @@ impl Stale {
 
 /// Checks that every instruction, and whoever looks at the buffers in the end, reads the versions that they were given.
 pub(crate) fn check(
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     buffers: &[Buffer],
     FinalVersions(last): &FinalVersions,
 ) -> Result<(), Stale> {
     let cells = cells(buffers);
     let mut current = Current::new(&cells);
-    for (at, Instruction { step, entries, versions, .. }) in instructions.iter().enumerate() {
+    for (at, ScheduledInstruction { step, entries, versions, .. }) in instructions.iter().enumerate() {
         // A buffer whose version nobody has noted is as bad as one of another version.
         let unknown = step.reads().into_iter().find(|&id| versions.seen(id).is_none());
         let unknown =
@@ -316,7 +316,7 @@ mod tests {
     #[derive(Default)]
     struct Sketch {
         buffers: Vec<Buffer>,
-        instructions: Vec<Instruction>,
+        instructions: Vec<ScheduledInstruction>,
     }
 
     impl Sketch {
@@ -342,9 +342,14 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![whole],
             };
-            let step = Step::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
+            let step = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
-            self.instructions.push(Instruction { step, entries, node, versions: Versions::default() });
+            self.instructions.push(ScheduledInstruction {
+                step,
+                entries,
+                node,
+                versions: Versions::default(),
+            });
         }
 
         fn fault(&self, last: &FinalVersions) -> Option<String> {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use ortrain_expr::{Access, Builder, DType, Nest, Type};
-use ortrain_program::{Entries, Loop, ProgramBuilder, Step};
+use ortrain_program::{Entries, Instruction, Loop, ProgramBuilder};
 
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
@@ -26,7 +26,7 @@ fn refused(strides: [isize; 2]) -> Option<String> {
         reductions: Vec::new(),
         stores: vec![whole],
     };
-    let step = Step::Map(Loop { nest, reads: vec![from], writes: vec![to] });
+    let step = Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] });
     b.step(step, Entries::ALL, &"node \"turned\" (Reverse)".into()).err().map(|error| error.to_string())
 }
 

@@ -9,8 +9,8 @@ use ortrain_expr::{
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
-    ProgramBuilder, Scalars, ScatterAdd, Step, Window, Workspace,
+    Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Memory, Place, PlaneId,
+    Program, ProgramBuilder, Scalars, ScatterAdd, Window, Workspace,
 };
 
 /// `SplitMix64`.
@@ -234,7 +234,7 @@ impl Making {
         b.unary(UnaryOp::Tanh, small)
     }
 
-    fn step(&mut self, step: Step, entries: Entries) {
+    fn step(&mut self, step: Instruction, entries: Entries) {
         self.builder.step(step, entries, &self.node).expect("random instructions are sound");
     }
 
@@ -298,7 +298,7 @@ impl Making {
             reductions: Vec::new(),
             stores,
         };
-        self.step(Step::Map(Loop { nest, reads, writes }), Entries::ALL);
+        self.step(Instruction::Map(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -314,7 +314,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![store],
         };
-        self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.step(Instruction::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
         self.values.push(to);
     }
 
@@ -378,7 +378,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![store.clone()],
             };
-            self.step(Step::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
+            self.step(Instruction::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
         }
@@ -418,7 +418,7 @@ impl Making {
             };
             // What is added to itself while it is read has no order.
             if source.id != target.id {
-                self.step(Step::ScatterAdd(sums), Entries::ALL);
+                self.step(Instruction::ScatterAdd(sums), Entries::ALL);
             }
         } else {
             let mut b = Builder::new();
@@ -435,7 +435,7 @@ impl Making {
             };
             let reads = vec![target.id, source.id];
             // `finish` leaves out loads that nothing needs, but nests name all of them.
-            self.step(Step::Map(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
+            self.step(Instruction::Map(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
         }
     }
 
@@ -499,7 +499,7 @@ impl Making {
         let dims = [count, len].into_iter().collect();
         let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
         let l = Loop { nest, reads, writes };
-        self.step(if inner == 1 { Step::Row(l) } else { Step::Map(l) }, Entries::ALL);
+        self.step(if inner == 1 { Instruction::Row(l) } else { Instruction::Map(l) }, Entries::ALL);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -560,7 +560,7 @@ impl Making {
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
-        self.step(Step::Row(Loop { nest, reads, writes }), Entries::ALL);
+        self.step(Instruction::Row(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -586,7 +586,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![access(DType::F32, &[(c, 1)], c)],
         };
-        self.step(Step::Map(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
+        self.step(Instruction::Map(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
         self.values.push(to);
     }
 
@@ -640,7 +640,7 @@ impl Making {
             b_access.strides.reverse();
         }
         self.step(
-            Step::MatMul(Box::new(MatMul {
+            Instruction::MatMul(Box::new(MatMul {
                 batch: Dims::new(),
                 m,
                 n: k,
@@ -703,7 +703,7 @@ impl Making {
         let (epilogue, to) = self.epilogue(&dims, kinds);
         let (a, precision) = (a.id, Precision::F32);
         let conv = Conv { shape, a, a_offset: 0, b: weights, precision, epilogue };
-        self.step(Step::Conv(Box::new(conv)), Entries::ALL);
+        self.step(Instruction::Conv(Box::new(conv)), Entries::ALL);
         self.values.push(to);
     }
 
@@ -726,7 +726,7 @@ impl Making {
         let shape = |pass| WindowShape { pass, planes, axes: axes.clone() };
         let to = self.fresh(DType::F32, Kind::Image);
         let window = Window { shape: shape(pass), source: source.id, index: positions, target: to.id };
-        self.step(Step::Window(window), Entries::ALL);
+        self.step(Instruction::Window(window), Entries::ALL);
         if positions.is_some()
             && self.random.chance(70)
             && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
@@ -734,7 +734,7 @@ impl Making {
             let back = self.fresh(DType::F32, Kind::Image);
             let shape = shape(WindowPass::MaxGradient);
             let window = Window { shape, source: gradient.id, index: positions, target: back.id };
-            self.step(Step::Window(window), Entries::ALL);
+            self.step(Instruction::Window(window), Entries::ALL);
             self.values.push(back);
         }
         self.values.push(to);
@@ -765,7 +765,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![whole()],
             };
-            Step::Map(Loop { nest, reads, writes: vec![target] })
+            Instruction::Map(Loop { nest, reads, writes: vec![target] })
         };
         if self.random.chance(70) {
             self.step(step(true), Entries::only(Entry::Accumulate));

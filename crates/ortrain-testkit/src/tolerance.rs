@@ -7,7 +7,7 @@ use ortrain_expr::Precision;
 /// expressions are rounded to float32 (6e-8).
 pub const GRADIENT: f64 = 2e-6;
 
-/// Step of central differences.
+/// Instruction of central differences.
 pub const STEP: f64 = 1e-5;
 
 /// A float32 backend against the same program in float64, relative to the largest magnitude in the tensor: sums of a

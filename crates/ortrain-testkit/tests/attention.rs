@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::every_level;
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
 use ortrain_ops::{Role, Specialiser};
-use ortrain_program::{Program, Reference, Step};
+use ortrain_program::{Instruction, Program, Reference};
 use ortrain_testkit::{
     Case, CaseBuilder, Fill, check_backend, check_gradient, gradient_graph, run, tolerance,
 };
@@ -240,7 +240,7 @@ fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
 }
 
 fn attentions(program: &Program) -> usize {
-    program.instructions.iter().filter(|i| matches!(i.step, Step::Attention(_))).count()
+    program.instructions.iter().filter(|i| matches!(i.step, Instruction::Attention(_))).count()
 }
 
 fn configs() -> Vec<Config> {

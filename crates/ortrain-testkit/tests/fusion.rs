@@ -8,8 +8,8 @@ use ortrain_expr::{
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, BufferId, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference, ScatterAdd,
-    Step, Window,
+    Backend, BufferId, Entries, Entry, Instruction, Loop, MatMul, PlaneId, Program, ProgramBuilder,
+    Reference, ScatterAdd, Window,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
 use ortrain_testkit::tolerance;
@@ -172,7 +172,7 @@ fn map(
     reads: &[BufferId],
     to: BufferId,
     f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
-) -> Step {
+) -> Instruction {
     let elements = b.buffer(to).len;
     let mut expr = Builder::new();
     let regs: Vec<Reg> = (0..reads.len()).map(|slot| expr.load(slot, Type::F32)).collect();
@@ -187,7 +187,7 @@ fn map(
         reductions: Vec::new(),
         stores: vec![whole],
     };
-    Step::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] })
+    Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] })
 }
 
 /// The gradient of an embedding, and what becomes of it before it is gathered in a plane.
@@ -202,7 +202,7 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
     let total = b.plane("total", DType::F32, rows * width, PlaneId(0), 0);
     let zeros = map(&b, &[], value, |b, _| b.constant(Type::F32, 0.0));
     let sums = ScatterAdd { outer: 1, rows, count, inner: width, source, index, target: value, last: false };
-    let mut steps = vec![(zeros, Entries::ALL), (Step::ScatterAdd(sums), Entries::ALL)];
+    let mut steps = vec![(zeros, Entries::ALL), (Instruction::ScatterAdd(sums), Entries::ALL)];
     if let Some(op) = between {
         let next = b.work("both", DType::F32, rows * width);
         steps.push((map(&b, &[other, value], next, |b, x| b.binary(op, x[0], x[1])), Entries::ALL));
@@ -305,7 +305,7 @@ impl Dropping {
             precision: Precision::F32,
             epilogue: Loop { nest, reads, writes },
         };
-        self.b.step(Step::MatMul(Box::new(step)), Entries::ALL, &self.node).expect("it is sound");
+        self.b.step(Instruction::MatMul(Box::new(step)), Entries::ALL, &self.node).expect("it is sound");
         result
     }
 }
@@ -373,7 +373,7 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     for (shape, source, target) in
         [(shape(WindowPass::Max), source, target), (shape(WindowPass::MaxGradient), gradient, back)]
     {
-        let step = Step::Window(Window { shape, source, index, target });
+        let step = Instruction::Window(Window { shape, source, index, target });
         b.step(step, Entries::ALL, &node).expect("it is sound");
     }
     let (inputs, outputs) = (vec![source, gradient], vec![target, back]);

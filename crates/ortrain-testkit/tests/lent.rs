@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use ortrain_program::{
-    Backend, Bindings, Entry, LentMemory, Memory, Place, Reference, RunError, Scalars, Step, Workspace,
+    Backend, Bindings, Entry, Instruction, LentMemory, Memory, Place, Reference, RunError, Scalars, Workspace,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program_on};
 
@@ -117,8 +117,8 @@ fn planes_that_do_not_fit_are_refused() {
         let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
         let steps = || program.instructions.iter().map(|instruction| &instruction.step);
         let in_plane = |id| matches!(program.buffer(id).place, Place::Plane(..));
-        let writes = steps().flat_map(Step::writes).any(in_plane);
-        if !writes && !steps().flat_map(Step::reads).any(in_plane) {
+        let writes = steps().flat_map(Instruction::writes).any(in_plane);
+        if !writes && !steps().flat_map(Instruction::reads).any(in_plane) {
             continue;
         }
         for backend in &backends {

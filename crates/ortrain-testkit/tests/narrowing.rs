@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::every_level;
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
-use ortrain_program::{Entry, Precision, Program, Reference, Step};
+use ortrain_program::{Entry, Instruction, Precision, Program, Reference};
 use ortrain_testkit::{
     Case, CaseBuilder, Fill, check_backend, check_gradient, check_second_order, gradient_graph, program_at,
     run, tolerance,
@@ -180,7 +180,7 @@ fn attention_has_the_queries_that_are_wanted() {
             .instructions
             .iter()
             .filter_map(|i| match &i.step {
-                Step::Attention(a) => Some(a.queries),
+                Instruction::Attention(a) => Some(a.queries),
                 _ => None,
             })
             .collect();

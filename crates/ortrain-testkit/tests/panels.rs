@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, DType, Nest, Precision, Reg, Type};
 use ortrain_program::{
-    BufferId, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference, Step,
+    BufferId, Entries, Entry, Instruction, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference,
 };
 use ortrain_testkit::programs::{numbers, run_program};
 use ortrain_testkit::tolerance;
@@ -70,7 +70,7 @@ impl Net {
                 reductions: Vec::new(),
                 stores: vec![store.clone()],
             };
-            Step::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+            Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] })
         };
         let (mut factor, mut access) = (weights, square.clone());
         match turned {
@@ -121,7 +121,7 @@ impl Net {
                 precision: Precision::F32,
                 epilogue: Loop { nest, reads: vec![next, bias], writes: vec![next] },
             };
-            b.step(Step::MatMul(Box::new(product)), Entries::ALL, &node).expect("it is sound");
+            b.step(Instruction::MatMul(Box::new(product)), Entries::ALL, &node).expect("it is sound");
             state = next;
         }
         let (inputs, outputs) = (vec![first], vec![state]);
@@ -135,9 +135,9 @@ fn counts(program: &Program, columns: usize) -> [usize; 3] {
     let mut counts = [0; 3];
     for instruction in &program.instructions {
         match &instruction.step {
-            Step::Map(l) if l.nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
-            Step::MatMul(m) if m.batch.as_slice() == [columns / 16] && m.n == 16 => counts[1] += 1,
-            Step::MatMul(_) => counts[2] += 1,
+            Instruction::Map(l) if l.nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
+            Instruction::MatMul(m) if m.batch.as_slice() == [columns / 16] && m.n == 16 => counts[1] += 1,
+            Instruction::MatMul(_) => counts[2] += 1,
             _ => {}
         }
     }

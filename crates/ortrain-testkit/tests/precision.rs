@@ -8,7 +8,7 @@ use ortrain_cpu::Cpu;
 use ortrain_expr::Precision;
 use ortrain_graph::{Attrs, DType, Tensor, ValueId};
 use ortrain_kernels::Isa;
-use ortrain_program::{Backend, Bf16Fallback, Entry, Program, Reference, Step};
+use ortrain_program::{Backend, Bf16Fallback, Entry, Instruction, Program, Reference};
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
 use ortrain_testkit::{
     Case, CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance,
@@ -80,8 +80,8 @@ fn nothing_else_changes() {
             let rounded = RandomProgram::new(seed, KINDS).precision(precision).finish(true);
             for instruction in &rounded.instructions {
                 let expected = match &instruction.step {
-                    Step::MatMul(m) => precision.of_product([m.m, m.n, m.k]),
-                    Step::Conv(c) => precision.of_product(c.shape.product_sides()),
+                    Instruction::MatMul(m) => precision.of_product([m.m, m.n, m.k]),
+                    Instruction::Conv(c) => precision.of_product(c.shape.product_sides()),
                     _ => Precision::F32,
                 };
                 assert_eq!(instruction.step.precision(), expected, "{rounded}");

@@ -7,7 +7,7 @@
 
 use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
-use ortrain_program::{BufferId, ScatterAdd, Step};
+use ortrain_program::{BufferId, Instruction, ScatterAdd};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -109,7 +109,7 @@ fn scatter(
 ) -> Result<(), OpError> {
     let &Places { place, rows, count, inner } = places;
     let (outer, index) = (1, place);
-    cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
+    cx.step(Instruction::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
 /// Puts the sum of rows and a buffer, or zeros, into another; narrow floats are summed in float32.
@@ -318,7 +318,16 @@ impl Op for GatherGrad {
         fill(cx, target, 0.0)?;
         let index = cx.input(1);
         let last = false;
-        cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))?;
+        cx.step(Instruction::ScatterAdd(ScatterAdd {
+            outer,
+            rows,
+            count,
+            inner,
+            source,
+            index,
+            target,
+            last,
+        }))?;
         if narrow {
             copy(cx, target, output)?;
         }

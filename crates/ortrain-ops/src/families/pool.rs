@@ -8,7 +8,7 @@
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, SlidingAxes, Strides, Type, WindowPass, WindowShape};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
-use ortrain_program::{BufferId, Step, Window};
+use ortrain_program::{BufferId, Instruction, Window};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -110,7 +110,7 @@ fn window(
     index: Option<BufferId>,
     target: BufferId,
 ) -> Result<(), OpError> {
-    cx.step(Step::Window(Window { shape, source, index, target }))
+    cx.step(Instruction::Window(Window { shape, source, index, target }))
 }
 
 /// Sets a buffer to zeros: what no window gives anything to.

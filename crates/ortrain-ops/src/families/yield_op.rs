@@ -7,7 +7,7 @@
 //! stands in the graph itself, not in a subgraph, at most once, and has no decomposition: no operator of `ai.onnx` waits.
 
 use ortrain_graph::{Graph, Node};
-use ortrain_program::{HandOver, Step};
+use ortrain_program::{HandOver, Instruction};
 
 use crate::OpError;
 use crate::infer::Infer;
@@ -40,7 +40,7 @@ impl Op for YieldOp {
                 cx.temp(&format!("gradient {output}"), dtype, len)
             });
         }
-        cx.step(Step::HandOver(HandOver { given, taken }))
+        cx.step(Instruction::HandOver(HandOver { given, taken }))
     }
 
     fn placement(&self) -> Placement {

@@ -5,24 +5,26 @@
 
 use ortrain_expr::DType;
 
-use crate::{Buffer, BufferId, Instruction, Step, Window, is_work};
+use crate::{Buffer, BufferId, Instruction, ScheduledInstruction, Window, is_work};
 
 /// Gives positions that only gradients of the same windows read the narrowest type.
 pub(crate) fn number_cells(
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     buffers: &mut [Buffer],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
     for instruction in instructions {
-        let Step::Window(Window { shape, index: Some(index), .. }) = &instruction.step else { continue };
+        let Instruction::Window(Window { shape, index: Some(index), .. }) = &instruction.step else {
+            continue;
+        };
         let index = *index;
         let seen = inputs.contains(&index) || outputs.contains(&index);
         if seen || !is_work(buffers, index) || buffers[index.0 as usize].dtype != DType::I64 {
             continue;
         }
-        let others = |step: &Step| match step {
-            Step::Window(w) if w.index == Some(index) => {
+        let others = |step: &Instruction| match step {
+            Instruction::Window(w) if w.index == Some(index) => {
                 (w.shape.planes, &w.shape.axes) == (shape.planes, &shape.axes)
                     && ![w.source, w.target].contains(&index)
             }

@@ -9,11 +9,11 @@ use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 use super::loop_of;
 use super::splice::{is_injective, same, with_constants};
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, Step, is_work};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, ScheduledInstruction, is_work};
 
 /// Moves sums behind the maps that read their targets, one map after the other.
 pub(crate) fn sum_late(
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     buffers: &[Buffer],
     inputs: &[BufferId],
     outputs: &[BufferId],
@@ -31,14 +31,16 @@ pub(crate) fn sum_late(
 
 /// The instructions with the sums at `at` behind the maps that read them, if that is all that becomes of them.
 fn moved(
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     buffers: &[Buffer],
     inputs: &[BufferId],
     outputs: &[BufferId],
     at: usize,
     new_versions: &mut NewVersions,
-) -> Option<Vec<Instruction>> {
-    let Instruction { step: Step::ScatterAdd(sums), entries, versions, .. } = &instructions[at] else {
+) -> Option<Vec<ScheduledInstruction>> {
+    let ScheduledInstruction { step: Instruction::ScatterAdd(sums), entries, versions, .. } =
+        &instructions[at]
+    else {
         return None;
     };
     let target = sums.target;
@@ -65,10 +67,10 @@ fn moved(
                 return None;
             }
             starts_at_zero &=
-                matches!(&other.step, Step::Map(map) if is_zero(map) && map.nest.segments.is_none());
+                matches!(&other.step, Instruction::Map(map) if is_zero(map) && map.nest.segments.is_none());
         }
         if other.step.reads().contains(&target) {
-            let (Step::Map(_), (map, _)) = (&other.step, loop_of(&other.step)?) else { return None };
+            let (Instruction::Map(_), (map, _)) = (&other.step, loop_of(&other.step)?) else { return None };
             let goes_along =
                 entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
             if index < at || !goes_along || !only_adds(map, target, buffers) {
@@ -87,11 +89,11 @@ fn moved(
     for (index, instruction) in instructions.iter().enumerate() {
         match &instruction.step {
             _ if index == at => {}
-            Step::Map(map) if readers.contains(&index) => {
+            Instruction::Map(map) if readers.contains(&index) => {
                 let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
                 let (to, made) = (map.writes[0], instruction.versions.written(map.writes[0])?);
-                let step = Step::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
-                let mut sums = Instruction {
+                let step = Instruction::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
+                let mut sums = ScheduledInstruction {
                     step,
                     entries: instruction.entries,
                     node: instructions[at].node.clone(),
@@ -101,9 +103,9 @@ fn moved(
                     // The map reads the target as it was before the sums, and the sums what the map makes.
                     let before = new_versions.next();
                     let given = instruction.versions.clone().with_read_of(target, versions);
-                    let step = Step::Map(map);
+                    let step = Instruction::Map(map);
                     let given = given.with_write(to, before).of_step(&step);
-                    result.push(Instruction { step, versions: given, ..instruction.clone() });
+                    result.push(ScheduledInstruction { step, versions: given, ..instruction.clone() });
                     sums.versions = sums.versions.with_read(to, before);
                 }
                 sums.versions = sums.versions.of_step(&sums.step);

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::{is_injective, loop_of};
 use crate::cost::{operation, read_weight};
-use crate::{Buffer, BufferId, Loop, Step};
+use crate::{Buffer, BufferId, Instruction, Loop};
 
 /// More points than this are not counted: the sums of weights would not be exact any more.
 const MOST_POINTS: usize = 1 << 40;
@@ -51,7 +51,7 @@ impl Known {
     /// is new, no instruction that uses it becomes equal to another one, so nothing else gets lighter.
     pub(super) fn is_no_lighter(
         &self,
-        step: &Step,
+        step: &Instruction,
         value: BufferId,
         (map, result): (&Loop, usize),
         buffers: &[Buffer],

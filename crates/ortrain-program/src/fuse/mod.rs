@@ -34,7 +34,9 @@ use smallvec::{SmallVec, smallvec};
 use crate::builder::align;
 use crate::cost::{is_gathered, weight};
 use crate::versions::{Version, Versions};
-use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, Step, is_work};
+use crate::{
+    Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, ScheduledInstruction, is_work,
+};
 pub(crate) use attention::fuse_attention;
 pub(crate) use cells::number_cells;
 use embed::Embedding;
@@ -67,58 +69,66 @@ const MORE_NODES: &str = "…";
 
 /// The nest of a step, and how many of its first loads are no loads; `None` if it has segments. What is done to spaces does
 /// not know these: to passes such a step is one without a nest.
-pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
+pub(crate) fn loop_of(step: &Instruction) -> Option<(&Loop, usize)> {
     any_loop_of(step).filter(|(l, _)| l.nest.segments.is_none())
 }
 
 /// The same for every nest: for what leaves its space as it is.
-pub(crate) fn any_loop_of(step: &Step) -> Option<(&Loop, usize)> {
+pub(crate) fn any_loop_of(step: &Instruction) -> Option<(&Loop, usize)> {
     match step {
-        Step::Map(l) | Step::Row(l) | Step::Col(l) => Some((l, 0)),
-        Step::MatMul(m) => Some((&m.epilogue, 1)),
-        Step::Conv(c) => Some((&c.epilogue, 1)),
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => None,
+        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => Some((l, 0)),
+        Instruction::MatMul(m) => Some((&m.epilogue, 1)),
+        Instruction::Conv(c) => Some((&c.epilogue, 1)),
+        Instruction::Attention(_)
+        | Instruction::Window(_)
+        | Instruction::ScatterAdd(_)
+        | Instruction::HandOver(_) => None,
     }
 }
 
 /// The step with another nest.
-pub(crate) fn with_loop(step: &Step, l: Loop) -> Step {
+pub(crate) fn with_loop(step: &Instruction, l: Loop) -> Instruction {
     match step {
-        Step::Map(_) => Step::Map(l),
-        Step::Row(_) => Step::Row(l),
-        Step::Col(_) => Step::Col(l),
-        Step::MatMul(m) => Step::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
-        Step::Conv(c) => Step::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => {
+        Instruction::Map(_) => Instruction::Map(l),
+        Instruction::Row(_) => Instruction::Row(l),
+        Instruction::Col(_) => Instruction::Col(l),
+        Instruction::MatMul(m) => Instruction::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
+        Instruction::Conv(c) => Instruction::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
+        Instruction::Attention(_)
+        | Instruction::Window(_)
+        | Instruction::ScatterAdd(_)
+        | Instruction::HandOver(_) => {
             unreachable!("it has no single nest")
         }
     }
 }
 
 /// Whether axes of a step's nest may be split: those of products are what the product says.
-fn may_split(step: &Step) -> bool {
-    matches!(step, Step::Map(_) | Step::Row(_) | Step::Col(_))
+fn may_split(step: &Instruction) -> bool {
+    matches!(step, Instruction::Map(_) | Instruction::Row(_) | Instruction::Col(_))
 }
 
 /// Buffers that a step reads other than through [the nest](loop_of) that passes know.
-pub(crate) fn factors(step: &Step) -> SmallVec<[BufferId; 2]> {
+pub(crate) fn factors(step: &Instruction) -> SmallVec<[BufferId; 2]> {
     match step {
-        Step::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
-        Step::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
-        Step::Map(l) | Step::Row(l) | Step::Col(l) if l.nest.segments.is_none() => SmallVec::new(),
-        Step::Map(_)
-        | Step::Row(_)
-        | Step::Col(_)
-        | Step::Attention(_)
-        | Step::Window(_)
-        | Step::ScatterAdd(_)
-        | Step::HandOver(_) => step.reads().into_iter().collect(),
+        Instruction::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
+        Instruction::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
+        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) if l.nest.segments.is_none() => {
+            SmallVec::new()
+        }
+        Instruction::Map(_)
+        | Instruction::Row(_)
+        | Instruction::Col(_)
+        | Instruction::Attention(_)
+        | Instruction::Window(_)
+        | Instruction::ScatterAdd(_)
+        | Instruction::HandOver(_) => step.reads().into_iter().collect(),
     }
 }
 
 /// Fuses instructions. What is kept in place of other values gets buffers of its own.
 pub(crate) fn fuse(
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     buffers: &mut Vec<Buffer>,
     inputs: &[BufferId],
     outputs: &[BufferId],
@@ -137,7 +147,7 @@ pub(crate) fn fuse(
 }
 
 /// The nodes of two instructions that became one. Where one of them can fail, messages name that one.
-fn joined(first: &Instruction, second: &Instruction) -> Arc<str> {
+fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction) -> Arc<str> {
     match (first.step.can_fail(), second.step.can_fail()) {
         (true, false) => return first.node.clone(),
         (false, true) => return second.node.clone(),
@@ -157,7 +167,7 @@ fn joined(first: &Instruction, second: &Instruction) -> Arc<str> {
 }
 
 /// What stands at some places after a rewrite.
-type Change = Vec<(usize, Option<Instruction>)>;
+type Change = Vec<(usize, Option<ScheduledInstruction>)>;
 
 /// A rewrite and by how much it makes the program lighter.
 struct Rewrite {
@@ -168,7 +178,7 @@ struct Rewrite {
 
 /// Instructions while they are fused, and who reads and writes what.
 struct Fusion<'a> {
-    slots: Vec<Option<Instruction>>,
+    slots: Vec<Option<ScheduledInstruction>>,
     buffers: &'a [Buffer],
     /// Buffers that share bytes are one cell.
     cells: Vec<usize>,
@@ -215,7 +225,7 @@ pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
 
 impl<'a> Fusion<'a> {
     fn new(
-        instructions: Vec<Instruction>,
+        instructions: Vec<ScheduledInstruction>,
         buffers: &'a [Buffer],
         inputs: &[BufferId],
         outputs: &[BufferId],
@@ -247,13 +257,13 @@ impl<'a> Fusion<'a> {
         work
     }
 
-    fn step(&self, at: usize) -> Option<&Step> {
+    fn step(&self, at: usize) -> Option<&Instruction> {
         self.slots[at].as_ref().map(|instruction| &instruction.step)
     }
 
     fn map(&self, at: usize) -> Option<&Loop> {
         match self.step(at) {
-            Some(Step::Map(map)) if map.nest.segments.is_none() => Some(map),
+            Some(Instruction::Map(map)) if map.nest.segments.is_none() => Some(map),
             _ => None,
         }
     }
@@ -267,7 +277,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Puts an instruction into its place and returns what stood there.
-    fn put(&mut self, at: usize, new: Option<Instruction>) -> Option<Instruction> {
+    fn put(&mut self, at: usize, new: Option<ScheduledInstruction>) -> Option<ScheduledInstruction> {
         let mut touched: SmallVec<[usize; 16]> = SmallVec::new();
         let old = self.slots[at].take();
         if let Some(old) = &old {
@@ -329,7 +339,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// A map goes to where an operand is made, or to where its result is read.
-    fn join_all(mut self) -> Vec<Option<Instruction>> {
+    fn join_all(mut self) -> Vec<Option<ScheduledInstruction>> {
         let count = self.slots.len();
         // A map that needs the sums of its own operands follows them, while the row is in the cache. Then each goes to where
         // an operand is made, or to where its result is read, whichever is lighter.
@@ -386,7 +396,9 @@ impl<'a> Fusion<'a> {
         }
         // A map that went behind something else can still be computed by who has its operands.
         for (_, old) in undo {
-            let Some(Instruction { step: Step::Map(map), versions, .. }) = old else { continue };
+            let Some(ScheduledInstruction { step: Instruction::Map(map), versions, .. }) = old else {
+                continue;
+            };
             let (map, versions) = (Rc::new(map), Rc::new(versions));
             for (result, &id) in map.writes.iter().enumerate() {
                 let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
@@ -401,7 +413,7 @@ impl<'a> Fusion<'a> {
 
     /// By how much changes, any one of which will do, make the program lighter, if they do.
     fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
-        let weigh = |instruction: &Instruction| {
+        let weigh = |instruction: &ScheduledInstruction| {
             weight(&instruction.step, self.buffers).saturating_mul(instruction.entries.count())
         };
         let (mut before, mut after) = (0u64, 0u64);
@@ -450,7 +462,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Whether a step can run: what it stores lies over no load but an equal one, and what can fail writes no state.
-    fn is_sound(&self, step: &Step) -> bool {
+    fn is_sound(&self, step: &Instruction) -> bool {
         let Some((l, virtual_loads)) = loop_of(step) else { return true };
         let factors = factors(step);
         for (k, (&to, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
@@ -582,7 +594,7 @@ impl<'a> Fusion<'a> {
             })?;
             let entries = host.entries.and(entries);
             let versions = host.versions.followed_by(&follower.versions, entries)?.of_step(&step);
-            merged.push(Instruction { step, entries, node: joined(host, follower), versions });
+            merged.push(ScheduledInstruction { step, entries, node: joined(host, follower), versions });
         }
         let mut changes = SmallVec::new();
         if down {
@@ -612,7 +624,7 @@ impl<'a> Fusion<'a> {
         let ends_by = |cell: usize, at: usize| {
             !self.is_output[cell] && self.readers[cell].last().is_none_or(|&last| last <= at)
         };
-        let host = self.step(maker).map(Step::reads).unwrap_or_default();
+        let host = self.step(maker).map(Instruction::reads).unwrap_or_default();
         // What the host reads last would have to wait for it.
         let down = bytes(&host, &|cell| ends_by(cell, maker));
         let (mut made, mut freed) = (0usize, 0usize);
@@ -635,7 +647,7 @@ impl<'a> Fusion<'a> {
         let mut seen = Entries::NONE;
         for &reader in readers {
             let instruction = self.slots[reader].as_ref()?;
-            if !seen.and(instruction.entries).is_empty() || !matches!(instruction.step, Step::Map(_)) {
+            if !seen.and(instruction.entries).is_empty() || !matches!(instruction.step, Instruction::Map(_)) {
                 return None;
             }
             seen = seen.or(instruction.entries);
@@ -669,13 +681,13 @@ impl<'a> Fusion<'a> {
             let unchanged = (step, versions);
             let (step, versions) = self.recomputed(reader, &unchanged, Some(value)).unwrap_or(unchanged);
             let (node, versions) = (joined(guest, instruction), versions.of_step(&step));
-            change.push((reader, Some(Instruction { step, node, versions, ..instruction.clone() })));
+            change.push((reader, Some(ScheduledInstruction { step, node, versions, ..instruction.clone() })));
         }
         self.gain(smallvec![change])
     }
 
     /// A step that computes a value instead of reading it.
-    fn without_load(&self, step: &Step, value: BufferId, map: &Loop) -> Option<Step> {
+    fn without_load(&self, step: &Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
         let mut step = step.clone();
         if factors(&step).contains(&value) {
             step = reading_through(step, value, map)?;
@@ -715,11 +727,11 @@ impl<'a> Fusion<'a> {
     fn recomputed(
         &self,
         at: usize,
-        as_it_is: &(Step, Versions),
+        as_it_is: &(Instruction, Versions),
         gone: Option<BufferId>,
-    ) -> Option<(Step, Versions)> {
+    ) -> Option<(Instruction, Versions)> {
         let entries = self.slots[at].as_ref()?.entries;
-        let mut best: Option<(Step, Versions)> = None;
+        let mut best: Option<(Instruction, Versions)> = None;
         let mut known: Option<lighter::Known> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
@@ -747,7 +759,7 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let Some(lighter) = self.without_load(step, id, &map) else { continue };
-            let given = given.of_step(&Step::Map(map));
+            let given = given.of_step(&Instruction::Map(map));
             if weight(&lighter, self.buffers) < weight(step, self.buffers)
                 && let Some(versions) = versions.clone().reading_also(&given)
             {
@@ -762,7 +774,7 @@ impl<'a> Fusion<'a> {
         let as_it_is = (instruction.step.clone(), instruction.versions.clone());
         let (step, versions) = self.recomputed(at, &as_it_is, None)?;
         let versions = versions.of_step(&step);
-        self.gain(smallvec![vec![(at, Some(Instruction { step, versions, ..instruction.clone() }))]])
+        self.gain(smallvec![vec![(at, Some(ScheduledInstruction { step, versions, ..instruction.clone() }))]])
     }
 }
 
@@ -774,7 +786,7 @@ fn result_of(map: &Loop, result: usize) -> Loop {
 
 /// The buffers by which the space of a map may be compared with that of a step: results first; then, for a map that reads
 /// what is the same along a row, what both read.
-fn links(step: &Step, host: &Loop, map: &Loop) -> Vec<Link> {
+fn links(step: &Instruction, host: &Loop, map: &Loop) -> Vec<Link> {
     let mut links = Vec::new();
     for (slot, id) in map.reads.iter().enumerate() {
         if let Some(result) = host.writes.iter().position(|written| written == id) {
@@ -792,8 +804,8 @@ fn links(step: &Step, host: &Loop, map: &Loop) -> Vec<Link> {
 }
 
 /// A product that reads a factor through a map that does nothing but move elements.
-fn reading_through(step: Step, value: BufferId, map: &Loop) -> Option<Step> {
-    let Step::MatMul(mut product) = step else { return None };
+fn reading_through(step: Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
+    let Instruction::MatMul(mut product) = step else { return None };
     let (&[(Inst::Load(0), _)], [load], &[source]) =
         (map.nest.expr.insts(), map.nest.loads.as_slice(), map.reads.as_slice())
     else {
@@ -821,5 +833,5 @@ fn reading_through(step: Step, value: BufferId, map: &Loop) -> Option<Step> {
         *access = moved;
         *id = source;
     }
-    Some(Step::MatMul(product))
+    Some(Instruction::MatMul(product))
 }

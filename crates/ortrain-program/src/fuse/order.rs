@@ -4,10 +4,14 @@ use ortrain_expr::{Access, Builder, DType, Nest, Type};
 
 use super::{any_loop_of, splice, with_loop};
 use crate::versions::{NewVersions, Versions};
-use crate::{Buffer, BufferId, Instruction, Loop, Place, Step, is_work};
+use crate::{Buffer, BufferId, Instruction, Loop, Place, ScheduledInstruction, is_work};
 
 /// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
-pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buffer], outputs: &[BufferId]) {
+pub(crate) fn remove_unused(
+    instructions: &mut Vec<ScheduledInstruction>,
+    buffers: &[Buffer],
+    outputs: &[BufferId],
+) {
     let mut needed = vec![false; buffers.len()];
     for output in outputs {
         needed[output.0 as usize] = true;
@@ -41,8 +45,8 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
 /// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
 /// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
 /// updated in the first part is copied before the update.
-pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>) {
-    let writes_state = |i: &Instruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
+pub(crate) fn order(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>) {
+    let writes_state = |i: &ScheduledInstruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
     let Some(last_failing) = instructions.iter().rposition(|i| i.step.can_fail()) else { return };
     if !instructions[..last_failing].iter().any(writes_state) {
         return;
@@ -76,12 +80,16 @@ pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffe
 }
 
 /// Lets later instructions read copies of the buffers that earlier ones update before they come.
-fn copy_before_updates(first: &mut Vec<Instruction>, rest: &mut [Instruction], buffers: &mut Vec<Buffer>) {
+fn copy_before_updates(
+    first: &mut Vec<ScheduledInstruction>,
+    rest: &mut [ScheduledInstruction],
+    buffers: &mut Vec<Buffer>,
+) {
     let mut new_versions = NewVersions::after(first.iter().chain(rest.iter()));
-    for Instruction { step, entries, versions, .. } in rest {
+    for ScheduledInstruction { step, entries, versions, .. } in rest {
         for id in step.reads() {
             let Some(version) = versions.read_everywhere(id, *entries) else { continue };
-            let wrote = |instruction: &Instruction| instruction.versions.written(id);
+            let wrote = |instruction: &ScheduledInstruction| instruction.versions.written(id);
             let Some(made) = first.iter().rposition(|other| wrote(other) == Some(version)) else { continue };
             let is_updated = first[made + 1..].iter().any(|other| wrote(other).is_some());
             if !is_updated || !is_work(buffers, id) || step.writes().contains(&id) {
@@ -93,8 +101,8 @@ fn copy_before_updates(first: &mut Vec<Instruction>, rest: &mut [Instruction], b
             let copied = new_versions.next();
             first.insert(
                 made + 1,
-                Instruction {
-                    step: Step::Map(copy_of(id, copy, dtype, len)),
+                ScheduledInstruction {
+                    step: Instruction::Map(copy_of(id, copy, dtype, len)),
                     versions: Versions::of_map((id, version), (copy, copied)),
                     ..first[made].clone()
                 },
@@ -123,7 +131,7 @@ fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Loop {
 }
 
 /// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
-fn without_state(instruction: &mut Instruction, buffers: &[Buffer]) -> Option<Instruction> {
+fn without_state(instruction: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
     let (l, virtual_loads) = any_loop_of(&instruction.step)?;
     let own: Vec<bool> = l.writes.iter().map(|&id| is_work(buffers, id)).collect();
     let state: Vec<bool> = own.iter().map(|own| !own).collect();
@@ -133,8 +141,11 @@ fn without_state(instruction: &mut Instruction, buffers: &[Buffer]) -> Option<In
     let (early, late) =
         (splice::with_results(l, virtual_loads, &own)?, splice::with_results(l, virtual_loads, &state)?);
     let late = with_loop(&instruction.step, late);
-    let late =
-        Instruction { versions: instruction.versions.of_step(&late), step: late, ..instruction.clone() };
+    let late = ScheduledInstruction {
+        versions: instruction.versions.of_step(&late),
+        step: late,
+        ..instruction.clone()
+    };
     instruction.step = with_loop(&instruction.step, early);
     instruction.versions = instruction.versions.of_step(&instruction.step);
     Some(late)

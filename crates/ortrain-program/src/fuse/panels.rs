@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::cells;
 use super::splice::inline;
 use crate::versions::{NewVersions, Versions};
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Place, Step};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Place, ScheduledInstruction};
 
 /// Columns of a panel: those of a block that is summed up in registers.
 const COLUMNS: usize = 16;
@@ -30,13 +30,13 @@ struct Group {
 }
 
 /// Lays matrices in panels.
-pub(crate) fn lay_panels(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>) {
+pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>) {
     let cells = cells(buffers);
     let cell = |id: BufferId| cells[id.0 as usize];
     let mut open: FxHashMap<(BufferId, Access, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for (at, instruction) in instructions.iter().enumerate() {
-        if let Step::MatMul(product) = &instruction.step
+        if let Instruction::MatMul(product) = &instruction.step
             && fits(product, buffers)
         {
             let key = (product.b, product.b_access.clone(), [product.k, product.n]);
@@ -58,22 +58,22 @@ pub(crate) fn lay_panels(instructions: &mut Vec<Instruction>, buffers: &mut Vec<
     groups.sort_unstable_by_key(|group| group.readers[0]);
 
     let mut new_versions = NewVersions::after(instructions.iter());
-    let mut maps: Vec<Instruction> = Vec::with_capacity(groups.len());
+    let mut maps: Vec<ScheduledInstruction> = Vec::with_capacity(groups.len());
     for (k, group) in groups.iter().enumerate() {
         let panels = BufferId((buffers.len() + k) as u32);
-        let map = Step::Map(layout(&group.product, panels));
+        let map = Instruction::Map(layout(&group.product, panels));
         let given = group.readers.iter().try_fold(Versions::default(), |given, &reader| {
             given.reading_also(&instructions[reader].versions.of_step(&map))
         });
         let given = given.expect("nothing writes a matrix between the products of a group");
-        let Step::Map(l) = &map else { unreachable!("a layout is a map") };
+        let Instruction::Map(l) = &map else { unreachable!("a layout is a map") };
         let (step, given) = match moved(instructions, group, l, cell) {
-            Some((source, given)) => (Step::Map(source), given),
+            Some((source, given)) => (Instruction::Map(source), given),
             None => (map, given),
         };
         let versions = given.of_step(&step).with_write(panels, new_versions.next());
         let node = instructions[group.readers[0]].node.clone();
-        maps.push(Instruction { step, entries: group.entries, node, versions });
+        maps.push(ScheduledInstruction { step, entries: group.entries, node, versions });
     }
     for (Group { product, readers, .. }, map) in groups.iter().zip(&maps) {
         let Some((panels, version)) = map.versions.writes().next() else { continue };
@@ -81,8 +81,8 @@ pub(crate) fn lay_panels(instructions: &mut Vec<Instruction>, buffers: &mut Vec<
         let (label, len) = (format!("{} in panels", old.label).into(), product.k * product.n);
         buffers.push(Buffer { label, dtype: old.dtype, len, place: Place::Work(0) });
         for &reader in readers {
-            let Instruction { step, versions, .. } = &mut instructions[reader];
-            if let Step::MatMul(product) = step {
+            let ScheduledInstruction { step, versions, .. } = &mut instructions[reader];
+            if let Instruction::MatMul(product) = step {
                 read_panels(product, panels);
             }
             *versions = versions.clone().with_read(panels, version).of_step(step);
@@ -138,7 +138,7 @@ fn layout(product: &MatMul, panels: BufferId) -> Loop {
 /// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
 /// these products alone want them there; and the versions that the other map was given.
 fn moved(
-    instructions: &[Instruction],
+    instructions: &[ScheduledInstruction],
     group: &Group,
     map: &Loop,
     cell: impl Fn(BufferId) -> usize,
@@ -148,7 +148,8 @@ fn moved(
     let writes = |at: &usize| touches(instructions[*at].step.writes(), value);
     let mut writers = (0..instructions.len()).filter(writes);
     let (maker, None) = (writers.next()?, writers.next()) else { return None };
-    let Instruction { step: Step::Map(guest), entries, versions, .. } = &instructions[maker] else {
+    let ScheduledInstruction { step: Instruction::Map(guest), entries, versions, .. } = &instructions[maker]
+    else {
         return None;
     };
     let others = instructions

@@ -12,7 +12,7 @@ use super::splice::{is_injective, with_expression};
 use super::{Fusion, PLACES};
 use crate::builder::align;
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, Step};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScheduledInstruction};
 
 /// What is kept must be less than this part of what it takes the place of.
 const LESS: (usize, usize) = (3, 4);
@@ -116,7 +116,11 @@ impl Fusion<'_> {
 }
 
 /// Makes maps in two; slopes get buffers of their own.
-pub(super) fn apart(found: Vec<Slope>, slots: &mut [Option<Instruction>], buffers: &mut Vec<Buffer>) {
+pub(super) fn apart(
+    found: Vec<Slope>,
+    slots: &mut [Option<ScheduledInstruction>],
+    buffers: &mut Vec<Buffer>,
+) {
     let mut new_versions = NewVersions::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {
         let Some(instruction) = &slots[at] else { continue };
@@ -132,12 +136,13 @@ pub(super) fn apart(found: Vec<Slope>, slots: &mut [Option<Instruction>], buffer
         slope.writes[0] = id;
         product.reads.iter_mut().filter(|read| **read == NEW).for_each(|read| *read = id);
         let (given, version) = (instruction.versions.clone(), new_versions.next());
-        let [slope, product] = [slope, product].map(Step::Map);
+        let [slope, product] = [slope, product].map(Instruction::Map);
         let of_slope = given.clone().with_write(id, version).of_step(&slope);
         let of_product = given.with_read(id, version).of_step(&product);
         let (entries, node) = (instruction.entries, instruction.node.clone());
-        slots[after + 1] = Some(Instruction { step: slope, entries, node: node.clone(), versions: of_slope });
-        slots[at] = Some(Instruction { step: product, entries, node, versions: of_product });
+        slots[after + 1] =
+            Some(ScheduledInstruction { step: slope, entries, node: node.clone(), versions: of_slope });
+        slots[at] = Some(ScheduledInstruction { step: product, entries, node, versions: of_product });
     }
 }
 

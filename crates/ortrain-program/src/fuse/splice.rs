@@ -5,7 +5,7 @@ use ortrain_expr::{Access, Builder, DType, Expr, Inst, Nest, Reg, Scalar, Type};
 use super::embed::{Embedding, copy, finish, finish_with};
 use super::loop_of;
 use crate::cost::is_gathered;
-use crate::{BufferId, Loop, Step};
+use crate::{BufferId, Instruction, Loop};
 
 /// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
 const LONGEST_EXPRESSION: usize = 192;
@@ -126,7 +126,7 @@ pub(super) fn least_loads(map: &Loop) -> usize {
 }
 
 /// How many buffers a map may load that follows a step: those that a nest may, and the step's own results.
-pub(super) fn most_loads_behind(step: &Step) -> usize {
+pub(super) fn most_loads_behind(step: &Instruction) -> usize {
     MOST_LOADS + loop_of(step).map_or(0, |(l, _)| l.writes.len())
 }
 

@@ -9,8 +9,8 @@ use ortrain_expr::{
 
 use crate::reference::evaluate;
 use crate::{
-    Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
-    ProgramBuilder, Reference, Scalars, Step, Window, Workspace,
+    Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Memory, Place, PlaneId,
+    Program, ProgramBuilder, Reference, Scalars, Window, Workspace,
 };
 
 /// Images of a program: `[n, c, h * w]`.
@@ -76,7 +76,7 @@ impl Images {
         Loop { nest, reads, writes }
     }
 
-    fn step(&mut self, step: Step, entries: Entries) {
+    fn step(&mut self, step: Instruction, entries: Entries) {
         self.b.step(step, entries, &self.node).unwrap();
     }
 
@@ -88,7 +88,7 @@ impl Images {
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
     ) {
         let map = self.nest(dims, loads, stores, f);
-        self.step(Step::Map(map), Entries::ALL);
+        self.step(Instruction::Map(map), Entries::ALL);
     }
 
     /// An element-wise map over the flat images.
@@ -134,7 +134,7 @@ impl Images {
         l.nest.inner = 2;
         l.nest.reductions =
             reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
-        self.step(Step::Row(l), Entries::ALL);
+        self.step(Instruction::Row(l), Entries::ALL);
     }
 
     /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
@@ -210,7 +210,7 @@ impl Images {
             axes: [axis(self.h), axis(self.w)].into_iter().collect(),
         };
         let conv = Conv { shape, a, a_offset: 0, b: filter, precision: Precision::F32, epilogue };
-        self.step(Step::Conv(Box::new(conv)), Entries::ALL);
+        self.step(Instruction::Conv(Box::new(conv)), Entries::ALL);
     }
 
     fn filter(&mut self) -> BufferId {
@@ -223,7 +223,7 @@ impl Images {
             |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
         let axes = [axis(self.h), axis(self.w)].into_iter().collect();
         let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
-        self.step(Step::Window(Window { shape, source: from, index: None, target: to }), Entries::ALL);
+        self.step(Instruction::Window(Window { shape, source: from, index: None, target: to }), Entries::ALL);
     }
 
     fn finish(self, inputs: &[BufferId], outputs: &[BufferId]) -> Program {
@@ -272,7 +272,7 @@ fn normalisation_and_activation_follow_their_statistics() {
     let program = i.finish(&[x, bias], &[y, mean]);
     assert_eq!(names(&program), ["Row"], "{program}");
     assert_eq!(shape_of(&program, 0), (2, 2), "{program}");
-    let Step::Row(row) = &program.instructions[0].step else { unreachable!() };
+    let Instruction::Row(row) = &program.instructions[0].step else { unreachable!() };
     assert_eq!(row.writes, [mean, y], "{program}");
 }
 
@@ -418,13 +418,13 @@ fn gradients_gather_where_they_are_made() {
         axes: [axis, axis].into_iter().collect(),
     };
     let conv = Conv { shape, a: g, a_offset: 0, b: x, precision: Precision::F32, epilogue };
-    i.step(Step::Conv(Box::new(conv)), Entries::ALL);
+    i.step(Instruction::Conv(Box::new(conv)), Entries::ALL);
     let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
     let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
-    i.step(Step::Map(add), Entries::only(Entry::Accumulate));
-    i.step(Step::Map(put), Entries::only(Entry::Overwrite));
+    i.step(Instruction::Map(add), Entries::only(Entry::Accumulate));
+    i.step(Instruction::Map(put), Entries::only(Entry::Overwrite));
     let program = i.finish(&[x, g], &[]);
     assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
     for (instruction, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
@@ -537,10 +537,10 @@ fn a_product_reads_through_a_transposition() {
         precision: Precision::F32,
         epilogue,
     };
-    i.step(Step::MatMul(Box::new(step)), Entries::ALL);
+    i.step(Instruction::MatMul(Box::new(step)), Entries::ALL);
     let program = i.finish(&[a, right], &[product]);
     assert_eq!(names(&program), ["MatMul"], "{program}");
-    let Step::MatMul(step) = &program.instructions[0].step else { unreachable!() };
+    let Instruction::MatMul(step) = &program.instructions[0].step else { unreachable!() };
     assert_eq!((step.a, step.a_access.strides.as_slice()), (a, &[1, m as isize][..]));
 }
 
@@ -638,7 +638,7 @@ fn a_slope_is_kept_and_not_what_it_is_made_of() {
     let program = activated(true, false);
     let slope = program.buffers.iter().position(|buffer| &*buffer.label == "dx/slope").unwrap();
     let slope = BufferId(slope as u32);
-    let places = |wanted: &dyn Fn(&Step) -> Vec<BufferId>| -> Vec<usize> {
+    let places = |wanted: &dyn Fn(&Instruction) -> Vec<BufferId>| -> Vec<usize> {
         let all = program.instructions.iter().enumerate();
         all.filter(|(_, i)| wanted(&i.step).contains(&slope)).map(|(at, _)| at).collect()
     };
@@ -702,7 +702,7 @@ fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
     let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, before };
     let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
     let mut window = |shape, source, target| {
-        images.step(Step::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
+        images.step(Instruction::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
     };
     window(shape(WindowPass::Max), x, y);
     let mut gradient = shape(WindowPass::MaxGradient);
@@ -755,7 +755,7 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
         images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
     let known = super::lighter::Known::of(&reader);
     let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
-    known.is_no_lighter(&Step::Map(reader), y, (&map, 0), &buffers)
+    known.is_no_lighter(&Instruction::Map(reader), y, (&map, 0), &buffers)
 }
 
 /// Something is said only of steps that read each element at one point: of others, the parts of the value may be computed

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::cost::is_gathered;
 use crate::fuse::{copy, finish, is_injective, loop_of, with_constants, with_loop};
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Step, is_work};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, ScheduledInstruction, is_work};
 use band::{Band, Cuts, Narrowed, hull, points, share};
 use product::{Narrow, narrowed_product};
 use zeros::{is_made_of_sums_alone, zero_registers};
@@ -68,7 +68,7 @@ impl Part {
 
 /// Narrows instructions, which stand in the order in which they run.
 pub(crate) fn narrow(
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     buffers: &mut Vec<Buffer>,
     inputs: &[BufferId],
     outputs: &[BufferId],
@@ -95,31 +95,31 @@ fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<Band> {
 }
 
 /// The nest of a step whose space can be narrowed, and how many of its first loads are no loads.
-fn nest_of(step: &Step) -> Option<(&Loop, usize)> {
-    loop_of(step).filter(|_| !matches!(step, Step::Conv(_)))
+fn nest_of(step: &Instruction) -> Option<(&Loop, usize)> {
+    loop_of(step).filter(|_| !matches!(step, Instruction::Conv(_)))
 }
 
 // --- Zeros ------------------------------------------------------------------------------------------------------------
 
 /// What is zero in each instruction.
-fn find_zeros(instructions: &[Instruction], buffers: &[Buffer], inputs: &[BufferId]) -> Vec<Zeros> {
+fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs: &[BufferId]) -> Vec<Zeros> {
     // Elements that may be other than zero so far.
     let mut written = seen_outside(buffers, &[inputs]);
     let mut all = Vec::with_capacity(instructions.len());
-    for Instruction { step, .. } in instructions {
+    for ScheduledInstruction { step, .. } in instructions {
         let found = match step {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) if l.nest.segments.is_none() => {
+            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) if l.nest.segments.is_none() => {
                 zeros_of_nest(l, &written)
             }
-            Step::MatMul(m) => zeros_of_product(m, &written),
-            Step::Map(_)
-            | Step::Row(_)
-            | Step::Col(_)
-            | Step::Conv(_)
-            | Step::Attention(_)
-            | Step::Window(_)
-            | Step::ScatterAdd(_)
-            | Step::HandOver(_) => Zeros::default(),
+            Instruction::MatMul(m) => zeros_of_product(m, &written),
+            Instruction::Map(_)
+            | Instruction::Row(_)
+            | Instruction::Col(_)
+            | Instruction::Conv(_)
+            | Instruction::Attention(_)
+            | Instruction::Window(_)
+            | Instruction::ScatterAdd(_)
+            | Instruction::HandOver(_) => Zeros::default(),
         };
         for (k, id) in step.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
@@ -271,7 +271,7 @@ struct Demand {
 }
 
 impl Demand {
-    fn new(instructions: &[Instruction], buffers: &[Buffer], outputs: &[BufferId]) -> Demand {
+    fn new(instructions: &[ScheduledInstruction], buffers: &[Buffer], outputs: &[BufferId]) -> Demand {
         let mut writers = vec![0; buffers.len()];
         for id in instructions.iter().flat_map(|instruction| instruction.step.writes()) {
             writers[id.0 as usize] += 1;
@@ -287,8 +287,10 @@ impl Demand {
     }
 
     /// Whether nobody sees the one result of a map, because something else is written in its place.
-    fn is_overwritten(&self, instruction: &Instruction, buffers: &[Buffer]) -> bool {
-        let Instruction { step: Step::Map(map), entries, .. } = instruction else { return false };
+    fn is_overwritten(&self, instruction: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
+        let ScheduledInstruction { step: Instruction::Map(map), entries, .. } = instruction else {
+            return false;
+        };
         let &[id] = map.writes.as_slice() else { return false };
         let sees_it = |(band, later): (Band, Entries)| {
             !band.holds(self.wanted[id.0 as usize]) || later.and(*entries) != *entries
@@ -299,7 +301,7 @@ impl Demand {
     }
 
     /// Takes in what a step writes.
-    fn write(&mut self, step: &Step, entries: Entries) {
+    fn write(&mut self, step: &Instruction, entries: Entries) {
         for id in step.writes() {
             self.overwritten[id.0 as usize] = None;
         }
@@ -310,7 +312,7 @@ impl Demand {
     }
 
     /// Takes in what a step reads.
-    fn read(&mut self, step: &Step, buffers: &[Buffer]) {
+    fn read(&mut self, step: &Instruction, buffers: &[Buffer]) {
         for (id, band) in reads(step, buffers) {
             let k = id.0 as usize;
             self.wanted[k] = self.wanted[k].hull(band, buffers[k].len);
@@ -321,7 +323,7 @@ impl Demand {
     /// The part of its space that a step must compute, and results that have to be filled with zeros before it does.
     fn part(
         &self,
-        step: &Step,
+        step: &Instruction,
         l: &Loop,
         zeros: &Zeros,
         buffers: &[Buffer],
@@ -335,7 +337,7 @@ impl Demand {
             }
             let mut cuts = points(dims, store, wanted);
             cuts.retain(|cut| cut.axis < kept);
-            let may_fill = !matches!(step, Step::Map(_))
+            let may_fill = !matches!(step, Instruction::Map(_))
                 && self.writers[id.0 as usize] == 1
                 && is_work(buffers, id)
                 && !step.reads().contains(&id);
@@ -357,14 +359,14 @@ impl Demand {
 
 /// Narrows every instruction to what is read of its results and is not zero.
 fn leave_out(
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     buffers: &mut Vec<Buffer>,
     outputs: &[BufferId],
     zeros: Vec<Zeros>,
 ) {
     let mut demand = Demand::new(instructions, buffers, outputs);
     let mut new_versions = NewVersions::after(instructions.iter());
-    let mut reversed: Vec<Instruction> = Vec::with_capacity(instructions.len());
+    let mut reversed: Vec<ScheduledInstruction> = Vec::with_capacity(instructions.len());
     for (mut instruction, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
         if demand.is_overwritten(&instruction, buffers) {
             continue;
@@ -384,14 +386,14 @@ fn leave_out(
         }
         demand.read(&instruction.step, buffers);
         let given = instruction.versions.clone();
-        let before: SmallVec<[Instruction; 2]> = before
+        let before: SmallVec<[ScheduledInstruction; 2]> = before
             .into_iter()
             .map(|map| {
                 let (to, version) = (map.writes[0], new_versions.next());
                 instruction.versions = instruction.versions.clone().with_read(to, version);
-                let step = Step::Map(map);
+                let step = Instruction::Map(map);
                 let versions = given.clone().with_write(to, version).of_step(&step);
-                Instruction { step, versions, ..instruction.clone() }
+                ScheduledInstruction { step, versions, ..instruction.clone() }
             })
             .collect();
         instruction.versions = instruction.versions.of_step(&instruction.step);
@@ -406,7 +408,7 @@ fn leave_out(
 }
 
 /// A step that does not load what is zero. A product that is zero is none.
-fn without_zeros(step: &Step, l: &Loop, virtual_loads: usize, zeros: &[usize]) -> Step {
+fn without_zeros(step: &Instruction, l: &Loop, virtual_loads: usize, zeros: &[usize]) -> Instruction {
     let zero = |slot: usize| zeros.contains(&slot).then_some(Scalar::F64(0.0));
     let values: Vec<Option<Scalar>> = (0..l.reads.len()).map(zero).collect();
     let is_product = virtual_loads > 0 && !zeros.contains(&0);
@@ -417,7 +419,7 @@ fn without_zeros(step: &Step, l: &Loop, virtual_loads: usize, zeros: &[usize]) -
     };
     match fewer {
         None => step.clone(),
-        Some(fewer) if virtual_loads > 0 && !is_product => Step::Map(fewer),
+        Some(fewer) if virtual_loads > 0 && !is_product => Instruction::Map(fewer),
         Some(fewer) => with_loop(step, fewer),
     }
 }
@@ -433,12 +435,12 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
 }
 
 /// What a step reads of buffers.
-fn reads(step: &Step, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
+fn reads(step: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
     let mut found = Vec::new();
     let Some((l, virtual_loads)) = nest_of(step) else {
         return step.reads().into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect();
     };
-    if let Step::MatMul(m) = step {
+    if let Instruction::MatMul(m) = step {
         let factors = [(m.a, &m.a_access), (m.b, &m.b_access)];
         found.extend(factors.into_iter().zip(spaces(m)).map(|((id, a), dims)| (id, Band::reached(a, &dims))));
     }
@@ -472,13 +474,18 @@ fn fill(id: BufferId, buffer: &Buffer) -> Loop {
 
 /// A step over a part of its space and some of the terms of its sums, and the maps that make operands of it. What cannot be
 /// left out stays.
-fn narrowed(step: Step, cuts: &Cuts, terms: &Cuts, buffers: &mut Vec<Buffer>) -> (Step, SmallVec<[Loop; 2]>) {
+fn narrowed(
+    step: Instruction,
+    cuts: &Cuts,
+    terms: &Cuts,
+    buffers: &mut Vec<Buffer>,
+) -> (Instruction, SmallVec<[Loop; 2]>) {
     if cuts.is_empty() && terms.is_empty() {
         return (step, SmallVec::new());
     }
-    if let Step::MatMul(m) = &step {
+    if let Instruction::MatMul(m) = &step {
         return match narrowed_product(m, cuts, terms, buffers) {
-            Some(Narrow { product, copies }) => (Step::MatMul(product), copies),
+            Some(Narrow { product, copies }) => (Instruction::MatMul(product), copies),
             None => (step, SmallVec::new()),
         };
     }
@@ -519,13 +526,13 @@ fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {
 
 /// Makes buffers of which a band alone is used hold nothing else.
 fn compact(
-    instructions: &mut [Instruction],
+    instructions: &mut [ScheduledInstruction],
     buffers: &mut [Buffer],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
     let mut used = seen_outside(buffers, &[inputs, outputs]);
-    for Instruction { step, .. } in instructions.iter() {
+    for ScheduledInstruction { step, .. } in instructions.iter() {
         let writes: Vec<(BufferId, Band)> = match nest_of(step) {
             Some((Loop { nest, writes, .. }, _)) => {
                 let reached = |store| Band::reached(store, &nest.dims);
@@ -541,11 +548,11 @@ fn compact(
         }
     }
     let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_whole() && !band.is_none());
-    for Instruction { step, .. } in instructions.iter_mut() {
+    for ScheduledInstruction { step, .. } in instructions.iter_mut() {
         if nest_of(step).is_none() {
             continue;
         }
-        if let Step::MatMul(m) = step {
+        if let Instruction::MatMul(m) = step {
             let [a_space, b_space] = spaces(m);
             if let Some(band) = band_of(m.a) {
                 m.a_access = band.compact(&m.a_access, &a_space);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, Expr, Inst, Nest, ReduceOp, Reg, Segments, Type};
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
-use ortrain_program::{BufferId, Loop, Place, ProgramBuilder, Step};
+use ortrain_program::{BufferId, Instruction, Loop, Place, ProgramBuilder};
 use rustc_hash::FxHashMap;
 
 use crate::infer::Infer;
@@ -562,14 +562,16 @@ fn not_by_element() -> OpError {
 
 /// Adds what an instruction computes to the expression.
 fn lift_step(
-    step: &Step,
+    step: &Instruction,
     length: usize,
     builder: &ProgramBuilder,
     b: &mut Builder,
     known: &mut FxHashMap<BufferId, Value>,
     sums: &mut Vec<(ReduceOp, Reg)>,
 ) -> Result<(), OpError> {
-    let (Step::Map(l) | Step::Row(l) | Step::Col(l)) = step else { return Err(not_by_element()) };
+    let (Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) = step else {
+        return Err(not_by_element());
+    };
     let Loop { nest, reads, writes } = l;
     let points: usize = nest.dims.iter().product();
     let outer: usize = nest.outer_dims().iter().product();

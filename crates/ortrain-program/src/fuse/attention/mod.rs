@@ -15,7 +15,7 @@ use super::{Change, Fusion, joined, loop_of};
 use crate::versions::Versions;
 use crate::{
     Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Loop, MatMul,
-    Operand, Step,
+    Operand, ScheduledInstruction,
 };
 
 /// Maps between two instructions, at most.
@@ -23,7 +23,7 @@ const MOST_MAPS: usize = 8;
 
 /// Replaces attentions. What is not needed any more is left to be dropped.
 pub(crate) fn fuse_attention(
-    instructions: &mut Vec<Instruction>,
+    instructions: &mut Vec<ScheduledInstruction>,
     buffers: &[Buffer],
     inputs: &[BufferId],
     outputs: &[BufferId],
@@ -41,8 +41,8 @@ pub(crate) fn fuse_attention(
 }
 
 /// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
-fn rows(step: &Step) -> Option<(&Loop, usize)> {
-    let (Step::Row(_), (l, _)) = (step, loop_of(step)?) else { return None };
+fn rows(step: &Instruction) -> Option<(&Loop, usize)> {
+    let (Instruction::Row(_), (l, _)) = (step, loop_of(step)?) else { return None };
     let &[keys] = l.nest.inner_dims() else { return None };
     let accesses = || l.nest.loads.iter().chain(&l.nest.stores);
     let dtype = l.nest.stores.first()?.dtype;
@@ -65,7 +65,7 @@ fn is(nest: &Nest, reg: Reg, inst: Inst) -> bool {
 }
 
 /// The softmax of rows: what it reads, what it writes, and the elements of a row.
-fn softmax(step: &Step) -> Option<(BufferId, BufferId, usize)> {
+fn softmax(step: &Instruction) -> Option<(BufferId, BufferId, usize)> {
     let (l, keys) = rows(step)?;
     let nest = &l.nest;
     let ([from], [most, sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
@@ -82,7 +82,7 @@ fn softmax(step: &Step) -> Option<(BufferId, BufferId, usize)> {
 }
 
 /// The gradient of the softmax `y` of rows: the gradient that it reads, and the one that it writes.
-fn softmax_gradient(step: &Step, y: BufferId) -> Option<(BufferId, BufferId)> {
+fn softmax_gradient(step: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
     let (l, _) = rows(step)?;
     let nest = &l.nest;
     let (&[a, b], [sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
@@ -217,7 +217,7 @@ struct Behind {
 impl Fusion<'_> {
     fn product(&self, at: usize, space: &Space) -> Option<&MatMul> {
         match self.slots[at].as_ref()? {
-            Instruction { step: Step::MatMul(m), entries, .. }
+            ScheduledInstruction { step: Instruction::MatMul(m), entries, .. }
                 if m.batch == space.batch && *entries == space.entries =>
             {
                 Some(m)
@@ -230,8 +230,8 @@ impl Fusion<'_> {
     fn product_behind(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
         let maker = self.maker(id)?;
         match self.step(maker)? {
-            Step::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
-            Step::Map(map) if maps > 0 && map.nest.segments.is_none() => {
+            Instruction::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
+            Instruction::Map(map) if maps > 0 && map.nest.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
                 let mut whole = map.reads.iter().filter(|read| self.buffers[read.0 as usize].len == len);
                 whole.find_map(|&read| self.product_behind(read, keys, maps - 1))
@@ -313,7 +313,9 @@ impl Fusion<'_> {
             if !self.is_work(value) || self.is_output[self.cell(value)] {
                 break;
             }
-            let Some(Instruction { step: Step::Map(map), entries: own, .. }) = &self.slots[reader] else {
+            let Some(ScheduledInstruction { step: Instruction::Map(map), entries: own, .. }) =
+                &self.slots[reader]
+            else {
                 break;
             };
             let moves = matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]) && map.writes.len() == 1;
@@ -337,7 +339,7 @@ impl Fusion<'_> {
             return None;
         }
         let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
-        let Step::MatMul(scores) = self.step(scores_at)? else { return None };
+        let Instruction::MatMul(scores) = self.step(scores_at)? else { return None };
         let dims: Dims = scores.batch.iter().copied().chain([scores.m, keys]).collect();
         let dtype = scores.a_access.dtype;
         let whole = Access::contiguous(dtype, &dims);
@@ -420,7 +422,7 @@ impl Fusion<'_> {
         }
         let mut change: Change = gone.iter().map(|&at| (at, None)).collect();
         for Replaced { place, step, makers, inside } in new {
-            let step = Step::Attention(Box::new(step.clone()));
+            let step = Instruction::Attention(Box::new(step.clone()));
             let reads = step.reads();
             let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
             // Made once and by then, or the same from the scores on.
@@ -434,8 +436,11 @@ impl Fusion<'_> {
             let fits = inside.iter().all(|at| gone.contains(at))
                 && reads.iter().all(is_there)
                 && step.writes().iter().all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
-            let fault =
-                if let Step::Attention(attention) = &step { attention.fault(self.buffers) } else { None };
+            let fault = if let Instruction::Attention(attention) = &step {
+                attention.fault(self.buffers)
+            } else {
+                None
+            };
             if !fits || fault.is_some() {
                 return None;
             }
@@ -446,14 +451,19 @@ impl Fusion<'_> {
             }
             let there = change.iter_mut().find(|(at, _)| at == place)?;
             let versions = self.versions_of_attention(&step, &gone, *place)?;
-            there.1 = Some(Instruction { step, entries, node: node.node, versions });
+            there.1 = Some(ScheduledInstruction { step, entries, node: node.node, versions });
         }
         Some(change)
     }
 
     /// The versions that an attention reads, as the instructions up to its place see them, and those that it makes in
     /// place of others. `None` where instructions see different ones.
-    fn versions_of_attention(&self, step: &Step, gone: &BTreeSet<usize>, place: usize) -> Option<Versions> {
+    fn versions_of_attention(
+        &self,
+        step: &Instruction,
+        gone: &BTreeSet<usize>,
+        place: usize,
+    ) -> Option<Versions> {
         let mut found = Versions::default();
         for read in step.reads() {
             let readers = self.readers[self.cell(read)].range(..=place);
@@ -591,8 +601,8 @@ impl Fusion<'_> {
             next += 1;
             for &reader in &self.readers[self.cell(value)] {
                 match self.step(reader)? {
-                    Step::MatMul(_) => products.push((value, reader)),
-                    Step::Map(map) if values.len() < MOST_MAPS && map.nest.segments.is_none() => {
+                    Instruction::MatMul(_) => products.push((value, reader)),
+                    Instruction::Map(map) if values.len() < MOST_MAPS && map.nest.segments.is_none() => {
                         let &[made] = map.writes.as_slice() else { return None };
                         if self.buffers[made.0 as usize].len != space.whole.len {
                             return None;

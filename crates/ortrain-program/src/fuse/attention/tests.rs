@@ -6,7 +6,7 @@ use ortrain_expr::{
     Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp,
 };
 
-use crate::{AttentionPass, BufferId, Entries, Loop, MatMul, Program, ProgramBuilder, Step};
+use crate::{AttentionPass, BufferId, Entries, Instruction, Loop, MatMul, Program, ProgramBuilder};
 
 const BATCH: usize = 2;
 const HEADS: usize = 3;
@@ -28,7 +28,7 @@ impl Making {
         self.b.work(name, DType::F32, len)
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: Instruction) {
         self.b.step(step, Entries::ALL, &self.node).unwrap();
     }
 
@@ -54,7 +54,7 @@ impl Making {
             stores: vec![Access::contiguous(DType::F32, dims)],
         };
         let reads = loads.iter().map(|&(id, _)| id).collect();
-        self.step(Step::Map(Loop { nest, reads, writes: vec![to] }));
+        self.step(Instruction::Map(Loop { nest, reads, writes: vec![to] }));
         to
     }
 
@@ -84,7 +84,7 @@ impl Making {
             stores: vec![whole],
         };
         let epilogue = Loop { nest, reads: vec![to], writes: vec![to] };
-        self.step(Step::MatMul(Box::new(MatMul {
+        self.step(Instruction::MatMul(Box::new(MatMul {
             batch: [BATCH, HEADS].into_iter().collect(),
             m,
             n,
@@ -118,7 +118,7 @@ impl Making {
         let dims = [rows, 1, SEQ].into_iter().collect();
         let loads = vec![line.clone(); reads.len()];
         let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line] };
-        self.step(Step::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
+        self.step(Instruction::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
         to
     }
 
@@ -211,7 +211,7 @@ fn the_output_is_one_instruction() {
 fn so_are_the_gradients() {
     let program = program(true, Seen::Nothing);
     assert_eq!(names(&program), ["Attention", "Map", "Attention"], "{program}");
-    let Step::Attention(attention) = &program.instructions[2].step else { unreachable!() };
+    let Instruction::Attention(attention) = &program.instructions[2].step else { unreachable!() };
     let AttentionPass::Gradients(gradients) = &attention.pass else { unreachable!() };
     assert!(gradients.q.is_some() && gradients.k.is_some() && gradients.v.is_some(), "{program}");
     // Transposes are read and written through.
