@@ -34,18 +34,18 @@ enum Kernel {
 impl Kernel {
     fn new(
         program: &Program,
-        step: &Instruction,
+        instruction: &Instruction,
         compiler: Compiler<'_>,
         bf16: Option<Bf16Unit>,
     ) -> Result<Kernel, String> {
-        let products = match (step.precision(), bf16) {
+        let products = match (instruction.precision(), bf16) {
             (Precision::F32, _) => Products::F32,
             (precision, Some(unit)) => Products { precision, unit },
             (precision, None) => {
                 return Err(format!("its factors are {precision}, for which nothing was chosen"));
             }
         };
-        match step {
+        match instruction {
             // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
             Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
                 NestKernel::new(&l.nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
@@ -151,14 +151,14 @@ impl CpuExecutable {
         bf16: Option<Bf16Unit>,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
         let kernels = with_shared_code(isa, |compiler| {
-            let compile = |instruction: &ScheduledInstruction| {
+            let compile = |scheduled: &ScheduledInstruction| {
                 let unsupported = |reason| UnsupportedOnBackend {
                     backend: "cpu",
-                    node: instruction.node.to_string(),
-                    step: instruction.step.name(),
+                    node: scheduled.node.to_string(),
+                    instruction: scheduled.instruction.name(),
                     reason,
                 };
-                Kernel::new(&program, &instruction.step, compiler, bf16).map_err(unsupported)
+                Kernel::new(&program, &scheduled.instruction, compiler, bf16).map_err(unsupported)
             };
             program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()
         })?;
@@ -170,7 +170,7 @@ impl CpuExecutable {
             Place::Work(_) | Place::Constant(_) => None,
         };
         let mut written: Vec<usize> =
-            program.instructions.iter().flat_map(|i| i.step.writes()).filter_map(plane).collect();
+            program.instructions.iter().flat_map(|i| i.instruction.writes()).filter_map(plane).collect();
         written.sort_unstable();
         written.dedup();
         let marks = Marks::of(&program);
@@ -191,14 +191,14 @@ impl CpuExecutable {
         let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
         for index in places {
-            let (instruction, kernel) = (&self.program.instructions[index], &self.kernels[index]);
-            if !instruction.entries.contains(entry) {
+            let (scheduled, kernel) = (&self.program.instructions[index], &self.kernels[index]);
+            if !scheduled.entries.contains(entry) {
                 continue;
             }
             self.marks.before(index, bindings, watch)?;
             let start = observer.is_some().then(Instant::now);
-            self.step(kernel, &instruction.step, &addresses, scalars, scratch)
-                .map_err(|failure| RunError::out_of_range(instruction, failure))?;
+            self.instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch)
+                .map_err(|failure| RunError::out_of_range(scheduled, failure))?;
             if let (Some(observer), Some(start)) = (&mut observer, start) {
                 observer.instruction(&self.program, index, start, Instant::now());
             }
@@ -207,10 +207,10 @@ impl CpuExecutable {
     }
 
     /// Runs one instruction.
-    fn step(
+    fn instruction(
         &self,
         kernel: &Kernel,
-        step: &Instruction,
+        instruction: &Instruction,
         addresses: &Addresses<'_>,
         scalars: RunScalars,
         scratch: Scratch,
@@ -221,7 +221,7 @@ impl CpuExecutable {
         // buffers, and the planner lets a stored buffer share bytes with a loaded one only through equal accesses.
         // The workspace is borrowed exclusively, so arena and scratch are this run's alone. Planes are reached through
         // raw pointers only; a user who writes to one meanwhile gets values in no particular order and nothing worse.
-        match (kernel, step) {
+        match (kernel, instruction) {
             (Kernel::Nest(kernel), Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) => {
                 let bases = addresses.all(l.reads.iter().chain(&l.writes).copied());
                 // SAFETY: as said above.

@@ -290,7 +290,7 @@ impl Lower<'_> {
         let value = nest.load_strided(self, buffer, 0, &strides);
         let value = nest.b.convert(value, Type::I64);
         nest.b.guard(value, most as i64 + 1);
-        self.step(nest.map())
+        self.emit(nest.map())
     }
 
     /// Whether input `k` is the flag that chooses between overwriting and accumulating gradients.
@@ -303,16 +303,16 @@ impl Lower<'_> {
     ///
     /// # Errors
     /// When it is faulty.
-    pub fn step(&mut self, step: Instruction) -> Result<(), OpError> {
-        Ok(self.builder.step(step, Entries::ALL, &self.label)?)
+    pub fn emit(&mut self, instruction: Instruction) -> Result<(), OpError> {
+        Ok(self.builder.emit(instruction, Entries::ALL, &self.label)?)
     }
 
     /// Emits an instruction for one entry.
     ///
     /// # Errors
     /// When it is faulty.
-    pub fn step_for(&mut self, entry: Entry, step: Instruction) -> Result<(), OpError> {
-        Ok(self.builder.step(step, Entries::only(entry), &self.label)?)
+    pub fn emit_for(&mut self, entry: Entry, instruction: Instruction) -> Result<(), OpError> {
+        Ok(self.builder.emit(instruction, Entries::only(entry), &self.label)?)
     }
 
     /// Starts a nest over `dims`, of whose axes the last `inner` are reduced.
@@ -653,7 +653,7 @@ mod tests {
         nest.store_plane(&cx, plane, 0, p);
         let map = nest.map();
         assert_eq!((map.name(), map.shapes().as_str()), ("Map", "3 segments of 200"));
-        cx.step(map).expect("a sound instruction");
+        cx.emit(map).expect("a sound instruction");
 
         // The last outer axis is contiguous in the table, which makes a Col of other nests.
         let mut nest = cx.nest_of_segments(segments, 200, 1);
@@ -664,6 +664,6 @@ mod tests {
         nest.store_outer(&cx, sums, sum);
         let row = nest.reduction();
         assert_eq!((row.name(), row.shapes().as_str()), ("Row", "3 segments of 200"));
-        cx.step(row).expect("a sound instruction");
+        cx.emit(row).expect("a sound instruction");
     }
 }

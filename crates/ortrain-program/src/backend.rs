@@ -460,24 +460,24 @@ pub enum RunError {
 impl RunError {
     /// What a guard of an instruction that failed is to the user.
     #[must_use]
-    pub fn out_of_range(instruction: &ScheduledInstruction, failure: OutOfRange) -> RunError {
-        let dims = instruction.step.nest().map_or(&[][..], |nest| nest.dims.as_slice());
+    pub fn out_of_range(scheduled: &ScheduledInstruction, failure: OutOfRange) -> RunError {
+        let dims = scheduled.instruction.nest().map_or(&[][..], |nest| nest.dims.as_slice());
         let at = index_of(failure.point, dims);
-        let node = instruction.node.to_string();
+        let node = scheduled.node.to_string();
         RunError::IndexOutOfRange { node, at, index: failure.index, bound: failure.bound }
     }
 }
 
 /// A program that cannot run on a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{node}: the {backend} backend cannot run this {step} instruction: {reason}")]
+#[error("{node}: the {backend} backend cannot run this {instruction} instruction: {reason}")]
 pub struct UnsupportedOnBackend {
     /// The backend.
     pub backend: &'static str,
     /// The node.
     pub node: String,
     /// The instruction.
-    pub step: &'static str,
+    pub instruction: &'static str,
     /// Why not.
     pub reason: String,
 }
@@ -632,8 +632,8 @@ impl Program {
     #[must_use]
     pub fn largest(&self, count: usize) -> Vec<LargeBuffer> {
         let mut used: Vec<&Buffer> = Vec::new();
-        let steps = self.instructions.iter().map(|instruction| &instruction.step);
-        let ids = steps.flat_map(|step| step.reads().into_iter().chain(step.writes()));
+        let steps = self.instructions.iter().map(|scheduled| &scheduled.instruction);
+        let ids = steps.flat_map(|instruction| instruction.reads().into_iter().chain(instruction.writes()));
         let mut seen = vec![false; self.buffers.len()];
         for id in self.inputs.iter().copied().chain(ids) {
             let first = !std::mem::replace(&mut seen[id.0 as usize], true);

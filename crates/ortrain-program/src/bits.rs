@@ -92,9 +92,9 @@ impl<'a> Choice<'a> {
         outputs: &[BufferId],
     ) -> Choice<'a> {
         let mut uses = vec![Uses::default(); buffers.len()];
-        for (at, instruction) in instructions.iter().enumerate() {
-            instruction.step.writes().iter().for_each(|id| uses[id.0 as usize].writers.push(at));
-            instruction.step.reads().iter().for_each(|id| uses[id.0 as usize].readers.push(at));
+        for (at, scheduled) in instructions.iter().enumerate() {
+            scheduled.instruction.writes().iter().for_each(|id| uses[id.0 as usize].writers.push(at));
+            scheduled.instruction.reads().iter().for_each(|id| uses[id.0 as usize].readers.push(at));
         }
         let flags = |ids: &[BufferId]| {
             let mut flags = vec![false; buffers.len()];
@@ -146,9 +146,10 @@ impl<'a> Choice<'a> {
             return false;
         }
         let &[writer] = writers.as_slice() else { return false };
-        let touches = || readers.iter().chain([&writer]).map(|&at| &self.instructions[at].step);
+        let touches = || readers.iter().chain([&writer]).map(|&at| &self.instructions[at].instruction);
         self.instructions[writer].entries == Entries::ALL
-            && (buffer.len.is_multiple_of(BITS) || touches().all(|step| may_be_longer(step, id)))
+            && (buffer.len.is_multiple_of(BITS)
+                || touches().all(|instruction| may_be_longer(instruction, id)))
     }
 
     /// The masks whose packing lowers what is alive where most is, in the order of buffers.
@@ -246,19 +247,19 @@ fn span(mut places: impl Iterator<Item = usize>) -> Option<Span> {
     Some(places.fold((first, first), |(first, last), at| (first.min(at), last.max(at))))
 }
 
-/// Whether a step does not mind a buffer that is longer than what it reaches.
-fn may_be_longer(step: &Instruction, id: BufferId) -> bool {
-    let Some((l, virtual_loads)) = loop_of(step) else { return false };
+/// Whether an instruction does not mind a buffer that is longer than what it reaches.
+fn may_be_longer(instruction: &Instruction, id: BufferId) -> bool {
+    let Some((l, virtual_loads)) = loop_of(instruction) else { return false };
     let by_index = |(inst, _): &(Inst, Type)| match *inst {
         Inst::LoadAt(slot, _) => usize::from(slot) >= virtual_loads && l.reads[usize::from(slot)] == id,
         _ => false,
     };
-    !factors(step).contains(&id) && !l.nest.expr.insts().iter().any(by_index)
+    !factors(instruction).contains(&id) && !l.nest.expr.insts().iter().any(by_index)
 }
 
-/// The step with another length of a buffer that its nest reaches.
-fn with_length(step: &Instruction, id: BufferId, len: usize) -> Option<Instruction> {
-    let (l, virtual_loads) = loop_of(step)?;
+/// The instruction with another length of a buffer that its nest reaches.
+fn with_length(instruction: &Instruction, id: BufferId, len: usize) -> Option<Instruction> {
+    let (l, virtual_loads) = loop_of(instruction)?;
     if !l.reads.contains(&id) && !l.writes.contains(&id) {
         return None;
     }
@@ -268,7 +269,7 @@ fn with_length(step: &Instruction, id: BufferId, len: usize) -> Option<Instructi
     {
         access.len = len;
     }
-    Some(with_loop(step, l))
+    Some(with_loop(instruction, l))
 }
 
 /// Bytes of the bits of a mask.
@@ -286,9 +287,9 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
         let bytes = bytes_of(len);
         if len != bytes * BITS {
             buffers[buffer.0 as usize].len = bytes * BITS;
-            for instruction in instructions.iter_mut() {
-                if let Some(step) = with_length(&instruction.step, buffer, bytes * BITS) {
-                    instruction.step = step;
+            for scheduled in instructions.iter_mut() {
+                if let Some(instruction) = with_length(&scheduled.instruction, buffer, bytes * BITS) {
+                    scheduled.instruction = instruction;
                 }
             }
         }
@@ -300,10 +301,10 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
     }
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
-    for (at, mut instruction) in std::mem::take(instructions).into_iter().enumerate() {
-        let node = instruction.node.clone();
+    for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
+        let node = scheduled.node.clone();
         let map = |map, versions| ScheduledInstruction {
-            step: Instruction::Map(map),
+            instruction: Instruction::Map(map),
             entries: Entries::ALL,
             node: node.clone(),
             versions,
@@ -317,13 +318,13 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
             let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
             later.map_or(id, |(_, made)| made[1].0)
         };
-        instruction.step.rename(&read, &|id| id);
+        scheduled.instruction.rename(&read, &|id| id);
         for (_, &[_, (again, version)]) in both().filter(|(mask, _)| mask.reader <= at) {
-            instruction.versions = instruction.versions.with_read(again, version);
+            scheduled.versions = scheduled.versions.with_read(again, version);
         }
-        instruction.versions = instruction.versions.of_step(&instruction.step);
-        let written = instruction.versions.clone();
-        result.push(instruction);
+        scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+        let written = scheduled.versions.clone();
+        result.push(scheduled);
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
             let versions = written.written(mask.buffer).map(|mask_made| (mask.buffer, mask_made));
             let versions = versions.map(|mask_made| Versions::of_map(mask_made, bits)).unwrap_or_default();
@@ -453,10 +454,10 @@ mod tests {
             }
             let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
             assert_eq!(map.nest.fault(), None);
-            let step = Instruction::Map(map);
+            let instruction = Instruction::Map(map);
             let versions = Versions::default();
             self.instructions.push(ScheduledInstruction {
-                step,
+                instruction,
                 entries: Entries::ALL,
                 node: "node".into(),
                 versions,
@@ -554,9 +555,10 @@ mod tests {
         (s.inputs, s.outputs) = (vec![x], vec![y, bits]);
         s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
         let both = [packing(256, mask, bits), unpacking(256, bits, again)];
-        s.instructions.extend(
-            both.map(|map| ScheduledInstruction { step: Instruction::Map(map), ..s.instructions[0].clone() }),
-        );
+        s.instructions.extend(both.map(|map| ScheduledInstruction {
+            instruction: Instruction::Map(map),
+            ..s.instructions[0].clone()
+        }));
         s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);
         let program = s.program();
         // Byte `i` of the bits is `i`.
@@ -686,15 +688,15 @@ mod tests {
         let large = s.buffer("large", DType::F32, 4 * len);
         s.map(len, &[last], &[large], |_, x| vec![x[0]]);
         let mut between = s.instructions.pop().unwrap();
-        between.step.rename(&|_| s.inputs[0], &|id| id);
+        between.instruction.rename(&|_| s.inputs[0], &|id| id);
         s.instructions.insert(LAYERS + 1, between);
         s.outputs.extend([early, late]);
         let packed = s.packed();
         assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2", "mask 3"]);
-        let unpacks = |i: &&ScheduledInstruction| i.step.writes().len() == BITS;
+        let unpacks = |i: &&ScheduledInstruction| i.instruction.writes().len() == BITS;
         assert_eq!(packed.instructions.iter().filter(unpacks).count(), LAYERS);
         let label = |id: BufferId| Arc::clone(&packed.buffers[id.0 as usize].label);
-        let readers = packed.instructions.iter().filter(|i| i.step.reads().contains(&mask)).count();
+        let readers = packed.instructions.iter().filter(|i| i.instruction.reads().contains(&mask)).count();
         assert_eq!((readers, &*label(mask)), (2, "mask 0"), "the early one and the packing");
         assert_eq!(run(packed), run(s));
     }

@@ -18,12 +18,12 @@ use crate::{
 #[non_exhaustive]
 pub enum ProgramError {
     /// An instruction that a backend could not run safely: a mistake in a lowering or in what became of it.
-    #[error("{node} was lowered to a faulty {step} instruction: {fault}")]
+    #[error("{node} was lowered to a faulty {instruction} instruction: {fault}")]
     Faulty {
         /// The node.
         node: String,
         /// The instruction.
-        step: &'static str,
+        instruction: &'static str,
         /// What is wrong.
         fault: String,
     },
@@ -72,12 +72,12 @@ impl ProgramBuilder {
         self
     }
 
-    /// Says it to every step.
+    /// Says it to every instruction.
     fn set_precision(&mut self) {
         let ProgramBuilder { instructions, buffers, precision, .. } = self;
         let is_double = |id: BufferId| buffers[id.0 as usize].dtype == DType::F64;
-        for instruction in instructions {
-            match &mut instruction.step {
+        for scheduled in instructions {
+            match &mut scheduled.instruction {
                 Instruction::MatMul(m) if !is_double(m.a) && !is_double(m.b) => {
                     m.precision = precision.of_product([m.m, m.n, m.k]);
                 }
@@ -100,9 +100,9 @@ impl ProgramBuilder {
         &self.buffers[id.0 as usize]
     }
 
-    /// The steps so far, in order.
-    pub fn steps(&self) -> impl Iterator<Item = &Instruction> {
-        self.instructions.iter().map(|instruction| &instruction.step)
+    /// The instructions so far, in order.
+    pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
+        self.instructions.iter().map(|scheduled| &scheduled.instruction)
     }
 
     /// The content of a buffer, if it is a constant.
@@ -146,18 +146,34 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// [`ProgramError::Faulty`] when it reaches outside its buffers or contradicts itself.
-    pub fn step(&mut self, step: Instruction, entries: Entries, node: &Arc<str>) -> Result<(), ProgramError> {
-        self.check(&step, node)?;
-        let hands_over = |step: &Instruction| matches!(step, Instruction::HandOver(_));
-        if hands_over(&step) && self.instructions.iter().any(|earlier| hands_over(&earlier.step)) {
+    pub fn emit(
+        &mut self,
+        instruction: Instruction,
+        entries: Entries,
+        node: &Arc<str>,
+    ) -> Result<(), ProgramError> {
+        self.check(&instruction, node)?;
+        let hands_over = |instruction: &Instruction| matches!(instruction, Instruction::HandOver(_));
+        if hands_over(&instruction)
+            && self.instructions.iter().any(|earlier| hands_over(&earlier.instruction))
+        {
             let fault = "a second point at which the caller takes over".to_owned();
-            return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
+            return Err(ProgramError::Faulty {
+                node: node.to_string(),
+                instruction: instruction.name(),
+                fault,
+            });
         }
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
-        if !step.is_empty() && !self.is_checked(&step, entries) {
+        if !instruction.is_empty() && !self.is_checked(&instruction, entries) {
             let versions = Versions::default();
-            self.instructions.push(ScheduledInstruction { step, entries, node: node.clone(), versions });
+            self.instructions.push(ScheduledInstruction {
+                instruction,
+                entries,
+                node: node.clone(),
+                versions,
+            });
         }
         Ok(())
     }
@@ -165,7 +181,7 @@ impl ProgramBuilder {
     /// Whether its instructions, of which there are some, only move elements.
     #[must_use]
     pub fn only_moves(&self) -> bool {
-        let moves = |instruction: &ScheduledInstruction| match &instruction.step {
+        let moves = |scheduled: &ScheduledInstruction| match &scheduled.instruction {
             Instruction::Map(map) => matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]),
             _ => false,
         };
@@ -174,12 +190,12 @@ impl ProgramBuilder {
 
     /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
     /// the same ones.
-    fn is_checked(&self, step: &Instruction, entries: Entries) -> bool {
-        let Instruction::Map(guard) = step else { return false };
+    fn is_checked(&self, instruction: &Instruction, entries: Entries) -> bool {
+        let Instruction::Map(guard) = instruction else { return false };
         let made_here = |id: &BufferId| matches!(self.buffer(*id).place, Place::Work(_) | Place::Constant(_));
         guard.writes.is_empty()
             && guard.reads.iter().all(made_here)
-            && self.instructions.iter().any(|earlier| match &earlier.step {
+            && self.instructions.iter().any(|earlier| match &earlier.instruction {
                 Instruction::Map(other) => {
                     earlier.entries == entries && other.reads == guard.reads && other.nest == guard.nest
                 }
@@ -197,8 +213,8 @@ impl ProgramBuilder {
             let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
             stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
         };
-        for instruction in instructions {
-            let Some((l, virtual_loads)) = fuse::any_loop_of(&instruction.step) else { continue };
+        for scheduled in instructions {
+            let Some((l, virtual_loads)) = fuse::any_loop_of(&scheduled.instruction) else { continue };
             let loads = l.reads.iter().zip(&l.nest.loads).enumerate();
             let values: Vec<Option<Scalar>> = loads
                 .map(|(slot, (&id, access))| if slot < virtual_loads { None } else { value(id, access) })
@@ -206,8 +222,8 @@ impl ProgramBuilder {
             if values.iter().any(Option::is_some)
                 && let Some(l) = fuse::with_constants(l, virtual_loads, &values)
             {
-                instruction.step = fuse::with_loop(&instruction.step, l);
-                instruction.versions = instruction.versions.of_step(&instruction.step);
+                scheduled.instruction = fuse::with_loop(&scheduled.instruction, l);
+                scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
             }
         }
     }
@@ -215,7 +231,7 @@ impl ProgramBuilder {
     /// Lets go of the elements of constants that nothing reads.
     fn forget_unused_constants(&mut self, outputs: &[BufferId]) {
         let mut used = vec![false; self.constants.len()];
-        let reads = self.instructions.iter().flat_map(|instruction| instruction.step.reads());
+        let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
         for id in reads.chain(outputs.iter().copied()) {
             if let Place::Constant(number) = self.buffers[id.0 as usize].place {
                 used[number] = true;
@@ -226,20 +242,22 @@ impl ProgramBuilder {
         }
     }
 
-    fn check(&self, step: &Instruction, node: &Arc<str>) -> Result<(), ProgramError> {
-        match self.fault(step) {
-            Some(fault) => Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault }),
+    fn check(&self, instruction: &Instruction, node: &Arc<str>) -> Result<(), ProgramError> {
+        match self.fault(instruction) {
+            Some(fault) => {
+                Err(ProgramError::Faulty { node: node.to_string(), instruction: instruction.name(), fault })
+            }
             None => Ok(()),
         }
     }
 
     /// What would take an instruction outside its buffers, if anything.
-    fn fault(&self, step: &Instruction) -> Option<String> {
+    fn fault(&self, instruction: &Instruction) -> Option<String> {
         let is_constant = |id: &BufferId| matches!(self.buffer(*id).place, Place::Constant(_));
-        if let Some(id) = step.writes().into_iter().find(is_constant) {
+        if let Some(id) = instruction.writes().into_iter().find(is_constant) {
             return Some(format!("a result that is the constant {:?}", self.buffer(id).label));
         }
-        let (nest, reads, writes, virtual_loads) = match step {
+        let (nest, reads, writes, virtual_loads) = match instruction {
             Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
                 (&l.nest, &l.reads, &l.writes, 0)
             }
@@ -277,7 +295,7 @@ impl ProgramBuilder {
             ));
         }
         if nest.segments.is_some()
-            && !matches!((step, nest.inner), (Instruction::Map(_), 0) | (Instruction::Row(_), 1))
+            && !matches!((instruction, nest.inner), (Instruction::Map(_), 0) | (Instruction::Row(_), 1))
         {
             return Some(format!("segments with {} reduced axes", nest.inner));
         }
@@ -291,17 +309,17 @@ impl ProgramBuilder {
                 ));
             }
         }
-        if step.precision() != Precision::F32 {
-            let factors = match step {
+        if instruction.precision() != Precision::F32 {
+            let factors = match instruction {
                 Instruction::MatMul(m) => [m.a, m.b],
                 Instruction::Conv(c) => [c.a, c.b],
                 _ => unreachable!("others have no precision"),
             };
             if factors.into_iter().any(|id| self.buffer(id).dtype == DType::F64) {
-                return Some(format!("factors of float64 in {}", step.precision()));
+                return Some(format!("factors of float64 in {}", instruction.precision()));
             }
         }
-        if let Instruction::MatMul(m) = step {
+        if let Instruction::MatMul(m) = instruction {
             let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<Vec<_>>();
             for (id, access, dims) in
                 [(m.a, &m.a_access, with([m.m, m.k])), (m.b, &m.b_access, with([m.k, m.n]))]
@@ -319,7 +337,7 @@ impl ProgramBuilder {
                 return Some("an epilogue over another space than the product".into());
             }
         }
-        if let Instruction::Conv(c) = step {
+        if let Instruction::Conv(c) = instruction {
             if let Some(fault) = c.shape.fault() {
                 return Some(fault);
             }
@@ -477,8 +495,8 @@ impl ProgramBuilder {
             plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?
         };
         // Backends trust programs: a mistake of a pass must not take them outside of buffers.
-        for ScheduledInstruction { step, node, .. } in &self.instructions {
-            self.check(step, node)?;
+        for ScheduledInstruction { instruction, node, .. } in &self.instructions {
+            self.check(instruction, node)?;
         }
         versions::check(&self.instructions, &self.buffers, &last_versions)
             .map_err(|stale| stale.error(&self.instructions, &self.buffers))?;
@@ -535,11 +553,11 @@ fn plane_uses(
     let mut uses = Vec::new();
     let mut is_early = true;
     let buffer = |id: &BufferId| &buffers[id.0 as usize];
-    for ScheduledInstruction { step, .. } in instructions {
-        step.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
+    for ScheduledInstruction { instruction, .. } in instructions {
+        instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
         // What is handed over is read where it lies.
-        is_early &= !matches!(step, Instruction::HandOver(_));
-        step.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
+        is_early &= !matches!(instruction, Instruction::HandOver(_));
+        instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
     }
     outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
     uses.sort_unstable_by_key(|used| used.plane);
@@ -579,7 +597,7 @@ mod tests {
         let node: Arc<str> = "node".into();
         let [used, unused] = ["used", "unused"].map(|name| b.constant(name, &constant));
         let y = b.work("y", DType::F32, N);
-        b.step(copy(used, y), Entries::ALL, &node).unwrap();
+        b.emit(copy(used, y), Entries::ALL, &node).unwrap();
         let program = b.finish(vec![], vec![y]).unwrap();
         let of = |id: BufferId| match program.buffer(id).place {
             Place::Constant(number) => &program.constants[number],
@@ -596,14 +614,14 @@ mod tests {
         let ids = ["x", "y", "dy", "dx"].map(|name| b.work(name, DType::F32, N));
         let [x, y, dy, dx] = ids;
         let node: Arc<str> = "node".into();
-        b.step(copy(x, y), Entries::ALL, &node).unwrap();
-        b.step(
+        b.emit(copy(x, y), Entries::ALL, &node).unwrap();
+        b.emit(
             Instruction::HandOver(HandOver { given: vec![y], taken: vec![dy] }),
             Entries::ALL,
             &"yield".into(),
         )
         .unwrap();
-        b.step(copy(dy, dx), Entries::ALL, &node).unwrap();
+        b.emit(copy(dy, dx), Entries::ALL, &node).unwrap();
         (b, ids)
     }
 
@@ -626,7 +644,7 @@ mod tests {
 
         let mut b = ProgramBuilder::new();
         let [x, y] = ["x", "y"].map(|name| b.work(name, DType::F32, N));
-        b.step(copy(x, y), Entries::ALL, &"node".into()).unwrap();
+        b.emit(copy(x, y), Entries::ALL, &"node".into()).unwrap();
         let program = b.finish(vec![x], vec![y]).unwrap();
         assert_eq!(program.part(Part::Before), Err(RunError::NoHandOver));
     }
@@ -635,12 +653,12 @@ mod tests {
     fn the_caller_takes_over_once_and_hands_in_values_of_the_arena() {
         let (mut b, [x, y, ..]) = two_parts();
         let again = Instruction::HandOver(HandOver { given: vec![x], taken: vec![y] });
-        let error = b.step(again, Entries::ALL, &"yield".into()).unwrap_err().to_string();
+        let error = b.emit(again, Entries::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("a second point at which the caller takes over"), "{error}");
         let mut b = ProgramBuilder::new();
         let weight = b.plane("weight", DType::F32, N, PlaneId(0), 0);
         let wrong = Instruction::HandOver(HandOver { given: Vec::new(), taken: vec![weight] });
-        let error = b.step(wrong, Entries::ALL, &"yield".into()).unwrap_err().to_string();
+        let error = b.emit(wrong, Entries::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("\"weight\" cannot be handed in: it is no value of the arena"), "{error}");
     }
 
@@ -649,7 +667,7 @@ mod tests {
         let mut b = ProgramBuilder::new();
         let constant = b.constant("one", &Tensor::f32(&[N], &[1.0; N]));
         let x = b.work("x", DType::F32, N);
-        let error = b.step(copy(x, constant), Entries::ALL, &"node".into()).unwrap_err();
+        let error = b.emit(copy(x, constant), Entries::ALL, &"node".into()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "node was lowered to a faulty Map instruction: a result that is the constant \"one\""

@@ -35,10 +35,10 @@ fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
     dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
 }
 
-pub(crate) fn cost(step: &Instruction, buffers: &[Buffer]) -> Cost {
+pub(crate) fn cost(instruction: &Instruction, buffers: &[Buffer]) -> Cost {
     let mut traffic = Traffic::new(buffers);
     let mut flops = 0u64;
-    match step {
+    match instruction {
         Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
             traffic.nest(l, 0);
             flops = nest_flops(&l.nest);
@@ -340,8 +340,8 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 }
 
 /// What an instruction weighs.
-pub(crate) fn weight(step: &Instruction, buffers: &[Buffer]) -> u64 {
-    let extra = match step {
+pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer]) -> u64 {
+    let extra = match instruction {
         Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
             Passes::of(&l.nest).weight(l, buffers, 0)
         }
@@ -353,7 +353,7 @@ pub(crate) fn weight(step: &Instruction, buffers: &[Buffer]) -> u64 {
         | Instruction::ScatterAdd(_)
         | Instruction::HandOver(_) => 0,
     };
-    START.saturating_add(cost(step, buffers).bytes).saturating_add(extra)
+    START.saturating_add(cost(instruction, buffers).bytes).saturating_add(extra)
 }
 
 /// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
@@ -555,10 +555,10 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![load([12, 4, 1], 24)],
         };
-        b.step(Instruction::Map(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node)
+        b.emit(Instruction::Map(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node)
             .unwrap();
         let program = b.finish(vec![x, s], vec![y]).unwrap();
-        let cost = program.instructions[0].step.cost(&program);
+        let cost = program.instructions[0].instruction.cost(&program);
         assert_eq!(cost, Cost { flops: 3 + 24, bytes: 4 * (24 + 3 + 24) });
     }
 
@@ -593,12 +593,12 @@ mod tests {
         };
         let epilogue = Loop { nest, reads: vec![y], writes: vec![y] };
         let conv = Conv { shape, a: x, a_offset: 0, b: f, precision: Precision::F32, epilogue };
-        b.step(Instruction::Conv(Box::new(conv)), Entries::ALL, &node).unwrap();
+        b.emit(Instruction::Conv(Box::new(conv)), Entries::ALL, &node).unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
-        b.step(Instruction::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
+        b.emit(Instruction::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
             .unwrap();
         let program = b.finish(vec![x, f], vec![z]).unwrap();
-        let costs: Vec<Cost> = program.instructions.iter().map(|i| i.step.cost(&program)).collect();
+        let costs: Vec<Cost> = program.instructions.iter().map(|i| i.instruction.cost(&program)).collect();
         // Ten of twelve places along each axis lie over the input.
         assert_eq!(costs[0], Cost { flops: 2 * 6 * 100, bytes: 4 * (32 + 54 + 48) });
         assert_eq!(costs[1], Cost { flops: 3 * 100, bytes: 4 * (48 + 48) });

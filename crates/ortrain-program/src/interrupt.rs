@@ -58,9 +58,9 @@ impl Marks {
     /// Those of a program.
     #[must_use]
     pub fn of(program: &Program) -> Marks {
-        let marks = program.instructions.iter().map(|instruction| {
-            let cost = instruction.step.cost(program);
-            let writes = instruction.step.writes().into_iter().filter_map(|id| {
+        let marks = program.instructions.iter().map(|scheduled| {
+            let cost = scheduled.instruction.cost(program);
+            let writes = scheduled.instruction.writes().into_iter().filter_map(|id| {
                 let buffer = program.buffer(id);
                 match buffer.place {
                     Place::Plane(plane, offset) => Some((plane.0 as usize, offset..offset + buffer.bytes())),
@@ -78,11 +78,11 @@ impl Marks {
     /// [`RunError::Interrupted`].
     pub fn before(
         &self,
-        instruction: usize,
+        scheduled: usize,
         bindings: &Bindings<'_>,
         watch: &mut Watch,
     ) -> Result<(), RunError> {
-        let Mark { ticks, writes } = &self.0[instruction];
+        let Mark { ticks, writes } = &self.0[scheduled];
         watch.check(*ticks)?;
         writes.iter().for_each(|(plane, bytes)| watch.before_write(bindings, *plane, bytes.clone()));
         Ok(())

@@ -77,7 +77,7 @@ fn pair(
             return None;
         }
         let touches = |(k, i): (usize, &ScheduledInstruction)| {
-            let all = i.step.reads().into_iter().chain(i.step.writes());
+            let all = i.instruction.reads().into_iter().chain(i.instruction.writes());
             (k != first && all.into_iter().any(|id| id == between)).then_some(k)
         };
         let mut others = instructions.iter().enumerate().filter_map(touches);
@@ -89,8 +89,8 @@ fn pair(
 }
 
 /// A convolution over images that can be taken one by one.
-fn convolution(instruction: &ScheduledInstruction) -> Option<&Conv> {
-    let Instruction::Conv(conv) = &instruction.step else { return None };
+fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
+    let Instruction::Conv(conv) = &scheduled.instruction else { return None };
     let by_place =
         |(inst, _): &(Inst, _)| matches!(inst, Inst::Coordinate(0) | Inst::LoadAt(..) | Inst::Guard(..));
     let fits = conv.shape.pass == ConvPass::Output
@@ -121,9 +121,9 @@ fn images(
         && instructions[first].entries == instructions[second].entries
         && bytes >= LEAST;
     // The first one is made where the second one is.
-    let reads = instructions[first].step.reads();
+    let reads = instructions[first].instruction.reads();
     let changed = |i: &ScheduledInstruction| {
-        i.step.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id))
+        i.instruction.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id))
     };
     // Parts of the second one's results are there while others are still to be read.
     let overwrites = next.writes.iter().any(|id| next.reads[1..].contains(id) || reads.contains(id));
@@ -143,7 +143,7 @@ fn in_parts(
     pair: &Pair,
 ) -> Vec<ScheduledInstruction> {
     let &Pair { first, second, images } = pair;
-    let between = instructions[first].step.writes()[0];
+    let between = instructions[first].instruction.writes()[0];
     let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
     let batch = convolution(&instructions[first]).map_or(1, |conv| conv.shape.batch);
     let id = BufferId(buffers.len() as u32);
@@ -152,14 +152,14 @@ fn in_parts(
     buffers.push(part);
     let mut new_versions = NewVersions::after(instructions);
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
-    for (k, instruction) in instructions.iter().enumerate() {
-        let (Instruction::Conv(conv), true) = (&instruction.step, k == second) else {
+    for (k, scheduled) in instructions.iter().enumerate() {
+        let (Instruction::Conv(conv), true) = (&scheduled.instruction, k == second) else {
             if k != first {
-                result.push(instruction.clone());
+                result.push(scheduled.clone());
             }
             continue;
         };
-        let Instruction::Conv(before) = &instructions[first].step else {
+        let Instruction::Conv(before) = &instructions[first].instruction else {
             unreachable!("a pair of convolutions")
         };
         for from in (0..batch).step_by(images) {
@@ -178,9 +178,9 @@ fn in_parts(
             }
             let makes_part = instructions[first].versions.clone().with_write(id, part_made);
             for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
-                let step = Instruction::Conv(Box::new(conv));
-                let versions = versions.of_step(&step);
-                result.push(ScheduledInstruction { step, versions, ..instructions[of].clone() });
+                let instruction = Instruction::Conv(Box::new(conv));
+                let versions = versions.of_instruction(&instruction);
+                result.push(ScheduledInstruction { instruction, versions, ..instructions[of].clone() });
             }
         }
     }
@@ -261,9 +261,9 @@ mod tests {
         };
         let epilogue = Loop { nest, reads, writes: vec![result] };
         let precision = Precision::F32;
-        let step =
+        let instruction =
             Instruction::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, precision, epilogue }));
-        b.step(step, Entries::ALL, &name.into()).unwrap();
+        b.emit(instruction, Entries::ALL, &name.into()).unwrap();
         result
     }
 

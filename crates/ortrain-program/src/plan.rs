@@ -107,8 +107,8 @@ fn lives(
     for &input in inputs {
         touch(input, -1);
     }
-    for (index, instruction) in instructions.iter().enumerate() {
-        for id in instruction.step.reads().into_iter().chain(instruction.step.writes()) {
+    for (index, scheduled) in instructions.iter().enumerate() {
+        for id in scheduled.instruction.reads().into_iter().chain(scheduled.instruction.writes()) {
             touch(id, index as isize);
         }
     }
@@ -126,9 +126,9 @@ fn shared(
     lives: &mut [Option<Life>],
 ) -> Vec<usize> {
     let mut group: Vec<usize> = (0..buffers.len()).collect();
-    for (index, instruction) in instructions.iter().enumerate() {
-        let Some((l, virtual_loads)) = loop_of(&instruction.step) else { continue };
-        let factors = factors(&instruction.step);
+    for (index, scheduled) in instructions.iter().enumerate() {
+        let Some((l, virtual_loads)) = loop_of(&scheduled.instruction) else { continue };
+        let factors = factors(&scheduled.instruction);
         let mut taken: Vec<usize> = Vec::new();
         for (store, &to) in l.nest.stores.iter().zip(&l.writes) {
             let target = to.0 as usize;

@@ -461,11 +461,11 @@ impl Instruction {
     }
 }
 
-/// A step with the entries it belongs to and the node it came from.
+/// An instruction with the entries it belongs to and the node it came from.
 #[derive(Clone, Debug)]
 pub struct ScheduledInstruction {
     /// What to do.
-    pub step: Instruction,
+    pub instruction: Instruction,
     /// When.
     pub entries: Entries,
     /// The node, as messages name it.
@@ -540,7 +540,7 @@ impl Program {
     #[must_use]
     pub fn cost(&self, entry: Entry) -> Cost {
         let mut total = Cost::default();
-        self.entry(entry).for_each(|instruction| total += instruction.step.cost(self));
+        self.entry(entry).for_each(|scheduled| total += scheduled.instruction.cost(self));
         total
     }
 
@@ -559,7 +559,7 @@ impl Program {
     /// Where the caller takes over, if it does: the place of the instruction, and what changes hands.
     #[must_use]
     pub fn hand_over(&self) -> Option<(usize, &HandOver)> {
-        self.instructions.iter().enumerate().find_map(|(at, instruction)| match &instruction.step {
+        self.instructions.iter().enumerate().find_map(|(at, scheduled)| match &scheduled.instruction {
             Instruction::HandOver(hand_over) => Some((at, hand_over)),
             _ => None,
         })
@@ -584,7 +584,7 @@ impl Program {
 
     /// The instructions of an entry.
     pub fn entry(&self, entry: Entry) -> impl Iterator<Item = &ScheduledInstruction> {
-        self.instructions.iter().filter(move |instruction| instruction.entries.contains(entry))
+        self.instructions.iter().filter(move |scheduled| scheduled.entries.contains(entry))
     }
 }
 
@@ -592,7 +592,7 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "program: {} steps, {} buffers, work {} bytes, constants {} bytes",
+            "program: {} instructions, {} buffers, work {} bytes, constants {} bytes",
             self.instructions.len(),
             self.buffers.len(),
             self.work_bytes,
@@ -606,7 +606,7 @@ impl fmt::Display for Program {
         let used: FxHashSet<BufferId> = self
             .instructions
             .iter()
-            .flat_map(|i| i.step.reads().into_iter().chain(i.step.writes()))
+            .flat_map(|i| i.instruction.reads().into_iter().chain(i.instruction.writes()))
             .chain(self.inputs.iter().chain(&self.outputs).copied())
             .collect();
         for (k, buffer) in self.buffers.iter().enumerate() {
@@ -626,8 +626,8 @@ impl fmt::Display for Program {
             };
             writeln!(f, "  b{k}: {}[{}] {place} {:?}{role}", buffer.dtype, buffer.len, buffer.label)?;
         }
-        for (k, instruction) in self.instructions.iter().enumerate() {
-            let when = match instruction.entries {
+        for (k, scheduled) in self.instructions.iter().enumerate() {
+            let when = match scheduled.entries {
                 Entries::ALL => "",
                 other if other.contains(Entry::Overwrite) => " (overwrite)",
                 _ => " (accumulate)",
@@ -637,21 +637,21 @@ impl fmt::Display for Program {
             write!(
                 f,
                 "  {k:3} {:10} {} <- {}{when}",
-                instruction.step.name(),
-                list(&instruction.step.writes()),
-                list(&instruction.step.reads())
+                scheduled.instruction.name(),
+                list(&scheduled.instruction.writes()),
+                list(&scheduled.instruction.reads())
             )?;
-            write!(f, "  {}", instruction.step.shapes())?;
-            let Cost { flops, bytes } = instruction.step.cost(self);
+            write!(f, "  {}", scheduled.instruction.shapes())?;
+            let Cost { flops, bytes } = scheduled.instruction.cost(self);
             write!(f, "  ({flops} flops, {bytes} bytes)")?;
-            writeln!(f, "  # {}", instruction.node)?;
-            if let Some(nest) = instruction.step.nest() {
+            writeln!(f, "  # {}", scheduled.node)?;
+            if let Some(nest) = scheduled.instruction.nest() {
                 for (i, reduction) in nest.reductions.iter().enumerate() {
                     writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
                 }
                 writeln!(f, "        {}", nest.expr)?;
             }
-            if let Instruction::Attention(attention) = &instruction.step {
+            if let Instruction::Attention(attention) = &scheduled.instruction {
                 for part in attention.parts() {
                     writeln!(f, "        {}: {}", part.name, part.part.nest.expr)?;
                 }

@@ -118,9 +118,11 @@ impl<'a> Recomputation<'a> {
     fn new(program: &'a Program) -> Recomputation<'a> {
         let work = |id: &BufferId| is_work(&program.buffers, *id);
         let values = |ids: Vec<BufferId>| ids.into_iter().filter(work).map(|id| id.0 as usize);
-        let entry = |(origin, instruction): (usize, &ScheduledInstruction)| {
-            let (mut reads, mut writes): (SmallVec<[Value; 8]>, SmallVec<[Value; 2]>) =
-                (values(instruction.step.reads()).collect(), values(instruction.step.writes()).collect());
+        let entry = |(origin, scheduled): (usize, &ScheduledInstruction)| {
+            let (mut reads, mut writes): (SmallVec<[Value; 8]>, SmallVec<[Value; 2]>) = (
+                values(scheduled.instruction.reads()).collect(),
+                values(scheduled.instruction.writes()).collect(),
+            );
             reads.sort_unstable();
             reads.dedup();
             writes.sort_unstable();
@@ -153,28 +155,28 @@ impl<'a> Recomputation<'a> {
 
     fn origin(&self, at: usize, writers: &[usize]) -> Origin {
         let Program { buffers, instructions, .. } = self.program;
-        let ScheduledInstruction { step, entries, .. } = &instructions[at];
-        let Cost { flops, bytes } = cost(step, buffers);
+        let ScheduledInstruction { instruction, entries, .. } = &instructions[at];
+        let Cost { flops, bytes } = cost(instruction, buffers);
         let entry = &self.order.entries[at];
-        let own = step.writes().into_iter().all(|id| is_work(buffers, id))
+        let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
             && entry.writes.iter().all(|&value| writers[value] == 1 && !self.outputs[value]);
         // Inputs, and what is made once.
         let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!self.inputs[value]));
-        let planes: Vec<&Buffer> = step
+        let planes: Vec<&Buffer> = instruction
             .reads()
             .into_iter()
             .map(|id| &buffers[id.0 as usize])
             .filter(|buffer| matches!(buffer.place, Place::Plane(..)))
             .collect();
         let changes = |later: &ScheduledInstruction| {
-            let written = later.step.writes();
+            let written = later.instruction.writes();
             written.iter().any(|id| planes.iter().any(|plane| overlap(plane, &buffers[id.0 as usize])))
         };
         let until =
             (at..instructions.len()).find(|&later| !planes.is_empty() && changes(&instructions[later]));
         Origin {
             seconds: flops as f64 / FLOPS + bytes as f64 / BYTES,
-            repeats: own && steady && *entries == Entries::ALL && !step.must_stay(),
+            repeats: own && steady && *entries == Entries::ALL && !instruction.must_stay(),
             until: until.unwrap_or(usize::MAX),
         }
     }
@@ -371,15 +373,15 @@ impl<'a> Recomputation<'a> {
         let Order { entries, roots } = &self.order;
         let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
         let made = |entry: &Entry| {
-            let mut instruction = instructions[entry.origin].clone();
+            let mut scheduled = instructions[entry.origin].clone();
             let version = |values: &[Value], id: BufferId| {
                 let found = values.iter().find(|&&value| roots[value] == id.0 as usize);
                 found.map_or(id, |&value| BufferId(value as u32))
             };
             let (read, write) = (|id| version(&entry.reads, id), |id| version(&entry.writes, id));
-            instruction.step.rename(&read, &write);
-            instruction.versions.rename(&read, &write);
-            instruction
+            scheduled.instruction.rename(&read, &write);
+            scheduled.versions.rename(&read, &write);
+            scheduled
         };
         (buffers, entries.iter().map(made).collect())
     }
@@ -428,8 +430,8 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![plane.clone()],
             };
-            let step = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
-            b.step(step, Entries::ALL, &node).unwrap();
+            let instruction = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
+            b.emit(instruction, Entries::ALL, &node).unwrap();
             write
         };
         let x = b.work("x", DType::F32, N);

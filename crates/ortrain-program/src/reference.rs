@@ -100,9 +100,8 @@ impl Executable for ReferenceExecutable {
         });
         work.watch_again(watch);
         outcome?;
-        let ran =
-            program.instructions[places].iter().filter(|instruction| instruction.entries.contains(entry));
-        let written = ran.flat_map(|i| i.step.writes());
+        let ran = program.instructions[places].iter().filter(|scheduled| scheduled.entries.contains(entry));
+        let written = ran.flat_map(|i| i.instruction.writes());
         let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
         for id in state.chain(after) {
             let buffer = program.buffer(id);
@@ -123,9 +122,9 @@ fn touched(program: &Program, part: Part) -> (Vec<BufferId>, Vec<BufferId>) {
         return (program.inputs.clone(), program.outputs.clone());
     };
     let (before, after) = program.instructions.split_at(at);
-    let made = before.iter().flat_map(|instruction| instruction.step.writes());
+    let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
-    let used = after[1..].iter().flat_map(|instruction| instruction.step.reads());
+    let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
     let mut kept: Vec<BufferId> =
         used.chain(program.outputs.iter().copied()).filter(|id| there.contains(id)).collect();
     kept.sort_unstable();
@@ -400,13 +399,13 @@ impl<'a> Run<'a> {
         before: &mut dyn FnMut(usize) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         for index in places {
-            let instruction = &self.program.instructions[index];
-            if !instruction.entries.contains(entry) {
+            let scheduled = &self.program.instructions[index];
+            if !scheduled.entries.contains(entry) {
                 continue;
             }
             before(index)?;
             let start = Instant::now();
-            let outcome = match &instruction.step {
+            let outcome = match &scheduled.instruction {
                 Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => self.nest(l, |_, _| None),
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::Conv(c) => self.conv(c),
@@ -421,7 +420,7 @@ impl<'a> Run<'a> {
                 }
                 Instruction::HandOver(_) => Ok(()),
             };
-            outcome.map_err(|failure| RunError::out_of_range(instruction, failure))?;
+            outcome.map_err(|failure| RunError::out_of_range(scheduled, failure))?;
             if let Some(observer) = &mut observer {
                 observer.instruction(self.program, index, start, Instant::now());
             }

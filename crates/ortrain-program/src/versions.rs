@@ -105,10 +105,10 @@ impl Versions {
         Some(both)
     }
 
-    /// Those of what is left of an instruction: of the buffers that a step reads and writes.
+    /// Those of what is left of an instruction: of the buffers that it reads and writes.
     #[must_use]
-    pub(crate) fn of_step(&self, step: &Instruction) -> Versions {
-        let (reads, writes) = (step.reads(), step.writes());
+    pub(crate) fn of_instruction(&self, instruction: &Instruction) -> Versions {
+        let (reads, writes) = (instruction.reads(), instruction.writes());
         Versions {
             reads: self.reads.iter().copied().filter(|(id, _)| reads.contains(id)).collect(),
             writes: self.writes.iter().copied().filter(|(id, _)| writes.contains(id)).collect(),
@@ -182,7 +182,7 @@ pub(crate) struct NewVersions(u32);
 impl NewVersions {
     /// Numbers that none of these instructions has.
     pub(crate) fn after<'a>(instructions: impl IntoIterator<Item = &'a ScheduledInstruction>) -> NewVersions {
-        let writes = instructions.into_iter().flat_map(|instruction| &instruction.versions.writes);
+        let writes = instructions.into_iter().flat_map(|scheduled| &scheduled.versions.writes);
         NewVersions(writes.map(|(_, version)| version.0).max().unwrap_or(0))
     }
 
@@ -230,17 +230,19 @@ pub(crate) fn number(
 ) -> FinalVersions {
     let cells = cells(buffers);
     let mut current = Current::new(&cells);
-    for (at, ScheduledInstruction { step, entries, versions, .. }) in instructions.iter_mut().enumerate() {
+    for (at, ScheduledInstruction { instruction, entries, versions, .. }) in
+        instructions.iter_mut().enumerate()
+    {
         let read = |id: BufferId| {
             let mut seen = Seen::default();
             entries_of(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
             (id, seen)
         };
-        let mut reads = step.reads();
+        let mut reads = instruction.reads();
         reads.sort_unstable();
         reads.dedup();
         let version = Version(at as u32 + 1);
-        let mut writes = step.writes();
+        let mut writes = instruction.writes();
         writes.sort_unstable();
         writes.dedup();
         *versions = Versions {
@@ -266,9 +268,9 @@ impl Stale {
     pub(crate) fn error(&self, instructions: &[ScheduledInstruction], buffers: &[Buffer]) -> ProgramError {
         let label = &buffers[self.buffer.0 as usize].label;
         match self.at.and_then(|at| instructions.get(at)) {
-            Some(ScheduledInstruction { step, node, .. }) => ProgramError::Faulty {
+            Some(ScheduledInstruction { instruction, node, .. }) => ProgramError::Faulty {
                 node: node.to_string(),
-                step: step.name(),
+                instruction: instruction.name(),
                 fault: format!("a read of {label:?} from before or after the update that it was given"),
             },
             None => ProgramError::LostUpdate { label: label.to_string() },
@@ -284,11 +286,11 @@ pub(crate) fn check(
 ) -> Result<(), Stale> {
     let cells = cells(buffers);
     let mut current = Current::new(&cells);
-    for (at, ScheduledInstruction { step, entries, versions, .. }) in instructions.iter().enumerate() {
+    for (at, ScheduledInstruction { instruction, entries, versions, .. }) in instructions.iter().enumerate() {
         // A buffer whose version nobody has noted is as bad as one of another version.
-        let unknown = step.reads().into_iter().find(|&id| versions.seen(id).is_none());
+        let unknown = instruction.reads().into_iter().find(|&id| versions.seen(id).is_none());
         let unknown =
-            unknown.or_else(|| step.writes().into_iter().find(|&id| versions.written(id).is_none()));
+            unknown.or_else(|| instruction.writes().into_iter().find(|&id| versions.written(id).is_none()));
         let stale = versions.stale(*entries, |id, entry| current.in_entry(id, entry));
         if let Some(buffer) = unknown.or(stale) {
             return Err(Stale { at: Some(at), buffer });
@@ -342,10 +344,10 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![whole],
             };
-            let step = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
+            let instruction = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
             self.instructions.push(ScheduledInstruction {
-                step,
+                instruction,
                 entries,
                 node,
                 versions: Versions::default(),

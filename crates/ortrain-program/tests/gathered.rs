@@ -26,8 +26,10 @@ fn refused(strides: [isize; 2]) -> Option<String> {
         reductions: Vec::new(),
         stores: vec![whole],
     };
-    let step = Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] });
-    b.step(step, Entries::ALL, &"node \"turned\" (Reverse)".into()).err().map(|error| error.to_string())
+    let instruction = Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] });
+    b.emit(instruction, Entries::ALL, &"node \"turned\" (Reverse)".into())
+        .err()
+        .map(|error| error.to_string())
 }
 
 #[test]

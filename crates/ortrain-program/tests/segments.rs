@@ -77,12 +77,12 @@ fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
     let mut b = ProgramBuilder::new();
     let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
     let l = Loop { nest: scaled(), reads: vec![x, settings], writes: vec![x] };
-    b.step(Instruction::Map(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Map(l), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, settings], vec![x]).unwrap();
     let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
     assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
     // Two of the loads reach what exists, and so does the store.
-    assert_eq!(program.instructions[0].step.cost(&program), Cost { flops: 5, bytes: 4 * (5 + 3 + 5) });
+    assert_eq!(program.instructions[0].instruction.cost(&program), Cost { flops: 5, bytes: 4 * (5 + 3 + 5) });
     assert!(program.to_string().contains("3 segments of 9  (5 flops, 52 bytes)"), "{program}");
 }
 
@@ -100,25 +100,25 @@ fn reductions_are_over_the_points_of_a_segment() {
         (vec![rest, sum, second, most], reductions)
     });
     let l = Loop { nest: row, reads: vec![x], writes: vec![y, sums, sums, most] };
-    b.step(Instruction::Row(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Row(l), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
     let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
     assert_eq!(results[1], [36.0, -72.0, 0.0, 0.0, 33.0, -33.0]);
     assert_eq!(results[2], [13.0, f32::NEG_INFINITY, 17.0], "an empty segment gives what there is at first");
     // The difference and two sums at every point, and a comparison.
-    let cost = program.instructions[0].step.cost(&program);
+    let cost = program.instructions[0].instruction.cost(&program);
     assert_eq!(cost, Cost { flops: 4 * 5, bytes: 4 * (5 + 5 + 6 + 3) });
 }
 
 /// Why a step is refused, with buffers `plane`, `table` of eight for each segment and one more, and another view of the plane.
-fn refused(step: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<String> {
+fn refused(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let plane = b.plane("plane", DType::F32, LEN, ortrain_program::PlaneId(0), 0);
     let tail = b.plane("tail", DType::F32, LEN - 4, ortrain_program::PlaneId(0), 16);
     let table = b.work("table", DType::F32, 32);
     let other = b.work("other", DType::F32, LEN);
-    match b.step(step([plane, table, tail, other]), Entries::ALL, &node()) {
+    match b.emit(instruction([plane, table, tail, other]), Entries::ALL, &node()) {
         Ok(()) => None,
         Err(ProgramError::Faulty { fault, .. }) => Some(fault),
         Err(other) => Some(other.to_string()),
@@ -160,17 +160,17 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
 #[test]
 fn segments_belong_to_maps_and_rows() {
     let copy = |inner: usize| nest(inner, vec![plane()], vec![plane()], |_, x| (vec![x[0]], vec![]));
-    let refused = |inner: usize, step: fn(Loop) -> Instruction| {
+    let refused = |inner: usize, instruction: fn(Loop) -> Instruction| {
         refused(|[plane, _, _, other]| {
-            step(Loop { nest: copy(inner), reads: vec![plane], writes: vec![other] })
+            instruction(Loop { nest: copy(inner), reads: vec![plane], writes: vec![other] })
         })
     };
     assert_eq!(refused(0, Instruction::Map), None);
     assert_eq!(refused(1, Instruction::Row), None);
-    for (inner, step) in
+    for (inner, instruction) in
         [(1, Instruction::Map as fn(Loop) -> Instruction), (0, Instruction::Row), (1, Instruction::Col)]
     {
-        assert_eq!(refused(inner, step), Some(format!("segments with {inner} reduced axes")));
+        assert_eq!(refused(inner, instruction), Some(format!("segments with {inner} reduced axes")));
     }
 }
 
@@ -199,18 +199,18 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
     let [x, y, z] = ["x", "y", "z"].map(|name| b.work(name, DType::F32, LEN));
     let (settings, unread) = (b.work("settings", DType::F32, 6), b.work("unread", DType::F32, 3));
     let sums = b.work("sums", DType::F32, 3);
-    b.step(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
+    b.emit(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
     let l = Loop { nest: scaled(), reads: vec![y, settings], writes: vec![y] };
-    b.step(Instruction::Map(l), Entries::ALL, &node()).unwrap();
-    b.step(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Map(l), Entries::ALL, &node()).unwrap();
+    b.emit(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
     let per_segment = access([1, 0], 0, 3);
     let row = nest(1, vec![plane()], vec![per_segment.clone(), per_segment], |b, x| {
         let (sum, most) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
         (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
     });
     let l = Loop { nest: row, reads: vec![z], writes: vec![unread, sums] };
-    b.step(Instruction::Row(l), Entries::ALL, &node()).unwrap();
-    b.step(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Row(l), Entries::ALL, &node()).unwrap();
+    b.emit(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
     finish(b, vec![x, settings], vec![z, sums])
 }
 
@@ -219,12 +219,12 @@ fn passes_leave_segments_alone() {
     let fused = chain(|b, inputs, outputs| b.finish(inputs, outputs).unwrap());
     let plain = chain(|b, inputs, outputs| b.finish_unfused(inputs, outputs).unwrap());
     let segments = |program: &Program| {
-        let nests = program.instructions.iter().filter_map(|instruction| instruction.step.nest());
+        let nests = program.instructions.iter().filter_map(|scheduled| scheduled.instruction.nest());
         nests.map(|nest| nest.segments.is_some()).collect::<Vec<_>>()
     };
     assert_eq!(segments(&fused), [false, true, false, true, false], "{fused}");
     // What nobody reads is not stored.
-    assert_eq!(fused.instructions[3].step.writes().len(), 1);
+    assert_eq!(fused.instructions[3].instruction.writes().len(), 1);
     assert_eq!(fused.part(Part::Whole).unwrap().len(), 5);
     let inputs: [&[f32]; 2] = [&PLANE, &SETTINGS];
     assert_eq!(run(&fused, &inputs), run(&plain, &inputs));

@@ -234,8 +234,8 @@ impl Making {
         b.unary(UnaryOp::Tanh, small)
     }
 
-    fn step(&mut self, step: Instruction, entries: Entries) {
-        self.builder.step(step, entries, &self.node).expect("random instructions are sound");
+    fn emit(&mut self, instruction: Instruction, entries: Entries) {
+        self.builder.emit(instruction, entries, &self.node).expect("random instructions are sound");
     }
 
     fn operands(&mut self, axes: &[(usize, isize)]) -> (Vec<Access>, Vec<BufferId>) {
@@ -298,7 +298,7 @@ impl Making {
             reductions: Vec::new(),
             stores,
         };
-        self.step(Instruction::Map(Loop { nest, reads, writes }), Entries::ALL);
+        self.emit(Instruction::Map(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -314,7 +314,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![store],
         };
-        self.step(Instruction::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.emit(Instruction::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
         self.values.push(to);
     }
 
@@ -378,7 +378,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![store.clone()],
             };
-            self.step(Instruction::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
+            self.emit(Instruction::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
         }
@@ -418,7 +418,7 @@ impl Making {
             };
             // What is added to itself while it is read has no order.
             if source.id != target.id {
-                self.step(Instruction::ScatterAdd(sums), Entries::ALL);
+                self.emit(Instruction::ScatterAdd(sums), Entries::ALL);
             }
         } else {
             let mut b = Builder::new();
@@ -435,7 +435,7 @@ impl Making {
             };
             let reads = vec![target.id, source.id];
             // `finish` leaves out loads that nothing needs, but nests name all of them.
-            self.step(Instruction::Map(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
+            self.emit(Instruction::Map(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
         }
     }
 
@@ -499,7 +499,7 @@ impl Making {
         let dims = [count, len].into_iter().collect();
         let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
         let l = Loop { nest, reads, writes };
-        self.step(if inner == 1 { Instruction::Row(l) } else { Instruction::Map(l) }, Entries::ALL);
+        self.emit(if inner == 1 { Instruction::Row(l) } else { Instruction::Map(l) }, Entries::ALL);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -560,7 +560,7 @@ impl Making {
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
-        self.step(Instruction::Row(Loop { nest, reads, writes }), Entries::ALL);
+        self.emit(Instruction::Row(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -586,7 +586,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![access(DType::F32, &[(c, 1)], c)],
         };
-        self.step(Instruction::Map(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
+        self.emit(Instruction::Map(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
         self.values.push(to);
     }
 
@@ -639,7 +639,7 @@ impl Making {
         if self.random.chance(50) {
             b_access.strides.reverse();
         }
-        self.step(
+        self.emit(
             Instruction::MatMul(Box::new(MatMul {
                 batch: Dims::new(),
                 m,
@@ -703,7 +703,7 @@ impl Making {
         let (epilogue, to) = self.epilogue(&dims, kinds);
         let (a, precision) = (a.id, Precision::F32);
         let conv = Conv { shape, a, a_offset: 0, b: weights, precision, epilogue };
-        self.step(Instruction::Conv(Box::new(conv)), Entries::ALL);
+        self.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
         self.values.push(to);
     }
 
@@ -726,7 +726,7 @@ impl Making {
         let shape = |pass| WindowShape { pass, planes, axes: axes.clone() };
         let to = self.fresh(DType::F32, Kind::Image);
         let window = Window { shape: shape(pass), source: source.id, index: positions, target: to.id };
-        self.step(Instruction::Window(window), Entries::ALL);
+        self.emit(Instruction::Window(window), Entries::ALL);
         if positions.is_some()
             && self.random.chance(70)
             && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
@@ -734,7 +734,7 @@ impl Making {
             let back = self.fresh(DType::F32, Kind::Image);
             let shape = shape(WindowPass::MaxGradient);
             let window = Window { shape, source: gradient.id, index: positions, target: back.id };
-            self.step(Instruction::Window(window), Entries::ALL);
+            self.emit(Instruction::Window(window), Entries::ALL);
             self.values.push(back);
         }
         self.values.push(to);
@@ -746,7 +746,7 @@ impl Making {
         let len = self.len_of(value.kind);
         let target = self.input(len);
         let whole = || access(DType::F32, &[(len, 1)], len);
-        let step = |add: bool| {
+        let instruction = |add: bool| {
             let mut b = Builder::new();
             let x = b.load(0, Type::F32);
             let (mut loads, mut reads, mut result) = (vec![whole()], vec![value.id], x);
@@ -768,10 +768,10 @@ impl Making {
             Instruction::Map(Loop { nest, reads, writes: vec![target] })
         };
         if self.random.chance(70) {
-            self.step(step(true), Entries::only(Entry::Accumulate));
-            self.step(step(false), Entries::only(Entry::Overwrite));
+            self.emit(instruction(true), Entries::only(Entry::Accumulate));
+            self.emit(instruction(false), Entries::only(Entry::Overwrite));
         } else {
-            self.step(step(true), Entries::ALL);
+            self.emit(instruction(true), Entries::ALL);
         }
     }
 }

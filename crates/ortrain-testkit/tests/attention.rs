@@ -240,7 +240,7 @@ fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
 }
 
 fn attentions(program: &Program) -> usize {
-    program.instructions.iter().filter(|i| matches!(i.step, Instruction::Attention(_))).count()
+    program.instructions.iter().filter(|i| matches!(i.instruction, Instruction::Attention(_))).count()
 }
 
 fn configs() -> Vec<Config> {
@@ -275,13 +275,21 @@ fn one_instruction_each_way() {
             "{config:?}\n{forward}\n{backward}"
         );
         let steps = |program: &Program| -> Vec<&str> {
-            program.instructions.iter().map(|i| i.step.name()).filter(|name| *name == "MatMul").collect()
+            program
+                .instructions
+                .iter()
+                .map(|i| i.instruction.name())
+                .filter(|name| *name == "MatMul")
+                .collect()
         };
         assert!(steps(&backward).is_empty(), "{config:?}\n{backward}");
         let scores = BATCH * config.heads * config.queries * config.keys;
         for program in [forward, backward] {
             let used = |id: &ortrain_program::BufferId| program.buffer(*id).len == scores;
-            let all = program.instructions.iter().flat_map(|i| [i.step.reads(), i.step.writes()].concat());
+            let all = program
+                .instructions
+                .iter()
+                .flat_map(|i| [i.instruction.reads(), i.instruction.writes()].concat());
             // Operands may happen to have as many elements.
             if config.size != config.keys && config.size != config.queries {
                 assert_eq!(all.filter(used).count(), 0, "{config:?}\n{program}");

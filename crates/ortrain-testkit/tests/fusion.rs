@@ -87,7 +87,7 @@ fn every_read_sees_the_update_that_it_was_given() {
                 assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
-        updates += fused.instructions.iter().filter(|i| i.step.name() == "ScatterAdd").count();
+        updates += fused.instructions.iter().filter(|i| i.instruction.name() == "ScatterAdd").count();
     }
     // That there was something to see.
     assert!(updates > 300, "{updates} updates");
@@ -112,9 +112,9 @@ fn segments_stay_what_they_are() {
                 assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
-        for step in fused.instructions.iter().map(|instruction| &instruction.step) {
-            if step.nest().is_some_and(|nest| nest.segments.is_some()) {
-                *(if step.name() == "Map" { &mut maps } else { &mut rows }) += 1;
+        for instruction in fused.instructions.iter().map(|scheduled| &scheduled.instruction) {
+            if instruction.nest().is_some_and(|nest| nest.segments.is_some()) {
+                *(if instruction.name() == "Map" { &mut maps } else { &mut rows }) += 1;
             }
         }
     }
@@ -152,7 +152,7 @@ fn threads_change_no_bit() {
     let (mut convolutions, mut windows) = (0, 0);
     for seed in 0..120 {
         let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
-        let count = |name: &str| program.instructions.iter().filter(|i| i.step.name() == name).count();
+        let count = |name: &str| program.instructions.iter().filter(|i| i.instruction.name() == name).count();
         convolutions += count("Conv");
         windows += count("Window");
         let outcomes = [1, 2, 3].map(|threads| {
@@ -211,8 +211,8 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
     let add = map(&b, &[total, value], total, |b, x| b.add(x[0], x[1]));
     steps.push((add, Entries::only(Entry::Accumulate)));
     steps.push((map(&b, &[value], total, |_, x| x[0]), Entries::only(Entry::Overwrite)));
-    for (step, entries) in steps {
-        b.step(step, entries, &node).expect("it is sound");
+    for (instruction, entries) in steps {
+        b.emit(instruction, entries, &node).expect("it is sound");
     }
     let inputs = vec![source, other];
     if fused { b.finish(inputs, Vec::new()) } else { b.finish_unfused(inputs, Vec::new()) }
@@ -223,7 +223,7 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
 #[test]
 fn sums_at_rows_touch_no_other_row() {
     let entry_of = |program: &Program, entry| -> Vec<&str> {
-        program.entry(entry).map(|instruction| instruction.step.name()).collect()
+        program.entry(entry).map(|scheduled| scheduled.instruction.name()).collect()
     };
     for (between, adding, putting) in [
         (None, vec!["ScatterAdd"], vec!["Map", "ScatterAdd"]),
@@ -293,7 +293,7 @@ impl Dropping {
         let expr = e.finish(&outputs);
         let dims = [rows, columns].into_iter().collect();
         let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
-        let step = MatMul {
+        let instruction = MatMul {
             batch: [].into_iter().collect(),
             m: rows,
             n: columns,
@@ -305,7 +305,9 @@ impl Dropping {
             precision: Precision::F32,
             epilogue: Loop { nest, reads, writes },
         };
-        self.b.step(Instruction::MatMul(Box::new(step)), Entries::ALL, &self.node).expect("it is sound");
+        self.b
+            .emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL, &self.node)
+            .expect("it is sound");
         result
     }
 }
@@ -373,8 +375,8 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     for (shape, source, target) in
         [(shape(WindowPass::Max), source, target), (shape(WindowPass::MaxGradient), gradient, back)]
     {
-        let step = Instruction::Window(Window { shape, source, index, target });
-        b.step(step, Entries::ALL, &node).expect("it is sound");
+        let instruction = Instruction::Window(Window { shape, source, index, target });
+        b.emit(instruction, Entries::ALL, &node).expect("it is sound");
     }
     let (inputs, outputs) = (vec![source, gradient], vec![target, back]);
     if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }.expect("it is small")

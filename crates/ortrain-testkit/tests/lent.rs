@@ -115,7 +115,7 @@ fn planes_that_do_not_fit_are_refused() {
     for seed in 0..200 {
         let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
-        let steps = || program.instructions.iter().map(|instruction| &instruction.step);
+        let steps = || program.instructions.iter().map(|scheduled| &scheduled.instruction);
         let in_plane = |id| matches!(program.buffer(id).place, Place::Plane(..));
         let writes = steps().flat_map(Instruction::writes).any(in_plane);
         if !writes && !steps().flat_map(Instruction::reads).any(in_plane) {

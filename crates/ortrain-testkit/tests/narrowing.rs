@@ -179,14 +179,17 @@ fn attention_has_the_queries_that_are_wanted() {
         let queries: Vec<usize> = backward
             .instructions
             .iter()
-            .filter_map(|i| match &i.step {
+            .filter_map(|i| match &i.instruction {
                 Instruction::Attention(a) => Some(a.queries),
                 _ => None,
             })
             .collect();
         assert_eq!(queries, [wanted; 2], "{config:?}\n{backward}");
-        let inner =
-            backward.instructions.iter().flat_map(|i| i.step.writes()).map(|id| backward.buffer(id).len);
+        let inner = backward
+            .instructions
+            .iter()
+            .flat_map(|i| i.instruction.writes())
+            .map(|id| backward.buffer(id).len);
         assert_eq!(inner.filter(|&len| len == BATCH * TOKENS * INNER).count(), 0, "{config:?}\n{backward}");
     }
 }

@@ -79,14 +79,14 @@ impl Net {
             Turned::ByMap => {
                 factor = b.work("turned", DType::F32, columns * columns);
                 let step = map((&square, weights), (&side, factor), |_, x| x);
-                b.step(step, Entries::ALL, &node).expect("it is sound");
+                b.emit(step, Entries::ALL, &node).expect("it is sound");
             }
         }
         let mut state = first;
         for step in 0..steps {
             if changed == Some(step) {
                 let step = map((&square, weights), (&square, weights), |b, x| b.mul(x, x));
-                b.step(step, Entries::ALL, &node).expect("it is sound");
+                b.emit(step, Entries::ALL, &node).expect("it is sound");
             }
             let next = b.work("state", DType::F32, rows * columns);
             let mut e = Builder::new();
@@ -121,7 +121,7 @@ impl Net {
                 precision: Precision::F32,
                 epilogue: Loop { nest, reads: vec![next, bias], writes: vec![next] },
             };
-            b.step(Instruction::MatMul(Box::new(product)), Entries::ALL, &node).expect("it is sound");
+            b.emit(Instruction::MatMul(Box::new(product)), Entries::ALL, &node).expect("it is sound");
             state = next;
         }
         let (inputs, outputs) = (vec![first], vec![state]);
@@ -133,8 +133,8 @@ impl Net {
 /// Maps that lay a matrix out, products that read panels, and other products.
 fn counts(program: &Program, columns: usize) -> [usize; 3] {
     let mut counts = [0; 3];
-    for instruction in &program.instructions {
-        match &instruction.step {
+    for scheduled in &program.instructions {
+        match &scheduled.instruction {
             Instruction::Map(l) if l.nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
             Instruction::MatMul(m) if m.batch.as_slice() == [columns / 16] && m.n == 16 => counts[1] += 1,
             Instruction::MatMul(_) => counts[2] += 1,
@@ -174,7 +174,8 @@ fn what_many_products_read_lies_in_panels() {
         let program = net.program(true);
         assert_eq!(counts(&program, net.columns), want, "{net:?}\n{program}");
         // A map that turned the matrix for these products alone is gone.
-        let maps = program.instructions.iter().filter(|i| i.step.name() == "Map").count();
+        let maps =
+            program.instructions.iter().filter(|scheduled| scheduled.instruction.name() == "Map").count();
         assert_eq!(maps, want[0] + usize::from(net.changed.is_some()), "{net:?}\n{program}");
     }
 }

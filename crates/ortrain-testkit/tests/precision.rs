@@ -32,7 +32,7 @@ fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
 
 /// How many of a program's instructions round factors.
 fn rounding(program: &Program) -> usize {
-    program.instructions.iter().filter(|one| one.step.precision() != Precision::F32).count()
+    program.instructions.iter().filter(|one| one.instruction.precision() != Precision::F32).count()
 }
 
 /// One node of two inputs.
@@ -78,13 +78,13 @@ fn nothing_else_changes() {
         assert_eq!(plain.to_string(), same.to_string());
         for precision in ROUNDED {
             let rounded = RandomProgram::new(seed, KINDS).precision(precision).finish(true);
-            for instruction in &rounded.instructions {
-                let expected = match &instruction.step {
+            for scheduled in &rounded.instructions {
+                let expected = match &scheduled.instruction {
                     Instruction::MatMul(m) => precision.of_product([m.m, m.n, m.k]),
                     Instruction::Conv(c) => precision.of_product(c.shape.product_sides()),
                     _ => Precision::F32,
                 };
-                assert_eq!(instruction.step.precision(), expected, "{rounded}");
+                assert_eq!(scheduled.instruction.precision(), expected, "{rounded}");
             }
             found += rounding(&rounded);
             let without = rounded.to_string().replace(&format!(" {precision}  ("), "  (");

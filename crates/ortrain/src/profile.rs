@@ -283,13 +283,13 @@ impl Observer for Collector {
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
         let key = Key::Instruction(std::ptr::from_ref(program) as usize, index);
         self.add(key, start, end, || {
-            let instruction = &program.instructions[index];
-            let cost = instruction.step.cost(program);
+            let scheduled = &program.instructions[index];
+            let cost = scheduled.instruction.cost(program);
             Row {
-                node: instruction.node.to_string(),
-                kind: instruction.step.name(),
-                shapes: instruction.step.shapes(),
-                precision: instruction.step.precision(),
+                node: scheduled.node.to_string(),
+                kind: scheduled.instruction.name(),
+                shapes: scheduled.instruction.shapes(),
+                precision: scheduled.instruction.precision(),
                 flops: cost.flops,
                 bytes: cost.bytes,
                 calls: Vec::new(),

@@ -105,13 +105,13 @@ fn call(kind: &'static str, node: Arc<str>) -> Event {
 impl Observer for Trace {
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
         self.add(start, end, || {
-            let instruction = &program.instructions[index];
-            let cost = instruction.step.cost(program);
+            let scheduled = &program.instructions[index];
+            let cost = scheduled.instruction.cost(program);
             Event {
-                shapes: instruction.step.shapes(),
+                shapes: scheduled.instruction.shapes(),
                 flops: cost.flops,
                 bytes: cost.bytes,
-                ..call(instruction.step.name(), instruction.node.clone())
+                ..call(scheduled.instruction.name(), scheduled.node.clone())
             }
         });
     }

@@ -542,7 +542,7 @@ pub(super) mod tests {
         let roles = vec![crate::Role::User; given.len()];
         let schedule = crate::Specialiser::new(graph.clone(), roles).schedule(given).expect("it is made");
         let program = schedule.single().expect("one program");
-        program.instructions.iter().map(|instruction| instruction.step.name()).collect()
+        program.instructions.iter().map(|scheduled| scheduled.instruction.name()).collect()
     }
 
     #[test]

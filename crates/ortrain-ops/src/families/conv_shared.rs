@@ -124,7 +124,7 @@ pub(super) fn emit(
         value = nest.b.add(value, bias);
     }
     nest.store_whole(cx, output, value);
-    cx.step(nest.conv(shape, a, b))
+    cx.emit(nest.conv(shape, a, b))
 }
 
 /// Emits the sum of input `from` over all axes but that of the channels, as output `k`.
@@ -137,7 +137,7 @@ pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Re
     let value = nest.load_strided(cx, input, 0, &strides);
     let sum = nest.reduce(ReduceOp::Sum, value);
     nest.store_outer(cx, output, sum);
-    cx.step(nest.reduction())
+    cx.emit(nest.reduction())
 }
 
 /// The sizes of a convolution of images with batch and channels `image` under filters of shape `filter`.

@@ -171,7 +171,7 @@ impl Op for Dropout {
                 let mut nest = cx.nest(&dims, 0);
                 let yes = nest.b.constant(Type::Bool, 1.0);
                 nest.store_whole(cx, mask, yes);
-                cx.step(nest.map())?;
+                cx.emit(nest.map())?;
             }
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Op for Dropout {
             let mask = cx.output(1);
             nest.store_whole(cx, mask, keep);
         }
-        cx.step(nest.map())
+        cx.emit(nest.map())
     }
 }
 
@@ -267,7 +267,7 @@ impl Op for DropoutGrad {
             value = nest.b.select(flag, value, g);
         }
         nest.store_whole(cx, output, value);
-        cx.step(nest.map())
+        cx.emit(nest.map())
     }
 }
 

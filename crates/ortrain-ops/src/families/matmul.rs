@@ -289,7 +289,7 @@ fn product(
         let value = nest.product(accumulated, a.0);
         let value = finish(cx, &mut nest, value);
         nest.store_whole(cx, output, value);
-        return cx.step(nest.matmul((batch, m, n, k), a, b));
+        return cx.emit(nest.matmul((batch, m, n, k), a, b));
     }
     // Integers are summed in their own type, which no float product does.
     let space: Vec<usize> = dims.iter().copied().chain([k]).collect();
@@ -306,7 +306,7 @@ fn product(
     let sum = nest.reduce(ReduceOp::Sum, term);
     let value = finish(cx, &mut nest, sum);
     nest.store_outer(cx, output, value);
-    cx.step(nest.reduction())
+    cx.emit(nest.reduction())
 }
 
 /// `alpha * A' B' + beta * C`.

@@ -40,7 +40,7 @@ impl Op for YieldOp {
                 cx.temp(&format!("gradient {output}"), dtype, len)
             });
         }
-        cx.step(Instruction::HandOver(HandOver { given, taken }))
+        cx.emit(Instruction::HandOver(HandOver { given, taken }))
     }
 
     fn placement(&self) -> Placement {

@@ -14,8 +14,8 @@ pub(crate) fn number_cells(
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
-    for instruction in instructions {
-        let Instruction::Window(Window { shape, index: Some(index), .. }) = &instruction.step else {
+    for scheduled in instructions {
+        let Instruction::Window(Window { shape, index: Some(index), .. }) = &scheduled.instruction else {
             continue;
         };
         let index = *index;
@@ -23,15 +23,15 @@ pub(crate) fn number_cells(
         if seen || !is_work(buffers, index) || buffers[index.0 as usize].dtype != DType::I64 {
             continue;
         }
-        let others = |step: &Instruction| match step {
+        let others = |instruction: &Instruction| match instruction {
             Instruction::Window(w) if w.index == Some(index) => {
                 (w.shape.planes, &w.shape.axes) == (shape.planes, &shape.axes)
                     && ![w.source, w.target].contains(&index)
             }
-            step => !step.reads().contains(&index) && !step.writes().contains(&index),
+            instruction => !instruction.reads().contains(&index) && !instruction.writes().contains(&index),
         };
         if let Some(dtype) = shape.cell_numbers()
-            && instructions.iter().all(|other| others(&other.step))
+            && instructions.iter().all(|other| others(&other.instruction))
         {
             buffers[index.0 as usize].dtype = dtype;
         }

@@ -38,7 +38,7 @@ fn moved(
     at: usize,
     new_versions: &mut NewVersions,
 ) -> Option<Vec<ScheduledInstruction>> {
-    let ScheduledInstruction { step: Instruction::ScatterAdd(sums), entries, versions, .. } =
+    let ScheduledInstruction { instruction: Instruction::ScatterAdd(sums), entries, versions, .. } =
         &instructions[at]
     else {
         return None;
@@ -62,15 +62,16 @@ fn moved(
     let mut seen = Entries::NONE;
     let mut readers: Vec<usize> = Vec::new();
     for (index, other) in instructions.iter().enumerate().filter(|&(index, _)| index != at) {
-        if other.step.writes().contains(&target) {
+        if other.instruction.writes().contains(&target) {
             if index > at {
                 return None;
             }
-            starts_at_zero &=
-                matches!(&other.step, Instruction::Map(map) if is_zero(map) && map.nest.segments.is_none());
+            starts_at_zero &= matches!(&other.instruction, Instruction::Map(map) if is_zero(map) && map.nest.segments.is_none());
         }
-        if other.step.reads().contains(&target) {
-            let (Instruction::Map(_), (map, _)) = (&other.step, loop_of(&other.step)?) else { return None };
+        if other.instruction.reads().contains(&target) {
+            let (Instruction::Map(_), (map, _)) = (&other.instruction, loop_of(&other.instruction)?) else {
+                return None;
+            };
             let goes_along =
                 entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
             if index < at || !goes_along || !only_adds(map, target, buffers) {
@@ -81,37 +82,39 @@ fn moved(
         }
     }
     let between = &instructions[at + 1..=*readers.last()?];
-    if between.iter().any(|other| other.step.writes().iter().any(|id| [sums.source, sums.index].contains(id)))
+    if between
+        .iter()
+        .any(|other| other.instruction.writes().iter().any(|id| [sums.source, sums.index].contains(id)))
     {
         return None;
     }
     let mut result = Vec::with_capacity(instructions.len() + readers.len());
-    for (index, instruction) in instructions.iter().enumerate() {
-        match &instruction.step {
+    for (index, scheduled) in instructions.iter().enumerate() {
+        match &scheduled.instruction {
             _ if index == at => {}
             Instruction::Map(map) if readers.contains(&index) => {
                 let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
-                let (to, made) = (map.writes[0], instruction.versions.written(map.writes[0])?);
-                let step = Instruction::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
+                let (to, made) = (map.writes[0], scheduled.versions.written(map.writes[0])?);
+                let instruction = Instruction::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
                 let mut sums = ScheduledInstruction {
-                    step,
-                    entries: instruction.entries,
+                    instruction,
+                    entries: scheduled.entries,
                     node: instructions[at].node.clone(),
-                    versions: versions.clone().with_read_of(to, &instruction.versions).with_write(to, made),
+                    versions: versions.clone().with_read_of(to, &scheduled.versions).with_write(to, made),
                 };
                 if let Some(map) = rest {
                     // The map reads the target as it was before the sums, and the sums what the map makes.
                     let before = new_versions.next();
-                    let given = instruction.versions.clone().with_read_of(target, versions);
-                    let step = Instruction::Map(map);
-                    let given = given.with_write(to, before).of_step(&step);
-                    result.push(ScheduledInstruction { step, versions: given, ..instruction.clone() });
+                    let given = scheduled.versions.clone().with_read_of(target, versions);
+                    let instruction = Instruction::Map(map);
+                    let given = given.with_write(to, before).of_instruction(&instruction);
+                    result.push(ScheduledInstruction { instruction, versions: given, ..scheduled.clone() });
                     sums.versions = sums.versions.with_read(to, before);
                 }
-                sums.versions = sums.versions.of_step(&sums.step);
+                sums.versions = sums.versions.of_instruction(&sums.instruction);
                 result.push(sums);
             }
-            _ => result.push(instruction.clone()),
+            _ => result.push(scheduled.clone()),
         }
     }
     Some(result)

@@ -36,7 +36,7 @@ fn numbers(l: &Loop) -> Vec<u64> {
     numbers
 }
 
-/// The instructions of a step.
+/// What the expression of an instruction computes, by numbers.
 pub(super) struct Known(FxHashSet<u64>);
 
 impl Known {
@@ -44,19 +44,19 @@ impl Known {
         Known(numbers(l).into_iter().collect())
     }
 
-    /// Whether a step that computes `value` as a map does (its result `result`) instead of loading it is surely not
-    /// lighter: the new instructions weigh what the loads did, or more. A `false` says nothing.
+    /// Whether an instruction that computes `value` as a map does (its result `result`) instead of loading it is surely not
+    /// lighter: what the expression gets beside weighs what the loads did, or more. A `false` says nothing.
     ///
-    /// A step without reductions weighs each instruction once, on all points or on one. As long as the value itself
-    /// is new, no instruction that uses it becomes equal to another one, so nothing else gets lighter.
+    /// An instruction without reductions weighs each operation once, on all points or on one. As long as the value itself
+    /// is new, no operation that uses it becomes equal to another one, so nothing else gets lighter.
     pub(super) fn is_no_lighter(
         &self,
-        step: &Instruction,
+        instruction: &Instruction,
         value: BufferId,
         (map, result): (&Loop, usize),
         buffers: &[Buffer],
     ) -> bool {
-        let Some((l, virtual_loads)) = loop_of(step) else { return false };
+        let Some((l, virtual_loads)) = loop_of(instruction) else { return false };
         let (nest, expr) = (&l.nest, &map.nest.expr);
         let points = |nest: &Nest| nest.dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
         let Some(all) = points(nest).filter(|&all| all <= MOST_POINTS) else { return false };

@@ -67,15 +67,15 @@ const NODES: &str = " + ";
 const MOST_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
-/// The nest of a step, and how many of its first loads are no loads; `None` if it has segments. What is done to spaces does
-/// not know these: to passes such a step is one without a nest.
-pub(crate) fn loop_of(step: &Instruction) -> Option<(&Loop, usize)> {
-    any_loop_of(step).filter(|(l, _)| l.nest.segments.is_none())
+/// The nest of an instruction, and how many of its first loads are no loads; `None` if it has segments. What is done to spaces does
+/// not know these: to passes such an instruction is one without a nest.
+pub(crate) fn loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
+    any_loop_of(instruction).filter(|(l, _)| l.nest.segments.is_none())
 }
 
 /// The same for every nest: for what leaves its space as it is.
-pub(crate) fn any_loop_of(step: &Instruction) -> Option<(&Loop, usize)> {
-    match step {
+pub(crate) fn any_loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
+    match instruction {
         Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => Some((l, 0)),
         Instruction::MatMul(m) => Some((&m.epilogue, 1)),
         Instruction::Conv(c) => Some((&c.epilogue, 1)),
@@ -86,9 +86,9 @@ pub(crate) fn any_loop_of(step: &Instruction) -> Option<(&Loop, usize)> {
     }
 }
 
-/// The step with another nest.
-pub(crate) fn with_loop(step: &Instruction, l: Loop) -> Instruction {
-    match step {
+/// The instruction with another nest.
+pub(crate) fn with_loop(instruction: &Instruction, l: Loop) -> Instruction {
+    match instruction {
         Instruction::Map(_) => Instruction::Map(l),
         Instruction::Row(_) => Instruction::Row(l),
         Instruction::Col(_) => Instruction::Col(l),
@@ -103,14 +103,14 @@ pub(crate) fn with_loop(step: &Instruction, l: Loop) -> Instruction {
     }
 }
 
-/// Whether axes of a step's nest may be split: those of products are what the product says.
-fn may_split(step: &Instruction) -> bool {
-    matches!(step, Instruction::Map(_) | Instruction::Row(_) | Instruction::Col(_))
+/// Whether axes of an instruction's nest may be split: those of products are what the product says.
+fn may_split(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Map(_) | Instruction::Row(_) | Instruction::Col(_))
 }
 
-/// Buffers that a step reads other than through [the nest](loop_of) that passes know.
-pub(crate) fn factors(step: &Instruction) -> SmallVec<[BufferId; 2]> {
-    match step {
+/// Buffers that an instruction reads other than through [the nest](loop_of) that passes know.
+pub(crate) fn factors(instruction: &Instruction) -> SmallVec<[BufferId; 2]> {
+    match instruction {
         Instruction::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
         Instruction::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
         Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) if l.nest.segments.is_none() => {
@@ -122,7 +122,7 @@ pub(crate) fn factors(step: &Instruction) -> SmallVec<[BufferId; 2]> {
         | Instruction::Attention(_)
         | Instruction::Window(_)
         | Instruction::ScatterAdd(_)
-        | Instruction::HandOver(_) => step.reads().into_iter().collect(),
+        | Instruction::HandOver(_) => instruction.reads().into_iter().collect(),
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn fuse(
 
 /// The nodes of two instructions that became one. Where one of them can fail, messages name that one.
 fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction) -> Arc<str> {
-    match (first.step.can_fail(), second.step.can_fail()) {
+    match (first.instruction.can_fail(), second.instruction.can_fail()) {
         (true, false) => return first.node.clone(),
         (false, true) => return second.node.clone(),
         _ => {}
@@ -251,18 +251,18 @@ impl<'a> Fusion<'a> {
         for output in outputs {
             work.is_output[output.0 as usize] = true;
         }
-        for (at, instruction) in instructions.into_iter().enumerate() {
-            work.put(PLACES * at, Some(instruction));
+        for (at, scheduled) in instructions.into_iter().enumerate() {
+            work.put(PLACES * at, Some(scheduled));
         }
         work
     }
 
-    fn step(&self, at: usize) -> Option<&Instruction> {
-        self.slots[at].as_ref().map(|instruction| &instruction.step)
+    fn instruction(&self, at: usize) -> Option<&Instruction> {
+        self.slots[at].as_ref().map(|scheduled| &scheduled.instruction)
     }
 
     fn map(&self, at: usize) -> Option<&Loop> {
-        match self.step(at) {
+        match self.instruction(at) {
             Some(Instruction::Map(map)) if map.nest.segments.is_none() => Some(map),
             _ => None,
         }
@@ -281,24 +281,24 @@ impl<'a> Fusion<'a> {
         let mut touched: SmallVec<[usize; 16]> = SmallVec::new();
         let old = self.slots[at].take();
         if let Some(old) = &old {
-            for id in old.step.reads() {
+            for id in old.instruction.reads() {
                 let cell = self.cell(id);
                 self.readers[cell].remove(&at);
                 touched.push(cell);
             }
-            for id in old.step.writes() {
+            for id in old.instruction.writes() {
                 let cell = self.cell(id);
                 self.writers[cell].remove(&at);
                 touched.push(cell);
             }
         }
         if let Some(new) = &new {
-            for id in new.step.reads() {
+            for id in new.instruction.reads() {
                 let cell = self.cell(id);
                 self.readers[cell].insert(at);
                 touched.push(cell);
             }
-            for id in new.step.writes() {
+            for id in new.instruction.writes() {
                 let cell = self.cell(id);
                 self.writers[cell].insert(at);
                 touched.push(cell);
@@ -396,7 +396,7 @@ impl<'a> Fusion<'a> {
         }
         // A map that went behind something else can still be computed by who has its operands.
         for (_, old) in undo {
-            let Some(ScheduledInstruction { step: Instruction::Map(map), versions, .. }) = old else {
+            let Some(ScheduledInstruction { instruction: Instruction::Map(map), versions, .. }) = old else {
                 continue;
             };
             let (map, versions) = (Rc::new(map), Rc::new(versions));
@@ -413,8 +413,8 @@ impl<'a> Fusion<'a> {
 
     /// By how much changes, any one of which will do, make the program lighter, if they do.
     fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
-        let weigh = |instruction: &ScheduledInstruction| {
-            weight(&instruction.step, self.buffers).saturating_mul(instruction.entries.count())
+        let weigh = |scheduled: &ScheduledInstruction| {
+            weight(&scheduled.instruction, self.buffers).saturating_mul(scheduled.entries.count())
         };
         let (mut before, mut after) = (0u64, 0u64);
         for (at, new) in changes.first()? {
@@ -428,8 +428,8 @@ impl<'a> Fusion<'a> {
     /// Whether instructions of some entries between two places are among these.
     fn between(&self, set: &BTreeSet<usize>, from: usize, to: usize, entries: Entries) -> bool {
         let runs = |at: &usize| {
-            let instruction = self.slots[*at].as_ref();
-            instruction.is_some_and(|instruction| !instruction.entries.and(entries).is_empty())
+            let scheduled = self.slots[*at].as_ref();
+            scheduled.is_some_and(|scheduled| !scheduled.entries.and(entries).is_empty())
         };
         from + 1 < to && set.range(from + 1..to).any(runs)
     }
@@ -441,8 +441,8 @@ impl<'a> Fusion<'a> {
 
     /// Whether the buffers that the instruction at a place reads hold the versions that it was given.
     fn reads_its_versions(&self, at: usize) -> bool {
-        let Some(instruction) = &self.slots[at] else { return true };
-        instruction.versions.hold(instruction.entries, |id, entry| {
+        let Some(scheduled) = &self.slots[at] else { return true };
+        scheduled.versions.hold(scheduled.entries, |id, entry| {
             let runs = |&before: &&usize| {
                 self.slots[*before].as_ref().is_some_and(|before| before.entries.contains(entry))
             };
@@ -461,10 +461,10 @@ impl<'a> Fusion<'a> {
             && writes.iter().all(|&id| !self.between(&self.readers[self.cell(id)], from, to, entries))
     }
 
-    /// Whether a step can run: what it stores lies over no load but an equal one, and what can fail writes no state.
-    fn is_sound(&self, step: &Instruction) -> bool {
-        let Some((l, virtual_loads)) = loop_of(step) else { return true };
-        let factors = factors(step);
+    /// Whether an instruction can run: what it stores lies over no load but an equal one, and what can fail writes no state.
+    fn is_sound(&self, instruction: &Instruction) -> bool {
+        let Some((l, virtual_loads)) = loop_of(instruction) else { return true };
+        let factors = factors(instruction);
         for (k, (&to, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
             let cell = self.cell(to);
             let overlaps = |id: &BufferId| self.cell(*id) == cell;
@@ -478,10 +478,10 @@ impl<'a> Fusion<'a> {
                 }
             }
         }
-        !step.can_fail() || l.writes.iter().all(|&id| self.is_work(id))
+        !instruction.can_fail() || l.writes.iter().all(|&id| self.is_work(id))
     }
 
-    /// The only step that writes a work buffer.
+    /// The only instruction that writes a work buffer.
     fn maker(&self, id: BufferId) -> Option<usize> {
         let writers = &self.writers[self.cell(id)];
         (self.is_work(id) && writers.len() == 1).then(|| writers.first().copied()).flatten()
@@ -516,8 +516,9 @@ impl<'a> Fusion<'a> {
         let needed = splice::least_loads(map);
         makers.retain(|maker| {
             *maker < at
-                && self.step(*maker).is_some_and(|step| {
-                    (!only_sums || step.is_reduction()) && needed <= splice::most_loads_behind(step)
+                && self.instruction(*maker).is_some_and(|instruction| {
+                    (!only_sums || instruction.is_reduction())
+                        && needed <= splice::most_loads_behind(instruction)
                 })
         });
         let mut best: Option<Rewrite> = None;
@@ -537,7 +538,7 @@ impl<'a> Fusion<'a> {
             return self.append_all(maker, &[at]);
         }
         // A host whose only result is read by maps of different entries: no run makes it twice.
-        let &[value] = host.step.writes().as_slice() else { return None };
+        let &[value] = host.instruction.writes().as_slice() else { return None };
         let readers = &self.readers[self.cell(value)];
         if !self.is_work(value) || self.is_output[self.cell(value)] {
             return None;
@@ -557,7 +558,7 @@ impl<'a> Fusion<'a> {
     /// stood, if their operands are there by then; where less memory is needed in between, if both will do.
     fn append_all(&self, maker: usize, followers: &[usize]) -> Option<Rewrite> {
         let host = self.slots[maker].as_ref()?;
-        let (l, virtual_loads) = loop_of(&host.step)?;
+        let (l, virtual_loads) = loop_of(&host.instruction)?;
         let keeps = |&id: &BufferId| {
             let readers = &self.readers[self.cell(id)];
             let read_elsewhere = readers.iter().any(|reader| !followers.contains(reader));
@@ -568,7 +569,7 @@ impl<'a> Fusion<'a> {
         if followers.len() > 1 && !kept.is_empty() || followers.len() > PLACES {
             return None;
         }
-        let host_reads = host.step.reads();
+        let host_reads = host.instruction.reads();
         let room = maker.is_multiple_of(PLACES) && self.slots[maker + 1].is_none();
         let (mut up, mut down) = (room || followers.len() == 1, true);
         let mut merged = Vec::with_capacity(followers.len());
@@ -588,13 +589,19 @@ impl<'a> Fusion<'a> {
             if !down && !up {
                 return None;
             }
-            let step = links(&host.step, l, map).into_iter().find_map(|link| {
-                let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.step))?;
-                Some(with_loop(&host.step, merged)).filter(|step| self.is_sound(step))
+            let instruction = links(&host.instruction, l, map).into_iter().find_map(|link| {
+                let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.instruction))?;
+                Some(with_loop(&host.instruction, merged)).filter(|instruction| self.is_sound(instruction))
             })?;
             let entries = host.entries.and(entries);
-            let versions = host.versions.followed_by(&follower.versions, entries)?.of_step(&step);
-            merged.push(ScheduledInstruction { step, entries, node: joined(host, follower), versions });
+            let versions =
+                host.versions.followed_by(&follower.versions, entries)?.of_instruction(&instruction);
+            merged.push(ScheduledInstruction {
+                instruction,
+                entries,
+                node: joined(host, follower),
+                versions,
+            });
         }
         let mut changes = SmallVec::new();
         if down {
@@ -624,7 +631,7 @@ impl<'a> Fusion<'a> {
         let ends_by = |cell: usize, at: usize| {
             !self.is_output[cell] && self.readers[cell].last().is_none_or(|&last| last <= at)
         };
-        let host = self.step(maker).map(Instruction::reads).unwrap_or_default();
+        let host = self.instruction(maker).map(Instruction::reads).unwrap_or_default();
         // What the host reads last would have to wait for it.
         let down = bytes(&host, &|cell| ends_by(cell, maker));
         let (mut made, mut freed) = (0usize, 0usize);
@@ -646,11 +653,13 @@ impl<'a> Fusion<'a> {
         let readers = &self.readers[self.cell(value)];
         let mut seen = Entries::NONE;
         for &reader in readers {
-            let instruction = self.slots[reader].as_ref()?;
-            if !seen.and(instruction.entries).is_empty() || !matches!(instruction.step, Instruction::Map(_)) {
+            let scheduled = self.slots[reader].as_ref()?;
+            if !seen.and(scheduled.entries).is_empty()
+                || !matches!(scheduled.instruction, Instruction::Map(_))
+            {
                 return None;
             }
-            seen = seen.or(instruction.entries);
+            seen = seen.or(scheduled.entries);
         }
         readers.last().copied().filter(|&last| last > at)
     }
@@ -671,35 +680,39 @@ impl<'a> Fusion<'a> {
         }
         let mut change: Change = vec![(at, None)];
         for &reader in readers {
-            let instruction = self.slots[reader].as_ref()?;
-            if reader < at || !self.unchanged(&map.reads, at, reader, instruction.entries) {
+            let scheduled = self.slots[reader].as_ref()?;
+            if reader < at || !self.unchanged(&map.reads, at, reader, scheduled.entries) {
                 return None;
             }
             let guest = self.slots[at].as_ref()?;
-            let step = self.without_load(&instruction.step, value, map)?;
-            let versions = instruction.versions.clone().reading_also(&guest.versions)?;
-            let unchanged = (step, versions);
-            let (step, versions) = self.recomputed(reader, &unchanged, Some(value)).unwrap_or(unchanged);
-            let (node, versions) = (joined(guest, instruction), versions.of_step(&step));
-            change.push((reader, Some(ScheduledInstruction { step, node, versions, ..instruction.clone() })));
+            let instruction = self.without_load(&scheduled.instruction, value, map)?;
+            let versions = scheduled.versions.clone().reading_also(&guest.versions)?;
+            let unchanged = (instruction, versions);
+            let (instruction, versions) =
+                self.recomputed(reader, &unchanged, Some(value)).unwrap_or(unchanged);
+            let (node, versions) = (joined(guest, scheduled), versions.of_instruction(&instruction));
+            change.push((
+                reader,
+                Some(ScheduledInstruction { instruction, node, versions, ..scheduled.clone() }),
+            ));
         }
         self.gain(smallvec![change])
     }
 
-    /// A step that computes a value instead of reading it.
-    fn without_load(&self, step: &Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
-        let mut step = step.clone();
-        if factors(&step).contains(&value) {
-            step = reading_through(step, value, map)?;
+    /// An instruction that computes a value instead of reading it.
+    fn without_load(&self, instruction: &Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
+        let mut instruction = instruction.clone();
+        if factors(&instruction).contains(&value) {
+            instruction = reading_through(instruction, value, map)?;
         }
         loop {
-            let (l, virtual_loads) = loop_of(&step)?;
+            let (l, virtual_loads) = loop_of(&instruction)?;
             let slot = l.reads.iter().enumerate().skip(virtual_loads).find(|&(_, &id)| id == value);
             let Some((slot, _)) = slot else { break };
-            let l = inline(l, virtual_loads, slot, map, may_split(&step))?;
-            step = with_loop(&step, l);
+            let l = inline(l, virtual_loads, slot, map, may_split(&instruction))?;
+            instruction = with_loop(&instruction, l);
         }
-        self.is_sound(&step).then_some(step)
+        self.is_sound(&instruction).then_some(instruction)
     }
 
     /// The map that makes a buffer of others, as it stands or as it was, and which versions it reads.
@@ -722,7 +735,7 @@ impl<'a> Fusion<'a> {
         Some((map, map.writes.iter().position(|&written| written == id)?))
     }
 
-    /// The step at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
+    /// The instruction at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
     /// `gone` any more.
     fn recomputed(
         &self,
@@ -735,8 +748,8 @@ impl<'a> Fusion<'a> {
         let mut known: Option<lighter::Known> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
-            let (step, versions) = best.as_ref().unwrap_or(as_it_is);
-            let (l, virtual_loads) = loop_of(step)?;
+            let (instruction, versions) = best.as_ref().unwrap_or(as_it_is);
+            let (l, virtual_loads) = loop_of(instruction)?;
             let next = l.reads[virtual_loads..].iter().copied().find(|id| !tried.contains(id));
             let Some(id) = next else { return best };
             tried.push(id);
@@ -744,7 +757,9 @@ impl<'a> Fusion<'a> {
             let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
             let Some(made_by) = self.map_with(id).or_else(gone_by) else { continue };
             let own = known.get_or_insert_with(|| lighter::Known::of(l));
-            if !factors(step).contains(&id) && own.is_no_lighter(step, id, made_by, self.buffers) {
+            if !factors(instruction).contains(&id)
+                && own.is_no_lighter(instruction, id, made_by, self.buffers)
+            {
                 continue;
             }
             let Some((map, given)) = self.recipe(id) else { continue };
@@ -758,9 +773,9 @@ impl<'a> Fusion<'a> {
             {
                 continue;
             }
-            let Some(lighter) = self.without_load(step, id, &map) else { continue };
-            let given = given.of_step(&Instruction::Map(map));
-            if weight(&lighter, self.buffers) < weight(step, self.buffers)
+            let Some(lighter) = self.without_load(instruction, id, &map) else { continue };
+            let given = given.of_instruction(&Instruction::Map(map));
+            if weight(&lighter, self.buffers) < weight(instruction, self.buffers)
                 && let Some(versions) = versions.clone().reading_also(&given)
             {
                 (best, known) = (Some((lighter, versions)), None);
@@ -768,13 +783,16 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// The step at a place, if computing some of its operands again makes it lighter.
+    /// The instruction at a place, if computing some of its operands again makes it lighter.
     fn recomputing(&self, at: usize) -> Option<Rewrite> {
-        let instruction = self.slots[at].as_ref()?;
-        let as_it_is = (instruction.step.clone(), instruction.versions.clone());
-        let (step, versions) = self.recomputed(at, &as_it_is, None)?;
-        let versions = versions.of_step(&step);
-        self.gain(smallvec![vec![(at, Some(ScheduledInstruction { step, versions, ..instruction.clone() }))]])
+        let scheduled = self.slots[at].as_ref()?;
+        let as_it_is = (scheduled.instruction.clone(), scheduled.versions.clone());
+        let (instruction, versions) = self.recomputed(at, &as_it_is, None)?;
+        let versions = versions.of_instruction(&instruction);
+        self.gain(smallvec![vec![(
+            at,
+            Some(ScheduledInstruction { instruction, versions, ..scheduled.clone() })
+        )]])
     }
 }
 
@@ -784,16 +802,16 @@ fn result_of(map: &Loop, result: usize) -> Loop {
     splice::with_results(map, 0, &keep).unwrap_or_else(|| map.clone())
 }
 
-/// The buffers by which the space of a map may be compared with that of a step: results first; then, for a map that reads
+/// The buffers by which the space of a map may be compared with that of an instruction: results first; then, for a map that reads
 /// what is the same along a row, what both read.
-fn links(step: &Instruction, host: &Loop, map: &Loop) -> Vec<Link> {
+fn links(instruction: &Instruction, host: &Loop, map: &Loop) -> Vec<Link> {
     let mut links = Vec::new();
     for (slot, id) in map.reads.iter().enumerate() {
         if let Some(result) = host.writes.iter().position(|written| written == id) {
             links.push(Link::Result(result, slot));
         }
     }
-    if step.is_reduction() {
+    if instruction.is_reduction() {
         for (slot, id) in map.reads.iter().enumerate() {
             for own in (0..host.reads.len()).filter(|&own| host.reads[own] == *id) {
                 links.push(Link::Shared(own, slot));
@@ -804,8 +822,8 @@ fn links(step: &Instruction, host: &Loop, map: &Loop) -> Vec<Link> {
 }
 
 /// A product that reads a factor through a map that does nothing but move elements.
-fn reading_through(step: Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
-    let Instruction::MatMul(mut product) = step else { return None };
+fn reading_through(instruction: Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
+    let Instruction::MatMul(mut product) = instruction else { return None };
     let (&[(Inst::Load(0), _)], [load], &[source]) =
         (map.nest.expr.insts(), map.nest.loads.as_slice(), map.reads.as_slice())
     else {

@@ -17,24 +17,24 @@ pub(crate) fn remove_unused(
         needed[output.0 as usize] = true;
     }
     let mut keep = vec![false; instructions.len()];
-    for (index, instruction) in instructions.iter_mut().enumerate().rev() {
-        let step = &instruction.step;
+    for (index, scheduled) in instructions.iter_mut().enumerate().rev() {
+        let instruction = &scheduled.instruction;
         let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
-        keep[index] = step.must_stay() || step.writes().into_iter().any(wanted);
+        keep[index] = instruction.must_stay() || instruction.writes().into_iter().any(wanted);
         if !keep[index] {
             continue;
         }
-        if let Some((l, virtual_loads)) = any_loop_of(step)
+        if let Some((l, virtual_loads)) = any_loop_of(instruction)
             && l.writes.len() > 1
             && !l.writes.iter().copied().all(wanted)
         {
             let results: Vec<bool> = l.writes.iter().copied().map(wanted).collect();
             if let Some(fewer) = splice::with_results(l, virtual_loads, &results) {
-                instruction.step = with_loop(step, fewer);
-                instruction.versions = instruction.versions.of_step(&instruction.step);
+                scheduled.instruction = with_loop(instruction, fewer);
+                scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
             }
         }
-        for id in instruction.step.reads() {
+        for id in scheduled.instruction.reads() {
             needed[id.0 as usize] = true;
         }
     }
@@ -46,8 +46,9 @@ pub(crate) fn remove_unused(
 /// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
 /// updated in the first part is copied before the update.
 pub(crate) fn order(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>) {
-    let writes_state = |i: &ScheduledInstruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
-    let Some(last_failing) = instructions.iter().rposition(|i| i.step.can_fail()) else { return };
+    let writes_state =
+        |i: &ScheduledInstruction| i.instruction.writes().iter().any(|&id| !is_work(buffers, id));
+    let Some(last_failing) = instructions.iter().rposition(|i| i.instruction.can_fail()) else { return };
     if !instructions[..last_failing].iter().any(writes_state) {
         return;
     }
@@ -55,13 +56,13 @@ pub(crate) fn order(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut 
     let mut wanted: Vec<bool> = vec![false; buffers.len()];
     // What is written early has been read, and written before, by then.
     let mut updated: Vec<bool> = vec![false; buffers.len()];
-    for (index, instruction) in instructions.iter().enumerate().rev() {
-        let (reads, writes) = (instruction.step.reads(), instruction.step.writes());
+    for (index, scheduled) in instructions.iter().enumerate().rev() {
+        let (reads, writes) = (scheduled.instruction.reads(), scheduled.instruction.writes());
         let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
         // State alone waits for its turn; it gets a copy of what is updated.
         let precedes = writes.iter().any(|&id| is_work(buffers, id))
             && reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
-        if instruction.step.can_fail() || produces || precedes {
+        if scheduled.instruction.can_fail() || produces || precedes {
             early[index] = true;
             reads.iter().for_each(|id| wanted[id.0 as usize] = true);
             let work = writes.iter().filter(|&&id| is_work(buffers, id));
@@ -69,11 +70,11 @@ pub(crate) fn order(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut 
         }
     }
     let (mut first, mut rest) = (Vec::new(), Vec::new());
-    for (mut instruction, early) in std::mem::take(instructions).into_iter().zip(early) {
-        if early && let Some(late) = without_state(&mut instruction, buffers) {
+    for (mut scheduled, early) in std::mem::take(instructions).into_iter().zip(early) {
+        if early && let Some(late) = without_state(&mut scheduled, buffers) {
             rest.push(late);
         }
-        if early { first.push(instruction) } else { rest.push(instruction) }
+        if early { first.push(scheduled) } else { rest.push(scheduled) }
     }
     copy_before_updates(&mut first, &mut rest, buffers);
     instructions.extend(first.into_iter().chain(rest));
@@ -86,13 +87,13 @@ fn copy_before_updates(
     buffers: &mut Vec<Buffer>,
 ) {
     let mut new_versions = NewVersions::after(first.iter().chain(rest.iter()));
-    for ScheduledInstruction { step, entries, versions, .. } in rest {
-        for id in step.reads() {
+    for ScheduledInstruction { instruction, entries, versions, .. } in rest {
+        for id in instruction.reads() {
             let Some(version) = versions.read_everywhere(id, *entries) else { continue };
-            let wrote = |instruction: &ScheduledInstruction| instruction.versions.written(id);
+            let wrote = |scheduled: &ScheduledInstruction| scheduled.versions.written(id);
             let Some(made) = first.iter().rposition(|other| wrote(other) == Some(version)) else { continue };
             let is_updated = first[made + 1..].iter().any(|other| wrote(other).is_some());
-            if !is_updated || !is_work(buffers, id) || step.writes().contains(&id) {
+            if !is_updated || !is_work(buffers, id) || instruction.writes().contains(&id) {
                 continue;
             }
             let Buffer { label, dtype, len, .. } = buffers[id.0 as usize].clone();
@@ -102,13 +103,13 @@ fn copy_before_updates(
             first.insert(
                 made + 1,
                 ScheduledInstruction {
-                    step: Instruction::Map(copy_of(id, copy, dtype, len)),
+                    instruction: Instruction::Map(copy_of(id, copy, dtype, len)),
                     versions: Versions::of_map((id, version), (copy, copied)),
                     ..first[made].clone()
                 },
             );
-            step.rename(&|read| if read == id { copy } else { read }, &|written| written);
-            *versions = versions.clone().with_read(copy, copied).of_step(step);
+            instruction.rename(&|read| if read == id { copy } else { read }, &|written| written);
+            *versions = versions.clone().with_read(copy, copied).of_instruction(instruction);
         }
     }
 }
@@ -131,8 +132,8 @@ fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Loop {
 }
 
 /// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
-fn without_state(instruction: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
-    let (l, virtual_loads) = any_loop_of(&instruction.step)?;
+fn without_state(scheduled: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
+    let (l, virtual_loads) = any_loop_of(&scheduled.instruction)?;
     let own: Vec<bool> = l.writes.iter().map(|&id| is_work(buffers, id)).collect();
     let state: Vec<bool> = own.iter().map(|own| !own).collect();
     if !own.contains(&true) {
@@ -140,13 +141,13 @@ fn without_state(instruction: &mut ScheduledInstruction, buffers: &[Buffer]) -> 
     }
     let (early, late) =
         (splice::with_results(l, virtual_loads, &own)?, splice::with_results(l, virtual_loads, &state)?);
-    let late = with_loop(&instruction.step, late);
+    let late = with_loop(&scheduled.instruction, late);
     let late = ScheduledInstruction {
-        versions: instruction.versions.of_step(&late),
-        step: late,
-        ..instruction.clone()
+        versions: scheduled.versions.of_instruction(&late),
+        instruction: late,
+        ..scheduled.clone()
     };
-    instruction.step = with_loop(&instruction.step, early);
-    instruction.versions = instruction.versions.of_step(&instruction.step);
+    scheduled.instruction = with_loop(&scheduled.instruction, early);
+    scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
     Some(late)
 }

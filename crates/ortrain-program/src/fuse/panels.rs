@@ -35,8 +35,8 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
     let cell = |id: BufferId| cells[id.0 as usize];
     let mut open: FxHashMap<(BufferId, Access, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
-    for (at, instruction) in instructions.iter().enumerate() {
-        if let Instruction::MatMul(product) = &instruction.step
+    for (at, scheduled) in instructions.iter().enumerate() {
+        if let Instruction::MatMul(product) = &scheduled.instruction
             && fits(product, buffers)
         {
             let key = (product.b, product.b_access.clone(), [product.k, product.n]);
@@ -46,9 +46,9 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
                 entries: Entries::NONE,
             });
             group.readers.push(at);
-            group.entries = group.entries.or(instruction.entries);
+            group.entries = group.entries.or(scheduled.entries);
         }
-        for written in instruction.step.writes() {
+        for written in scheduled.instruction.writes() {
             groups.extend(open.extract_if(|key, _| cell(key.0) == cell(written)).map(|(_, group)| group));
         }
     }
@@ -63,17 +63,17 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
         let panels = BufferId((buffers.len() + k) as u32);
         let map = Instruction::Map(layout(&group.product, panels));
         let given = group.readers.iter().try_fold(Versions::default(), |given, &reader| {
-            given.reading_also(&instructions[reader].versions.of_step(&map))
+            given.reading_also(&instructions[reader].versions.of_instruction(&map))
         });
         let given = given.expect("nothing writes a matrix between the products of a group");
         let Instruction::Map(l) = &map else { unreachable!("a layout is a map") };
-        let (step, given) = match moved(instructions, group, l, cell) {
+        let (instruction, given) = match moved(instructions, group, l, cell) {
             Some((source, given)) => (Instruction::Map(source), given),
             None => (map, given),
         };
-        let versions = given.of_step(&step).with_write(panels, new_versions.next());
+        let versions = given.of_instruction(&instruction).with_write(panels, new_versions.next());
         let node = instructions[group.readers[0]].node.clone();
-        maps.push(ScheduledInstruction { step, entries: group.entries, node, versions });
+        maps.push(ScheduledInstruction { instruction, entries: group.entries, node, versions });
     }
     for (Group { product, readers, .. }, map) in groups.iter().zip(&maps) {
         let Some((panels, version)) = map.versions.writes().next() else { continue };
@@ -81,11 +81,11 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
         let (label, len) = (format!("{} in panels", old.label).into(), product.k * product.n);
         buffers.push(Buffer { label, dtype: old.dtype, len, place: Place::Work(0) });
         for &reader in readers {
-            let ScheduledInstruction { step, versions, .. } = &mut instructions[reader];
-            if let Instruction::MatMul(product) = step {
+            let ScheduledInstruction { instruction, versions, .. } = &mut instructions[reader];
+            if let Instruction::MatMul(product) = instruction {
                 read_panels(product, panels);
             }
-            *versions = versions.clone().with_read(panels, version).of_step(step);
+            *versions = versions.clone().with_read(panels, version).of_instruction(instruction);
         }
     }
     // From the last on, so that places stay what they are.
@@ -145,20 +145,23 @@ fn moved(
 ) -> Option<(Loop, Versions)> {
     let (value, first) = (map.reads[0], group.readers[0]);
     let touches = |ids: Vec<BufferId>, of: BufferId| ids.into_iter().any(|id| cell(id) == cell(of));
-    let writes = |at: &usize| touches(instructions[*at].step.writes(), value);
+    let writes = |at: &usize| touches(instructions[*at].instruction.writes(), value);
     let mut writers = (0..instructions.len()).filter(writes);
     let (maker, None) = (writers.next()?, writers.next()) else { return None };
-    let ScheduledInstruction { step: Instruction::Map(guest), entries, versions, .. } = &instructions[maker]
+    let ScheduledInstruction { instruction: Instruction::Map(guest), entries, versions, .. } =
+        &instructions[maker]
     else {
         return None;
     };
     let others = instructions
         .iter()
         .enumerate()
-        .any(|(at, instruction)| !group.readers.contains(&at) && touches(instruction.step.reads(), value));
+        .any(|(at, scheduled)| !group.readers.contains(&at) && touches(scheduled.instruction.reads(), value));
     let moves = guest.writes.len() == 1 && matches!(guest.nest.expr.insts(), [(Inst::Load(0), _)]);
     let stays = maker < first
-        && !instructions[maker..first].iter().any(|other| touches(other.step.writes(), guest.reads[0]));
+        && !instructions[maker..first]
+            .iter()
+            .any(|other| touches(other.instruction.writes(), guest.reads[0]));
     (moves && stays && !others && entries.and(group.entries) == group.entries)
         .then(|| inline(map, 0, 0, guest, true))
         .flatten()

@@ -53,7 +53,7 @@ impl Fusion<'_> {
     }
 
     fn slope(&self, at: usize) -> Option<Slope> {
-        let entries = |at: usize| self.slots[at].as_ref().map(|instruction| instruction.entries);
+        let entries = |at: usize| self.slots[at].as_ref().map(|scheduled| scheduled.entries);
         let map = self.map(at).filter(|_| entries(at) == Some(Entries::ALL))?;
         let (&[to], [store]) = (map.writes.as_slice(), map.nest.stores.as_slice()) else { return None };
         let points: usize = map.nest.dims.iter().product();
@@ -123,7 +123,7 @@ pub(super) fn apart(
 ) {
     let mut new_versions = NewVersions::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {
-        let Some(instruction) = &slots[at] else { continue };
+        let Some(scheduled) = &slots[at] else { continue };
         let result = &buffers[product.writes[0].0 as usize];
         let buffer = Buffer {
             label: format!("{}/slope", result.label).into(),
@@ -135,14 +135,18 @@ pub(super) fn apart(
         buffers.push(buffer);
         slope.writes[0] = id;
         product.reads.iter_mut().filter(|read| **read == NEW).for_each(|read| *read = id);
-        let (given, version) = (instruction.versions.clone(), new_versions.next());
+        let (given, version) = (scheduled.versions.clone(), new_versions.next());
         let [slope, product] = [slope, product].map(Instruction::Map);
-        let of_slope = given.clone().with_write(id, version).of_step(&slope);
-        let of_product = given.with_read(id, version).of_step(&product);
-        let (entries, node) = (instruction.entries, instruction.node.clone());
-        slots[after + 1] =
-            Some(ScheduledInstruction { step: slope, entries, node: node.clone(), versions: of_slope });
-        slots[at] = Some(ScheduledInstruction { step: product, entries, node, versions: of_product });
+        let of_slope = given.clone().with_write(id, version).of_instruction(&slope);
+        let of_product = given.with_read(id, version).of_instruction(&product);
+        let (entries, node) = (scheduled.entries, scheduled.node.clone());
+        slots[after + 1] = Some(ScheduledInstruction {
+            instruction: slope,
+            entries,
+            node: node.clone(),
+            versions: of_slope,
+        });
+        slots[at] = Some(ScheduledInstruction { instruction: product, entries, node, versions: of_product });
     }
 }
 

@@ -125,9 +125,9 @@ pub(super) fn least_loads(map: &Loop) -> usize {
     ids.len()
 }
 
-/// How many buffers a map may load that follows a step: those that a nest may, and the step's own results.
-pub(super) fn most_loads_behind(step: &Instruction) -> usize {
-    MOST_LOADS + loop_of(step).map_or(0, |(l, _)| l.writes.len())
+/// How many buffers a map may load that follows an instruction: those that a nest may, and the instruction's own results.
+pub(super) fn most_loads_behind(instruction: &Instruction) -> usize {
+    MOST_LOADS + loop_of(instruction).map_or(0, |(l, _)| l.writes.len())
 }
 
 /// The buffers that the expression of a nest loads, the virtual ones aside.

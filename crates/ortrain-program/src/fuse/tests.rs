@@ -76,8 +76,8 @@ impl Images {
         Loop { nest, reads, writes }
     }
 
-    fn step(&mut self, step: Instruction, entries: Entries) {
-        self.b.step(step, entries, &self.node).unwrap();
+    fn emit(&mut self, instruction: Instruction, entries: Entries) {
+        self.b.emit(instruction, entries, &self.node).unwrap();
     }
 
     fn map(
@@ -88,7 +88,7 @@ impl Images {
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
     ) {
         let map = self.nest(dims, loads, stores, f);
-        self.step(Instruction::Map(map), Entries::ALL);
+        self.emit(Instruction::Map(map), Entries::ALL);
     }
 
     /// An element-wise map over the flat images.
@@ -134,7 +134,7 @@ impl Images {
         l.nest.inner = 2;
         l.nest.reductions =
             reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
-        self.step(Instruction::Row(l), Entries::ALL);
+        self.emit(Instruction::Row(l), Entries::ALL);
     }
 
     /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
@@ -210,7 +210,7 @@ impl Images {
             axes: [axis(self.h), axis(self.w)].into_iter().collect(),
         };
         let conv = Conv { shape, a, a_offset: 0, b: filter, precision: Precision::F32, epilogue };
-        self.step(Instruction::Conv(Box::new(conv)), Entries::ALL);
+        self.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
     }
 
     fn filter(&mut self) -> BufferId {
@@ -223,7 +223,7 @@ impl Images {
             |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
         let axes = [axis(self.h), axis(self.w)].into_iter().collect();
         let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
-        self.step(Instruction::Window(Window { shape, source: from, index: None, target: to }), Entries::ALL);
+        self.emit(Instruction::Window(Window { shape, source: from, index: None, target: to }), Entries::ALL);
     }
 
     fn finish(self, inputs: &[BufferId], outputs: &[BufferId]) -> Program {
@@ -239,12 +239,12 @@ fn through_activation(b: &mut Builder, regs: &[Reg]) -> Reg {
 }
 
 fn names(program: &Program) -> Vec<&'static str> {
-    program.instructions.iter().map(|instruction| instruction.step.name()).collect()
+    program.instructions.iter().map(|scheduled| scheduled.instruction.name()).collect()
 }
 
 /// Reductions and loads of an instruction's nest.
 fn shape_of(program: &Program, k: usize) -> (usize, usize) {
-    let nest = program.instructions[k].step.nest().unwrap();
+    let nest = program.instructions[k].instruction.nest().unwrap();
     (nest.reductions.len(), nest.loads.len())
 }
 
@@ -272,7 +272,7 @@ fn normalisation_and_activation_follow_their_statistics() {
     let program = i.finish(&[x, bias], &[y, mean]);
     assert_eq!(names(&program), ["Row"], "{program}");
     assert_eq!(shape_of(&program, 0), (2, 2), "{program}");
-    let Instruction::Row(row) = &program.instructions[0].step else { unreachable!() };
+    let Instruction::Row(row) = &program.instructions[0].instruction else { unreachable!() };
     assert_eq!(row.writes, [mean, y], "{program}");
 }
 
@@ -321,7 +321,7 @@ fn what_was_activated_is_computed_again_from_what_is_loaded() {
     let program = i.finish(&[x, g0, bias], &[to, dx]);
     assert_eq!(names(&program), ["Row", "Conv", "Conv", "Row"], "{program}");
     // The activation's result goes into the convolution, and nowhere else.
-    assert!(!program.instructions[3].step.reads().contains(&y), "{program}");
+    assert!(!program.instructions[3].instruction.reads().contains(&y), "{program}");
 }
 
 /// `min(max(z, 0), 6)` of a normalisation `z`, and its gradient, whose conditions are maps of their own.
@@ -369,7 +369,7 @@ fn what_was_clipped_is_computed_again_from_what_is_kept() {
     i.unpooled(dz, dx);
     let program = i.finish(&[x, g0, bias], &[to, dx]);
     assert_eq!(names(&program), ["Row", "Conv", "Conv", "Window"], "{program}");
-    assert!(program.instructions.iter().all(|i| !i.step.writes().contains(&z)), "{program}");
+    assert!(program.instructions.iter().all(|i| !i.instruction.writes().contains(&z)), "{program}");
 }
 
 #[test]
@@ -418,18 +418,18 @@ fn gradients_gather_where_they_are_made() {
         axes: [axis, axis].into_iter().collect(),
     };
     let conv = Conv { shape, a: g, a_offset: 0, b: x, precision: Precision::F32, epilogue };
-    i.step(Instruction::Conv(Box::new(conv)), Entries::ALL);
+    i.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
     let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
     let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
-    i.step(Instruction::Map(add), Entries::only(Entry::Accumulate));
-    i.step(Instruction::Map(put), Entries::only(Entry::Overwrite));
+    i.emit(Instruction::Map(add), Entries::only(Entry::Accumulate));
+    i.emit(Instruction::Map(put), Entries::only(Entry::Overwrite));
     let program = i.finish(&[x, g], &[]);
     assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
-    for (instruction, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
-        assert_eq!(instruction.entries, Entries::only(entry));
-        assert_eq!(instruction.step.writes(), [total]);
+    for (scheduled, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
+        assert_eq!(scheduled.entries, Entries::only(entry));
+        assert_eq!(scheduled.instruction.writes(), [total]);
     }
 }
 
@@ -482,9 +482,9 @@ fn what_is_not_made_any_more_is_not_read() {
     images.sums(&[factor, spread, x], sums, first, second);
     let program = images.finish(&[x, statistic], &sums);
     let mut made = program.inputs.clone();
-    for instruction in &program.instructions {
-        assert!(instruction.step.reads().iter().all(|id| made.contains(id)), "{program}");
-        made.extend(instruction.step.writes());
+    for scheduled in &program.instructions {
+        assert!(scheduled.instruction.reads().iter().all(|id| made.contains(id)), "{program}");
+        made.extend(scheduled.instruction.writes());
     }
 }
 
@@ -525,7 +525,7 @@ fn a_product_reads_through_a_transposition() {
     i.map(&[m, k], &[(a, &[1, m as isize])], &[(turned, &[k as isize, 1])], |_, regs| vec![regs[0]]);
     let strides = [n as isize, 1];
     let epilogue = i.nest(&[m, n], &[(product, &strides)], &[(product, &strides)], |_, regs| vec![regs[0]]);
-    let step = MatMul {
+    let instruction = MatMul {
         batch: [].into_iter().collect(),
         m,
         n,
@@ -537,11 +537,11 @@ fn a_product_reads_through_a_transposition() {
         precision: Precision::F32,
         epilogue,
     };
-    i.step(Instruction::MatMul(Box::new(step)), Entries::ALL);
+    i.emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL);
     let program = i.finish(&[a, right], &[product]);
     assert_eq!(names(&program), ["MatMul"], "{program}");
-    let Instruction::MatMul(step) = &program.instructions[0].step else { unreachable!() };
-    assert_eq!((step.a, step.a_access.strides.as_slice()), (a, &[1, m as isize][..]));
+    let Instruction::MatMul(instruction) = &program.instructions[0].instruction else { unreachable!() };
+    assert_eq!((instruction.a, instruction.a_access.strides.as_slice()), (a, &[1, m as isize][..]));
 }
 
 /// What can fail comes before every write to state, also where one instruction makes both what is checked and state.
@@ -561,8 +561,8 @@ fn state_is_written_after_everything_that_can_fail() {
         vec![b.convert(index, Type::F32)]
     });
     let program = i.finish(&[x], &[checked]);
-    let fails = program.instructions.iter().rposition(|i| i.step.can_fail()).unwrap();
-    let writes = program.instructions.iter().position(|i| i.step.writes().contains(&running)).unwrap();
+    let fails = program.instructions.iter().rposition(|i| i.instruction.can_fail()).unwrap();
+    let writes = program.instructions.iter().position(|i| i.instruction.writes().contains(&running)).unwrap();
     assert!(fails < writes, "{program}");
 }
 
@@ -590,8 +590,9 @@ fn state_before_an_update(fused: bool) -> (Program, [BufferId; 2]) {
 fn state_takes_what_was_there_before_an_early_update() {
     for fused in [false, true] {
         let (program, [x, running]) = state_before_an_update(fused);
-        let fails = program.instructions.iter().rposition(|i| i.step.can_fail()).unwrap();
-        let writes = program.instructions.iter().position(|i| i.step.writes().contains(&running)).unwrap();
+        let fails = program.instructions.iter().rposition(|i| i.instruction.can_fail()).unwrap();
+        let writes =
+            program.instructions.iter().position(|i| i.instruction.writes().contains(&running)).unwrap();
         assert!(fails < writes, "{program}");
         let given = [-0.5f32, 0.25, 1.0, -1.5];
         let executable = Reference.compile(Arc::new(program)).unwrap();
@@ -640,11 +641,11 @@ fn a_slope_is_kept_and_not_what_it_is_made_of() {
     let slope = BufferId(slope as u32);
     let places = |wanted: &dyn Fn(&Instruction) -> Vec<BufferId>| -> Vec<usize> {
         let all = program.instructions.iter().enumerate();
-        all.filter(|(_, i)| wanted(&i.step).contains(&slope)).map(|(at, _)| at).collect()
+        all.filter(|(_, i)| wanted(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
     };
     // Made with the activation, before anything else; read once, by what has the gradient.
-    assert_eq!(places(&|step| step.writes()), [1], "{program}");
-    assert_eq!(places(&|step| step.reads()).len(), 1, "{program}");
+    assert_eq!(places(&|instruction| instruction.writes()), [1], "{program}");
+    assert_eq!(places(&|instruction| instruction.reads()).len(), 1, "{program}");
     let image = program.buffer(slope).bytes();
     // The given gradient, what comes out, and the slope.
     assert!(program.work_bytes <= 4 * image, "{program}");
@@ -702,7 +703,7 @@ fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
     let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, before };
     let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
     let mut window = |shape, source, target| {
-        images.step(Instruction::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
+        images.emit(Instruction::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
     };
     window(shape(WindowPass::Max), x, y);
     let mut gradient = shape(WindowPass::MaxGradient);
@@ -741,7 +742,7 @@ fn positions_that_gradients_alone_read_are_numbers_of_cells() {
     assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
 }
 
-/// Whether a step that reads a value of 16 elements with some strides is surely no lighter if it computes the value as a
+/// True if an instruction that reads a value of 16 elements with some strides is surely no lighter if it computes the value as a
 /// map does, which costs much.
 fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     let mut images = Images::new(1, 1, 4, 4);
@@ -758,7 +759,7 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     known.is_no_lighter(&Instruction::Map(reader), y, (&map, 0), &buffers)
 }
 
-/// Something is said only of steps that read each element at one point: of others, the parts of the value may be computed
+/// Something is said only of instructions that read each element at one point: of others, the parts of the value may be computed
 /// at fewer points than the map has.
 #[test]
 fn what_is_read_once_is_no_lighter_if_it_is_computed_again() {

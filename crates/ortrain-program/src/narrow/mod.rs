@@ -8,7 +8,7 @@
 //! - instructions compute what is read of their results; of a result that is zero but for some elements, these, over a fill;
 //! - buffers of which the rest is neither written nor read any more hold nothing else.
 //!
-//! What is read, and what may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes a step sees.
+//! What is read, and what may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes an instruction sees.
 
 mod band;
 mod product;
@@ -94,9 +94,9 @@ fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<Band> {
     (0..).zip(buffers).map(band).collect()
 }
 
-/// The nest of a step whose space can be narrowed, and how many of its first loads are no loads.
-fn nest_of(step: &Instruction) -> Option<(&Loop, usize)> {
-    loop_of(step).filter(|_| !matches!(step, Instruction::Conv(_)))
+/// The nest of an instruction whose space can be narrowed, and how many of its first loads are no loads.
+fn nest_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
+    loop_of(instruction).filter(|_| !matches!(instruction, Instruction::Conv(_)))
 }
 
 // --- Zeros ------------------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs:
     // Elements that may be other than zero so far.
     let mut written = seen_outside(buffers, &[inputs]);
     let mut all = Vec::with_capacity(instructions.len());
-    for ScheduledInstruction { step, .. } in instructions {
-        let found = match step {
+    for ScheduledInstruction { instruction, .. } in instructions {
+        let found = match instruction {
             Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) if l.nest.segments.is_none() => {
                 zeros_of_nest(l, &written)
             }
@@ -121,9 +121,9 @@ fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs:
             | Instruction::ScatterAdd(_)
             | Instruction::HandOver(_) => Zeros::default(),
         };
-        for (k, id) in step.writes().into_iter().enumerate() {
+        for (k, id) in instruction.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
-            let reached = match (found.results.get(k), loop_of(step)) {
+            let reached = match (found.results.get(k), loop_of(instruction)) {
                 (Some(Part::Nowhere), _) => Band::none(len),
                 (Some(Part::Points(cuts)), Some((l, _))) => {
                     let left = Narrowed::new(&l.nest.dims, cuts);
@@ -262,7 +262,7 @@ const LEAST_GAIN_OF_ZEROS: f64 = 2.0;
 
 /// What is wanted of buffers, while instructions are gone through from the last to the first.
 struct Demand {
-    /// How many steps write each buffer.
+    /// How many instructions write each buffer.
     writers: Vec<usize>,
     /// What is read of each from here on.
     wanted: Vec<Band>,
@@ -273,7 +273,7 @@ struct Demand {
 impl Demand {
     fn new(instructions: &[ScheduledInstruction], buffers: &[Buffer], outputs: &[BufferId]) -> Demand {
         let mut writers = vec![0; buffers.len()];
-        for id in instructions.iter().flat_map(|instruction| instruction.step.writes()) {
+        for id in instructions.iter().flat_map(|scheduled| scheduled.instruction.writes()) {
             writers[id.0 as usize] += 1;
         }
         Demand { writers, wanted: seen_outside(buffers, &[outputs]), overwritten: vec![None; buffers.len()] }
@@ -287,8 +287,8 @@ impl Demand {
     }
 
     /// Whether nobody sees the one result of a map, because something else is written in its place.
-    fn is_overwritten(&self, instruction: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
-        let ScheduledInstruction { step: Instruction::Map(map), entries, .. } = instruction else {
+    fn is_overwritten(&self, scheduled: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
+        let ScheduledInstruction { instruction: Instruction::Map(map), entries, .. } = scheduled else {
             return false;
         };
         let &[id] = map.writes.as_slice() else { return false };
@@ -300,30 +300,30 @@ impl Demand {
             && !self.overwritten[id.0 as usize].is_none_or(sees_it)
     }
 
-    /// Takes in what a step writes.
-    fn write(&mut self, step: &Instruction, entries: Entries) {
-        for id in step.writes() {
+    /// Takes in what an instruction writes.
+    fn write(&mut self, instruction: &Instruction, entries: Entries) {
+        for id in instruction.writes() {
             self.overwritten[id.0 as usize] = None;
         }
-        let Some((Loop { nest, writes, .. }, _)) = nest_of(step) else { return };
+        let Some((Loop { nest, writes, .. }, _)) = nest_of(instruction) else { return };
         for (&id, store) in writes.iter().zip(&nest.stores) {
             self.overwritten[id.0 as usize] = written_whole(store, &nest.dims).map(|band| (band, entries));
         }
     }
 
-    /// Takes in what a step reads.
-    fn read(&mut self, step: &Instruction, buffers: &[Buffer]) {
-        for (id, band) in reads(step, buffers) {
+    /// Takes in what an instruction reads.
+    fn read(&mut self, instruction: &Instruction, buffers: &[Buffer]) {
+        for (id, band) in reads(instruction, buffers) {
             let k = id.0 as usize;
             self.wanted[k] = self.wanted[k].hull(band, buffers[k].len);
             self.overwritten[k] = None;
         }
     }
 
-    /// The part of its space that a step must compute, and results that have to be filled with zeros before it does.
+    /// The part of its space that an instruction must compute, and results that have to be filled with zeros before it does.
     fn part(
         &self,
-        step: &Instruction,
+        instruction: &Instruction,
         l: &Loop,
         zeros: &Zeros,
         buffers: &[Buffer],
@@ -337,10 +337,10 @@ impl Demand {
             }
             let mut cuts = points(dims, store, wanted);
             cuts.retain(|cut| cut.axis < kept);
-            let may_fill = !matches!(step, Instruction::Map(_))
+            let may_fill = !matches!(instruction, Instruction::Map(_))
                 && self.writers[id.0 as usize] == 1
                 && is_work(buffers, id)
-                && !step.reads().contains(&id);
+                && !instruction.reads().contains(&id);
             if let Some(Part::Points(other)) = zeros.results.get(k)
                 && may_fill
                 && share(other) * LEAST_GAIN_OF_ZEROS <= share(&cuts)
@@ -367,48 +367,48 @@ fn leave_out(
     let mut demand = Demand::new(instructions, buffers, outputs);
     let mut new_versions = NewVersions::after(instructions.iter());
     let mut reversed: Vec<ScheduledInstruction> = Vec::with_capacity(instructions.len());
-    for (mut instruction, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
-        if demand.is_overwritten(&instruction, buffers) {
+    for (mut scheduled, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
+        if demand.is_overwritten(&scheduled, buffers) {
             continue;
         }
-        demand.write(&instruction.step, instruction.entries);
+        demand.write(&scheduled.instruction, scheduled.entries);
         let mut before: SmallVec<[Loop; 2]> = SmallVec::new();
-        if let Some((l, virtual_loads)) = nest_of(&instruction.step)
+        if let Some((l, virtual_loads)) = nest_of(&scheduled.instruction)
             && !l.nest.expr.can_fail()
         {
-            let (cuts, fills) = demand.part(&instruction.step, l, &zeros, buffers);
+            let (cuts, fills) = demand.part(&scheduled.instruction, l, &zeros, buffers);
             before.extend(fills.into_iter().map(|id| fill(id, &buffers[id.0 as usize])));
-            let step = without_zeros(&instruction.step, l, virtual_loads, &zeros.loads);
-            let (step, copies) = narrowed(step, &cuts, &zeros.terms, buffers);
+            let instruction = without_zeros(&scheduled.instruction, l, virtual_loads, &zeros.loads);
+            let (instruction, copies) = narrowed(instruction, &cuts, &zeros.terms, buffers);
             demand.know(buffers);
             before.extend(copies);
-            instruction.step = step;
+            scheduled.instruction = instruction;
         }
-        demand.read(&instruction.step, buffers);
-        let given = instruction.versions.clone();
+        demand.read(&scheduled.instruction, buffers);
+        let given = scheduled.versions.clone();
         let before: SmallVec<[ScheduledInstruction; 2]> = before
             .into_iter()
             .map(|map| {
                 let (to, version) = (map.writes[0], new_versions.next());
-                instruction.versions = instruction.versions.clone().with_read(to, version);
-                let step = Instruction::Map(map);
-                let versions = given.clone().with_write(to, version).of_step(&step);
-                ScheduledInstruction { step, versions, ..instruction.clone() }
+                scheduled.versions = scheduled.versions.clone().with_read(to, version);
+                let instruction = Instruction::Map(map);
+                let versions = given.clone().with_write(to, version).of_instruction(&instruction);
+                ScheduledInstruction { instruction, versions, ..scheduled.clone() }
             })
             .collect();
-        instruction.versions = instruction.versions.of_step(&instruction.step);
-        reversed.push(instruction);
-        for instruction in before {
-            demand.read(&instruction.step, buffers);
-            reversed.push(instruction);
+        scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+        reversed.push(scheduled);
+        for scheduled in before {
+            demand.read(&scheduled.instruction, buffers);
+            reversed.push(scheduled);
         }
     }
     reversed.reverse();
     *instructions = reversed;
 }
 
-/// A step that does not load what is zero. A product that is zero is none.
-fn without_zeros(step: &Instruction, l: &Loop, virtual_loads: usize, zeros: &[usize]) -> Instruction {
+/// An instruction that does not load what is zero. A product that is zero is none.
+fn without_zeros(instruction: &Instruction, l: &Loop, virtual_loads: usize, zeros: &[usize]) -> Instruction {
     let zero = |slot: usize| zeros.contains(&slot).then_some(Scalar::F64(0.0));
     let values: Vec<Option<Scalar>> = (0..l.reads.len()).map(zero).collect();
     let is_product = virtual_loads > 0 && !zeros.contains(&0);
@@ -418,9 +418,9 @@ fn without_zeros(step: &Instruction, l: &Loop, virtual_loads: usize, zeros: &[us
         with_constants(l, if is_product { virtual_loads } else { 0 }, &values)
     };
     match fewer {
-        None => step.clone(),
+        None => instruction.clone(),
         Some(fewer) if virtual_loads > 0 && !is_product => Instruction::Map(fewer),
-        Some(fewer) => with_loop(step, fewer),
+        Some(fewer) => with_loop(instruction, fewer),
     }
 }
 
@@ -434,13 +434,17 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
-/// What a step reads of buffers.
-fn reads(step: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
+/// What an instruction reads of buffers.
+fn reads(instruction: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
     let mut found = Vec::new();
-    let Some((l, virtual_loads)) = nest_of(step) else {
-        return step.reads().into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect();
+    let Some((l, virtual_loads)) = nest_of(instruction) else {
+        return instruction
+            .reads()
+            .into_iter()
+            .map(|id| (id, Band::whole(buffers[id.0 as usize].len)))
+            .collect();
     };
-    if let Instruction::MatMul(m) = step {
+    if let Instruction::MatMul(m) = instruction {
         let factors = [(m.a, &m.a_access), (m.b, &m.b_access)];
         found.extend(factors.into_iter().zip(spaces(m)).map(|((id, a), dims)| (id, Band::reached(a, &dims))));
     }
@@ -472,26 +476,26 @@ fn fill(id: BufferId, buffer: &Buffer) -> Loop {
     Loop { nest, reads: Vec::new(), writes: vec![id] }
 }
 
-/// A step over a part of its space and some of the terms of its sums, and the maps that make operands of it. What cannot be
+/// An instruction over a part of its space and some of the terms of its sums, and the maps that make operands of it. What cannot be
 /// left out stays.
 fn narrowed(
-    step: Instruction,
+    instruction: Instruction,
     cuts: &Cuts,
     terms: &Cuts,
     buffers: &mut Vec<Buffer>,
 ) -> (Instruction, SmallVec<[Loop; 2]>) {
     if cuts.is_empty() && terms.is_empty() {
-        return (step, SmallVec::new());
+        return (instruction, SmallVec::new());
     }
-    if let Instruction::MatMul(m) = &step {
+    if let Instruction::MatMul(m) = &instruction {
         return match narrowed_product(m, cuts, terms, buffers) {
             Some(Narrow { product, copies }) => (Instruction::MatMul(product), copies),
-            None => (step, SmallVec::new()),
+            None => (instruction, SmallVec::new()),
         };
     }
-    let (l, _) = loop_of(&step).expect("a step with a nest");
+    let (l, _) = loop_of(&instruction).expect("a step with a nest");
     let cuts = cuts.iter().chain(terms).copied().collect();
-    (with_loop(&step, narrowed_loop(l, &cuts)), SmallVec::new())
+    (with_loop(&instruction, narrowed_loop(l, &cuts)), SmallVec::new())
 }
 
 fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {
@@ -532,27 +536,29 @@ fn compact(
     outputs: &[BufferId],
 ) {
     let mut used = seen_outside(buffers, &[inputs, outputs]);
-    for ScheduledInstruction { step, .. } in instructions.iter() {
-        let writes: Vec<(BufferId, Band)> = match nest_of(step) {
+    for ScheduledInstruction { instruction, .. } in instructions.iter() {
+        let writes: Vec<(BufferId, Band)> = match nest_of(instruction) {
             Some((Loop { nest, writes, .. }, _)) => {
                 let reached = |store| Band::reached(store, &nest.dims);
                 writes.iter().copied().zip(nest.stores.iter().map(reached)).collect()
             }
-            None => {
-                step.writes().into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect()
-            }
+            None => instruction
+                .writes()
+                .into_iter()
+                .map(|id| (id, Band::whole(buffers[id.0 as usize].len)))
+                .collect(),
         };
-        for (id, band) in reads(step, buffers).into_iter().chain(writes) {
+        for (id, band) in reads(instruction, buffers).into_iter().chain(writes) {
             let k = id.0 as usize;
             used[k] = used[k].hull(band, buffers[k].len);
         }
     }
     let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_whole() && !band.is_none());
-    for ScheduledInstruction { step, .. } in instructions.iter_mut() {
-        if nest_of(step).is_none() {
+    for ScheduledInstruction { instruction, .. } in instructions.iter_mut() {
+        if nest_of(instruction).is_none() {
             continue;
         }
-        if let Instruction::MatMul(m) = step {
+        if let Instruction::MatMul(m) = instruction {
             let [a_space, b_space] = spaces(m);
             if let Some(band) = band_of(m.a) {
                 m.a_access = band.compact(&m.a_access, &a_space);
@@ -561,7 +567,7 @@ fn compact(
                 m.b_access = band.compact(&m.b_access, &b_space);
             }
         }
-        let (l, virtual_loads) = loop_of(step).expect("a step with a nest");
+        let (l, virtual_loads) = loop_of(instruction).expect("a step with a nest");
         let mut l = l.clone();
         let reads = l.reads.iter().zip(&mut l.nest.loads).skip(virtual_loads);
         for (&id, access) in reads.chain(l.writes.iter().zip(&mut l.nest.stores)) {
@@ -569,7 +575,7 @@ fn compact(
                 *access = band.compact(access, &l.nest.dims);
             }
         }
-        *step = with_loop(step, l);
+        *instruction = with_loop(instruction, l);
     }
     for (buffer, band) in buffers.iter_mut().zip(used) {
         if !band.is_none() {

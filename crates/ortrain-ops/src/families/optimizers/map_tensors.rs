@@ -405,8 +405,8 @@ impl MapTensors {
             };
             nest.store_strided(cx, buffer, offset, strides.into_iter().collect(), value);
         }
-        let step = if per_tensor { nest.reduction() } else { nest.map() };
-        cx.step(step)
+        let instruction = if per_tensor { nest.reduction() } else { nest.map() };
+        cx.emit(instruction)
     }
 
     fn label(&self, k: usize) -> String {
@@ -508,8 +508,8 @@ fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
         let label: Arc<str> = body.node_label(node).into();
         let mut cx = Lower { graph: body, node, builder: &mut builder, values: &mut values, label };
         op.lower(&mut cx).map_err(|source| nested(Error::at(body, node, source)))?;
-        while let Some(step) = builder.steps().nth(done).cloned() {
-            lift_step(&step, length, &builder, &mut b, &mut known, &mut sums)
+        while let Some(instruction) = builder.instructions().nth(done).cloned() {
+            lift_instruction(&instruction, length, &builder, &mut b, &mut known, &mut sums)
                 .map_err(|source| nested(Error::at(body, node, source)))?;
             done += 1;
         }
@@ -561,15 +561,15 @@ fn not_by_element() -> OpError {
 }
 
 /// Adds what an instruction computes to the expression.
-fn lift_step(
-    step: &Instruction,
+fn lift_instruction(
+    instruction: &Instruction,
     length: usize,
     builder: &ProgramBuilder,
     b: &mut Builder,
     known: &mut FxHashMap<BufferId, Value>,
     sums: &mut Vec<(ReduceOp, Reg)>,
 ) -> Result<(), OpError> {
-    let (Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) = step else {
+    let (Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) = instruction else {
         return Err(not_by_element());
     };
     let Loop { nest, reads, writes } = l;
@@ -685,7 +685,7 @@ impl Op for Snapshot {
         let mut nest = cx.nest(&dims, 0);
         let value = nest.load_broadcast(buffer, dtype, &dims);
         nest.store_whole(cx, copy, value);
-        cx.step(nest.map())
+        cx.emit(nest.map())
     }
 }
 

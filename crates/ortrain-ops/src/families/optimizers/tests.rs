@@ -128,7 +128,9 @@ fn a_step_of_every_row_is_one_instruction() {
         let steps: Vec<String> = schedule
             .programs()
             .into_iter()
-            .flat_map(|program| program.instructions.iter().map(|i| i.step.name().to_owned()))
+            .flat_map(|program| {
+                program.instructions.iter().map(|scheduled| scheduled.instruction.name().to_owned())
+            })
             .collect();
         assert_eq!(steps.len(), 1, "{} {:?}: {schedule}", spec.optimizer, spec.flags);
         assert_ne!(planes[0].to_vec(0, planes[0].len()), before, "{} {:?}", spec.optimizer, spec.flags);

@@ -28,7 +28,7 @@ pub(crate) fn fuse_attention(
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
-    if !instructions.iter().any(|instruction| softmax(&instruction.step).is_some()) {
+    if !instructions.iter().any(|scheduled| softmax(&scheduled.instruction).is_some()) {
         return;
     }
     let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
@@ -41,8 +41,8 @@ pub(crate) fn fuse_attention(
 }
 
 /// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
-fn rows(step: &Instruction) -> Option<(&Loop, usize)> {
-    let (Instruction::Row(_), (l, _)) = (step, loop_of(step)?) else { return None };
+fn rows(instruction: &Instruction) -> Option<(&Loop, usize)> {
+    let (Instruction::Row(_), (l, _)) = (instruction, loop_of(instruction)?) else { return None };
     let &[keys] = l.nest.inner_dims() else { return None };
     let accesses = || l.nest.loads.iter().chain(&l.nest.stores);
     let dtype = l.nest.stores.first()?.dtype;
@@ -65,8 +65,8 @@ fn is(nest: &Nest, reg: Reg, inst: Inst) -> bool {
 }
 
 /// The softmax of rows: what it reads, what it writes, and the elements of a row.
-fn softmax(step: &Instruction) -> Option<(BufferId, BufferId, usize)> {
-    let (l, keys) = rows(step)?;
+fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
+    let (l, keys) = rows(instruction)?;
     let nest = &l.nest;
     let ([from], [most, sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
     let [power, total] = operands(nest, nest.expr.outputs()[0], BinaryOp::Div)?;
@@ -82,8 +82,8 @@ fn softmax(step: &Instruction) -> Option<(BufferId, BufferId, usize)> {
 }
 
 /// The gradient of the softmax `y` of rows: the gradient that it reads, and the one that it writes.
-fn softmax_gradient(step: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
-    let (l, _) = rows(step)?;
+fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
+    let (l, _) = rows(instruction)?;
     let nest = &l.nest;
     let (&[a, b], [sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
     let (given, slots) = match () {
@@ -198,7 +198,7 @@ impl Space {
 /// What one new instruction takes the place of.
 struct Replaced {
     place: usize,
-    step: Attention,
+    instruction: Attention,
     /// Those that make its results.
     makers: Vec<usize>,
     /// Those whose results nobody may need any more.
@@ -217,7 +217,7 @@ struct Behind {
 impl Fusion<'_> {
     fn product(&self, at: usize, space: &Space) -> Option<&MatMul> {
         match self.slots[at].as_ref()? {
-            ScheduledInstruction { step: Instruction::MatMul(m), entries, .. }
+            ScheduledInstruction { instruction: Instruction::MatMul(m), entries, .. }
                 if m.batch == space.batch && *entries == space.entries =>
             {
                 Some(m)
@@ -229,7 +229,7 @@ impl Fusion<'_> {
     /// The product that some element-wise maps make a buffer of.
     fn product_behind(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
         let maker = self.maker(id)?;
-        match self.step(maker)? {
+        match self.instruction(maker)? {
             Instruction::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
             Instruction::Map(map) if maps > 0 && map.nest.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
@@ -313,7 +313,7 @@ impl Fusion<'_> {
             if !self.is_work(value) || self.is_output[self.cell(value)] {
                 break;
             }
-            let Some(ScheduledInstruction { step: Instruction::Map(map), entries: own, .. }) =
+            let Some(ScheduledInstruction { instruction: Instruction::Map(map), entries: own, .. }) =
                 &self.slots[reader]
             else {
                 break;
@@ -332,14 +332,14 @@ impl Fusion<'_> {
 
     /// The attention whose softmax stands at a place.
     fn attention(&self, at: usize) -> Option<Change> {
-        let instruction = self.slots[at].as_ref()?;
-        let (operand, softmax, keys) = softmax(&instruction.step)?;
-        let entries = instruction.entries;
+        let scheduled = self.slots[at].as_ref()?;
+        let (operand, softmax, keys) = softmax(&scheduled.instruction)?;
+        let entries = scheduled.entries;
         if self.maker(softmax) != Some(at) {
             return None;
         }
         let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
-        let Instruction::MatMul(scores) = self.step(scores_at)? else { return None };
+        let Instruction::MatMul(scores) = self.instruction(scores_at)? else { return None };
         let dims: Dims = scores.batch.iter().copied().chain([scores.m, keys]).collect();
         let dtype = scores.a_access.dtype;
         let whole = Access::contiguous(dtype, &dims);
@@ -389,7 +389,7 @@ impl Fusion<'_> {
         let output = self.with_moves(sums.epilogue, entries, &mut makers);
         let output = Replaced {
             place: sums_at,
-            step: Attention { pass: AttentionPass::Output(Box::new(output)), ..forward },
+            instruction: Attention { pass: AttentionPass::Output(Box::new(output)), ..forward },
             makers,
             inside: vec![scores_at, at],
         };
@@ -400,11 +400,12 @@ impl Fusion<'_> {
     /// there.
     fn replacing(&self, new: &[Replaced], space: &Space) -> Option<Change> {
         let entries = space.entries;
-        let live: Vec<usize> = new.iter().flat_map(|new| new.step.reads()).map(|id| self.cell(id)).collect();
+        let live: Vec<usize> =
+            new.iter().flat_map(|new| new.instruction.reads()).map(|id| self.cell(id)).collect();
         let mut gone: BTreeSet<usize> = new.iter().flat_map(|new| new.makers.iter().copied()).collect();
         let mut fresh: Vec<usize> = gone.iter().copied().collect();
         while let Some(at) = fresh.pop() {
-            for id in self.step(at)?.reads() {
+            for id in self.instruction(at)?.reads() {
                 let Some(maker) = self.maker(id).filter(|maker| !gone.contains(maker)) else { continue };
                 let is_dead = |id: &BufferId| {
                     let cell = self.cell(*id);
@@ -413,17 +414,17 @@ impl Fusion<'_> {
                         && !live.contains(&cell)
                         && self.readers[cell].iter().all(|reader| gone.contains(reader))
                 };
-                let step = self.step(maker)?;
-                if !step.can_fail() && step.writes().iter().all(is_dead) {
+                let instruction = self.instruction(maker)?;
+                if !instruction.can_fail() && instruction.writes().iter().all(is_dead) {
                     gone.insert(maker);
                     fresh.push(maker);
                 }
             }
         }
         let mut change: Change = gone.iter().map(|&at| (at, None)).collect();
-        for Replaced { place, step, makers, inside } in new {
-            let step = Instruction::Attention(Box::new(step.clone()));
-            let reads = step.reads();
+        for Replaced { place, instruction, makers, inside } in new {
+            let instruction = Instruction::Attention(Box::new(instruction.clone()));
+            let reads = instruction.reads();
             let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
             // Made once and by then, or the same from the scores on.
             let is_there = |&id: &BufferId| {
@@ -435,8 +436,11 @@ impl Fusion<'_> {
             };
             let fits = inside.iter().all(|at| gone.contains(at))
                 && reads.iter().all(is_there)
-                && step.writes().iter().all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
-            let fault = if let Instruction::Attention(attention) = &step {
+                && instruction
+                    .writes()
+                    .iter()
+                    .all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
+            let fault = if let Instruction::Attention(attention) = &instruction {
                 attention.fault(self.buffers)
             } else {
                 None
@@ -450,8 +454,8 @@ impl Fusion<'_> {
                 node.node = joined(&node, other);
             }
             let there = change.iter_mut().find(|(at, _)| at == place)?;
-            let versions = self.versions_of_attention(&step, &gone, *place)?;
-            there.1 = Some(ScheduledInstruction { step, entries, node: node.node, versions });
+            let versions = self.versions_of_attention(&instruction, &gone, *place)?;
+            there.1 = Some(ScheduledInstruction { instruction, entries, node: node.node, versions });
         }
         Some(change)
     }
@@ -460,12 +464,12 @@ impl Fusion<'_> {
     /// place of others. `None` where instructions see different ones.
     fn versions_of_attention(
         &self,
-        step: &Instruction,
+        instruction: &Instruction,
         gone: &BTreeSet<usize>,
         place: usize,
     ) -> Option<Versions> {
         let mut found = Versions::default();
-        for read in step.reads() {
+        for read in instruction.reads() {
             let readers = self.readers[self.cell(read)].range(..=place);
             for reader in readers.filter_map(|&reader| self.slots[reader].as_ref()) {
                 found = found.reading_also(&reader.versions.read_of(read))?;
@@ -475,7 +479,7 @@ impl Fusion<'_> {
         for (written, version) in makers.flat_map(|maker| maker.versions.writes()) {
             found = found.with_write(written, version);
         }
-        Some(found.of_step(step))
+        Some(found.of_instruction(instruction))
     }
 
     /// What makes gradients of an attention, if anything does; `None` if there is something that is not understood.
@@ -558,8 +562,9 @@ impl Fusion<'_> {
         };
         let (weights, softmax, scores) = (of_weights, of_softmax, of_scores);
         let gradients = AttentionGradients { given, weights, softmax, scores, q, k, v };
-        let step = Attention { pass: AttentionPass::Gradients(Box::new(gradients)), ..forward.clone() };
-        Some(Some(Replaced { place, step, makers, inside }))
+        let instruction =
+            Attention { pass: AttentionPass::Gradients(Box::new(gradients)), ..forward.clone() };
+        Some(Some(Replaced { place, instruction, makers, inside }))
     }
 
     /// What stands before the gradient of a softmax, at a place: from the gradient of the sums on.
@@ -600,7 +605,7 @@ impl Fusion<'_> {
         while let Some(&value) = values.get(next) {
             next += 1;
             for &reader in &self.readers[self.cell(value)] {
-                match self.step(reader)? {
+                match self.instruction(reader)? {
                     Instruction::MatMul(_) => products.push((value, reader)),
                     Instruction::Map(map) if values.len() < MOST_MAPS && map.nest.segments.is_none() => {
                         let &[made] = map.writes.as_slice() else { return None };
@@ -628,7 +633,7 @@ impl Fusion<'_> {
     /// writes.
     fn gradient_behind(&self, softmax: BufferId, space: &Space) -> Option<(BufferId, usize, [BufferId; 2])> {
         self.find_behind(softmax, space, |value, reader| {
-            let (from, to) = softmax_gradient(self.step(reader)?, value)?;
+            let (from, to) = softmax_gradient(self.instruction(reader)?, value)?;
             Some((value, reader, [from, to]))
         })
     }

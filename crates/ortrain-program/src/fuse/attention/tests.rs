@@ -28,8 +28,8 @@ impl Making {
         self.b.work(name, DType::F32, len)
     }
 
-    fn step(&mut self, step: Instruction) {
-        self.b.step(step, Entries::ALL, &self.node).unwrap();
+    fn emit(&mut self, instruction: Instruction) {
+        self.b.emit(instruction, Entries::ALL, &self.node).unwrap();
     }
 
     /// A map over `dims` that stores in order.
@@ -54,7 +54,7 @@ impl Making {
             stores: vec![Access::contiguous(DType::F32, dims)],
         };
         let reads = loads.iter().map(|&(id, _)| id).collect();
-        self.step(Instruction::Map(Loop { nest, reads, writes: vec![to] }));
+        self.emit(Instruction::Map(Loop { nest, reads, writes: vec![to] }));
         to
     }
 
@@ -84,7 +84,7 @@ impl Making {
             stores: vec![whole],
         };
         let epilogue = Loop { nest, reads: vec![to], writes: vec![to] };
-        self.step(Instruction::MatMul(Box::new(MatMul {
+        self.emit(Instruction::MatMul(Box::new(MatMul {
             batch: [BATCH, HEADS].into_iter().collect(),
             m,
             n,
@@ -118,7 +118,7 @@ impl Making {
         let dims = [rows, 1, SEQ].into_iter().collect();
         let loads = vec![line.clone(); reads.len()];
         let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line] };
-        self.step(Instruction::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
+        self.emit(Instruction::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
         to
     }
 
@@ -198,7 +198,7 @@ fn program(backward: bool, seen: Seen) -> Program {
 }
 
 fn names(program: &Program) -> Vec<&'static str> {
-    program.instructions.iter().map(|instruction| instruction.step.name()).collect()
+    program.instructions.iter().map(|scheduled| scheduled.instruction.name()).collect()
 }
 
 #[test]
@@ -211,13 +211,16 @@ fn the_output_is_one_instruction() {
 fn so_are_the_gradients() {
     let program = program(true, Seen::Nothing);
     assert_eq!(names(&program), ["Attention", "Map", "Attention"], "{program}");
-    let Instruction::Attention(attention) = &program.instructions[2].step else { unreachable!() };
+    let Instruction::Attention(attention) = &program.instructions[2].instruction else { unreachable!() };
     let AttentionPass::Gradients(gradients) = &attention.pass else { unreachable!() };
     assert!(gradients.q.is_some() && gradients.k.is_some() && gradients.v.is_some(), "{program}");
     // Transposes are read and written through.
     assert_eq!(attention.q.access.strides.as_slice(), TO_HEADS.map(|stride| stride as isize), "{program}");
-    let mut used: Vec<BufferId> =
-        program.instructions.iter().flat_map(|i| [i.step.reads(), i.step.writes()].concat()).collect();
+    let mut used: Vec<BufferId> = program
+        .instructions
+        .iter()
+        .flat_map(|i| [i.instruction.reads(), i.instruction.writes()].concat())
+        .collect();
     used.sort_unstable();
     used.dedup();
     // And what the gradient is made of.
