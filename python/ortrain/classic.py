@@ -195,9 +195,15 @@ class TrainingParameters:
     """The same of ``do_bias_correction`` and, of Adam, ``weight_decay_mode``: 0 or 1."""
 
     use_mixed_precision = _setting_flag(False)
-    """Whether the model computes in float16, but for its loss. Weights stay float32.
+    """Whether the model computes in half precision, but for its loss. Weights stay float32.
 
     A run is given ``loss_scale``, float32 of shape ``[1]``. It changes nothing if the gradients are not finite.
+    """
+
+    mixed_precision_dtype = _setting_text("float16")
+    """The type that the model computes in with ``use_mixed_precision``: ``"float16"`` or ``"bfloat16"``.
+
+    onnxruntime has float16 alone.
     """
 
     use_fp16_moments = _setting_flag(False)
@@ -361,6 +367,7 @@ def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
         "optimizer_attributes_map",
         "optimizer_int_attributes_map",
         "use_mixed_precision",
+        "mixed_precision_dtype",
         "gradient_accumulation_steps",
         "enable_grad_norm_clip",
         "set_gradients_as_graph_outputs",

@@ -32,6 +32,7 @@ pub(crate) struct Parameters {
     optimizer_attributes_map: BTreeMap<String, BTreeMap<String, f32>>,
     optimizer_int_attributes_map: BTreeMap<String, BTreeMap<String, i64>>,
     use_mixed_precision: bool,
+    mixed_precision_dtype: String,
     gradient_accumulation_steps: i64,
     enable_grad_norm_clip: bool,
     set_gradients_as_graph_outputs: bool,
@@ -48,6 +49,15 @@ impl Parameters {
             let state = state.into_iter().map(|(name, value)| Ok((name, value.get().tensor()?)));
             states.insert(weight, state.collect::<PyResult<_>>()?);
         }
+        let narrow = match self.mixed_precision_dtype.as_str() {
+            "float16" => DType::F16,
+            "bfloat16" => DType::BF16,
+            other => {
+                return Err(raise(ortrain::Error::Argument(format!(
+                    "mixed_precision_dtype is {other:?}; it is \"float16\" or \"bfloat16\""
+                ))));
+            }
+        };
         Ok(TrainingParameters {
             loss_output_name: self.loss_output_name,
             weights_to_train: self.weights_to_train,
@@ -57,7 +67,7 @@ impl Parameters {
             lr_params_feed_name: self.lr_params_feed_name,
             optimizer_attributes_map: self.optimizer_attributes_map,
             optimizer_int_attributes_map: self.optimizer_int_attributes_map,
-            mixed_precision: self.use_mixed_precision.then_some(DType::F16),
+            mixed_precision: self.use_mixed_precision.then_some(narrow),
             gradient_accumulation_steps: self.gradient_accumulation_steps,
             enable_grad_norm_clip: self.enable_grad_norm_clip,
             set_gradients_as_graph_outputs: self.set_gradients_as_graph_outputs,
@@ -80,6 +90,11 @@ fn states(states: StatesByWeight) -> States {
 /// The inputs of a run.
 fn held(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Held)>> {
     feeds.iter().map(|(name, value)| Ok((name.as_str(), Held::of_value(value.get())?))).collect()
+}
+
+/// Values by name as the core has them.
+fn given(values: &HashMap<String, Py<OrtValue>>) -> PyResult<BTreeMap<String, Tensor>> {
+    values.iter().map(|(name, value)| Ok((name.clone(), value.get().tensor()?))).collect()
 }
 
 /// A model, its gradients and its optimizer.
@@ -205,6 +220,41 @@ impl ClassicSession {
         self.session.pass(py, |session| session.state()).map(values)
     }
 
+    /// The gradients that are summed so far for the next update, by weight.
+    fn gathered(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
+        self.session.pass(py, |session| Ok(session.gathered())).map(values)
+    }
+
+    fn load_gathered(&self, py: Python<'_>, sums: HashMap<String, Py<OrtValue>>) -> PyResult<()> {
+        let sums = given(&sums)?;
+        self.session.pass(py, |session| session.load_gathered(&sums))
+    }
+
+    fn running_statistics(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
+        self.session.pass(py, |session| session.running_statistics()).map(values)
+    }
+
+    fn load_running_statistics(
+        &self,
+        py: Python<'_>,
+        given_values: HashMap<String, Py<OrtValue>>,
+    ) -> PyResult<()> {
+        let given_values = given(&given_values)?;
+        self.session.pass(py, |session| session.load_running_statistics(&given_values))
+    }
+
+    /// The number of runs that computed gradients.
+    fn train_steps(&self, py: Python<'_>) -> PyResult<u64> {
+        self.session.pass(py, |session| Ok(session.train_steps()))
+    }
+
+    fn set_train_steps(&self, py: Python<'_>, count: u64) -> PyResult<()> {
+        self.session.pass(py, |session| {
+            session.set_train_steps(count);
+            Ok(())
+        })
+    }
+
     fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
         self.session.pass(py, |session| session.model_state(include_mixed_precision_weights)).map(states)
     }
@@ -214,10 +264,7 @@ impl ClassicSession {
     }
 
     fn load_state(&self, py: Python<'_>, state: HashMap<String, Py<OrtValue>>, strict: bool) -> PyResult<()> {
-        let state: BTreeMap<String, Tensor> = state
-            .iter()
-            .map(|(name, value)| Ok((name.clone(), value.get().tensor()?)))
-            .collect::<PyResult<_>>()?;
+        let state = given(&state)?;
         self.session.pass(py, |session| session.load_state(&state, strict))
     }
 

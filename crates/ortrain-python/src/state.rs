@@ -1,10 +1,10 @@
 //! The state of a training.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{Bytes, LoadReport, ParameterView, PlaneLayout, Property};
+use ortrain::{Bytes, LoadReport, OptimizerValues, ParameterView, PlaneLayout, Property};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -41,6 +41,32 @@ impl CheckpointState {
     fn from_bytes(py: Python<'_>, content: PyBackedBytes) -> PyResult<CheckpointState> {
         let content = Bytes::from_owner(content);
         let state = py.detach(|| ortrain::CheckpointState::from_bytes(content)).map_err(raise)?;
+        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+    }
+
+    /// A state of values: name, value, and true for a parameter that is trained; slots by parameter, then by name.
+    #[staticmethod]
+    #[pyo3(signature = (parameters, slots, *, step, train_step, learning_rate))]
+    fn of_values(
+        py: Python<'_>,
+        parameters: Vec<(String, Py<OrtValue>, bool)>,
+        slots: HashMap<String, HashMap<String, Py<OrtValue>>>,
+        step: i64,
+        train_step: u64,
+        learning_rate: Option<f32>,
+    ) -> PyResult<CheckpointState> {
+        let parameters = parameters
+            .into_iter()
+            .map(|(name, value, is_trained)| Ok((name, value.get().tensor()?, is_trained)))
+            .collect::<PyResult<Vec<_>>>()?;
+        let of_parameter = |(parameter, slots): (String, HashMap<String, Py<OrtValue>>)| {
+            let slot = |(name, value): (String, Py<OrtValue>)| Ok((name, value.get().tensor()?));
+            Ok((parameter, slots.into_iter().map(slot).collect::<PyResult<BTreeMap<_, _>>>()?))
+        };
+        let slots = slots.into_iter().map(of_parameter).collect::<PyResult<BTreeMap<_, _>>>()?;
+        let optimizer = OptimizerValues { step, train_step, learning_rate, slots };
+        let state =
+            py.detach(|| ortrain::CheckpointState::from_values(parameters, optimizer)).map_err(raise)?;
         Ok(CheckpointState { door: Arc::new(Door::new(state)) })
     }
 

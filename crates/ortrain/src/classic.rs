@@ -6,6 +6,7 @@
 mod graphs;
 mod layout;
 mod parameters;
+mod resume;
 
 use std::collections::BTreeMap;
 use std::time::Instant;

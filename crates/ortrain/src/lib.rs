@@ -141,7 +141,7 @@ pub use schedule_text::{curve_steps, draw_curve};
 pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, ModelMeta, SessionOptions, Value};
 pub use source::ModelSource;
-pub use state::{CheckpointState, ParameterView, PlaneLayout, StateLayout, TensorLayout};
+pub use state::{CheckpointState, OptimizerValues, ParameterView, PlaneLayout, StateLayout, TensorLayout};
 pub use step_cost::{InspectOptions, StepCost};
 pub use training_session::{DetachedSession, TrainingSession};
 

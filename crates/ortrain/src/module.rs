@@ -1047,6 +1047,11 @@ impl Module {
         self.accumulate = false;
     }
 
+    /// Adds the gradients of the next step to those that there are.
+    pub(crate) fn keep_gradients(&mut self) {
+        (self.accumulate, self.is_new) = (true, false);
+    }
+
     fn phase(&self, training: bool) -> Option<&Phase> {
         if training { Some(&self.train) } else { self.eval.as_ref() }
     }

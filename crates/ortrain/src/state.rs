@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ortrain_checkpoint::{
-    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, Property,
-    SaveOptions, Scheduler,
+    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
+    Property, SaveOptions, Scheduler,
 };
 use ortrain_cpu::{claim, settle};
 use ortrain_graph::{DType, Tensor, byte_length};
@@ -172,6 +172,23 @@ impl Entry {
     pub(crate) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
+}
+
+/// What an optimizer goes on from: see [`CheckpointState::from_values`].
+///
+/// ```
+/// assert_eq!(ortrain::OptimizerValues::default().step, 0);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerValues {
+    /// Steps that it made.
+    pub step: i64,
+    /// Train steps of modules, whether an optimizer step followed or not.
+    pub train_step: u64,
+    /// The learning rate, if it is known.
+    pub learning_rate: Option<f32>,
+    /// Slots by parameter, then by name (`momentum0`, `momentum1`). Without any there is no state of an optimizer.
+    pub slots: BTreeMap<String, BTreeMap<String, Tensor>>,
 }
 
 /// What an optimizer keeps between steps.
@@ -417,6 +434,74 @@ impl CheckpointState {
             }
         }
         Ok(state)
+    }
+
+    /// A state of values: name, value, and true for a parameter that is trained. `optimizer` is what AdamW or SGD goes on from.
+    ///
+    /// ```
+    /// use ortrain::{CheckpointState, OptimizerValues, Tensor};
+    ///
+    /// let weight = || Tensor::f32(&[2], &[1.0, 2.0]);
+    /// let slots = [("momentum0".to_owned(), weight()), ("momentum1".to_owned(), weight())];
+    /// let optimizer = OptimizerValues {
+    ///     step: 3,
+    ///     train_step: 3,
+    ///     learning_rate: Some(0.1),
+    ///     slots: [("w".to_owned(), slots.into())].into(),
+    /// };
+    /// let state = CheckpointState::from_values([("w".to_owned(), weight(), true)], optimizer)?;
+    /// assert_eq!(state.optimizer_step_count(), 3);
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When two parameters have one name, or a slot is of no trained parameter or of another shape.
+    pub fn from_values(
+        parameters: impl IntoIterator<Item = (String, Tensor, bool)>,
+        optimizer: OptimizerValues,
+    ) -> Result<CheckpointState> {
+        let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
+        let mut shapes: FxHashMap<String, Option<Vec<usize>>> = FxHashMap::default();
+        for (name, tensor, is_trained) in parameters {
+            let shape = is_trained.then(|| tensor.dims().to_vec());
+            if shapes.insert(name.clone(), shape).is_some() {
+                return Err(Error::State(format!("there are two parameters {name:?}")));
+            }
+            if is_trained { &mut trainable } else { &mut frozen }.push(NamedTensor::new(name, tensor));
+        }
+        let mut states = Vec::new();
+        for (parameter, slots) in optimizer.slots {
+            let Some(Some(shape)) = shapes.get(&parameter) else {
+                return Err(Error::State(format!(
+                    "there are slots of {parameter:?}, which is no trained parameter"
+                )));
+            };
+            if let Some((slot, tensor)) = slots.iter().find(|(_, tensor)| tensor.dims() != shape.as_slice()) {
+                return Err(Error::State(format!(
+                    "slot {slot:?} of {parameter:?} has the shape {:?}, but the parameter has {shape:?}",
+                    tensor.dims()
+                )));
+            }
+            let moments = slots.into_iter().map(|(name, tensor)| NamedTensor::new(name, tensor)).collect();
+            states.push(ParameterState { parameter, moments });
+        }
+        let rate = optimizer.learning_rate;
+        let group = OptimizerGroup {
+            name: GROUP.into(),
+            step: optimizer.step,
+            initial_learning_rate: rate.unwrap_or(DEFAULT_LEARNING_RATE),
+            states,
+        };
+        CheckpointState::from_checkpoint(Checkpoint {
+            module: ModuleState::Full { trainable, frozen },
+            optimizer_groups: if group.states.is_empty() { Vec::new() } else { vec![group] },
+            properties: BTreeMap::new(),
+            extras: Extras {
+                learning_rate: rate,
+                train_step: Some(i64::try_from(optimizer.train_step).unwrap_or(i64::MAX)),
+                ..Extras::default()
+            },
+        })
     }
 
     /// Decides where everything lies and makes the planes, all zero. Shapes are known by now.
@@ -1119,6 +1204,10 @@ impl CheckpointState {
     /// The gradient planes of the newest module.
     pub(crate) fn newest_gradients(&self) -> &[Arc<Memory>] {
         &self.gradients
+    }
+
+    pub(crate) fn set_train_step_count(&mut self, count: u64) {
+        self.train_step = count;
     }
 
     pub(crate) fn advance_train_step(&mut self) {

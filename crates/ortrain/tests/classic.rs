@@ -179,3 +179,62 @@ fn a_value_that_the_run_writes_to_is_copied() {
     let written = batch.memory.to_vec(0, ROWS * 10 * 4);
     assert_eq!(logits[0].as_ref().map(|tensor| tensor.data().to_vec()), Some(written));
 }
+
+#[test]
+fn a_training_goes_on_in_the_middle_of_a_window() {
+    let make = || {
+        let mut parameters = TrainingParameters::new("loss").optimizer("AdamOptimizer").train(WEIGHTS);
+        parameters.gradient_accumulation_steps = 3;
+        let model = setup::model_with_loss().expect("it has a loss");
+        TrainingSession::new(model, &parameters, ModuleOptions::default()).expect("it trains")
+    };
+    let batch = Batch::new();
+    let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1.0]));
+    let feeds = &batch.feeds(false, &rate, &scale)[..3];
+    let gathers = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    let run = |session: &mut TrainingSession, steps: std::ops::Range<usize>| {
+        for step in steps {
+            let updates = step % 3 == 2;
+            let name = if updates { "loss" } else { "Group_Accumulated_Gradients" };
+            let output =
+                session.outputs().iter().position(|output| output.name == name).expect("it is there");
+            let options = if updates { RunOptions::default() } else { gathers };
+            session.run_bound(feeds, &[Fetch { output, into: None }], options).expect("it runs");
+        }
+    };
+    let mut whole = make();
+    run(&mut whole, 0..7);
+    for stop in 1..7 {
+        let mut first = make();
+        run(&mut first, 0..stop);
+        let mut second = make();
+        second.load_state(&first.state().expect("it is whole"), true).expect("it fits");
+        second.load_gathered(&first.gathered()).expect("it fits");
+        second.set_train_steps(first.train_steps());
+        assert_eq!(first.gathered().is_empty(), stop % 3 == 0);
+        run(&mut second, stop..7);
+        assert_eq!(second.state().expect("it is whole"), whole.state().expect("it is whole"), "after {stop}");
+        assert_eq!(second.gathered(), whole.gathered());
+    }
+}
+
+#[test]
+fn sums_that_do_not_fit_are_refused() {
+    let mut session = session("SGDOptimizer", &WEIGHTS[..1], None);
+    let sums = |name: &str, len: usize| [(name.to_owned(), Tensor::f32(&[len], &vec![0.0; len]))].into();
+    let refused = |session: &mut TrainingSession, sums| {
+        session.load_gathered(&sums).err().map(|error| error.to_string())
+    };
+    let every =
+        "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update";
+    assert_eq!(refused(&mut session, sums("fc1.bias", 96)).as_deref(), Some(every));
+    let mut parameters = TrainingParameters::new("loss").optimizer("SGDOptimizer").train(["fc1.bias"]);
+    parameters.gradient_accumulation_steps = 2;
+    let model = setup::model_with_loss().expect("it has a loss");
+    let mut session = TrainingSession::new(model, &parameters, ModuleOptions::default()).expect("it trains");
+    let of = "the sum of the gradients of weight";
+    let shape = format!("{of} \"fc1.bias\" is float32[96], but a value of float32[95] was given");
+    assert_eq!(refused(&mut session, sums("fc1.bias", 95)), Some(shape));
+    assert_eq!(refused(&mut session, sums("fc2.bias", 10)), Some(format!("{of} \"fc1.bias\" is missing")));
+    assert_eq!(refused(&mut session, sums("fc1.bias", 96)), None);
+}

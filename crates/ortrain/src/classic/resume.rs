@@ -1,0 +1,156 @@
+//! What a training continues from beside its state: sums of a window, running statistics, the count of runs.
+
+use std::collections::BTreeMap;
+
+use ortrain_graph::Tensor;
+
+use super::{TrainingSession, same_type};
+use crate::nearest::hint;
+use crate::{Error, Result};
+
+impl TrainingSession {
+    /// The gradients that are summed so far for the next update, by weight; none where no window has begun.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.gathered().is_empty(), "every run makes an update");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn gathered(&self) -> BTreeMap<String, Tensor> {
+        match self.in_window {
+            true => self.gradients(),
+            false => BTreeMap::new(),
+        }
+    }
+
+    /// Sets the gradients that are summed so far, for all trained weights; with none of them the next run begins a window.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// let sums = session.gathered();
+    /// session.load_gathered(&sums)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a weight is missing or unknown, a sum has another type or shape, or every run makes an update. Nothing has changed
+    /// then.
+    pub fn load_gathered(&mut self, sums: &BTreeMap<String, Tensor>) -> Result<()> {
+        if sums.is_empty() {
+            self.in_window = false;
+            return Ok(());
+        }
+        if self.accumulated <= 1 {
+            return Err(Error::State(
+                "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update".into(),
+            ));
+        }
+        let now = self.gradients();
+        check_all("the sum of the gradients of weight", &now, sums, true)?;
+        for (name, sum) in sums {
+            if let Some(gradient) = self.module.gradient(name) {
+                gradient.memory.write(gradient.offset, sum.data());
+            }
+        }
+        self.module.keep_gradients();
+        self.in_window = true;
+        self.before_window = self.narrow.and_then(|_| self.statistics());
+        Ok(())
+    }
+
+    /// The running statistics that runs update, by name.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.running_statistics()?.is_empty(), "the model normalizes no batches");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is damaged.
+    pub fn running_statistics(&self) -> Result<BTreeMap<String, Tensor>> {
+        let frozen = self.checkpoint.entries().iter().filter(|entry| !entry.requires_grad);
+        let value = |name: &str| Ok((name.to_owned(), self.checkpoint.parameter(name)?.to_tensor()));
+        frozen.map(|entry| value(&entry.name)).collect()
+    }
+
+    /// Sets running statistics: some, or all.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// let statistics = session.running_statistics()?;
+    /// session.load_running_statistics(&statistics)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a name is not known, or a value has another type or shape. Nothing has changed then.
+    pub fn load_running_statistics(&mut self, values: &BTreeMap<String, Tensor>) -> Result<()> {
+        check_all("the running statistic", &self.running_statistics()?, values, false)?;
+        values.iter().try_for_each(|(name, value)| self.checkpoint.set_parameter(name, value))
+    }
+
+    /// The number of runs that computed gradients: with the seed it says which masks Dropout draws next.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.train_steps(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn train_steps(&self) -> u64 {
+        self.checkpoint.train_step_count()
+    }
+
+    /// Sets the number of runs that computed gradients.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::classic()?;
+    /// session.set_train_steps(7);
+    /// assert_eq!(session.train_steps(), 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_train_steps(&mut self, count: u64) {
+        self.checkpoint.set_train_step_count(count);
+    }
+
+    fn gradients(&self) -> BTreeMap<String, Tensor> {
+        let of = |weight: &String| Some((weight.clone(), self.module.gradient(weight)?.to_tensor()));
+        self.weights.iter().filter_map(of).collect()
+    }
+}
+
+/// Checks values against those that are there; with `all`, that none is missing.
+fn check_all(
+    what: &str,
+    now: &BTreeMap<String, Tensor>,
+    given: &BTreeMap<String, Tensor>,
+    all: bool,
+) -> Result<()> {
+    if let Some(missing) = now.keys().find(|name| all && !given.contains_key(*name)) {
+        return Err(Error::State(format!("{what} {missing:?} is missing")));
+    }
+    for (name, value) in given {
+        let Some(there) = now.get(name) else {
+            let near = hint(name, now.keys().map(String::as_str));
+            return Err(Error::State(format!("{what} {name:?} is not known{near}")));
+        };
+        if !same_type(there, value) {
+            return Err(Error::State(format!(
+                "{what} {name:?} is {}{:?}, but a value of {}{:?} was given",
+                there.dtype(),
+                there.dims(),
+                value.dtype(),
+                value.dims()
+            )));
+        }
+    }
+    Ok(())
+}
