@@ -1,0 +1,59 @@
+"""Arguments of a trainer: checks of their kinds, and the precision that the trainer computes in."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from ortrain._near import hint
+from ortrain.trainer.amp.loss_scaler import DynamicLossScaler
+from ortrain.trainer.optim.config import _OptimizerConfig
+from ortrain.trainer.orttrainer_options import ORTTrainerOptions
+
+__all__ = ["check_arguments", "is_onnx_model", "precision_of"]
+
+_PRECISIONS = ("float16", "bfloat16")
+
+
+def check_arguments(model: object, model_desc: object, optim_config: object, loss_fn: object, options: object) -> None:
+    """An AssertionError for an argument of another kind."""
+    if model is None:
+        raise AssertionError("'model' is required and must be either a 'torch.nn.Module' or an 'onnx.ModelProto'")
+    if not isinstance(model_desc, dict):
+        raise AssertionError(f"'model_desc' must be a dict, not {type(model_desc).__name__}")
+    if not isinstance(optim_config, _OptimizerConfig):
+        raise AssertionError(
+            f"'optim_config' must be an AdamConfig, LambConfig or SGDConfig, not {type(optim_config).__name__}"
+        )
+    if loss_fn is not None and not (callable(loss_fn) and len(inspect.signature(loss_fn).parameters) == 2):
+        raise AssertionError("'loss_fn' must be either None or a callable with two parameters")
+    if options is not None and not isinstance(options, ORTTrainerOptions):
+        raise AssertionError(f"'options' must be either None or an ORTTrainerOptions, not {type(options).__name__}")
+
+
+def is_onnx_model(model: object) -> bool:
+    """True for an ``onnx.ModelProto``. A user who has one has imported onnx."""
+    onnx = sys.modules.get("onnx")
+    return onnx is not None and isinstance(model, onnx.ModelProto)
+
+
+def precision_of(options: Any, dtype: str) -> str | None:
+    """The type that mixed precision computes in, ``None`` without it. The options get the loss scaler that it needs."""
+    if dtype not in _PRECISIONS:
+        raise ValueError(
+            f"mixed_precision_dtype is one of {', '.join(map(repr, _PRECISIONS))}, not {dtype!r}"
+            f"{hint(dtype, _PRECISIONS)}"
+        )
+    mixed = options.mixed_precision
+    if not mixed.enabled:
+        if mixed.loss_scaler is not None:
+            raise ValueError(
+                "mixed_precision.loss_scaler is set, which is for mixed precision; set mixed_precision.enabled, too"
+            )
+        if dtype != _PRECISIONS[0]:
+            raise ValueError(f"mixed_precision_dtype is {dtype!r}, which needs mixed_precision.enabled")
+        return None
+    if mixed.loss_scaler is None and dtype == "float16":
+        mixed.loss_scaler = DynamicLossScaler()
+    return dtype

@@ -1,0 +1,337 @@
+"""Checkpoints of the trainer as files: nested dicts in HDF5, in the layout of onnxruntime-training.
+
+A dict is a group, a value a dataset. Booleans, integers and floats without a shape have rank 0, a text is UTF-8 of any
+length, and nothing has attributes. A file gets to its place whole, and never in the place of another one.
+
+>>> from ortrain.trainer import _checkpoint_storage
+>>> _checkpoint_storage.save({"weights": {"fc1.bias": np.zeros(3, np.float32)}, "step": 5}, "state.ortcp")
+>>> _checkpoint_storage.load("state.ortcp", key="weights/fc1.bias")
+array([0., 0., 0.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import pickle
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ortrain._near import hint
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError, NoSuchFileError
+from ortrain.trainer import _hdf5, _unpickler
+from ortrain.trainer._values import as_array
+
+__all__ = ["from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]
+
+# The protocol of every Python that onnxruntime-training ran on.
+_PROTOCOL = 4
+# A suffix is two numbers and an ending.
+_LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
+_counter = itertools.count()
+
+
+class _NoCheckpointError(NoSuchFileError, InvalidArgumentError):
+    """A path without a file. onnxruntime-training raises a ``ValueError``."""
+
+
+def save(save_obj: Mapping[str, Any], path: PathLike) -> None:
+    """Write a nested dict to a new file.
+
+    Args:
+        save_obj: a dict by names. Values are dicts, arrays or tensors of booleans, integers or floats, lists of
+            numbers, numbers, or texts (``str`` or ``bytes``). A name with ``/`` is a path of groups, as in HDF5.
+        path: the file, which is not there yet. Its folder is.
+
+    Raises:
+        InvalidArgumentError: for what is no dict, and for a name or a text that HDF5 cannot have. Nothing is written.
+        TypeError: for a value of another type. Nothing is written.
+        FileExistsError: if there is a file already, or another process makes one meanwhile. That file stays.
+        NoSuchFileError: if there is no such folder.
+        OSError: when the operating system refuses.
+
+    >>> from ortrain.trainer import _checkpoint_storage
+    >>> _checkpoint_storage.save({"a": {1, 2}}, "sets.ortcp")
+    Traceback (most recent call last):
+    TypeError: 'a' is a set, but a checkpoint holds dicts, arrays of numbers, numbers and texts
+
+    """
+    if not isinstance(save_obj, Mapping):
+        raise InvalidArgumentError(f"a checkpoint is a dict by names, not {type(save_obj).__name__}")
+    tree = _tree(save_obj)
+    with placed(path) as file:
+        _hdf5.write(tree, file)
+
+
+def load(path: PathLike, key: str | None = None) -> Any:
+    """Read a file of :func:`save`, or a part of it.
+
+    Args:
+        path: the file.
+        key: the names that lead to a part, with ``/`` between them; ``None`` for the whole file.
+
+    Returns:
+        a dict for a group. Of a dataset an array; a NumPy scalar if it has no shape; ``bytes`` if it is a text.
+
+    Raises:
+        InvalidArgumentError: if there is no file, if it is no HDF5 file, is damaged, or has what the trainer does not
+            write: links, compressed data, data in other files. No other file is read.
+        KeyError: for a key that is not there.
+
+    >>> from ortrain.trainer import _checkpoint_storage
+    >>> _checkpoint_storage.save({"info": {"step": 5, "name": "Adam"}}, "info.ortcp")
+    >>> _checkpoint_storage.load("info.ortcp")
+    {'info': {'name': b'Adam', 'step': np.int64(5)}}
+    >>> _checkpoint_storage.load("info.ortcp", key="info/name")
+    b'Adam'
+
+    """
+    place = Path(os.fspath(path))
+    names = [part for part in (key or "").split("/") if part]
+    try:
+        found = place.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _NoCheckpointError(f"there is no file {place}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgumentError(f"{place} is not an HDF5 file: it is no regular file")
+    with place.open("rb") as file:
+        try:
+            return _hdf5.read(file, os.fstat(file.fileno()).st_size, names)
+        except _hdf5.UnreadableError as error:
+            raise InvalidArgumentError(f"{place} {error}") from error
+        except KeyError as error:
+            missing, there = error.args
+            raise KeyError(f"{place} has no {key!r}{hint(missing, there)}") from None
+
+
+def to_serialized_hex(user_dict: Any) -> str:
+    """Values of a user as a text: a pickle in hexadecimal digits.
+
+    >>> from ortrain.trainer import _checkpoint_storage
+    >>> _checkpoint_storage.to_serialized_hex([1])
+    '80049505000000000000005d944b01612e'
+    """
+    return pickle.dumps(user_dict, protocol=_PROTOCOL).hex()
+
+
+def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = False) -> Any:
+    """The values of a text of :func:`to_serialized_hex`.
+
+    Args:
+        serialized_hex: the text.
+        allow_pickle: whether objects of every class are made. That runs code of whoever wrote the text.
+
+    Raises:
+        InvalidArgumentError: for a text that is no such one, or that asks for a class other than those of numbers,
+            texts, containers, arrays and dates. The error names the class.
+
+    >>> from ortrain.trainer import _checkpoint_storage
+    >>> _checkpoint_storage.from_serialized_hex(_checkpoint_storage.to_serialized_hex({"epoch": 3}))
+    {'epoch': 3}
+    >>> import os
+    >>> text = _checkpoint_storage.to_serialized_hex(os.getcwd)
+    >>> try:
+    ...     _checkpoint_storage.from_serialized_hex(text)
+    ... except ValueError as error:
+    ...     print(str(error).partition(",")[0])
+    the pickle asks for posix.getcwd
+
+    """
+    try:
+        text = serialized_hex if isinstance(serialized_hex, str) else bytes(serialized_hex).decode("ascii")
+        data = bytes.fromhex(text)
+    except ValueError as error:
+        raise InvalidArgumentError("the values of the user are no text of hexadecimal digits") from error
+    return pickle.loads(data) if allow_pickle else _unpickler.loads(data)
+
+
+# What is saved.
+
+
+def _tree(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and leaves of a dict, all checked. A name with ``/`` is a group and what lies in it."""
+    tree: dict[str, Any] = {}
+    for path, value in _members(given, ()):
+        group = tree
+        for part in path[:-1]:
+            group = _group(group, part, path)
+        if isinstance(value, Mapping):
+            _group(group, path[-1], path)
+        elif path[-1] in group:
+            raise InvalidArgumentError(_TWICE.format("/".join(path)))
+        else:
+            group[path[-1]] = value
+    return tree
+
+
+_TWICE = "{!r} is a value and a group of values, which a name in HDF5 cannot be at once"
+
+
+def _group(above: dict[str, Any], name: str, path: tuple[str, ...]) -> dict[str, Any]:
+    """The group of a name. Where none is, one is made."""
+    group = above.setdefault(name, {})
+    if not isinstance(group, dict):
+        raise InvalidArgumentError(_TWICE.format("/".join(path)))
+    return group
+
+
+def _members(given: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each path in a dict, with its leaf or its dict. A dict comes before its members."""
+    for name, value in given.items():
+        path = (*above, *_parts(name))
+        if len(path) > _hdf5.DEEPEST:
+            raise InvalidArgumentError(f"a checkpoint has at most {_hdf5.DEEPEST} dicts, one in the other")
+        if isinstance(value, Mapping):
+            yield path, value
+            yield from _members(value, path)
+        else:
+            yield path, _leaf(value, "/".join(path))
+
+
+def _parts(name: object) -> list[str]:
+    """The groups of a name, and the last part."""
+    if not isinstance(name, str):
+        raise TypeError(f"names in a checkpoint are texts, not {name!r}")
+    parts = name.split("/")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    # HDF5 leaves out empty parts and dots.
+    if not size or "\0" in name or any(part in ("", ".") for part in parts):
+        raise InvalidArgumentError(
+            f"{name!r} cannot be a name in HDF5: its parts between '/' have letters, and no zero"
+        )
+    return parts
+
+
+def _leaf(value: Any, where: str) -> _hdf5.Leaf:
+    """A value as it is written."""
+    if isinstance(value, str | bytes):
+        if 0 in (value.encode() if isinstance(value, str) else value):
+            raise InvalidArgumentError(f"{where!r} is a text with a zero in it, which HDF5 cannot have")
+        return value
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _wrong(value, where) from error
+    if not _hdf5.holds(array.dtype):
+        raise _wrong(value, where)
+    return array
+
+
+def _wrong(value: Any, where: str) -> TypeError:
+    of = f" of {value.dtype}" if hasattr(value, "dtype") else ""
+    kind = type(value).__name__
+    return TypeError(f"{where!r} is a {kind}{of}, but a checkpoint holds dicts, arrays of numbers, numbers and texts")
+
+
+# A file and its place.
+
+
+@contextmanager
+def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
+    """A file that is written beside its place, and gets there when all is written.
+
+    A process that is killed leaves the place as it was. The next call for the same place removes what was left beside.
+
+    Args:
+        path: the place.
+        replace: whether a file that is there is replaced.
+
+    Raises:
+        FileExistsError: if there is a file, and it is not to be replaced.
+        NoSuchFileError: if the folder is not there.
+        OSError: when the operating system refuses.
+
+    """
+    place = Path(os.path.realpath(path) if replace else os.fspath(path))
+    if not place.parent.is_dir():
+        raise NoSuchFileError(f"there is no folder {place.parent}, and none is made")
+    _sweep(place)
+    if not replace and os.path.lexists(place):
+        raise _exists(place)
+    file = _beside(place)
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        _put(Path(file.name), place, replace)
+    finally:
+        with suppress(FileNotFoundError):
+            Path(file.name).unlink()
+        file.close()
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _put(file: Path, place: Path, replace: bool) -> None:
+    """Give a file its place."""
+    if replace:
+        file.replace(place)
+        return
+    try:
+        # A link, unlike a rename, fails where a file came to be meanwhile.
+        os.link(file, place)
+    except FileExistsError as error:
+        raise _exists(place) from error
+
+
+def _exists(place: Path) -> FileExistsError:
+    return FileExistsError(f"there is {place} already, and a checkpoint is written to a new file")
+
+
+def _beside(place: Path) -> BinaryIO:
+    """A new file beside a place, locked, so that a sweep leaves it alone."""
+    while True:
+        name = place.with_name(f"{_stem(place)}.{os.getpid()}-{next(_counter)}.tmp")
+        try:
+            file = name.open("xb")
+        except FileExistsError:
+            # Left by a process of the same number that was killed.
+            continue
+        _locked(file)
+        # A sweep may have come before the lock.
+        if name.exists():
+            return file
+        file.close()
+
+
+def _stem(place: Path) -> str:
+    """The first part of names beside a file: its own name, or what stands for one that is too long to be added to."""
+    name = os.fsencode(place.name)
+    if len(name) + _LONGEST_SUFFIX <= _LONGEST_NAME:
+        return place.name
+    # FNV-1a, the same in every process.
+    number = 0xCBF29CE484222325
+    for byte in name:
+        number = (number ^ byte) * 0x0100000001B3 % 2**64
+    return f"~{number:016x}"
+
+
+def _sweep(place: Path) -> None:
+    """Remove what killed processes were writing to a place."""
+    left = re.compile(re.escape(_stem(place)) + r"\.[0-9]+-[0-9]+\.tmp")
+    for found in place.parent.iterdir():
+        if left.fullmatch(found.name) and found.is_file() and not found.is_symlink():
+            with suppress(OSError), found.open("rb") as file:
+                if _locked(file):
+                    found.unlink()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether a file could be locked. Some file systems have no locks; nothing is swept there."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""Descriptions of a trainer's inputs and outputs against the model, and inputs against the descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from ortrain.classic import TrainingSession
+    from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
+
+__all__ = ["add_types", "check_description", "check_shape", "narrow_type", "shapes_of_losses"]
+
+
+def narrow_type(precision: str | None) -> np.dtype[Any]:
+    """The type of an output that mixed precision computes, as an array of it has it."""
+    if precision == "float16":
+        return np.dtype(np.float16)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16)
+    kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return kind
+
+
+def check_description(description: _ORTTrainerModelDesc, model: ModelProto) -> None:
+    """Check that a description has no other shapes than the model."""
+    for kind, described, values in (
+        ("input", description.inputs, model.graph.input),
+        ("output", description.outputs, model.graph.output),
+    ):
+        shapes = {value.name: value.type.tensor_type for value in values}
+        for value in described:
+            tensor = shapes.get(value.name)
+            # The one number of a loss is taken in any shape.
+            if tensor is not None and tensor.HasField("shape") and not getattr(value, "is_loss", False):
+                _check_shape_of_graph(kind, value.name, value.shape, tensor.shape.dim)
+
+
+def _check_shape_of_graph(kind: str, name: str, shape: Sequence[int | str], dims: Sequence[Any]) -> None:
+    sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
+    fits = len(sizes) == len(shape) and all(
+        own == size for own, size in zip(shape, sizes, strict=True) if isinstance(own, int) and isinstance(size, int)
+    )
+    if not fits:
+        raise InvalidArgumentError(
+            f"model_desc says that {kind} {name!r} has the shape {list(shape)}, but the model says {sizes}"
+        )
+
+
+def add_types(description: _ORTTrainerModelDesc, model: ModelProto) -> None:
+    """Complete a description by the element types of the model."""
+    for kind, described, values, add in (
+        ("input", description.inputs, model.graph.input, description.add_type_to_input_description),
+        ("output", description.outputs, model.graph.output, description.add_type_to_output_description),
+    ):
+        types = {value.name: value.type.tensor_type.elem_type for value in values}
+        for place, value in enumerate(list(described)):
+            if not types.get(value.name):
+                raise AssertionError(
+                    f"ONNX model with unknown {kind} type ({value.name}); it has {', '.join(types)}"
+                    f"{hint(value.name, types)}"
+                )
+            add(place, _numpy_type(types[value.name]))
+
+
+def _numpy_type(element_type: int) -> np.dtype[Any]:
+    from onnx import helper
+
+    return np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
+
+
+def shapes_of_losses(description: _ORTTrainerModelDesc, session: TrainingSession) -> dict[str, list[int]]:
+    """The described shape of the loss, where the model has its one element in another shape."""
+    found = {name: shape for name, _, shape in session._described_outputs()}
+    return {
+        output.name: [1] * len(output.shape)
+        for output in description.outputs
+        if output.is_loss and len(output.shape) != len(found.get(output.name, output.shape))
+    }
+
+
+def check_shape(name: str, shape: Sequence[int | str], given: Sequence[int], sizes: dict[str, int]) -> None:
+    """Check the shape of an input against the description. ``sizes`` has the sizes of names so far, and gets more."""
+    if len(given) != len(shape):
+        raise InvalidArgumentError(
+            f"input {name!r} has the shape {list(given)}, but model_desc says {list(shape)}: another number of axes"
+        )
+    for size, wanted in zip(given, shape, strict=True):
+        if isinstance(wanted, str):
+            if sizes.setdefault(wanted, size) != size:
+                raise AssertionError(
+                    f"Mismatch in dynamic shape {wanted}: it is {sizes[wanted]} and, of input {name!r}, {size}"
+                )
+        elif size != wanted:
+            raise InvalidArgumentError(f"input {name!r} has the shape {list(given)}, but model_desc says {list(shape)}")

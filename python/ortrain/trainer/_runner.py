@@ -1,0 +1,123 @@
+"""Runs of a session as a trainer needs them: from what a user gives to what a user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortrain import _ortrain
+from ortrain._inputs import Described, native_value
+from ortrain._near import hint
+from ortrain._options import RunOptions
+from ortrain.errors import InvalidArgumentError
+from ortrain.trainer._description import check_shape, shapes_of_losses
+from ortrain.trainer._values import as_torch, given_torch, is_torch_tensor, native_of_torch
+
+if TYPE_CHECKING:
+    from ortrain.classic import TrainingSession
+    from ortrain.iobinding import IOBinding
+    from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
+
+__all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner"]
+
+GATHERED, ALL_FINITE = "Group_Accumulated_Gradients", "all_gradients_finite"
+
+Given = dict[str, Any]
+Results = dict[str, _ortrain.OrtValue]
+
+
+class Runner:
+    """A session, and what its description says of inputs and outputs."""
+
+    def __init__(self, session: TrainingSession, description: _ORTTrainerModelDesc) -> None:
+        self.session, self.description = session, description
+        self.outputs = [output.name for output in description.outputs]
+        self.whole, self.gathering, self.evaluating = RunOptions(), RunOptions(), RunOptions()
+        self.gathering.only_execute_path_to_fetches = True
+        self.evaluating.only_execute_path_to_fetches = True
+        self.evaluating.training_mode = False
+        self._inputs = [(value.name, value.shape) for value in description.inputs]
+        described = [*session._described_inputs(), *session._described_overridable()]
+        self._kinds: dict[str, Described] = {kind[0]: kind for kind in described}
+        self._shapes = shapes_of_losses(description, session)
+        named = {size for _, shape in self._inputs for size in shape}
+        # Named sizes of outputs that no input has, which no run can know.
+        self._unknown = {
+            output.name: [size for size in output.shape if isinstance(size, str) and size not in named]
+            for output in description.outputs
+        }
+
+    def fetched(self, fetches: Sequence[str]) -> list[str]:
+        """The outputs that are fetched, in the order of the description."""
+        for name in fetches:
+            if name not in self.outputs:
+                raise InvalidArgumentError(
+                    f"fetches has {name!r}, which is no described output; there are {', '.join(self.outputs)}"
+                    f"{hint(name, self.outputs)}"
+                )
+        if len(set(fetches)) != len(fetches):
+            raise InvalidArgumentError(f"fetches has an output twice: {', '.join(fetches)}")
+        return [name for name in self.outputs if name in fetches]
+
+    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Given:
+        """The inputs by name, from what is given at their places and by their names."""
+        if len(args) == 1 and isinstance(args[0], list):
+            args = args[0]
+        names = [name for name, _ in self._inputs]
+        named = [name for name in names if name in kwargs]
+        count = len(args) + len(named)
+        if count != len(names) and not fetching:
+            raise AssertionError(
+                f"{count} inputs were given, but model_desc describes {len(names)}: {', '.join(names)}"
+            )
+        values = dict(zip(names, args, strict=False))
+        twice = [name for name in named if name in values]
+        if twice:
+            raise AssertionError(f"input {twice[0]!r} is given twice: at its place, and by its name")
+        return values | {name: kwargs[name] for name in named}
+
+    def run(
+        self,
+        binding: IOBinding,
+        given: Given,
+        numbers: Mapping[str, float],
+        outputs: Sequence[str],
+        options: RunOptions,
+    ) -> Results:
+        """A run from inputs and numbers to outputs, each in memory of its own."""
+        feeds: dict[str, _ortrain.OrtValue] = {}
+        sizes: dict[str, int] = {}
+        for name, shape in self._inputs:
+            if name not in given:
+                continue
+            feed = self._native(name, given[name])
+            check_shape(name, shape, feed.shape(), sizes)
+            # An input that no node reads may be none of the session.
+            if name in self._kinds:
+                feeds[name] = feed
+        for name in outputs:
+            if self._unknown.get(name):
+                raise KeyError(f"{self._unknown[name][0]}: a size of output {name!r} that no input in model_desc has")
+        for name, number in numbers.items():
+            feeds[name] = native_value(np.array([number], np.float32))
+        inside = binding._iobinding
+        inside._inputs, inside._outputs, inside._values = feeds, dict.fromkeys(outputs), {}
+        self.session.run_with_iobinding(binding, options)
+        return inside._values
+
+    def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
+        if is_torch_tensor(value):
+            return native_of_torch(name, value)
+        return self.session._input_value(value, self._kinds[name]) if name in self._kinds else native_value(value)
+
+    def answer(self, names: Sequence[str], results: Results, given: Given) -> Any:
+        """Results in the kind of the inputs: one is bare, several are a list."""
+        torch = given_torch(given.values())
+        answers: list[Any] = []
+        for name in names:
+            value = results[name]
+            answer = value.array() if torch is None else as_torch(torch, value)
+            answers.append(answer.reshape(self._shapes[name]) if name in self._shapes else answer)
+        return answers[0] if len(answers) == 1 else answers

@@ -1,0 +1,221 @@
+"""The session behind a trainer: parameters, providers and files, from options and an optimizer's configuration."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ortrain._near import hint
+from ortrain._options import SessionOptions
+from ortrain._sources import model_source
+from ortrain.classic import TrainingParameters, TrainingSession
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.inference import InferenceSession
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
+    from ortrain.trainer.optim.config import _OptimizerConfig
+    from ortrain.trainer.orttrainer_options import ORTTrainerOptions
+
+__all__ = ["States", "check_alone", "make_session", "providers_of"]
+
+# State of an optimizer, by weights and by names.
+States = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+
+# Where a trainer can run, by what `device.id` says.
+_DEVICES = {"cpu": "CPUExecutionProvider", "cpu:0": "CPUExecutionProvider", "reference": "reference"}
+_DEFAULT_DEVICE = "cuda"
+# Settings of optimizers that are choices; all others are floats.
+_CHOICES = ("do_bias_correction", "weight_decay_mode")
+# Keys of a group that are no settings.
+_OF_GROUPS = ("params", "lr")
+
+
+def check_alone(options: ORTTrainerOptions) -> None:
+    """Check that a training of these options goes in one process.
+
+    Raises:
+        UnsupportedError: for a size above 1, and for a rank that such a process does not have.
+
+    """
+    distributed: Any = options.distributed
+    pipeline = distributed.pipeline_parallel
+    sizes = {
+        "distributed.world_size": distributed.world_size,
+        "distributed.data_parallel_size": distributed.data_parallel_size,
+        "distributed.horizontal_parallel_size": distributed.horizontal_parallel_size,
+        "distributed.pipeline_parallel.pipeline_parallel_size": pipeline.pipeline_parallel_size,
+        "distributed.pipeline_parallel.num_pipeline_micro_batches": pipeline.num_pipeline_micro_batches,
+    }
+    for name, size in sizes.items():
+        if size != 1:
+            raise UnsupportedError(
+                f"{name} is {size}, which needs several processes; ortrain trains in one: set it to 1"
+            )
+    if distributed.world_rank != 0:
+        raise UnsupportedError(
+            f"distributed.world_rank is {distributed.world_rank}, but ortrain trains in one process, whose rank is 0"
+        )
+
+
+def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]:
+    """The providers that a trainer runs on: providers that options name, then the provider of the device.
+
+    Raises:
+        UnsupportedError: for a device that is not here.
+
+    Warns:
+        UserWarning: if no options choose a device: the default is a GPU, and the CPU trains.
+
+    """
+    given = options._validated_opts["provider_options"]
+    named = [(name, dict(settings or {})) for name, settings in given.items()]
+    device = options.device.id
+    provider = _DEVICES.get(str(device).lower())
+    if provider is None:
+        if device != _DEFAULT_DEVICE or _is_chosen(options):
+            raise UnsupportedError(
+                f"device.id is {device!r}, which is not here; there are {', '.join(map(repr, _DEVICES))}"
+                f"{hint(device, _DEVICES)}"
+            )
+        if not named:
+            warnings.warn(
+                "device.id is 'cuda' where no options say otherwise, and ortrain has no GPU: this trainer runs on the "
+                "CPU; ORTTrainerOptions({'device': {'id': 'cpu'}}) says the same without a warning",
+                UserWarning,
+                stacklevel=3,
+            )
+    last = provider or _DEVICES["cpu"]
+    return named if any(name == last for name, _ in named) else [*named, (last, {})]
+
+
+def _is_chosen(options: ORTTrainerOptions) -> bool:
+    """True if the dictionary of the user has a device."""
+    device = dict(options._original_opts).get("device")
+    return isinstance(device, Mapping) and device.get("id") is not None
+
+
+def make_session(
+    model: ModelProto,
+    description: _ORTTrainerModelDesc,
+    config: _OptimizerConfig,
+    options: ORTTrainerOptions,
+    providers: list[tuple[str, dict[Any, Any]]],
+    precision: str | None,
+    states: States,
+) -> TrainingSession:
+    """A session that trains a model as the options say.
+
+    Args:
+        model: the forward model.
+        description: its inputs and outputs.
+        config: the optimizer.
+        options: the options.
+        providers: where it runs.
+        precision: the type that the model computes in, ``"float16"`` or ``"bfloat16"``; ``None`` for its own.
+        states: what the optimizer starts from.
+
+    """
+    source = model_source(model)
+    parameters = _parameters(model, description, config, options)
+    if precision is not None:
+        parameters.use_mixed_precision = True
+    if precision == "bfloat16":
+        parameters.mixed_precision_dtype = precision
+    parameters.set_optimizer_initial_state(states)
+    paths: Any = options.debug.graph_save_paths
+    parameters.model_after_graph_transforms_path = paths.model_after_graph_transforms_path
+    parameters.model_with_gradient_graph_path = paths.model_with_gradient_graph_path
+    parameters.model_with_training_graph_path = paths.model_with_training_graph_path
+    optimized = paths.model_with_training_graph_after_optimization_path
+    session_options = options.session_options
+    if not optimized:
+        return TrainingSession(source, parameters, session_options, providers)
+    with tempfile.TemporaryDirectory() as folder:
+        path = paths.model_with_training_graph_path or str(Path(folder) / "training.onnx")
+        parameters.model_with_training_graph_path = path
+        session = TrainingSession(source, parameters, session_options, providers)
+        of_file = SessionOptions()
+        of_file.optimized_model_filepath = os.fspath(optimized)
+        InferenceSession(path, of_file)
+    return session
+
+
+def _parameters(
+    model: ModelProto,
+    description: _ORTTrainerModelDesc,
+    config: _OptimizerConfig,
+    options: Any,
+) -> TrainingParameters:
+    """The parameters of a session, from the options and the configuration of the optimizer."""
+    names = [tensor.name for tensor in model.graph.initializer]
+    frozen = _frozen(names, options.utils.frozen_weights)
+    settings = {name: _settings(name, config) for name in names if name not in frozen}
+    parameters = TrainingParameters()
+    parameters.loss_output_name = _loss(description)
+    parameters.weights_not_to_train = frozen
+    parameters.training_optimizer_name = config.name
+    parameters.lr_params_feed_name = description.learning_rate.name
+    parameters.optimizer_attributes_map = {name: floats for name, (floats, _) in settings.items()}
+    parameters.optimizer_int_attributes_map = {name: choices for name, (_, choices) in settings.items()}
+    parameters.gradient_accumulation_steps = options.batch.gradient_accumulation_steps
+    parameters.enable_grad_norm_clip = options.utils.grad_norm_clip
+    parameters.use_memory_efficient_gradient = options.utils.memory_efficient_gradient
+    transforms = options.graph_transformer
+    parameters.attn_dropout_recompute = transforms.attn_dropout_recompute
+    parameters.gelu_recompute = transforms.gelu_recompute
+    parameters.transformer_layer_recompute = transforms.transformer_layer_recompute
+    parameters.number_recompute_layers = transforms.number_recompute_layers
+    parameters.propagate_cast_ops_level = transforms.propagate_cast_ops_config.level
+    parameters.propagate_cast_ops_allow = list(transforms.propagate_cast_ops_config.allow)
+    return parameters
+
+
+def _loss(description: _ORTTrainerModelDesc) -> str:
+    losses: list[str] = [output.name for output in description.outputs if output.is_loss]
+    if len(losses) != 1:
+        raise AssertionError(
+            f"Only one loss output is supported ({len(losses)} were specified): "
+            "one output of model_desc is (name, shape, True)"
+        )
+    return losses[0]
+
+
+def _frozen(names: list[str], frozen: list[str]) -> set[str]:
+    """The weights that are not trained."""
+    unknown = [name for name in frozen if name not in names]
+    if unknown:
+        listed = ", ".join(map(repr, unknown))
+        raise InvalidArgumentError(
+            f"utils.frozen_weights has names that no initializer of the model has: {listed}{hint(unknown[0], names)}"
+        )
+    return set(frozen)
+
+
+def _settings(weight: str, config: _OptimizerConfig) -> tuple[dict[str, float], dict[str, int]]:
+    """Settings of the optimizer for a weight: of the last group that names the weight, or else of all weights."""
+    own: Mapping[str, Any] = config.defaults
+    for group in config.params:
+        if weight in group["params"]:
+            own = group
+    floats: dict[str, float] = {}
+    choices: dict[str, int] = {}
+    for name, value in own.items():
+        if name in _OF_GROUPS:
+            continue
+        try:
+            if name in _CHOICES:
+                choices[name] = int(value)
+            else:
+                floats[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"{name} of weight {weight!r} is a number, not {value!r}") from error
+    return floats, choices

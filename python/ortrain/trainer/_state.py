@@ -1,0 +1,356 @@
+"""The state of a trainer: what ``state_dict`` returns, and what ``load_state_dict`` takes of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain._inputs import native_value
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError
+from ortrain.trainer._values import as_array
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
+
+    from ortrain._ortrain import OrtValue
+    from ortrain.classic import TrainingSession
+    from ortrain.trainer.orttrainer import ORTTrainer
+
+__all__ = [
+    "Loaded",
+    "checked",
+    "copy_of",
+    "model_state",
+    "named_for_files",
+    "put_rest",
+    "put_weights",
+    "state_of",
+    "statistics_of",
+]
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+FULL = "full_precision"
+MODEL, OPTIMIZER, OPTIONS, INFO = "model", "optimizer", "trainer_options", "train_step_info"
+PARTITION, GATHERED, SCALER = "partition_info", "accumulated_gradients", "loss_scaler"
+STATISTICS = "running_statistics"
+
+
+@dataclass
+class Loaded:
+    """A state that fits a trainer."""
+
+    weights: Arrays
+    """All weights, trained or frozen."""
+    optimizer: dict[str, Arrays]
+    """All that the optimizer keeps."""
+    statistics: Arrays
+    """All running statistics."""
+    train_steps: int
+    """Runs that computed gradients, by which random numbers are drawn."""
+    steps: tuple[int, int] | None = None
+    """Calls and updates, if the state says them."""
+    gathered: Arrays = field(default_factory=dict)
+    """Sums of gradients in the middle of a window."""
+    scaler: tuple[float, int] | None = None
+    """The scale of the loss, and the steps since it changed."""
+
+
+# What there is.
+
+
+def model_state(session: TrainingSession, model: ModelProto, options: Any) -> Arrays:
+    """Weights that are trained, and weights that the options freeze."""
+    weights = session.get_model_state()[FULL]
+    frozen = set(options.utils.frozen_weights)
+    return weights | {tensor.name: _array_of(tensor) for tensor in model.graph.initializer if tensor.name in frozen}
+
+
+def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -> dict[str, Any]:
+    """The whole state."""
+    options, info = trainer.options, trainer._train_step_info
+    distributed = options.distributed
+    stage = distributed.deepspeed_zero_optimization.stage
+    state: dict[str, Any] = {
+        MODEL: {FULL: model_state(session, model, options)},
+        OPTIMIZER: session.get_optimizer_state(),
+        OPTIONS: {
+            "mixed_precision": bool(options.mixed_precision.enabled),
+            "zero_stage": int(stage),
+            "world_rank": int(distributed.world_rank),
+            "world_size": int(distributed.world_size),
+            "optimizer_name": trainer.optim_config.name,
+            "data_parallel_size": int(distributed.data_parallel_size),
+            "horizontal_parallel_size": int(distributed.horizontal_parallel_size),
+        },
+        INFO: {"optimization_step": int(info.optimization_step), "step": int(info.step)},
+    }
+    if stage > 0 or distributed.horizontal_parallel_size > 1:
+        state[PARTITION] = session.get_partition_info_map()
+    scaler = options.mixed_precision.loss_scaler
+    if scaler is not None:
+        count = getattr(scaler, "_stable_steps_count", 0)
+        state[SCALER] = {"loss_scale": np.array([scaler.loss_scale]), "stable_steps": int(count)}
+    rest = {STATISTICS: statistics_of(session), GATHERED: _arrays(session._classic.gathered())}
+    return state | {name: section for name, section in rest.items() if section}
+
+
+def statistics_of(session: TrainingSession) -> Arrays:
+    """The running statistics that a training updates."""
+    return _arrays(session._classic.running_statistics())
+
+
+def _arrays(values: Mapping[str, OrtValue]) -> Arrays:
+    return {name: np.array(values[name].array()) for name in sorted(values)}
+
+
+# What is given.
+
+
+def checked(
+    state: Mapping[str, Any], session: TrainingSession, model: ModelProto, trainer: ORTTrainer, strict: bool
+) -> Loaded:
+    """A given state, checked and completed by what there is. Nothing is changed."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is a dict, not {type(state).__name__}")
+    steps = _steps(state)
+    current: dict[str, dict[str, Any]] = {
+        MODEL: {FULL: model_state(session, model, trainer.options)},
+        OPTIMIZER: session.get_optimizer_state(),
+    }
+    sections: dict[str, Mapping[str, Any]] = {}
+    for name in (MODEL, OPTIMIZER):
+        section = _section(state, name)
+        if section is not None:
+            sections[name] = section
+    if FULL in sections.get(MODEL, {}):
+        names = [tensor.name for tensor in model.graph.initializer]
+        sections[MODEL] = {**sections[MODEL], FULL: _joined(sections[MODEL][FULL], names)}
+    if OPTIMIZER in sections:
+        sections[OPTIMIZER] = _joined(sections[OPTIMIZER], current[OPTIMIZER], of_dicts=True)
+    if strict:
+        divided = trainer.options.distributed.deepspeed_zero_optimization.stage > 0
+        for name, given in sections.items():
+            _check_names(current[name], given, f"state_dict[{name}]", divided)
+            for key, there in current[name].items():
+                _check_names(there, given[key], f"state_dict[{name}][{key}]", divided)
+    weights = _weights(sections.get(MODEL, {}).get(FULL, {}), session, model, strict)
+    optimizer: dict[str, Arrays] = session.get_optimizer_state()
+    if OPTIMIZER in sections:
+        _check_optimizer(state, trainer)
+        optimizer = _optimizer(optimizer, sections[OPTIMIZER])
+    return Loaded(
+        weights,
+        optimizer,
+        _statistics(state, session),
+        session._classic.train_steps() if steps is None else steps[0],
+        steps,
+        _gathered(state, weights, session, trainer),
+        _scaler(state, trainer),
+    )
+
+
+def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """A section of a state, or a warning that there is none."""
+    if name not in state:
+        warnings.warn(f"Missing key: {name} in state_dict", UserWarning, stacklevel=4)
+        return None
+    section = state[name]
+    if not isinstance(section, Mapping) or not all(isinstance(part, Mapping) for part in section.values()):
+        raise InvalidArgumentError(f"state_dict[{name}] is a dict of dicts of arrays, not {section!r:.60}")
+    return section
+
+
+def _joined(section: Mapping[str, Any], names: Iterable[str], *, of_dicts: bool = False) -> dict[str, Any]:
+    """A section by the names of weights, which a file splits into groups where they have a slash."""
+    if not isinstance(section, Mapping):
+        raise InvalidArgumentError(f"a section of a state is a dict by names, not {section!r:.60}")
+    known = {_parts(name): name for name in names}
+    found: dict[str, Any] = {}
+
+    def visit(above: tuple[str, ...], group: Mapping[str, Any]) -> None:
+        for key, value in group.items():
+            path = (*above, *_parts(key))
+            is_group = isinstance(value, Mapping)
+            if of_dicts:
+                is_group = is_group and any(isinstance(item, Mapping) for item in value.values())
+            if is_group and path not in known:
+                visit(path, value)
+            else:
+                found[known.get(path, key if not above else "/".join(path))] = value
+
+    visit((), section)
+    return found
+
+
+def named_for_files(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state whose names a file can have: HDF5 knows no slash at the begin or the end, and no two in a row."""
+    named: dict[str, Any] = {}
+    for name, value in state.items():
+        path = "/".join(_parts(name))
+        if path in named:
+            raise InvalidArgumentError(f"a file cannot have both {name!r} and another weight that is {path!r} in it")
+        named[path] = named_for_files(value) if isinstance(value, Mapping) else value
+    return named
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return tuple(part for part in name.split("/") if part)
+
+
+def _steps(state: Mapping[str, Any]) -> tuple[int, int] | None:
+    if INFO not in state:
+        warnings.warn(f"Missing key: {INFO} in state_dict", UserWarning, stacklevel=4)
+        return None
+    counts = [_count(state[INFO], INFO, name) for name in ("step", "optimization_step")]
+    return counts[0], counts[1]
+
+
+def _count(section: Any, where: str, name: str) -> int:
+    """A count in a section of a state."""
+    value: Any = section.get(name) if isinstance(section, Mapping) else None
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise InvalidArgumentError(f"state_dict[{where}][{name}] is a whole number of 0 or more, not {value!r}")
+    return int(value)
+
+
+def _check_names(there: Mapping[str, Any], given: Mapping[str, Any], where: str, divided: bool) -> None:
+    missing = [name for name in there if name not in given]
+    if missing:
+        raise InvalidArgumentError(f"Missing keys: {missing} in {where}")
+    unexpected = [name for name in given if name not in there]
+    if unexpected and not divided:
+        raise InvalidArgumentError(f"Unexpected keys: {unexpected} in {where}{hint(unexpected[0], there)}")
+
+
+def _weights(given: Mapping[str, Any], session: TrainingSession, model: ModelProto, strict: bool) -> Arrays:
+    """Weights that are trained, with given weights in the place of these and of other initializers."""
+    weights: Arrays = session.get_model_state()[FULL]
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name, value in given.items():
+        if name not in initializers:
+            if strict:
+                raise InvalidArgumentError(
+                    f"the state has the weight {name!r}, which is no initializer of the model{hint(name, initializers)}"
+                )
+            continue
+        weights[name] = _fitting(f"weight {name!r}", value, _array_of(initializers[name]))
+    return weights
+
+
+def _fitting(what: str, value: Any, there: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A value of a state as an array, of the type and shape of what is there."""
+    array = as_array(value)
+    if array.dtype != there.dtype or array.shape != there.shape:
+        raise InvalidArgumentError(
+            f"{what} is {there.dtype}{list(there.shape)}, but the state has {array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
+    if OPTIONS not in state:
+        raise KeyError(f"{OPTIONS}: the state has no such section, which names the optimizer that the state is of")
+    found = state[OPTIONS]["optimizer_name"]
+    found = found.decode() if isinstance(found, bytes) else str(found)
+    if found != trainer.optim_config.name:
+        raise AssertionError(f"Optimizer mismatch: expected {trainer.optim_config.name}, got {found}")
+
+
+def _optimizer(there: dict[str, Arrays], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Arrays]:
+    """Values that the optimizer keeps, with given values in their place. Other names are left out."""
+    return {
+        weight: {
+            name: _fitting(f"{name} of {weight!r}", given[weight][name], value)
+            if name in given.get(weight, {})
+            else value
+            for name, value in own.items()
+        }
+        for weight, own in there.items()
+    }
+
+
+def _statistics(state: Mapping[str, Any], session: TrainingSession) -> Arrays:
+    """The running statistics, with the statistics of a state in their place."""
+    there = statistics_of(session)
+    given = _joined(state.get(STATISTICS, {}), there)
+    strange = [name for name in given if name not in there]
+    if strange:
+        raise InvalidArgumentError(f"Unexpected keys: {strange} in state_dict[{STATISTICS}]{hint(strange[0], there)}")
+    return there | {name: _fitting(f"{name!r}", value, there[name]) for name, value in given.items()}
+
+
+def _gathered(state: Mapping[str, Any], weights: Arrays, session: TrainingSession, trainer: ORTTrainer) -> Arrays:
+    """The sums of gradients of a state that was taken in the middle of a window."""
+    given = state.get(GATHERED)
+    if not given:
+        return {}
+    if trainer._accumulated == 1:
+        raise InvalidArgumentError(
+            "the state was taken in the middle of a window of gradients, but batch.gradient_accumulation_steps is 1"
+        )
+    trained = session.get_model_state()[FULL]
+    given = _joined(given, trained)
+    _check_names(trained, given, f"state_dict[{GATHERED}]", False)
+    return {name: _fitting(f"the gradient of {name!r}", given[name], weights[name]) for name in trained}
+
+
+def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] | None:
+    given = state.get(SCALER)
+    if given is None or trainer._scaler is None:
+        return None
+    scale = float(np.asarray(given["loss_scale"]).reshape(()))
+    if not scale > 0:
+        raise InvalidArgumentError(f"state_dict[{SCALER}][loss_scale] is a number above 0, not {scale}")
+    return scale, _count(given, SCALER, "stable_steps")
+
+
+# What is put.
+
+
+def put_rest(session: TrainingSession, trainer: ORTTrainer, loaded: Loaded) -> None:
+    """Set what a new session does not start from: sums of gradients, counts, the scale of the loss."""
+    classic = session._classic
+    classic.load_running_statistics({name: native_value(value) for name, value in loaded.statistics.items()})
+    classic.load_gathered({name: native_value(value) for name, value in loaded.gathered.items()})
+    classic.set_train_steps(loaded.train_steps)
+    info = trainer._train_step_info
+    if loaded.steps is not None:
+        info.step, info.optimization_step = loaded.steps
+    scaler = trainer._scaler
+    if scaler is not None and loaded.scaler is not None:
+        scaler.loss_scale, count = loaded.scaler
+        if hasattr(scaler, "_stable_steps_count"):
+            scaler._stable_steps_count = count
+
+
+def copy_of(model: ModelProto) -> ModelProto:
+    """A model of its own."""
+    made = type(model)()
+    made.CopyFrom(model)
+    return made
+
+
+def put_weights(model: ModelProto, weights: Arrays) -> None:
+    """Give initializers of a model new values. They go to the end, in the order that they have."""
+    from onnx import numpy_helper
+
+    initializers = model.graph.initializer
+    names = [tensor.name for tensor in initializers if tensor.name in weights]
+    kept = [tensor for tensor in initializers if tensor.name not in weights]
+    made = [numpy_helper.from_array(np.asarray(weights[name], order="C"), name) for name in names]
+    copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
+    del initializers[:]
+    initializers.extend([*copies, *made])
+
+
+def _array_of(tensor: TensorProto) -> npt.NDArray[Any]:
+    from onnx import numpy_helper
+
+    return np.array(numpy_helper.to_array(tensor))

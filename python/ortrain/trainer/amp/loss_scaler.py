@@ -1,0 +1,209 @@
+"""Loss scalers of :class:`ortrain.trainer.ORTTrainer`, for training in float16.
+
+The loss is multiplied by a scale before the backward pass, so that small gradients are not lost in float16. The
+optimizer divides gradients by the scale.
+
+>>> from ortrain.trainer import TrainStepInfo
+>>> from ortrain.trainer.amp.loss_scaler import DynamicLossScaler
+>>> from ortrain.trainer.optim import AdamConfig
+>>> scaler = DynamicLossScaler(up_scale_window=2)
+>>> [scaler.update(TrainStepInfo(AdamConfig(), all_finite=finite)) for finite in (True, True, False)]
+[65536.0, 131072.0, 65536.0]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortrain.trainer.train_step_info import TrainStepInfo
+
+__all__ = ["DynamicLossScaler", "LossScaler"]
+
+
+class LossScaler:
+    """The base of loss scalers. A scaler of a user is a subclass with ``update``.
+
+    Args:
+        loss_scale: the first scale, a finite int or float above 0.
+
+    Raises:
+        AssertionError: if the scale has another type or value.
+
+    >>> from ortrain.trainer.amp import LossScaler
+    >>> class Fixed(LossScaler):
+    ...     def update(self, train_step_info):
+    ...         return self.loss_scale
+    >>> Fixed(128).loss_scale
+    128.0
+
+    """
+
+    def __init__(self, loss_scale: float) -> None:
+        self._input_name: str | None = None
+        self.loss_scale = loss_scale
+        self._initial_loss_scale = self._loss_scale
+
+    @property
+    def input_name(self) -> str | None:
+        """The input of the graph that takes the scale; the trainer sets the name. None before.
+
+        Raises:
+            AssertionError: if it is set to anything but a name, or to an empty one.
+
+        >>> from ortrain.trainer.amp import DynamicLossScaler
+        >>> scaler = DynamicLossScaler()
+        >>> scaler.input_name is None
+        True
+        >>> scaler.input_name = "loss_scale"
+
+        """
+        return self._input_name
+
+    @input_name.setter
+    def input_name(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise AssertionError(f"'input_name' must be the name of an input, not {name!r}")
+        self._input_name = name
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss, a float.
+
+        Raises:
+            AssertionError: if it is set to anything but a finite int or float above 0.
+
+        >>> from ortrain.trainer.amp import DynamicLossScaler
+        >>> scaler = DynamicLossScaler()
+        >>> scaler.loss_scale = 1024
+        >>> scaler.loss_scale
+        1024.0
+
+        """
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
+            raise AssertionError(f"'loss_scale' must be a finite int or float above 0, not {scale!r}")
+        self._loss_scale = float(scale)
+
+    def reset(self) -> None:
+        """Go back to the first scale.
+
+        >>> from ortrain.trainer.amp import DynamicLossScaler
+        >>> scaler = DynamicLossScaler(loss_scale=256)
+        >>> scaler.loss_scale = 8
+        >>> scaler.reset()
+        >>> scaler.loss_scale
+        256.0
+        """
+        self._loss_scale = self._initial_loss_scale
+
+    def update(self, train_step_info: TrainStepInfo) -> float:
+        """Set the scale for the next update, and return the scale. The trainer calls this after every update.
+
+        Args:
+            train_step_info: ``all_finite`` says if the gradients of the update were finite.
+
+        Raises:
+            NotImplementedError: if the class has none of its own.
+
+        >>> from ortrain.trainer import TrainStepInfo
+        >>> from ortrain.trainer.amp import DynamicLossScaler
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> DynamicLossScaler(loss_scale=8).update(TrainStepInfo(AdamConfig(), all_finite=False))
+        4.0
+
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no update(train_step_info), which every loss scaler needs; DynamicLossScaler "
+            "has one"
+        )
+
+
+class DynamicLossScaler(LossScaler):
+    """A scale that is doubled after a number of finite steps, and halved when gradients overflow.
+
+    Args:
+        automatic_update: False keeps the scale as it is.
+        loss_scale: the first scale, a finite int or float above 0.
+        up_scale_window: finite steps in a row after which the scale is doubled.
+        min_loss_scale: the scale is halved down to this value.
+        max_loss_scale: the scale is doubled up to this value.
+
+    Raises:
+        AssertionError: if ``loss_scale`` has another type or value.
+
+    >>> from ortrain.trainer.amp import DynamicLossScaler
+    >>> scaler = DynamicLossScaler()
+    >>> scaler.automatic_update, scaler.loss_scale, scaler.up_scale_window
+    (True, 65536.0, 2000)
+
+    """
+
+    automatic_update: bool
+    """False keeps the scale as it is."""
+    up_scale_window: int
+    """Finite steps in a row after which the scale is doubled."""
+    min_loss_scale: float
+    """The smallest scale that halving gives."""
+    max_loss_scale: float
+    """The largest scale that doubling gives."""
+
+    def __init__(
+        self,
+        automatic_update: bool = True,
+        loss_scale: float = float(1 << 16),
+        up_scale_window: int = 2000,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: float = float(1 << 24),
+    ) -> None:
+        super().__init__(loss_scale)
+        self.automatic_update = automatic_update
+        self.up_scale_window = up_scale_window
+        self.min_loss_scale = min_loss_scale
+        self.max_loss_scale = max_loss_scale
+        self._stable_steps_count = 0
+
+    def reset(self) -> None:
+        """Go back to the first scale, and count finite steps anew.
+
+        >>> from ortrain.trainer.amp import DynamicLossScaler
+        >>> scaler = DynamicLossScaler(loss_scale=256)
+        >>> scaler.loss_scale = 8
+        >>> scaler.reset()
+        >>> scaler.loss_scale
+        256.0
+        """
+        super().reset()
+        self._stable_steps_count = 0
+
+    def update(self, train_step_info: TrainStepInfo) -> float:
+        """Double, halve or keep the scale, and return the scale.
+
+        Args:
+            train_step_info: ``all_finite`` says if the gradients of the update were finite.
+
+        >>> from ortrain.trainer import TrainStepInfo
+        >>> from ortrain.trainer.amp import DynamicLossScaler
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> scaler = DynamicLossScaler(loss_scale=8, up_scale_window=1)
+        >>> scaler.update(TrainStepInfo(AdamConfig()))
+        16.0
+        >>> scaler.update(TrainStepInfo(AdamConfig(), all_finite=False))
+        8.0
+
+        """
+        if not self.automatic_update:
+            return self.loss_scale
+        if not train_step_info.all_finite:
+            self.loss_scale = max(self.min_loss_scale, self.loss_scale / 2)
+            self._stable_steps_count = 0
+            return self.loss_scale
+        self._stable_steps_count += 1
+        if self._stable_steps_count >= self.up_scale_window:
+            self.loss_scale = min(self.max_loss_scale, self.loss_scale * 2)
+            self._stable_steps_count = 0
+        return self.loss_scale

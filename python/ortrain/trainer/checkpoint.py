@@ -1,0 +1,447 @@
+"""Checkpoints of several processes put together, and the older files of PyTorch.
+
+Processes that divide a model or the state of its optimizer save a file each. :func:`aggregate_checkpoints` makes one
+state of them, which any trainer loads. The ``experimental_`` functions read and write the files that onnxruntime-training
+had before; these need PyTorch.
+
+>>> from ortrain.trainer import _checkpoint_storage, checkpoint
+>>> for rank in range(2):
+...     moment = np.full(3, rank, np.float32)
+...     state = {
+...         "model": {"full_precision": {"w": np.zeros((2, 3), np.float32)}},
+...         "optimizer": {"w": {"Moment_1": moment}},
+...         "partition_info": {"w": {"original_dim": [2, 3], "megatron_row_partition": [-1]}},
+...         "trainer_options": {
+...             "mixed_precision": False, "optimizer_name": "AdamOptimizer", "world_rank": rank, "world_size": 2,
+...             "data_parallel_size": 2, "horizontal_parallel_size": 1, "zero_stage": 1,
+...         },
+...     }
+...     _checkpoint_storage.save(state, f"checkpoint{rank}.ortcp")
+>>> state = checkpoint.aggregate_checkpoints(["checkpoint0.ortcp", "checkpoint1.ortcp"], pytorch_format=False)
+>>> state["optimizer"]["w"]["Moment_1"]
+array([[0., 0., 0.],
+       [1., 1., 1.]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain._near import hint
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.trainer import _checkpoint_storage
+from ortrain.trainer._values import as_array
+
+if TYPE_CHECKING:
+    from ortrain.trainer.orttrainer import ORTTrainer
+
+__all__ = [
+    "aggregate_checkpoints",
+    "experimental_load_checkpoint",
+    "experimental_load_state_dict",
+    "experimental_save_checkpoint",
+    "experimental_state_dict",
+]
+
+MODEL, FULL, OPTIMIZER = "model", "full_precision", "optimizer"
+OPTIONS, PARTITION, USER = "trainer_options", "partition_info", "user_dict"
+# What each process has, and all the same.
+SHARED = ("train_step_info", "loss_scaler")
+GATHERED = "accumulated_gradients"
+# What a ZeRO or a Megatron process has a part of, beside the weights.
+MOMENTS = ("Moment_1", "Moment_2")
+STEP, SHARED_STATE = "Step", "shared_optimizer_state"
+# Of the older files: what stands before the name of a weight, and behind it.
+PREFIXES = ("Moment_1_", "Moment_2_", "Update_Count_")
+HALF = "_fp16"
+
+Arrays = dict[str, npt.NDArray[Any]]
+Shapes = dict[str, tuple[int, ...]]
+
+
+class _AggregationMode(Enum):
+    """The kind of parts that files have."""
+
+    Zero = 0
+    Megatron = 1
+
+
+# Files of several processes.
+
+
+def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True) -> dict[str, Any] | None:
+    """Put the files together that processes saved, each its own.
+
+    With ZeRO a process has a part of the optimizer's state and, in mixed precision, of the weights. With Megatron it has a
+    part of both. Other values are the same in all files.
+
+    Args:
+        paths: one file of each process, in any order.
+        pytorch_format: whether the result is a flat dict of the weights.
+
+    Returns:
+        The weights by name: tensors if PyTorch is imported, arrays otherwise. Without ``pytorch_format`` a state as of
+        :meth:`ORTTrainer.state_dict`, of one process. ``None`` if the files have no parts: each is a whole state.
+
+    Raises:
+        AssertionError: for files that do not belong together, by options, ranks or values.
+        IndexError: for fewer files than processes.
+        InvalidArgumentError: for what is no checkpoint, and for parts that are not those of a weight.
+        UnsupportedError: for files that were saved between two updates of the weights, with sums of gradients.
+
+    >>> from ortrain.trainer import checkpoint
+    >>> checkpoint.aggregate_checkpoints(["nowhere.ortcp"])
+    Traceback (most recent call last):
+    ortrain.trainer._checkpoint_storage._NoCheckpointError: there is no file nowhere.ortcp
+
+    """
+    if isinstance(paths, str | bytes | os.PathLike):
+        raise TypeError(f"paths is a list of paths, not {paths!r}")
+    files = [os.fspath(path) for path in paths]
+    if not files:
+        raise IndexError("there are no files to aggregate")
+    options = _options(files[0])
+    data, horizontal, world = (
+        int(options[name]) for name in ("data_parallel_size", "horizontal_parallel_size", "world_size")
+    )
+    _, horizontal_groups = _get_parallellism_groups(data, horizontal, world)
+    # Stages of a pipeline have different weights: for what ZeRO divides, they are one group.
+    zero_groups, _ = _get_parallellism_groups(world // horizontal, horizontal, world)
+    ordered = _order_paths(files, zero_groups, horizontal_groups)
+    if int(options["zero_stage"]) == 0:
+        if horizontal == 1:
+            return None
+        # The first data group of each stage.
+        firsts = range(0, len(horizontal_groups), data)
+        members = [pair for at in firsts for pair in zip(ordered["H"][at], horizontal_groups[at], strict=True)]
+        whole = _merged_files(members, _AggregationMode.Megatron, pytorch_format)
+    else:
+        parts = [
+            _merged_files(zip(*group, strict=True), _AggregationMode.Zero, pytorch_format)
+            for group in zip(ordered["D"], zero_groups, strict=True)
+        ]
+        whole = parts[0]
+        if horizontal > 1:
+            whole = _Merged(_AggregationMode.Megatron, pytorch_format)
+            for part, paths_of_part in zip(parts, ordered["D"], strict=True):
+                whole.add(part.partition(horizontal), paths_of_part[0])
+    state = whole.finished()
+    return _flat(state) if pytorch_format else state
+
+
+def _get_parallellism_groups(
+    data_parallel_size: int, horizontal_parallel_size: int, world_size: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The ranks of each data group and of each horizontal group.
+
+    Horizontal ranks are counted fastest, stages of a pipeline slowest.
+
+    Raises:
+        AssertionError: if groups of these sizes do not make up the world.
+
+    """
+    data, horizontal, world = int(data_parallel_size), int(horizontal_parallel_size), int(world_size)
+    if min(data, horizontal, world) < 1 or world % (data * horizontal):
+        raise AssertionError(
+            f"{world} processes are no whole number of {data} data groups with {horizontal} horizontal ranks each"
+        )
+    stages = [range(start, start + data * horizontal) for start in range(0, world, data * horizontal)]
+    data_groups = [list(stage[x::horizontal]) for stage in stages for x in range(horizontal)]
+    horizontal_groups = [list(range(start, start + horizontal)) for start in range(0, world, horizontal)]
+    return data_groups, horizontal_groups
+
+
+def _order_paths(
+    paths: Sequence[str], D_groups: Sequence[Sequence[int]], H_groups: Sequence[Sequence[int]]  # noqa: N803
+) -> dict[str, list[list[str]]]:
+    """The files of each data group, ``"D"``, and of each horizontal group, ``"H"``, in the order of their ranks.
+
+    Raises:
+        IndexError: if there are fewer files than ranks.
+        AssertionError: if there are more.
+
+    """
+    ranked = sorted(((int(_options(path)["world_rank"]), path) for path in paths), key=lambda pair: pair[0])
+    count = 1 + max(rank for group in (*D_groups, *H_groups) for rank in group)
+    if len(ranked) != count:
+        kind = IndexError if len(ranked) < count else AssertionError
+        raise kind(f"Expected number of files to aggregate: {count}, got {len(ranked)}")
+    by_rank = [path for _, path in ranked]
+    return {
+        name: [[by_rank[rank] for rank in group] for group in groups]
+        for name, groups in (("D", D_groups), ("H", H_groups))
+    }
+
+
+def _options(path: str) -> dict[str, Any]:
+    """The options that a file was saved with."""
+    found = _checkpoint_storage.load(path, key=OPTIONS)
+    names = ("world_rank", "world_size", "data_parallel_size", "horizontal_parallel_size", "zero_stage")
+    missing = [name for name in names if not (isinstance(found, dict) and np.ndim(found.get(name, "")) == 0)]
+    if missing or not all(isinstance(found[name], int | np.integer) for name in names):
+        raise InvalidArgumentError(f"{path} is no checkpoint of a trainer: {OPTIONS} lacks a number")
+    return dict(found)
+
+
+def _merged_files(
+    members: Iterable[tuple[str, int]], mode: _AggregationMode, pytorch_format: bool
+) -> _Merged:
+    """The states of files, each of a rank."""
+    merged = _Merged(mode, pytorch_format)
+    for path, rank in members:
+        state = load_state(path)
+        for name in (PARTITION, OPTIONS):
+            if name not in state:
+                raise AssertionError(f"Missing information: {name}")
+        found = state[OPTIONS]["world_rank"]
+        if found != rank:
+            raise AssertionError(f"Unexpected rank in file at path {path}. Expected {rank}, got {found}")
+        merged.add(state, path)
+    return merged
+
+
+class _Merged:
+    """A state that is put together of those of several processes, one by one."""
+
+    def __init__(self, mode: _AggregationMode, only_weights: bool) -> None:
+        self.mode, self.only_weights = mode, only_weights
+        self.state: dict[str, Any] = {}
+        # Of weights that processes have parts of: their whole shapes, and how Megatron divides them.
+        self.shapes: Shapes = {}
+        self.partitions: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+
+    def add(self, state: Mapping[str, Any], path: str) -> None:
+        """Put the state of one more process to it."""
+        self.check_options(state[OPTIONS], path)
+        mixed = bool(self.options["mixed_precision"])
+        self.partitions.update(state[PARTITION])
+        _aggregate_model_states(state, self.shapes, self.state, mixed, self.mode)
+        if self.only_weights:
+            return
+        _aggregate_optimizer_states(state, self.shapes, self.state, self.mode)
+        if state.get(GATHERED):
+            raise UnsupportedError(
+                f"{path} was saved between two updates of the weights, with sums of gradients; "
+                "sums of several processes cannot be put together: save after an update"
+            )
+        for name in SHARED:
+            if name in state and _differ(self.state.setdefault(name, state[name]), state[name]):
+                raise AssertionError(f"{name} mismatch among checkpoint files. File: {path}")
+        if USER in state:
+            self.state.setdefault(USER, state[USER])
+
+    def check_options(self, options: Mapping[str, Any], path: str) -> None:
+        """That a file is of the same training as those before."""
+        for name, words in (
+            ("mixed_precision", "Mixed precision state"),
+            ("world_size", "World size state"),
+            ("zero_stage", "Zero stage"),
+            ("optimizer_name", "Optimizer name"),
+        ):
+            if name not in options:
+                raise AssertionError(f"Missing information: {OPTIONS}/{name}. File: {path}")
+            if self.options.setdefault(name, options[name]) != options[name]:
+                raise AssertionError(f"{words} mismatch among checkpoint files. File: {path}")
+        self.options.setdefault("world_rank", options["world_rank"])
+
+    def partition(self, horizontal: int) -> dict[str, Any]:
+        """What ZeRO had divided, as the state of one of several Megatron processes."""
+
+        def own(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+            axis = _axis(self.partitions[name])
+            if axis is None:
+                return shape
+            if not shape or shape[axis] % horizontal:
+                raise InvalidArgumentError(f"{name!r} has the shape {shape}, which is not divided by {horizontal}")
+            sizes = list(shape)
+            sizes[axis] //= horizontal
+            return tuple(sizes)
+
+        self.reshape(own)
+        divided = {name: info for name, info in self.partitions.items() if _axis(info) is not None}
+        return self.state | {PARTITION: divided, OPTIONS: self.options}
+
+    def finished(self) -> dict[str, Any]:
+        """The state of one process."""
+        self.reshape(lambda _, shape: shape)
+        one = {"zero_stage": 0, "world_rank": 0, "world_size": 1, "data_parallel_size": 1, "horizontal_parallel_size": 1}
+        kept = {name: self.options[name] for name in ("mixed_precision", "optimizer_name")}
+        return self.state | {OPTIONS: kept | one}
+
+    def reshape(self, shape_of: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> None:
+        """Give what was in parts its shape."""
+        weights = self.state.get(MODEL, {}).get(FULL, {})
+        divided = self.mode is _AggregationMode.Megatron or bool(self.options["mixed_precision"])
+        for name, whole in self.shapes.items():
+            shape = shape_of(name, whole)
+            states = self.state.get(OPTIMIZER, {}).get(name, {})
+            if divided and name in weights:
+                weights[name] = _shaped(weights[name], shape, f"the weight {name!r}")
+            for key in set(MOMENTS) & states.keys():
+                states[key] = _shaped(states[key], shape, f"{key} of {name!r}")
+
+
+def _aggregate_model_states(
+    rank_state_dict: Mapping[str, Any],
+    sharded_states_original_dims: Shapes,
+    state_dict: dict[str, Any],
+    mixed_precision_enabled: bool,
+    mode: _AggregationMode = _AggregationMode.Zero,
+) -> None:
+    """Put the weights of a process to those of the processes before.
+
+    Args:
+        rank_state_dict: the state of the process.
+        sharded_states_original_dims: gets the whole shapes of weights that processes have parts of.
+        state_dict: gets the weights.
+        mixed_precision_enabled: whether ZeRO divides weights, too.
+        mode: what divides.
+
+    Raises:
+        AssertionError: for a weight that is no part, and not what it is elsewhere.
+
+    """
+    if MODEL not in rank_state_dict:
+        return
+    weights = state_dict.setdefault(MODEL, {}).setdefault(FULL, {})
+    partitions = rank_state_dict[PARTITION]
+    for name, value in rank_state_dict[MODEL].get(FULL, {}).items():
+        divided = name in partitions and (mode is _AggregationMode.Megatron or mixed_precision_enabled)
+        if divided and (axis := _part(name, partitions[name], sharded_states_original_dims, mode)) is not None:
+            _add_part(weights, name, value, axis, f"the weight {name!r}")
+        else:
+            _add_whole(weights, name, value, f"Value mismatch for model state {name}")
+
+
+def _aggregate_optimizer_states(
+    rank_state_dict: Mapping[str, Any],
+    sharded_states_original_dims: Shapes,
+    state_dict: dict[str, Any],
+    mode: _AggregationMode = _AggregationMode.Zero,
+) -> None:
+    """Put the optimizer's state of a process to that of the processes before, as :func:`_aggregate_model_states`.
+
+    Raises:
+        AssertionError: for a value that is no part, and not what it is elsewhere.
+
+    """
+    if OPTIMIZER not in rank_state_dict:
+        return
+    partitions = rank_state_dict[PARTITION]
+    for name, values in rank_state_dict[OPTIMIZER].items():
+        states = state_dict.setdefault(OPTIMIZER, {}).setdefault(name, {})
+        for key, value in values.items():
+            divided = name in partitions and key in MOMENTS
+            if divided and (axis := _part(name, partitions[name], sharded_states_original_dims, mode)) is not None:
+                _add_part(states, key, value, axis, f"{key} of {name!r}")
+            else:
+                _add_whole(states, key, value, f"Value mismatch for model state {name} and optimizer state {key}")
+    state_dict.setdefault(OPTIMIZER, {})
+
+
+def _part(name: str, info: Mapping[str, Any], shapes: Shapes, mode: _AggregationMode) -> int | None:
+    """The axis along which the parts of a weight are joined; ``None`` if processes have all of it."""
+    axis = _axis(info) if mode is _AggregationMode.Megatron else 0
+    if axis is not None:
+        shapes[name] = tuple(int(size) for size in np.asarray(info["original_dim"]).reshape(-1))
+    return axis
+
+
+def _axis(info: Mapping[str, Any]) -> int | None:
+    """The axis that Megatron divides: the first one for rows, the last one for columns; ``None`` if none is divided."""
+    by_rows = int(np.asarray(info["megatron_row_partition"]).reshape(()))
+    return {0: -1, 1: 0}.get(by_rows)
+
+
+def _add_part(states: Arrays, name: str, value: npt.NDArray[Any], axis: int, what: str) -> None:
+    """Join a part to the parts before."""
+    try:
+        states[name] = np.concatenate((states[name], value), axis) if name in states else value
+    except ValueError as error:
+        raise InvalidArgumentError(f"the parts of {what} do not fit each other: {error}") from error
+
+
+def _add_whole(states: dict[str, Any], name: str, value: Any, mismatch: str) -> None:
+    """Take a value that all processes have."""
+    if _differ(states.setdefault(name, value), value):
+        raise AssertionError(mismatch)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two values of files differ. What is not a number equals itself."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() != other.keys() or any(_differ(one[name], other[name]) for name in one)
+    if one is other:
+        return False
+    one, other = np.asarray(one), np.asarray(other)
+    return one.shape != other.shape or not bool(np.all((one == other) | ((one != one) & (other != other))))
+
+
+def _shaped(value: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
+    try:
+        return value.reshape(shape)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"the parts of {what} have {value.size} elements, but its shape is {list(shape)}"
+        ) from error
+
+
+def load_state(path: PathLike) -> dict[str, Any]:
+    """The state in a file, with the names of weights as they are. A name with ``/`` is several groups in the file."""
+    state = dict(_checkpoint_storage.load(path))
+    if isinstance(state.get(MODEL), dict):
+        state[MODEL] = {
+            precision: _joined_values(weights) if isinstance(weights, dict) else weights
+            for precision, weights in state[MODEL].items()
+        }
+    for section in (OPTIMIZER, PARTITION):
+        if isinstance(state.get(section), dict):
+            state[section] = _joined_groups(state[section])
+    if isinstance(state.get(GATHERED), dict):
+        state[GATHERED] = _joined_values(state[GATHERED])
+    return state
+
+
+def _joined_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The values below a group by their paths."""
+    joined: dict[str, Any] = {}
+    for name, value in group.items():
+        if isinstance(value, dict):
+            joined |= {f"{name}/{below}": found for below, found in _joined_values(value).items()}
+        else:
+            joined[name] = value
+    return joined
+
+
+def _joined_groups(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups with values below a group by their paths."""
+    joined: dict[str, Any] = {}
+    for name, value in group.items():
+        if not isinstance(value, dict):
+            joined[name] = value
+            continue
+        values = {key: found for key, found in value.items() if not isinstance(found, dict)}
+        groups = {key: found for key, found in value.items() if isinstance(found, dict)}
+        if values or not groups:
+            joined[name] = values
+        joined |= {f"{name}/{below}": found for below, found in _joined_groups(groups).items()}
+    return joined
+
+
+def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a state, as tensors where PyTorch is imported."""
+    weights = state.get(MODEL, {}).get(FULL, {})
+    torch = sys.modules.get("torch")
+    return dict(weights) if torch is None else {name: torch.from_numpy(value) for name, value in weights.items()}

@@ -1,0 +1,613 @@
+"""A trainer: an ONNX model, an optimizer and options behind one ``train_step``.
+
+>>> import warnings
+>>> from ortrain.trainer.optim import AdamConfig
+>>> from ortrain.trainer.orttrainer import ORTTrainer
+>>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions
+>>> description = {
+...     "inputs": [("x", ["batch", 64]), ("labels", ["batch"])],
+...     "outputs": [("loss", [], True), ("logits", ["batch", 10])],
+... }
+>>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+>>> with warnings.catch_warnings():
+...     warnings.simplefilter("ignore", FutureWarning)
+...     trainer = ORTTrainer(model_with_loss, description, AdamConfig(lr=0.01), options=options)
+>>> losses = [float(trainer.train_step(x, labels)[0]) for _ in range(5)]
+>>> losses[-1] < losses[0]
+True
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortrain._near import hint
+from ortrain.classic import TrainingSession
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+from ortrain.iobinding import IOBinding
+from ortrain.trainer import _checkpoint_storage, _state
+from ortrain.trainer._arguments import check_arguments, is_onnx_model, precision_of
+from ortrain.trainer._description import add_types, check_description, narrow_type
+from ortrain.trainer._interchange import checkpoint_of, state_dict_of
+from ortrain.trainer._runner import ALL_FINITE, GATHERED, Runner
+from ortrain.trainer._session import States, check_alone, make_session, providers_of
+from ortrain.trainer._values import is_torch_module
+from ortrain.trainer.amp.loss_scaler import LossScaler
+from ortrain.trainer.model_desc_validation import OutputDescriptionTyped, _ORTTrainerModelDesc
+from ortrain.trainer.optim.config import _OptimizerConfig
+from ortrain.trainer.orttrainer_options import ORTTrainerOptions
+from ortrain.trainer.postprocess import run_postprocess
+from ortrain.trainer.train_step_info import TrainStepInfo
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from ortrain.api import CheckpointState
+
+__all__ = ["ORTTrainer"]
+
+
+class ORTTrainer:
+    """A model that is trained by one call for each batch, as ``onnxruntime.training.ORTTrainer``.
+
+    ``ortrain.classic.TrainingSession`` computes; the trainer gives it the learning rate of a schedule, the scale of the
+    loss, and windows of gradients, and counts steps. :mod:`ortrain.api` is the face for new programs.
+
+    Args:
+        model: an ``onnx.ModelProto`` that ends in its loss. The post-processing changes it in place.
+        model_desc: a dict of ``"inputs"``, pairs of a name and a shape, and ``"outputs"``, the same with ``True``
+            behind the one that is the loss. A size is a number, or a name for sizes that may differ from call to call.
+            Values are given and come back in this order.
+        optim_config: the optimizer.
+        loss_fn: ``None``: an ONNX model has its loss.
+        options: the options; ``None`` for ``ORTTrainerOptions()``.
+        mixed_precision_dtype: the type that the model computes in where ``options.mixed_precision.enabled`` is set:
+            ``"float16"``, or ``"bfloat16"``, which needs no loss scaler.
+
+    Raises:
+        AssertionError: for an argument of another kind, a description whose names the model does not have, and one
+            without exactly one loss.
+        ValueError: for a model that is none, a description or options that do not fit.
+        UnsupportedError: for a device that is not here, sizes of distributed trainings above 1, a ``torch.nn.Module``.
+        InvalidArgumentError, OrtrainError: as :class:`ortrain.classic.TrainingSession`.
+
+    Warns:
+        FutureWarning: each time: the class is there for scripts that have it.
+
+    >>> import warnings
+    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+    >>> from ortrain.trainer.optim import SGDConfig
+    >>> warnings.simplefilter("ignore", FutureWarning)
+    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(lr=0.1), options=options)
+    >>> trainer.train_step(x, labels).shape
+    ()
+
+    """
+
+    def __init__(
+        self,
+        model: ModelProto,
+        model_desc: dict[str, Any],
+        optim_config: _OptimizerConfig,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        options: ORTTrainerOptions | None = None,
+        *,
+        mixed_precision_dtype: str = "float16",
+    ) -> None:
+        warnings.warn(
+            "ORTTrainer is there for scripts that were written for onnxruntime-training up to 1.15; new ones use "
+            "ortrain.api",
+            FutureWarning,
+            stacklevel=2,
+        )
+        check_arguments(model, model_desc, optim_config, loss_fn, options)
+        self._torch_model: Any = None
+        self._onnx_model: ModelProto | None = None
+        if is_torch_module(model):
+            # The way of a torch.nn.Module begins here: the first step exports it, for `_init_onnx_model`.
+            raise UnsupportedError(
+                "model is a torch.nn.Module, which this trainer does not export; torch.onnx.export makes an ONNX model "
+                "of it, with the loss as an output"
+            )
+        if not is_onnx_model(model):
+            raise ValueError(
+                f"'model' must be either 'torch.nn.Module' or 'onnx.ModelProto', not {type(model).__name__}"
+            )
+        if loss_fn is not None:
+            raise AssertionError("'loss_fn' must not be specified when 'model' is an ONNX model: its loss is an output")
+        self.loss_fn = loss_fn
+        self.model_desc = _ORTTrainerModelDesc(model_desc)
+        self.optim_config = optim_config
+        self.options: Any = ORTTrainerOptions() if options is None else options
+        check_alone(self.options)
+        self.options.distributed.data_parallel_size = 1
+        self._precision = precision_of(self.options, mixed_precision_dtype)
+        self._providers = providers_of(self.options)
+        self._train_step_info = TrainStepInfo(self.optim_config)
+        self._training_session: TrainingSession | None = None
+        self._load_state_dict: Callable[[], None] | None = None
+        self._state_dict: dict[str, Any] = {}
+        self._train_io_binding: IOBinding | None = None
+        self._eval_io_binding: IOBinding | None = None
+        self._accumulated = int(self.options.batch.gradient_accumulation_steps)
+        self._init_onnx_model(model)
+
+    # The session.
+
+    def _init_onnx_model(self, model: ModelProto) -> None:
+        """Take the ONNX model, and make the session."""
+        internal = self.options._internal_use
+        if internal.enable_internal_postprocess:
+            model = run_postprocess(model)
+        if internal.extra_postprocess is not None:
+            model = internal.extra_postprocess(model)
+            if not is_onnx_model(model):
+                raise AssertionError(
+                    f"the model that 'extra_postprocess' returns must be an onnx.ModelProto, not {type(model).__name__}"
+                )
+        check_description(self.model_desc, model)
+        add_types(self.model_desc, model)
+        session = self._session_of(model, {})
+        self._onnx_model = model
+        self._use(session)
+        if self._load_state_dict is not None:
+            self._load_state_dict()
+
+    def _session_of(self, model: ModelProto, states: States) -> TrainingSession:
+        """A session for the model that starts from a state of the optimizer."""
+        session = make_session(
+            model, self.model_desc, self.optim_config, self.options, self._providers, self._precision, states
+        )
+        described = {name for name, *_ in self.model_desc.inputs}
+        own = {self.model_desc.learning_rate.name, session.loss_scale_input_name}
+        missing = [name for name, *_ in session._described_inputs() if name not in described | own]
+        if missing:
+            raise InvalidArgumentError(
+                f"the model has the input {missing[0]!r}, which model_desc does not describe"
+                f"{hint(missing[0], described)}"
+            )
+        return session
+
+    def _use(self, session: TrainingSession) -> None:
+        """Train with a session from now on."""
+        self._training_session = session
+        self._runner = Runner(session, self.model_desc)
+        self._train_io_binding, self._eval_io_binding = session.io_binding(), session.io_binding()
+        if self._accumulated > 1:
+            self.model_desc.gradient_accumulation = GATHERED
+        if self._precision is not None:
+            self._add_mixed_precision(session)
+
+    def _add_mixed_precision(self, session: TrainingSession) -> None:
+        """Say in the description what mixed precision adds."""
+        scale = session.loss_scale_input_name
+        assert scale is not None
+        self.model_desc.all_finite, self.model_desc.loss_scale_input = ALL_FINITE, scale
+        if self._scaler is not None:
+            self._scaler.input_name = scale
+        for place, output in enumerate(self.model_desc.outputs):
+            is_wide = isinstance(output, OutputDescriptionTyped) and output.dtype == np.float32
+            if is_wide and not session.is_output_fp32_node(output.name):
+                self.model_desc.add_type_to_output_description(place, np.float32, narrow_type(self._precision))
+
+    @property
+    def _scaler(self) -> LossScaler | None:
+        scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
+        return scaler
+
+    def _ready(self, binding: IOBinding | None) -> tuple[Runner, IOBinding]:
+        """The runner and a binding, once there is a session."""
+        if self._training_session is None or binding is None:
+            raise OrtrainError("the trainer has no session yet")
+        return self._runner, binding
+
+    # Steps.
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the outputs of a batch, and train on it.
+
+        Inputs are given in the order of the description, or by their names; a single list is taken as all of them.
+        They are arrays of NumPy, or tensors of PyTorch on the CPU; outputs come in the kind that was given. An update
+        follows each ``gradient_accumulation_steps``-th call, by the mean of the gradients since the last one.
+
+        Returns:
+            The described outputs as they were before the update: one is bare, several are a list. With ``fetches`` in
+            ``_train_step_info`` these alone, in their order.
+
+        Raises:
+            AssertionError: for another number of inputs, and for two sizes of one name.
+            KeyError: for an output with a named size that no input has.
+            InvalidArgumentError: for inputs of another type or shape, ``fetches`` that are no outputs, and a scheduler
+                that does not give one finite number. No weight has changed then.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import LambConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True), ("logits", ["batch", 10])]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, LambConfig(), options=options)
+        >>> loss, logits = trainer.train_step(x, labels=labels)
+        >>> loss.shape, logits.shape
+        ((), (8, 10))
+
+        """
+        runner, binding = self._ready(self._train_io_binding)
+        info = self._train_step_info
+        info.step += 1
+        updates = info.step % self._accumulated == 0
+        fetches = list(info.fetches)
+        names = runner.fetched(fetches) if fetches else runner.outputs
+        judged = self._precision is not None and updates and not fetches
+        wanted = [*names, ALL_FINITE] if judged else names if updates else [*names, GATHERED]
+        numbers = self._numbers(self._learning_rate())
+        given = runner.given(args, kwargs, bool(fetches))
+        results = runner.run(binding, given, numbers, wanted, runner.whole if updates else runner.gathering)
+        if judged:
+            self._judge(runner.answer([ALL_FINITE], results, given).reshape(1))
+        elif updates:
+            info.optimization_step += 1
+        return runner.answer(fetches or names, results, given)
+
+    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the outputs of a batch as at inference: Dropout drops nothing, and nothing is trained or counted.
+
+        Inputs, results and errors are those of :meth:`train_step`; ``fetches`` come in the order of the description.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, AdamConfig(), options=options)
+        >>> float(trainer.eval_step(x, labels)) == float(trainer.eval_step(x, labels))
+        True
+
+        """
+        runner, binding = self._ready(self._eval_io_binding)
+        fetches = self._train_step_info.fetches
+        names = runner.fetched(fetches) if fetches else runner.outputs
+        given = runner.given(args, kwargs, bool(fetches))
+        results = runner.run(binding, given, self._numbers(0.0), names, runner.evaluating)
+        return runner.answer(names, results, given)
+
+    def _judge(self, finite: Any) -> None:
+        """Tell the loss scaler that the gradients of an update were finite, or not, and count the update if so."""
+        info = self._train_step_info
+        info.all_finite = finite
+        if self._scaler is not None:
+            self._scaler.update(info)
+        info.optimization_step += int(bool(finite))
+
+    def _numbers(self, rate: float) -> dict[str, float]:
+        """Numbers that a run is given beside the inputs of the user, by name."""
+        numbers = {self.model_desc.learning_rate.name: rate}
+        scale = self.model_desc.loss_scale_input
+        if scale is not None:
+            scaler = self._scaler
+            numbers[scale.name] = 1.0 if scaler is None else float(scaler.loss_scale)
+        return numbers
+
+    def _learning_rate(self) -> float:
+        """The learning rate of this step."""
+        scheduler = self.options.lr_scheduler
+        if scheduler is None:
+            return float(self.optim_config.lr)
+        rates = scheduler._step(self._train_step_info)
+        fits = isinstance(rates, list | tuple) and len(rates) == 1
+        try:
+            rate = float(rates[0]) if fits else np.nan
+        except (TypeError, ValueError):
+            rate = np.nan
+        if not np.isfinite(rate):
+            raise InvalidArgumentError(
+                f"get_lr of {type(scheduler).__name__} returned {rates!r}, but a scheduler gives a list of one finite "
+                "number"
+            )
+        return rate
+
+    # Files and states.
+
+    def save_as_onnx(self, path: str) -> None:
+        """Write the forward model with the weights as they are now.
+
+        The model of the trainer gets them, too: weights that are trained go to the end of its initializers.
+
+        Raises:
+            AssertionError: for a path that is no ``str``.
+
+        Warns:
+            UserWarning: if there is no model yet, or no such folder. Nothing is written then.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, AdamConfig(), options=options)
+        >>> loss = trainer.train_step(x, labels)
+        >>> trainer.save_as_onnx("trained.onnx")
+        >>> onnx.load("trained.onnx") == trainer._onnx_model
+        True
+
+        """
+        if self._training_session is None or self._onnx_model is None:
+            warnings.warn(
+                "Training session is not initialized yet. 'train_step' or 'eval_step' methods must be executed at "
+                "least once before calling 'save_as_onnx()'.",
+                stacklevel=2,
+            )
+            return
+        if not isinstance(path, str):
+            raise AssertionError(f"'path' must be a str, not {type(path).__name__}")
+        place = Path(path)
+        if not place.name or path.endswith("/") or not place.parent.is_dir():
+            warnings.warn("'path' is not valid or does not exist", stacklevel=2)
+            return
+        session = self._training_session
+        trained = session.get_model_state()["full_precision"] | _state.statistics_of(session)
+        _state.put_weights(self._onnx_model, trained)
+        import onnx
+
+        onnx.save(self._onnx_model, path)
+
+    def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
+        """Everything that training changes, as nested dicts of arrays and numbers: copies.
+
+        The sections are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``. ``loss_scaler`` is there
+        with a loss scaler, ``running_statistics`` with a BatchNormalization that updates them, and
+        ``accumulated_gradients`` in the middle of a window.
+
+        Args:
+            pytorch_format: whether to return weights alone, by their names: tensors if PyTorch is imported, else
+                arrays.
+
+        Warns:
+            UserWarning: if there is no session yet. The state that waits for the session is returned then.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, AdamConfig(), options=options)
+        >>> state = trainer.state_dict()
+        >>> list(state)
+        ['model', 'optimizer', 'trainer_options', 'train_step_info']
+        >>> sorted(state["optimizer"]["fc2.bias"])
+        ['Moment_1', 'Moment_2', 'Update_Count']
+
+        """
+        if self._training_session is None or self._onnx_model is None:
+            warnings.warn(
+                "ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at least "
+                "once before calling ORTTrainer.state_dict().",
+                stacklevel=2,
+            )
+            return self._state_dict
+        if pytorch_format:
+            weights = _state.model_state(self._training_session, self._onnx_model, self.options)
+            torch = sys.modules.get("torch")
+            return weights if torch is None else {name: torch.from_numpy(value) for name, value in weights.items()}
+        return _state.state_of(self._training_session, self._onnx_model, self)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on from a state of :meth:`state_dict`. Before there is a session, the state waits for it.
+
+        Args:
+            state_dict: the state, or a part of it.
+            strict: whether the state must have the weights of the trainer and the values that its optimizer keeps, and
+                no others.
+
+        Raises:
+            RuntimeError: if strict, for names that are missing or unexpected. Nothing has changed then.
+            InvalidArgumentError: for a value of another shape or type. Nothing has changed then.
+            AssertionError: for the state of another optimizer.
+            KeyError: for a state of an optimizer without ``trainer_options``.
+
+        Warns:
+            UserWarning: for each of ``train_step_info``, ``model``, ``optimizer`` that is not there.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, AdamConfig(), options=options)
+        >>> state = trainer.state_dict()
+        >>> first = trainer.train_step(x, labels)
+        >>> trainer.load_state_dict(state)
+        >>> bool(trainer.train_step(x, labels) == first)
+        True
+
+        """
+        if self._training_session is None or self._onnx_model is None:
+            self._state_dict = state_dict
+            self._load_state_dict = lambda: self.load_state_dict(state_dict, strict)
+            return
+        loaded = _state.checked(state_dict, self._training_session, self._onnx_model, self, strict)
+        model = _state.copy_of(self._onnx_model)
+        _state.put_weights(model, loaded.weights)
+        session = self._session_of(model, loaded.optimizer)
+        _state.put_rest(session, self, loaded)
+        _state.put_weights(self._onnx_model, loaded.weights)
+        self._use(session)
+
+    def save_checkpoint(
+        self, path: str, user_dict: Mapping[str, Any] | None = None, include_optimizer_states: bool = True
+    ) -> None:
+        """Write the state to a new HDF5 file, with values of the user's own. Needs ``ortrain[trainer]``.
+
+        Args:
+            path: the file, which is not there yet.
+            user_dict: what else :meth:`load_checkpoint` is to return.
+            include_optimizer_states: whether the state of the optimizer is written.
+
+        Raises:
+            OSError: if the file is there already, or cannot be written.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, AdamConfig(), options=options)
+        >>> trainer.save_checkpoint("checkpoint0.ortcp", {"epoch": 3})
+        >>> trainer.load_checkpoint("checkpoint0.ortcp")
+        {'epoch': 3}
+
+        """
+        state = _state.named_for_files(self.state_dict())
+        if user_dict:
+            state["user_dict"] = _checkpoint_storage.to_serialized_hex(user_dict)
+        if not include_optimizer_states:
+            state.pop("optimizer", None)
+        _checkpoint_storage.save(state, path)
+
+    def load_checkpoint(self, *paths: str, strict: bool = True, allow_pickle: bool = False) -> Any:
+        """Go on from files of :meth:`save_checkpoint`.
+
+        Args:
+            *paths: one file; of a state that several processes divided, all of theirs, in any order.
+            strict: as of :meth:`load_state_dict`.
+            allow_pickle: whether the user's own values may be objects of any class. Reading them runs code of whoever
+                wrote the file; without, numbers, texts, containers, arrays and dates are read.
+
+        Returns:
+            what was given to :meth:`save_checkpoint` as ``user_dict``; ``{}`` for nothing.
+
+        Raises:
+            AssertionError: for several files of one process.
+            IndexError: for no path.
+            ValueError: for what is no HDF5 file.
+            RuntimeError, AssertionError, KeyError: as :meth:`load_state_dict`.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import SGDConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
+        >>> trainer.save_checkpoint("checkpoint0.ortcp")
+        >>> trainer.load_checkpoint("checkpoint0.ortcp")
+        {}
+
+        """
+        from ortrain.trainer import checkpoint
+
+        saved = _checkpoint_storage.load(paths[0], key="trainer_options")
+        if saved["zero_stage"] > 0 or saved["horizontal_parallel_size"] > 1:
+            aggregated = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
+            assert aggregated is not None, "the files are parts of a state"
+            state = aggregated
+        elif len(paths) != 1:
+            raise AssertionError(f"Expected number of files to load: 1, got {len(paths)}")
+        else:
+            state = _checkpoint_storage.load(paths[0])
+        hexadecimal = state.pop("user_dict", None)
+        user_dict: Any = {}
+        if hexadecimal is not None:
+            user_dict = _checkpoint_storage.from_serialized_hex(hexadecimal, allow_pickle=allow_pickle)
+        self.load_state_dict(state, strict=strict)
+        return user_dict
+
+    def checkpoint_state(self) -> CheckpointState:
+        """The weights, moments and steps as a state of :mod:`ortrain.api`, so that a device can go on: a copy.
+
+        Frozen weights (``utils.frozen_weights``) go along as parameters that are not trained. An optimizer model of
+        AdamW goes on from the moments; one of LAMB does with ``Optimizer(..., replace=True)``.
+
+        Raises:
+            OrtrainError: if there is no session yet.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer(model_with_loss, description, AdamConfig(), options=options)
+        >>> loss = trainer.train_step(x, labels)
+        >>> trainer.checkpoint_state()
+        CheckpointState(4 parameters, 4 of them trained, 28840 bytes, step 1, learning rate 0.001)
+
+        """
+        runner, _ = self._ready(self._train_io_binding)
+        return checkpoint_of(self, runner.session)
+
+    @classmethod
+    def from_checkpoint_state(
+        cls,
+        state: CheckpointState,
+        model: ModelProto,
+        model_desc: dict[str, Any],
+        optim_config: _OptimizerConfig,
+        options: ORTTrainerOptions | None = None,
+        *,
+        mixed_precision_dtype: str = "float16",
+    ) -> ORTTrainer:
+        """Return a trainer that goes on from a state of :mod:`ortrain.api`: its weights, moments and steps.
+
+        Args:
+            state: the state. Its parameters are initializers of the model.
+            model: the forward model with its loss.
+            model_desc: as of the class.
+            optim_config: the optimizer. A state without moments, or any state with SGD, gives weights and steps alone.
+            options: as of the class.
+            mixed_precision_dtype: as of the class.
+
+        Raises:
+            TypeError: for what is no state.
+            InvalidArgumentError: for a parameter that the model does not have, a trained weight that the state does not
+                have, values of other shapes or types, and a state of an optimizer with other slots than two moments.
+            AssertionError, ValueError, OrtrainError: as of the class.
+
+        >>> import warnings
+        >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+        >>> from ortrain.trainer.optim import AdamConfig
+        >>> warnings.simplefilter("ignore", FutureWarning)
+        >>> for step in range(3):
+        ...     _ = module(x, labels)
+        ...     optimizer.step()
+        ...     module.lazy_reset_grad()
+        >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+        >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+        >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+        >>> trainer = ORTTrainer.from_checkpoint_state(state, model_with_loss, description, AdamConfig(), options)
+        >>> trainer.state_dict()["optimizer"]["fc1.bias"]["Update_Count"]
+        array([4])
+
+        """
+        from ortrain.api import CheckpointState
+
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"state is a CheckpointState of ortrain.api, not {type(state).__name__}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            trainer = cls(model, model_desc, optim_config, options=options, mixed_precision_dtype=mixed_precision_dtype)
+        runner, _ = trainer._ready(trainer._train_io_binding)
+        trainer.load_state_dict(state_dict_of(state, trainer, runner.session), strict=False)
+        return trainer

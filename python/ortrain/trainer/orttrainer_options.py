@@ -1,0 +1,278 @@
+"""Options of :class:`ortrain.trainer.ORTTrainer`: a tree of settings, checked when it is made.
+
+>>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions
+>>> options = ORTTrainerOptions({"batch": {"gradient_accumulation_steps": 4}, "device": {"id": "cpu"}})
+>>> options.batch.gradient_accumulation_steps, options.utils.grad_norm_clip
+(4, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum, unique
+from typing import TYPE_CHECKING, Any
+
+from ortrain._near import hint
+from ortrain._options import SessionOptions
+from ortrain.trainer._validation import Rules, instances, validated
+from ortrain.trainer.amp.loss_scaler import LossScaler
+from ortrain.trainer.optim.lr_scheduler import _LRScheduler
+
+__all__ = ["ORTTrainerOptions", "PropagateCastOpsStrategy"]
+
+
+@unique
+class PropagateCastOpsStrategy(IntEnum):
+    """Ways to move casts through a graph of mixed precision. They are accepted, and change nothing in ortrain.
+
+    >>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions, PropagateCastOpsStrategy
+    >>> casts = {"strategy": PropagateCastOpsStrategy.INSERT_AND_REDUCE, "level": 2}
+    >>> options = ORTTrainerOptions({"graph_transformer": {"propagate_cast_ops_config": casts}})
+    >>> options.graph_transformer.propagate_cast_ops_config.strategy.name
+    'INSERT_AND_REDUCE'
+    """
+
+    NONE = 0
+    """Casts stay where they are."""
+    INSERT_AND_REDUCE = 1
+    """Casts are put around nodes, and pairs that undo each other are removed."""
+    FLOOD_FILL = 2
+    """Casts are moved along the graph, so that whole regions compute in the narrow type."""
+
+
+class _Section:
+    """A part of the options: its keys are attributes."""
+
+    _main_class_name: str
+    """Name of the class of the whole tree."""
+    _validated_opts: dict[str, Any]
+    """The checked settings of this part; a change of an attribute does not change them."""
+
+    def __init__(self, main_class_name: str, options: dict[str, Any]) -> None:
+        # Settings of providers and names of tensors may be any strings, those of the attributes below, too.
+        vars(self).update({name: _wrapped(main_class_name, value) for name, value in options.items()})
+        self._main_class_name = main_class_name
+        self._validated_opts = options
+
+    # A type checker is told the attributes of the whole tree below.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            near = "" if name.startswith("_") else hint(name, vars(self))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{near}")
+
+    def __repr__(self) -> str:
+        settings = (f"{name!r}: {value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{{{', '.join(settings)}}}"
+
+
+class _ORTTrainerOptionsInternal(_Section):
+    """A part of the options inside the whole tree, which keeps what was validated of it."""
+
+
+class ORTTrainerOptions(_Section):
+    """The settings of an :class:`ortrain.trainer.ORTTrainer`: a dictionary, checked and completed by defaults.
+
+    All keys may be left out. Each key is an attribute; so are the keys of the dictionaries inside. Attributes can be
+    set, which is not checked again. A trainer reads and changes the object that it is given, so two trainers with one
+    object share the changes. ``docs/orttrainer.md`` has the table of all keys, with the effect of each.
+
+    Args:
+        options: the settings, a dictionary or pairs. It is copied and never changed. ``None`` for a setting whose
+            default is not ``None`` means the default.
+
+    Raises:
+        ValueError: for unknown keys, and for values of another type or out of range. The message begins
+            ``Invalid options: `` and lists all of them by their keys.
+        TypeError: if ``options`` is no dictionary, and nothing that a dictionary can be made of.
+        ImportError: if the package ``cerberus`` is not installed: ``pip install ortrain[trainer]``.
+
+    >>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions
+    >>> options = ORTTrainerOptions({"utils": {"frozen_weights": ["fc1.weight"]}})
+    >>> options.utils
+    {'frozen_weights': ['fc1.weight'], 'grad_norm_clip': True, 'memory_efficient_gradient': False, \
+'run_symbolic_shape_infer': False}
+    >>> options.device.id = "cpu"
+    >>> ORTTrainerOptions({"mixed_precision": {"enabled": 1}, "batch": {"gradient_accumulation_steps": 0}})
+    Traceback (most recent call last):
+    ValueError: Invalid options: {'batch': [{'gradient_accumulation_steps': ['min value is 1']}], \
+'mixed_precision': [{'enabled': ['must be of boolean type']}]}
+    >>> options.utils.frozen_weight
+    Traceback (most recent call last):
+    AttributeError: '_ORTTrainerOptionsInternal' object has no attribute 'frozen_weight'; did you mean 'frozen_weights'?
+
+    """
+
+    batch: Any
+    """The number of batches that make an update."""
+    device: Any
+    """The device of the training and its outputs, and a limit of memory."""
+    distributed: Any
+    """Ranks and sizes of a training in several processes."""
+    lr_scheduler: Any
+    """The scheduler that gives the learning rate of each step, or ``None``."""
+    mixed_precision: Any
+    """A switch for computing in a narrow type, and the scaler of the loss."""
+    graph_transformer: Any
+    """Values that the backward pass computes again, and the places of casts."""
+    utils: Any
+    """Weights that are not trained, the clipping of gradients, and the building of the graph."""
+    debug: Any
+    """Paths that graphs are written to, and checks."""
+    _internal_use: Any
+    """The post-processing of the model, and its export."""
+    provider_options: Any
+    """Settings of execution providers by their names."""
+    session_options: Any
+    """Options of the session that runs the training, or ``None``."""
+
+    def __init__(self, options: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+        original = dict(options)
+        super().__init__("ORTTrainerOptions", validated("options", _plain(original), _RULES))
+        self._original_opts = original
+
+
+def _plain(value: Any) -> Any:
+    """A copy of dictionaries and sequences, at any depth. What stands in them stays the same object."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return set(value) if isinstance(value, set) else value
+
+
+def _wrapped(main_class_name: str, value: Any) -> Any:
+    """A setting as an attribute: a dictionary whose keys can be attributes is an object, also inside a sequence."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return _ORTTrainerOptionsInternal(main_class_name, value)
+    if type(value) in (list, tuple, set):
+        return type(value)(_wrapped(main_class_name, item) for item in value)
+    return value
+
+
+# The rules. Defaults that can be changed are made anew for each object.
+
+
+def _section(**fields: Any) -> dict[str, Any]:
+    return {"type": "dict", "default_setter": lambda _: {}, "schema": fields}
+
+
+def _flag(default: bool = False) -> dict[str, Any]:
+    return {"type": "boolean", "default": default}
+
+
+def _count(default: int, **limits: int) -> dict[str, Any]:
+    return {"type": "integer", "default": default, **limits}
+
+
+def _text(default: str = "") -> dict[str, Any]:
+    return {"type": "string", "default": default}
+
+
+def _list(**elements: Any) -> dict[str, Any]:
+    # A trainer appends to lists, which a tuple does not let it do.
+    rules = {"type": "list", "default_setter": lambda _: [], "coerce": _as_list}
+    return rules | {"schema": elements} if elements else rules
+
+
+def _table(**rules: Any) -> dict[str, Any]:
+    """A dictionary with any names."""
+    return {"type": "dict", "default_setter": lambda _: {}, "keysrules": {"type": "string"}, **rules}
+
+
+def _instance(kind: str, default: Any = None) -> dict[str, Any]:
+    return {"type": kind, "nullable": True, "default": default}
+
+
+def _misnamed(key: str) -> dict[str, Any]:
+    """A name that documents have for a key."""
+    return {"nullable": True, "check_with": f"misnamed_{key}"}
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _check_callable(_beside: Mapping[Any, Any], _key: Any, value: Any) -> Iterable[str]:
+    if value is not None and not callable(value):
+        yield "Must be callable or None"
+
+
+def _refusal(key: str) -> Any:
+    return lambda _beside, _key, _value: [f"unknown field: the key is {key!r}"]
+
+
+_CAST_KEYS = ("strategy", "level", "allow")
+
+_SCHEMA = {
+    "batch": _section(gradient_accumulation_steps=_count(1, min=1)),
+    "device": _section(id=_text("cuda"), mem_limit=_count(0, min=0)),
+    "distributed": _section(
+        world_rank=_count(0, min=0),
+        world_size=_count(1, min=1),
+        local_rank=_count(0, min=0),
+        data_parallel_size=_count(1, min=1),
+        horizontal_parallel_size=_count(1, min=1),
+        pipeline_parallel=_section(
+            pipeline_parallel_size=_count(1, min=1),
+            num_pipeline_micro_batches=_count(1, min=1),
+            pipeline_cut_info_string=_text(),
+            sliced_schema=_table(valuesrules={"type": "list", "schema": {"type": "integer"}}),
+            sliced_axes=_table(valuesrules={"type": "integer"}),
+            sliced_tensor_names=_list(type="string"),
+        ),
+        allreduce_post_accumulation=_flag(),
+        deepspeed_zero_optimization=_section(stage=_count(0, min=0, max=1)),
+        enable_adasum=_flag(),
+    ),
+    "lr_scheduler": _instance("lr_scheduler"),
+    "mixed_precision": _section(enabled=_flag(), loss_scaler=_instance("loss_scaler")),
+    "graph_transformer": _section(
+        attn_dropout_recompute=_flag(),
+        gelu_recompute=_flag(),
+        transformer_layer_recompute=_flag(),
+        number_recompute_layers=_count(0, min=0),
+        propagate_cast_ops_config=_section(
+            strategy=_instance("propagate_cast_ops_strategy", PropagateCastOpsStrategy.FLOOD_FILL),
+            level=_count(1, min=-1),
+            allow=_list(type="string"),
+            **{f"propagate_cast_ops_{key}": _misnamed(key) for key in _CAST_KEYS},
+        ),
+    ),
+    "utils": _section(
+        frozen_weights=_list(),
+        grad_norm_clip=_flag(True),
+        memory_efficient_gradient=_flag(),
+        run_symbolic_shape_infer=_flag(),
+    ),
+    "debug": _section(
+        deterministic_compute=_flag(),
+        check_model_export=_flag(),
+        graph_save_paths=_section(
+            model_after_graph_transforms_path=_text(),
+            model_with_gradient_graph_path=_text(),
+            model_with_training_graph_path=_text(),
+            model_with_training_graph_after_optimization_path=_text(),
+        ),
+    ),
+    "_internal_use": _section(
+        enable_internal_postprocess=_flag(True),
+        extra_postprocess={"nullable": True, "default": None, "check_with": "callable"},
+        onnx_opset_version=_count(14, min=12, max=14),
+        enable_onnx_contrib_ops=_flag(True),
+    ),
+    "provider_options": _table(),
+    "session_options": _instance("session_options"),
+}
+
+_RULES = Rules(
+    _SCHEMA,
+    types={
+        "list": ((Sequence,), (str, bytes, bytearray, memoryview)),
+        "lr_scheduler": instances(_LRScheduler),
+        "loss_scaler": instances(LossScaler),
+        "session_options": instances(SessionOptions),
+        "propagate_cast_ops_strategy": instances(PropagateCastOpsStrategy),
+    },
+    checks={"callable": _check_callable, **{f"misnamed_{key}": _refusal(key) for key in _CAST_KEYS}},
+)

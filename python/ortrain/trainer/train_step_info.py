@@ -1,0 +1,68 @@
+"""The state of a training beside its weights: counts of steps, and what the last step found.
+
+>>> from ortrain.trainer.optim import AdamConfig
+>>> from ortrain.trainer.train_step_info import TrainStepInfo
+>>> TrainStepInfo(AdamConfig(), step=3).step
+3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ortrain.trainer.optim.config import _OptimizerConfig
+
+__all__ = ["TrainStepInfo"]
+
+
+@dataclass(eq=False)
+class TrainStepInfo:
+    """The counts and flags that schedulers and loss scalers read. The trainer keeps one and changes its fields.
+
+    Args:
+        optimizer_config: the config of the optimizer.
+        all_finite: True if all gradients of the last update were finite; with mixed precision, an array of one bool.
+        fetches: names of outputs that ``train_step`` and ``eval_step`` give instead of all; empty for all.
+        optimization_step: updates of the weights.
+        step: calls of ``train_step``; accumulated steps count, too.
+
+    Raises:
+        AssertionError: if an argument has another type, or a count is negative.
+
+    >>> from ortrain.trainer import TrainStepInfo
+    >>> from ortrain.trainer.optim import AdamConfig
+    >>> info = TrainStepInfo(AdamConfig(lr=0.5), fetches=["loss"], optimization_step=2)
+    >>> info.all_finite, info.fetches, info.optimization_step, info.step
+    (True, ['loss'], 2, 0)
+    >>> TrainStepInfo(AdamConfig(), step=-1)
+    Traceback (most recent call last):
+    AssertionError: 'step' must be an int of 0 or more, not -1
+
+    """
+
+    optimizer_config: _OptimizerConfig
+    """The config of the optimizer."""
+    all_finite: Any = True
+    """True if all gradients of the last update were finite; with mixed precision, an array of one bool."""
+    fetches: list[str] = field(default_factory=list)
+    """Names of outputs that steps give instead of all; empty for all."""
+    optimization_step: int = 0
+    """Updates of the weights."""
+    step: int = 0
+    """Calls of ``train_step``."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer_config, _OptimizerConfig):
+            raise AssertionError(
+                "'optimizer_config' must be a config of an optimizer, AdamConfig() say, not "
+                f"{type(self.optimizer_config).__name__}"
+            )
+        if not isinstance(self.all_finite, bool):
+            raise AssertionError(f"'all_finite' must be True or False, not {self.all_finite!r}")
+        if not isinstance(self.fetches, list) or not all(isinstance(name, str) for name in self.fetches):
+            raise AssertionError(f"'fetches' must be a list of names of outputs, not {self.fetches!r}")
+        for name in ("optimization_step", "step"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise AssertionError(f"{name!r} must be an int of 0 or more, not {count!r}")

@@ -1,0 +1,815 @@
+"""States of ORTTrainer: what they hold, what is loaded and refused, files, exact resume, the way to ortrain.api."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from classic_models import Graph, Net, classifier, regression, softmax_net
+from onnx import numpy_helper
+from trainer_nets import bits_of, description_of, flat, losses_of, options_of, toy_bert, trainer_of, weights_of
+
+import ortrain
+from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.trainer import ORTTrainer, _checkpoint_storage, checkpoint
+from ortrain.trainer.amp import DynamicLossScaler
+from ortrain.trainer.optim import AdamConfig, LambConfig, SGDConfig, _OptimizerConfig
+from ortrain.trainer.optim.lr_scheduler import CosineWarmupLRScheduler
+
+pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning")
+
+# Steps of another session, whose formulas are written otherwise: float32 rounds each of them by 6e-8.
+CLOSE = 1e-5
+CONFIGS: dict[str, Callable[[], _OptimizerConfig]] = {
+    "adam": lambda: AdamConfig(lr=0.01, lambda_coef=0.01),
+    "lamb": lambda: LambConfig(lr=0.01, lambda_coef=0.01),
+    "sgd": lambda: SGDConfig(lr=0.1),
+}
+EACH_CONFIG = pytest.mark.parametrize("config", CONFIGS)
+NOT_READY = (
+    "ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at least once before "
+    "calling ORTTrainer.state_dict()."
+)
+TRAINER_OPTIONS = {
+    "mixed_precision": False,
+    "zero_stage": 0,
+    "world_rank": 0,
+    "world_size": 1,
+    "optimizer_name": "AdamOptimizer",
+    "data_parallel_size": 1,
+    "horizontal_parallel_size": 1,
+}
+
+
+def without_session(net: Net) -> ORTTrainer:
+    """A trainer before there is a session, as one of a model that is exported at its first step."""
+    trainer = trainer_of(net)
+    trainer._training_session = trainer._train_io_binding = trainer._eval_io_binding = None
+    return trainer
+
+
+def begin(trainer: ORTTrainer) -> None:
+    """Make the session of a trainer that has none."""
+    assert trainer._onnx_model is not None
+    trainer._init_onnx_model(trainer._onnx_model)
+
+
+class Backend:
+    """A session that has these states."""
+
+    def __init__(self, model: Any = None, optimizer: Any = None, partition: Any = None) -> None:
+        self.states = {"full_precision": model or {}}
+        self.optimizer, self.partition = optimizer or {}, partition or {}
+        self._classic = types.SimpleNamespace(gathered=dict, running_statistics=dict)
+
+    def get_model_state(self) -> Any:
+        return copy.deepcopy(self.states)
+
+    def get_optimizer_state(self) -> Any:
+        return copy.deepcopy(self.optimizer)
+
+    def get_partition_info_map(self) -> Any:
+        return copy.deepcopy(self.partition)
+
+
+# C: functions of checkpoints.
+
+
+def test_c1_empty_state_dict_when_training_session_uninitialized() -> None:
+    trainer = without_session(classifier())
+    for pytorch_format in (False, True):
+        with pytest.warns(UserWarning, match="not initialized yet") as caught:
+            assert trainer.state_dict(pytorch_format) == {}
+        assert [str(warning.message) for warning in caught] == [NOT_READY]
+
+
+WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
+OF_WEIGHT = {"Moment_1": WEIGHT, "Moment_2": WEIGHT + 1, "Update_Count": np.array([5])}
+PARTITION = {"a": {"original_dim": [2, 3], "megatron_row_partition": [-1]}}
+BACKENDS: dict[str, tuple[Any, Any]] = {
+    "empty_model": ({}, {}),
+    "model": ({"a": WEIGHT, "b": WEIGHT[0]}, {}),
+    "optimizer": ({}, {"a": OF_WEIGHT, "shared_optimizer_state": {"Step": np.array([5])}}),
+    "empty_optimizer": ({"a": WEIGHT}, {}),
+    "partition_info": ({"a": WEIGHT}, {"a": OF_WEIGHT}),
+    "all": ({"a": WEIGHT, "b": WEIGHT[0]}, {"a": OF_WEIGHT, "b": OF_WEIGHT}),
+}
+
+
+@pytest.mark.parametrize("case", BACKENDS)
+def test_c2_training_session_provides_states(case: str) -> None:
+    """test_training_session_provides_…_states."""
+    model, optimizer = BACKENDS[case]
+    trainer = trainer_of(classifier())
+    trainer._training_session = Backend(model, optimizer, PARTITION)  # type: ignore[assignment]
+    expected: dict[str, Any] = {
+        "model": {"full_precision": model},
+        "optimizer": optimizer,
+        "trainer_options": dict(TRAINER_OPTIONS),
+        "train_step_info": {"optimization_step": 0, "step": 0},
+    }
+    if case in ("partition_info", "all"):
+        trainer.options.distributed.deepspeed_zero_optimization.stage = 1
+        expected["trainer_options"]["zero_stage"] = 1
+        expected["partition_info"] = PARTITION
+    assert bits_of(trainer.state_dict()) == bits_of(expected)
+    assert list(trainer.state_dict()) == list(expected)
+
+
+@pytest.mark.parametrize("case", ["model", "optimizer"])
+def test_c3_pytorch_format(case: str) -> None:
+    model, optimizer = BACKENDS[case]
+    trainer = trainer_of(classifier())
+    trainer._training_session = Backend(model, optimizer)  # type: ignore[assignment]
+    assert bits_of(trainer.state_dict(pytorch_format=True)) == bits_of(model)
+
+
+def test_c3_pytorch_format_gives_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has been imported by the user."""
+    import sys
+
+    torch = types.ModuleType("torch")
+    vars(torch)["from_numpy"] = lambda array: ("tensor", array)
+    trainer = trainer_of(classifier())
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    state = trainer.state_dict(pytorch_format=True)
+    assert {kind for kind, _ in state.values()} == {"tensor"}
+
+
+def test_c4_onnx_graph_provides_frozen_model_states() -> None:
+    net = classifier()
+    model = copy.deepcopy(net.model)
+    half = np.arange(3, dtype=np.float16)
+    model.graph.initializer.append(numpy_helper.from_array(half, "half"))
+    model.graph.initializer.append(numpy_helper.from_array(half, "other"))
+    trainer = trainer_of(Net(model, net.weights, net.draw), options={"utils": {"frozen_weights": ["half", "fc1.w"]}})
+    weights = weights_of(trainer)
+    assert set(weights) == {*net.weights, "half"}
+    assert bits_of({"half": weights["half"]}) == bits_of({"half": half})
+
+
+def test_c5_load_state_dict_holds_when_training_session_not_initialized() -> None:
+    """It is loaded when there is a session, counts of steps, too."""
+    net = classifier()
+    first = trainer_of(net)
+    losses_of(first, net, 3)
+    state = first.state_dict()
+    second = without_session(net)
+    second.load_state_dict(state)
+    assert second._load_state_dict is not None
+    with pytest.warns(UserWarning, match="not initialized yet"):
+        assert second.state_dict() is state
+    begin(second)
+    assert bits_of(second.state_dict()) == bits_of(state)
+    assert (second._train_step_info.step, second._train_step_info.optimization_step) == (3, 3)
+    assert losses_of(second, net, 2, 3) == losses_of(first, net, 2, 3)
+
+
+def test_c6_load_state_dict_warns_when_model_optimizer_key_missing() -> None:
+    net = classifier()
+    trainer = trainer_of(net)
+    losses_of(trainer, net, 2)
+    before = bits_of(trainer.state_dict())
+    with pytest.warns(UserWarning, match="Missing key") as caught:
+        trainer.load_state_dict({})
+    assert [str(warning.message) for warning in caught] == [
+        f"Missing key: {name} in state_dict" for name in ("train_step_info", "model", "optimizer")
+    ]
+    assert {warning.filename for warning in caught} == {__file__}
+    assert bits_of(trainer.state_dict()) == before
+
+
+def without(state: Mapping[str, Any], *path: str) -> dict[str, Any]:
+    """A state without the entry at a path."""
+    changed = copy.deepcopy(dict(state))
+    place = changed
+    for name in path[:-1]:
+        place = place[name]
+    del place[path[-1]]
+    return changed
+
+
+def having(state: Mapping[str, Any], value: Any, *path: str) -> dict[str, Any]:
+    """A state with another entry at a path."""
+    changed = copy.deepcopy(dict(state))
+    place = changed
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    return changed
+
+
+FULL = ("model", "full_precision")
+MISMATCHES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "missing precision": (lambda s: without(s, *FULL), r"Missing keys: \['full_precision'\] in state_dict\[model\]"),
+    "missing weight": (
+        lambda s: without(s, *FULL, "fc1.w"),
+        r"Missing keys: \['fc1.w'\] in state_dict\[model\]\[full_precision\]",
+    ),
+    "missing weight of the optimizer": (
+        lambda s: without(s, "optimizer", "fc1.w"),
+        r"Missing keys: \['fc1.w'\] in state_dict\[optimizer\]",
+    ),
+    "missing moment": (
+        lambda s: without(s, "optimizer", "fc1.w", "Moment_2"),
+        r"Missing keys: \['Moment_2'\] in state_dict\[optimizer\]\[fc1.w\]",
+    ),
+    "unexpected precision": (
+        lambda s: having(s, {}, "model", "half_precision"),
+        r"Unexpected keys: \['half_precision'\] in state_dict\[model\]",
+    ),
+    "unexpected weight": (
+        lambda s: having(s, WEIGHT, *FULL, "fc3.w"),
+        r"Unexpected keys: \['fc3.w'\] in state_dict\[model\]\[full_precision\]",
+    ),
+    "unexpected weight of the optimizer": (
+        lambda s: having(s, OF_WEIGHT, "optimizer", "fc3.w"),
+        r"Unexpected keys: \['fc3.w'\] in state_dict\[optimizer\]",
+    ),
+    "unexpected moment": (
+        lambda s: having(s, WEIGHT, "optimizer", "fc1.w", "Moment_3"),
+        r"Unexpected keys: \['Moment_3'\] in state_dict\[optimizer\]\[fc1.w\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_c7_load_state_dict_errors_when_state_dict_mismatch(case: str) -> None:
+    net = classifier()
+    trainer, other = trainer_of(net), trainer_of(net)
+    losses_of(other, net, 2)
+    change, words = MISMATCHES[case]
+    before = bits_of(trainer.state_dict())
+    changed = change(other.state_dict())
+    with pytest.raises(RuntimeError, match=words):
+        trainer.load_state_dict(changed)
+    assert bits_of(trainer.state_dict()) == before, "nothing has changed"
+    trainer.load_state_dict(changed, strict=False)
+    assert trainer._train_step_info.step == 2
+    if case.startswith("unexpected"):
+        assert bits_of(trainer.state_dict()) == bits_of(other.state_dict())
+
+
+def test_unexpected_keys_of_a_divided_state() -> None:
+    """They are tolerated where the trainer's own state would be divided, but for weights that the model has not."""
+    net = classifier()
+    trainer = trainer_of(net, options={"distributed": {"deepspeed_zero_optimization": {"stage": 1}}})
+    state = trainer.state_dict()
+    trainer.load_state_dict(having(state, OF_WEIGHT, "optimizer", "fc3.w"))
+    with pytest.raises(RuntimeError, match=r"fc3\.w"):
+        trainer.load_state_dict(having(state, WEIGHT, *FULL, "fc3.w"))
+
+
+def test_missing_keys_are_named_before_unexpected_ones() -> None:
+    net = classifier()
+    trainer = trainer_of(net)
+    state = having(without(trainer.state_dict(), *FULL, "fc1.w"), WEIGHT, *FULL, "fc1.v")
+    with pytest.raises(RuntimeError, match="Missing"):
+        trainer.load_state_dict(state)
+
+
+def test_parts_of_a_state_that_is_not_strict() -> None:
+    net = classifier()
+    trainer, other = trainer_of(net), trainer_of(net)
+    losses_of(other, net, 2)
+    state = other.state_dict()
+    part = {
+        "model": {"full_precision": {"fc1.w": state["model"]["full_precision"]["fc1.w"], "nowhere": WEIGHT}},
+        "optimizer": {"fc2.b": {"Moment_1": state["optimizer"]["fc2.b"]["Moment_1"]}, "nowhere": OF_WEIGHT},
+        "trainer_options": {"optimizer_name": b"AdamOptimizer"},
+        "train_step_info": {"step": np.int64(7), "optimization_step": np.int64(5)},
+    }
+    expected = bits_of(trainer.state_dict())
+    for path in ("model/full_precision/fc1.w", "optimizer/fc2.b/Moment_1"):
+        expected[path] = bits_of(state)[path]
+    expected |= {"train_step_info/step": 7, "train_step_info/optimization_step": 5}
+    trainer.load_state_dict(part, strict=False)
+    assert bits_of(trainer.state_dict()) == expected
+
+
+@EACH_CONFIG
+def test_c8_load_state_dict_loads_the_states_and_inits_training_session(config: str) -> None:
+    net = classifier(gain=True)
+    first, second = trainer_of(net, CONFIGS[config]()), trainer_of(net, CONFIGS[config]())
+    losses_of(first, net, 3)
+    before = second._training_session
+    second.load_state_dict(first.state_dict())
+    assert second._training_session is not before
+    assert second._training_session is not None
+    assert first._training_session is not None
+    assert bits_of(second._training_session.get_state()) == bits_of(first._training_session.get_state())
+    assert bits_of(second.state_dict()) == bits_of(first.state_dict())
+
+
+def test_scalar_weights_are_loaded() -> None:
+    net = regression(doubled=True)
+    first, second = trainer_of(net), trainer_of(net)
+    losses_of(first, net, 2)
+    assert weights_of(first)["two"].shape == ()
+    second.load_state_dict(first.state_dict())
+    assert losses_of(second, net, 2) == losses_of(first, net, 2)
+
+
+# States that are refused.
+
+UNFIT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "another optimizer": (
+        lambda s: having(s, "LambOptimizer", "trainer_options", "optimizer_name"),
+        AssertionError,
+        "Optimizer mismatch: expected AdamOptimizer, got LambOptimizer",
+    ),
+    "another optimizer as bytes": (
+        lambda s: having(s, b"SGDOptimizer", "trainer_options", "optimizer_name"),
+        AssertionError,
+        "expected AdamOptimizer, got SGDOptimizer",
+    ),
+    "no trainer_options": (lambda s: without(s, "trainer_options"), KeyError, "trainer_options"),
+    "another shape": (lambda s: having(s, WEIGHT, *FULL, "fc1.w"), RuntimeError, r"fc1\.w.*\[12, 16\].*\[2, 3\]"),
+    "another type": (
+        lambda s: having(s, np.zeros((12, 16)), *FULL, "fc1.w"),
+        RuntimeError,
+        r"fc1\.w.*float32.*float64",
+    ),
+    "another shape of a moment": (
+        lambda s: having(s, WEIGHT, "optimizer", "fc1.w", "Moment_1"),
+        RuntimeError,
+        r"Moment_1.*fc1\.w",
+    ),
+    "a count of zero": (
+        lambda s: having(s, np.array([0]), "optimizer", "fc1.w", "Update_Count"),
+        RuntimeError,
+        "Update_Count",
+    ),
+    "a negative step": (lambda s: having(s, -1, "train_step_info", "step"), ValueError, "step.*-1"),
+    "a step that is no number": (lambda s: having(s, "3", "train_step_info", "step"), ValueError, "step.*'3'"),
+    "no steps": (lambda s: having(s, {}, "train_step_info"), ValueError, "train_step_info"),
+    "a section that is none": (lambda s: having(s, [WEIGHT], "model"), ValueError, "model"),
+    "flat weights": (lambda s: having(s, {"fc1.w": WEIGHT}, "model"), ValueError, "model"),
+    "a list": (lambda s: [s], TypeError, "list"),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("case", UNFIT)
+def test_states_that_are_refused(case: str, strict: bool) -> None:
+    net = classifier()
+    trainer, other = trainer_of(net), trainer_of(net)
+    losses_of(other, net, 1)
+    change, kind, words = UNFIT[case]
+    before = bits_of(trainer.state_dict())
+    with pytest.raises(kind, match=words):
+        trainer.load_state_dict(change(other.state_dict()), strict)
+    assert bits_of(trainer.state_dict()) == before
+    assert losses_of(trainer, net, 1) == losses_of(trainer_of(net), net, 1)
+
+
+def test_states_of_other_models() -> None:
+    trainer = trainer_of(classifier())
+    with pytest.raises(RuntimeError, match=r"Missing keys.*fc1"):
+        trainer.load_state_dict(trainer_of(regression()).state_dict())
+    with pytest.raises(RuntimeError, match=r"fc1\.w"):
+        trainer.load_state_dict(trainer_of(classifier(features=13)).state_dict())
+
+
+# Files.
+
+
+def test_c9_save_checkpoint_calls_checkpoint_storage_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_checkpoint_storage, "save", lambda *args: calls.append(args))
+    trainer = trainer_of(classifier())
+    trainer.save_checkpoint("abc")
+    ((state, path),) = calls
+    assert path == "abc"
+    assert bits_of(state) == bits_of(trainer.state_dict())
+
+
+def test_c9_exclude_optimizer_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_checkpoint_storage, "save", lambda *args: calls.append(args))
+    trainer = trainer_of(classifier())
+    trainer.save_checkpoint("abc", include_optimizer_states=False)
+    assert list(calls[0][0]) == ["model", "trainer_options", "train_step_info"]
+
+
+def test_c9_user_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_checkpoint_storage, "save", lambda *args: calls.append(args))
+    trainer = trainer_of(classifier())
+    given = {"array": [1, 2], "best": 0.5}
+    trainer.save_checkpoint("abc", user_dict=given)
+    assert calls[0][0]["user_dict"] == _checkpoint_storage.to_serialized_hex(given)
+    trainer.save_checkpoint("abc", {})
+    assert "user_dict" not in calls[1][0]
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_stage": 1}, {"horizontal_parallel_size": 2}])
+def test_c10_load_checkpoint(options: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_load_checkpoint, …_aggregation_required_zero_enabled, …_user_dict."""
+    net = classifier()
+    other = trainer_of(net)
+    losses_of(other, net, 2)
+    saved = other.state_dict()
+    saved["trainer_options"] |= options
+    saved["user_dict"] = _checkpoint_storage.to_serialized_hex({"epoch": 3})
+    calls: list[tuple[Any, ...]] = []
+
+    def load(path: str, key: str | None = None) -> Any:
+        return copy.deepcopy(saved if key is None else saved[key])
+
+    def aggregate(paths: Any, pytorch_format: bool = True) -> Any:
+        calls.append((list(paths), pytorch_format))
+        return copy.deepcopy(saved)
+
+    monkeypatch.setattr(_checkpoint_storage, "load", load)
+    monkeypatch.setattr(checkpoint, "aggregate_checkpoints", aggregate)
+    trainer = trainer_of(net)
+    paths = ["one", "two"] if options else ["one"]
+    assert trainer.load_checkpoint(*paths) == {"epoch": 3}
+    assert calls == ([(paths, False)] if options else [])
+    assert bits_of(trainer.state_dict()) == bits_of(other.state_dict())
+    if not options:
+        with pytest.raises(AssertionError, match="Expected number of files to load: 1, got 2"):
+            trainer.load_checkpoint("one", "two")
+        del saved["user_dict"]
+        assert trainer.load_checkpoint("one") == {}
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    net = classifier()
+    trainer = trainer_of(net)
+    losses_of(trainer, net, 1)
+    before = bits_of(trainer.state_dict())
+    text = tmp_path / "text"
+    text.write_text("no HDF5")
+    for path in (text, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match=path.name):
+            trainer.load_checkpoint(str(path))
+    with pytest.raises(IndexError):
+        trainer.load_checkpoint()
+    with pytest.raises(OSError, match="text"):
+        trainer.save_checkpoint(str(text))
+    assert text.read_text() == "no HDF5"
+    with pytest.raises(OSError, match="folder"):
+        trainer.save_checkpoint(str(tmp_path / "folder" / "checkpoint"))
+    path = str(tmp_path / "other")
+    trainer_of(net, LambConfig()).save_checkpoint(path)
+    with pytest.raises(RuntimeError, match=r"Unexpected keys.*shared_optimizer_state"):
+        trainer.load_checkpoint(path)
+    with pytest.raises(AssertionError, match="Optimizer mismatch"):
+        trainer.load_checkpoint(path, strict=False)
+    assert bits_of(trainer.state_dict()) == before
+
+
+def test_a_file_without_the_state_of_the_optimizer(tmp_path: Path) -> None:
+    net, path = classifier(), str(tmp_path / "checkpoint")
+    first, second = trainer_of(net), trainer_of(net)
+    losses_of(first, net, 2)
+    first.save_checkpoint(path, include_optimizer_states=False)
+    with pytest.warns(UserWarning, match="Missing key: optimizer"):
+        second.load_checkpoint(path)
+    assert bits_of(weights_of(second)) == bits_of(weights_of(first))
+    assert second.state_dict()["optimizer"]["fc1.w"]["Update_Count"].tolist() == [1]
+
+
+# Exact resume.
+
+
+def scaled(**more: Any) -> Callable[[], dict[str, Any]]:
+    """Options of mixed precision with a scale that changes every second step."""
+    return lambda: {
+        "mixed_precision": {"enabled": True, "loss_scaler": DynamicLossScaler(loss_scale=64.0, up_scale_window=2)},
+        **more,
+    }
+
+
+def normalizing() -> Net:
+    """A perceptron with a BatchNormalization that is trained by the statistics of batches, and a Dropout."""
+    graph = Graph()
+    h = graph.linear("fc1", "x", 12, 16)
+    parts = [graph.vector("norm.weight", 16, 1.0, 0.1), graph.vector("norm.bias", 16, 0.0, 0.1)]
+    statistics = [graph.constant("norm.mean", np.zeros(16)), graph.constant("norm.var", np.ones(16))]
+    results = ["normal", "norm.mean.new", "norm.var.new"]
+    graph.nodes_of("BatchNormalization", [h, *parts, *statistics], results, training_mode=1)
+    inputs = [
+        graph.node("Relu", ["normal"], "active"),
+        graph.constant("ratio", 0.25),
+        graph.constant("on", True, np.bool_),
+    ]
+    return softmax_net(graph, graph.linear("fc2", graph.node("Dropout", inputs, "dropped"), 16, 10), [12], 10)
+
+
+WINDOW = {"batch": {"gradient_accumulation_steps": 2}}
+NETS: dict[str, Callable[[], Net]] = {"dropout": lambda: toy_bert(dropout=0.25), "statistics": normalizing}
+SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
+    "plain": (dict, {}),
+    "scheduler": (lambda: {"lr_scheduler": CosineWarmupLRScheduler(6, 0.5, 0.3)}, {}),
+    "dropout": (dict, {}),
+    "statistics": (dict, {}),
+    "frozen": (lambda: {"utils": {"frozen_weights": ["key.weight"]}}, {}),
+    "window": (lambda: dict(WINDOW), {}),
+    "float16": (scaled(), {}),
+    "float16 in a window": (scaled(**WINDOW), {}),
+    "bfloat16": (lambda: {"mixed_precision": {"enabled": True}}, {"mixed_precision_dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@EACH_CONFIG
+def test_a_training_is_resumed_exactly(config: str, setting: str, tmp_path: Path) -> None:
+    """Three steps, a file, and three steps more are six steps, bit for bit."""
+    options, more = SETTINGS[setting]
+    net, path = NETS.get(setting, toy_bert)(), str(tmp_path / "checkpoint0.ortcp")
+    whole, first, second = (trainer_of(net, CONFIGS[config](), options(), **more) for _ in range(3))
+    expected = losses_of(whole, net, 6)
+    found = losses_of(first, net, 3)
+    first.save_checkpoint(path, {"found": found})
+    user = second.load_checkpoint(path)
+    assert user["found"] + losses_of(second, net, 3, 3) == expected
+    assert bits_of(second.state_dict()) == bits_of(whole.state_dict())
+    if second._scaler is not None:
+        assert second._scaler.loss_scale == whole._scaler.loss_scale != 64.0
+
+
+@EACH_CONFIG
+def test_f21_state_dict(config: str) -> None:
+    """testORTTrainerStateDictWrapModelLossFn: keys, a deferred load, and the same second step in both trainers."""
+    net = classifier()
+    first = trainer_of(net, CONFIGS[config]())
+    losses_of(first, net, 1)
+    state = first.state_dict()
+    assert set(state["model"]["full_precision"]) == set(net.weights)
+    second = without_session(net)
+    second.optim_config = CONFIGS[config]()
+    second.load_state_dict(state)
+    begin(second)
+    assert losses_of(first, net, 1, 1) == losses_of(second, net, 1, 1)
+    assert bits_of(first.state_dict()) == bits_of(second.state_dict())
+
+
+def test_f21_mixed_precision() -> None:
+    net = classifier()
+    first, second = (trainer_of(net, LambConfig(lr=0.01), scaled()()) for _ in range(2))
+    losses_of(first, net, 1)
+    second.load_state_dict(first.state_dict())
+    assert losses_of(first, net, 1, 1) == losses_of(second, net, 1, 1)
+    assert bits_of(first.state_dict()) == bits_of(second.state_dict())
+
+
+def renamed(net: Net, change: Callable[[str], str]) -> Net:
+    """The net with other names of initializers."""
+    model, names = copy.deepcopy(net.model), {tensor.name for tensor in net.model.graph.initializer}
+    for tensor in model.graph.initializer:
+        tensor.name = change(tensor.name)
+    for node in model.graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = change(name) if name in names else name
+    return Net(model, {change(name): value for name, value in net.weights.items()}, net.draw)
+
+
+@pytest.mark.parametrize("change", [lambda name: f"/{name}/weight", lambda name: name.replace(".", "/")])
+def test_names_with_slashes(change: Callable[[str], str], tmp_path: Path) -> None:
+    """A file has groups where they have slashes, and they are names again when it is loaded."""
+    net, path = renamed(normalizing(), change), str(tmp_path / "checkpoint")
+    whole, first, second = (trainer_of(net, options=WINDOW) for _ in range(3))
+    losses_of(whole, net, 5)
+    losses_of(first, net, 3)
+    first.save_checkpoint(path)
+    second.load_checkpoint(path)
+    assert bits_of(second.state_dict()) == bits_of(first.state_dict())
+    losses_of(second, net, 2, 3)
+    assert bits_of(second.state_dict()) == bits_of(whole.state_dict())
+
+
+def test_names_that_are_one_in_a_file(tmp_path: Path) -> None:
+    net = renamed(classifier(), lambda name: {"fc1.w": "/fc/w", "fc2.w": "fc/w"}.get(name, name))
+    with pytest.raises(ValueError, match="'fc/w'"):
+        trainer_of(net).save_checkpoint(str(tmp_path / "checkpoint"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_running_statistics(tmp_path: Path) -> None:
+    """They are part of a state, and of the model that is written; what they are not is refused."""
+    net = normalizing()
+    trainer = trainer_of(net)
+    losses_of(trainer, net, 3)
+    state = trainer.state_dict()
+    assert set(state["running_statistics"]) == {"norm.mean", "norm.var"}
+    assert not set(state["running_statistics"]) & set(state["model"]["full_precision"])
+    trainer.save_as_onnx(str(tmp_path / "model.onnx"))
+    written = {tensor.name: tensor for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    for name, value in state["running_statistics"].items():
+        assert value.any()
+        assert numpy_helper.to_array(written[name]).tobytes() == value.tobytes()
+    fresh = trainer_of(net)
+    for wrong in ({"norm.mea": np.zeros(16, np.float32)}, {"norm.mean": np.zeros(15, np.float32)}, ["norm.mean"]):
+        with pytest.raises(RuntimeError, match=r"norm\.mean"):
+            fresh.load_state_dict({**state, "running_statistics": wrong})
+    assert fresh._train_step_info.step == 0
+    before = trainer.state_dict()
+    trainer.load_state_dict(
+        {name: state[name] for name in ("model", "optimizer", "trainer_options", "train_step_info")}
+    )
+    assert bits_of(trainer.state_dict()) == bits_of(before), "what is not given stays"
+
+
+def test_counts_of_updates() -> None:
+    """They start at 1, and go on by 1 with every update."""
+    net = classifier()
+    adam, lamb = trainer_of(net, AdamConfig()), trainer_of(net, LambConfig())
+    for updates in range(3):
+        assert adam.state_dict()["optimizer"]["fc1.w"]["Update_Count"].tolist() == [updates + 1]
+        assert lamb.state_dict()["optimizer"]["shared_optimizer_state"]["Step"].tolist() == [updates + 1]
+        losses_of(adam, net, 1)
+        losses_of(lamb, net, 1)
+    assert trainer_of(net, SGDConfig()).state_dict()["optimizer"] == {}
+
+
+def test_states_are_copies() -> None:
+    net = classifier()
+    trainer = trainer_of(net)
+    losses_of(trainer, net, 1)
+    state, expected = trainer.state_dict(), bits_of(trainer.state_dict())
+    losses_of(trainer, net, 1)
+    assert bits_of(state) == expected
+    trainer.load_state_dict(state)
+    for value in flat(state).values():
+        if isinstance(value, np.ndarray):
+            value[...] = 1
+    assert bits_of(trainer.state_dict()) == expected
+
+
+def test_precisions_load_each_other() -> None:
+    net = classifier()
+    wide, narrow = trainer_of(net), trainer_of(net, options=scaled()())
+    losses_of(narrow, net, 2)
+    wide.load_state_dict(narrow.state_dict())
+    assert bits_of(weights_of(wide)) == bits_of(weights_of(narrow))
+    losses_of(wide, net, 1)
+    narrow.load_state_dict(wide.state_dict())
+    assert bits_of(weights_of(wide)) == bits_of(weights_of(narrow))
+
+
+def test_a_window_is_of_a_trainer_that_has_one() -> None:
+    net = classifier()
+    first, second = trainer_of(net, options=WINDOW), trainer_of(net)
+    losses_of(first, net, 1)
+    state = first.state_dict()
+    assert set(state["accumulated_gradients"]) == set(net.weights)
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+        second.load_state_dict(state)
+    losses_of(first, net, 1)
+    assert "accumulated_gradients" not in first.state_dict()
+    second.load_state_dict(first.state_dict())
+
+
+# B: the toy BERT.
+
+
+@EACH_CONFIG
+def test_b6_toy_bert_checkpoint_basic(config: str, tmp_path: Path) -> None:
+    """testToyBertCheckpointBasic: all weights are there; what is changed, saved and loaded is what was changed."""
+    net, path = toy_bert(), str(tmp_path / "checkpoint")
+    first, second = trainer_of(net, CONFIGS[config]()), trainer_of(net, CONFIGS[config]())
+    state = first.state_dict()
+    assert set(state["model"]["full_precision"]) == set(net.weights)
+    state["model"]["full_precision"]["word.weight"] += 1
+    first.load_state_dict(state)
+    first.save_checkpoint(path)
+    second.load_checkpoint(path)
+    assert bits_of(second.state_dict()) == bits_of(state)
+
+
+@EACH_CONFIG
+def test_b8_toy_bert_checkpoint_frozen_weights(config: str, tmp_path: Path) -> None:
+    """testToyBertCheckpointFrozenWeights."""
+    net, path = toy_bert(), str(tmp_path / "checkpoint")
+    frozen = {"utils": {"frozen_weights": ["word.weight", "up.bias"]}}
+    first, second = (trainer_of(net, CONFIGS[config](), frozen) for _ in range(2))
+    losses_of(first, net, 2)
+    state = first.state_dict()
+    state["model"]["full_precision"]["up.bias"] += 1
+    first.load_state_dict(state)
+    first.save_checkpoint(path)
+    second.load_checkpoint(path)
+    assert list(flat(second.state_dict())) == list(flat(first.state_dict()))
+    feeds = list(net.batch(7).values())
+    assert second.eval_step(*feeds)[0] == first.eval_step(*feeds)[0]
+    assert bits_of(second.state_dict()) == bits_of(first.state_dict())
+
+
+# ortrain.api.
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Callable[[Any], tuple[CheckpointState, Module, Optimizer]]:
+    """A training of the classifier by ortrain.api with an optimizer."""
+
+    def make(optimizer: Any, frozen: tuple[str, ...] = ()) -> tuple[CheckpointState, Module, Optimizer]:
+        net = classifier()
+        model = copy.deepcopy(net.model)
+        outputs = {value.name: value for value in copy.deepcopy(model).graph.output}
+        del model.graph.output[:]
+        model.graph.output.append(outputs["loss"])
+        ortrain.generate_artifacts(
+            model,
+            requires_grad=[name for name in net.weights if name not in frozen],
+            frozen_params=list(frozen),
+            optimizer=optimizer,
+            artifact_directory=tmp_path,
+        )
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        module = Module(tmp_path / "training_model.onnx", state)
+        return state, module, Optimizer(tmp_path / "optimizer_model.onnx", module)
+
+    return make
+
+
+def steps_of(module: Module, optimizer: Optimizer, net: Net, count: int, first: int = 0) -> list[float]:
+    """Losses of steps by ortrain.api."""
+    found = []
+    for k in range(first, first + count):
+        loss: Any = module(*net.batch(k).values())
+        found.append(float(loss))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return found
+
+
+ADAMW = ortrain.optim.AdamW(lr=0.01, eps=1e-8, weight_decay=0.01)
+LAMB = ortrain.optim.LAMB(lr=0.01, eps=1e-6, weight_decay=0.01, bias_correction=False)
+# An optimizer of artifacts clips only if it is asked to.
+UNCLIPPED = {"utils": {"grad_norm_clip": False}}
+
+
+@pytest.mark.parametrize(("config", "row"), [("adam", ADAMW), ("lamb", LAMB)])
+def test_a_training_goes_on_from_a_checkpoint_state(config: str, row: Any, artifacts: Any) -> None:
+    net = classifier()
+    state, module, optimizer = artifacts(row)
+    optimizer.set_learning_rate(0.01)
+    steps_of(module, optimizer, net, 3)
+    trainer = ORTTrainer.from_checkpoint_state(
+        state, copy.deepcopy(net.model), description_of(net), CONFIGS[config](), options_of(UNCLIPPED)
+    )
+    assert (trainer._train_step_info.step, trainer._train_step_info.optimization_step) == (3, 3)
+    assert bits_of(weights_of(trainer)) == bits_of({name: value.data for name, value in state.parameters})
+    counts = trainer.state_dict()["optimizer"]
+    assert counts["fc1.w" if config == "adam" else "shared_optimizer_state"].popitem()[1].tolist() == [4]
+    found, expected = losses_of(trainer, net, 3, 3), steps_of(module, optimizer, net, 3, 3)
+    np.testing.assert_allclose(found, expected, rtol=CLOSE)
+
+
+@pytest.mark.parametrize(("config", "row"), [("adam", ADAMW), ("lamb", LAMB), ("sgd", ortrain.optim.SGD(lr=0.1))])
+def test_a_checkpoint_state_goes_on_from_a_training(config: str, row: Any, artifacts: Any, tmp_path: Path) -> None:
+    net = classifier()
+    frozen = ("fc1.b",)
+    trainer = trainer_of(net, CONFIGS[config](), {"utils": {"grad_norm_clip": False, "frozen_weights": list(frozen)}})
+    losses_of(trainer, net, 3)
+    state = trainer.checkpoint_state()
+    assert isinstance(state, CheckpointState)
+    assert bits_of({name: value.data for name, value in state.parameters}) == bits_of(weights_of(trainer))
+    assert [name for name, value in state.parameters if not value.requires_grad] == list(frozen)
+    artifacts(row, frozen)
+    module = Module(tmp_path / "training_model.onnx", state)
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module, replace=config == "lamb")
+    optimizer.set_learning_rate(trainer.optim_config.lr)
+    np.testing.assert_allclose(steps_of(module, optimizer, net, 3, 3), losses_of(trainer, net, 3, 3), rtol=CLOSE)
+
+
+def test_a_round_trip_by_a_checkpoint_state(tmp_path: Path) -> None:
+    """By a file, too."""
+    net = classifier()
+    first = trainer_of(net)
+    losses_of(first, net, 3)
+    CheckpointState.save_checkpoint(first.checkpoint_state(), tmp_path / "checkpoint", include_optimizer_state=True)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    second = resumed(net, state)
+    assert bits_of(second.state_dict()) == bits_of(first.state_dict())
+    assert losses_of(second, net, 3, 3) == losses_of(first, net, 3, 3)
+
+
+def resumed(net: Net, state: Any, config: _OptimizerConfig | None = None) -> ORTTrainer:
+    """A trainer that goes on from a state of ortrain.api."""
+    model, chosen = copy.deepcopy(net.model), config or AdamConfig()
+    return ORTTrainer.from_checkpoint_state(state, model, description_of(net), chosen, options_of())
+
+
+def test_checkpoint_states_that_are_refused(artifacts: Any) -> None:
+    state, _, _ = artifacts(ADAMW)
+    with pytest.raises(TypeError, match="dict"):
+        resumed(classifier(), {})
+    with pytest.raises(ValueError, match=r"'fc1\.b', which is no initializer"):
+        resumed(regression(), state)
+    with pytest.raises(ValueError, match=r"no parameter 'gain'"):
+        resumed(classifier(gain=True), state)
+    with pytest.raises(RuntimeError, match=r"fc1\.w"):
+        resumed(classifier(features=13), state)
+    momentum, _, _ = artifacts(ortrain.optim.SGD(lr=0.1, momentum=0.9))
+    with pytest.raises(ValueError, match=r"momentum0.*AdamOptimizer starts from"):
+        resumed(classifier(), momentum)
