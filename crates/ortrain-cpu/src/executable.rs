@@ -46,8 +46,8 @@ impl Kernel {
             }
         };
         match instruction {
-            // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
+            // The kernel chooses the order of sums: short rows are faster down the columns.
+            Instruction::Nest(l) => {
                 NestKernel::new(&l.nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
             }
             Instruction::MatMul(m) => {
@@ -222,7 +222,7 @@ impl CpuExecutable {
         // The workspace is borrowed exclusively, so arena and scratch are this run's alone. Planes are reached through
         // raw pointers only; a user who writes to one meanwhile gets values in no particular order and nothing worse.
         match (kernel, instruction) {
-            (Kernel::Nest(kernel), Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) => {
+            (Kernel::Nest(kernel), Instruction::Nest(l)) => {
                 let bases = addresses.all(l.reads.iter().chain(&l.writes).copied());
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }

@@ -235,7 +235,7 @@ impl AxisMap {
             let strides = [self.len() * inner, piece.step * inner, 1].map(|stride| stride as isize);
             let value = rounded(&mut nest, sum, cx.buffer_dtype(to));
             nest.store_strided(cx, to, piece.first * inner, strides.into_iter().collect(), value);
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
         }
         Ok(())
     }
@@ -296,12 +296,12 @@ impl AxisMap {
         if looped == 0 {
             let value = rounded(&mut nest, value, cx.buffer_dtype(to));
             nest.store_whole(cx, to, value);
-            return cx.emit(nest.map());
+            return cx.emit(nest.instruction());
         }
         let sum = nest.reduce(ReduceOp::Sum, value);
         let value = rounded(&mut nest, sum, cx.buffer_dtype(to));
         nest.store_outer(cx, to, value);
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -290,7 +290,7 @@ impl Lower<'_> {
         let value = nest.load_strided(self, buffer, 0, &strides);
         let value = nest.b.convert(value, Type::I64);
         nest.b.guard(value, most as i64 + 1);
-        self.emit(nest.map())
+        self.emit(nest.instruction())
     }
 
     /// Whether input `k` is the flag that chooses between overwriting and accumulating gradients.
@@ -549,32 +549,10 @@ impl NestBuilder {
         Loop { nest, reads: self.reads, writes: self.writes }
     }
 
-    /// The nest as a map.
+    /// The nest as an instruction.
     #[must_use]
-    pub fn map(self) -> Instruction {
-        Instruction::Map(self.finish())
-    }
-
-    /// The nest as a reduction over inner axes. It becomes a [`Instruction::Col`] if that is how its loads lie in memory: the
-    /// last outer axis is contiguous and no inner axis is; and if its results are those of the outer points. With segments it
-    /// is a [`Instruction::Row`].
-    #[must_use]
-    pub fn reduction(self) -> Instruction {
-        let outer = self.dims.len() - self.inner;
-        let l = self.finish();
-        let along = |axis: usize| l.nest.loads.iter().any(|access| access.strides[axis] == 1);
-        let last_outer = (0..outer).rev().find(|&axis| l.nest.dims[axis] > 1);
-        let inner_contiguous = (outer..l.nest.dims.len()).any(|axis| l.nest.dims[axis] > 1 && along(axis));
-        let per_outer =
-            l.nest.stores.iter().all(|store| store.strides[outer..].iter().all(|&stride| stride == 0));
-        if l.nest.segments.is_some() {
-            return Instruction::Row(l);
-        }
-        if l.nest.reductions.len() == 1 && per_outer && !inner_contiguous && last_outer.is_some_and(along) {
-            Instruction::Col(l)
-        } else {
-            Instruction::Row(l)
-        }
+    pub fn instruction(self) -> Instruction {
+        Instruction::Nest(self.finish())
     }
 
     /// The nest as the epilogue of a product; its load 0 must be the one made by [`NestBuilder::product`].
@@ -651,7 +629,7 @@ mod tests {
         let (p, decay) = (nest.load_plane(&cx, plane, 0), nest.load_strided(&cx, table, 1, &[2, 0]));
         let p = nest.b.mul(p, decay);
         nest.store_plane(&cx, plane, 0, p);
-        let map = nest.map();
+        let map = nest.instruction();
         assert_eq!((map.name(), map.shapes().as_str()), ("Map", "3 segments of 200"));
         cx.emit(map).expect("a sound instruction");
 
@@ -662,8 +640,8 @@ mod tests {
         let product = nest.b.mul(p, rate);
         let sum = nest.reduce(ReduceOp::Sum, product);
         nest.store_outer(&cx, sums, sum);
-        let row = nest.reduction();
-        assert_eq!((row.name(), row.shapes().as_str()), ("Row", "3 segments of 200"));
+        let row = nest.instruction();
+        assert_eq!((row.name(), row.shapes().as_str()), ("Reduce", "3 segments of 200"));
         cx.emit(row).expect("a sound instruction");
     }
 }

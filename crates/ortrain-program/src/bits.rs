@@ -304,7 +304,7 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
         let node = scheduled.node.clone();
         let map = |map, versions| ScheduledInstruction {
-            instruction: Instruction::Map(map),
+            instruction: Instruction::Nest(map),
             entries: Entries::ALL,
             node: node.clone(),
             versions,
@@ -454,7 +454,7 @@ mod tests {
             }
             let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
             assert_eq!(map.nest.fault(), None);
-            let instruction = Instruction::Map(map);
+            let instruction = Instruction::Nest(map);
             let versions = Versions::default();
             self.instructions.push(ScheduledInstruction {
                 instruction,
@@ -556,7 +556,7 @@ mod tests {
         s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
         let both = [packing(256, mask, bits), unpacking(256, bits, again)];
         s.instructions.extend(both.map(|map| ScheduledInstruction {
-            instruction: Instruction::Map(map),
+            instruction: Instruction::Nest(map),
             ..s.instructions[0].clone()
         }));
         s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);

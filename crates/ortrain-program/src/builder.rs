@@ -181,9 +181,9 @@ impl ProgramBuilder {
     /// Whether its instructions, of which there are some, only move elements.
     #[must_use]
     pub fn only_moves(&self) -> bool {
-        let moves = |scheduled: &ScheduledInstruction| match &scheduled.instruction {
-            Instruction::Map(map) => matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]),
-            _ => false,
+        let moves = |scheduled: &ScheduledInstruction| {
+            let map = scheduled.instruction.as_map();
+            map.is_some_and(|map| matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]))
         };
         !self.instructions.is_empty() && self.instructions.iter().all(moves)
     }
@@ -191,15 +191,16 @@ impl ProgramBuilder {
     /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
     /// the same ones.
     fn is_checked(&self, instruction: &Instruction, entries: Entries) -> bool {
-        let Instruction::Map(guard) = instruction else { return false };
+        let Some(guard) = instruction.as_map() else { return false };
         let made_here = |id: &BufferId| matches!(self.buffer(*id).place, Place::Work(_) | Place::Constant(_));
         guard.writes.is_empty()
             && guard.reads.iter().all(made_here)
-            && self.instructions.iter().any(|earlier| match &earlier.instruction {
-                Instruction::Map(other) => {
-                    earlier.entries == entries && other.reads == guard.reads && other.nest == guard.nest
-                }
-                _ => false,
+            && self.instructions.iter().any(|earlier| {
+                earlier.entries == entries
+                    && earlier
+                        .instruction
+                        .as_map()
+                        .is_some_and(|other| other.reads == guard.reads && other.nest == guard.nest)
             })
     }
 
@@ -258,9 +259,7 @@ impl ProgramBuilder {
             return Some(format!("a result that is the constant {:?}", self.buffer(id).label));
         }
         let (nest, reads, writes, virtual_loads) = match instruction {
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
-                (&l.nest, &l.reads, &l.writes, 0)
-            }
+            Instruction::Nest(l) => (&l.nest, &l.reads, &l.writes, 0),
             Instruction::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
             Instruction::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
             Instruction::Attention(a) => return a.fault(&self.buffers),
@@ -294,9 +293,7 @@ impl ProgramBuilder {
                 writes.len()
             ));
         }
-        if nest.segments.is_some()
-            && !matches!((instruction, nest.inner), (Instruction::Map(_), 0) | (Instruction::Row(_), 1))
-        {
+        if nest.segments.is_some() && !matches!(instruction, Instruction::Nest(_)) {
             return Some(format!("segments with {} reduced axes", nest.inner));
         }
         let pairs = reads.iter().zip(&nest.loads).skip(virtual_loads).chain(writes.iter().zip(&nest.stores));
@@ -587,7 +584,7 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![whole],
         };
-        Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+        Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] })
     }
 
     #[test]

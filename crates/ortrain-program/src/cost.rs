@@ -39,7 +39,7 @@ pub(crate) fn cost(instruction: &Instruction, buffers: &[Buffer]) -> Cost {
     let mut traffic = Traffic::new(buffers);
     let mut flops = 0u64;
     match instruction {
-        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
+        Instruction::Nest(l) => {
             traffic.nest(l, 0);
             flops = nest_flops(&l.nest);
         }
@@ -342,9 +342,7 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 /// What an instruction weighs.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer]) -> u64 {
     let extra = match instruction {
-        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => {
-            Passes::of(&l.nest).weight(l, buffers, 0)
-        }
+        Instruction::Nest(l) => Passes::of(&l.nest).weight(l, buffers, 0),
         Instruction::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
         Instruction::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
         // Fusion leaves these as they are.
@@ -555,7 +553,7 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![load([12, 4, 1], 24)],
         };
-        b.emit(Instruction::Map(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node)
+        b.emit(Instruction::Nest(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node)
             .unwrap();
         let program = b.finish(vec![x, s], vec![y]).unwrap();
         let cost = program.instructions[0].instruction.cost(&program);

@@ -117,8 +117,8 @@ impl Entries {
 
 /// A nest with the buffers it reads and writes: `reads[k]` for load `k`, `writes[k]` for store `k`.
 ///
-/// One with [`Segments`] is a [`Instruction::Map`], or a [`Instruction::Row`] with a reduced axis, and stays as it is: no pass makes another
-/// nest a part of it, or it a part of another one.
+/// One with [`Segments`] is a whole [`Instruction::Nest`] and stays as it is: no pass makes another nest a part of it, or it a
+/// part of another one.
 #[derive(Clone, Debug)]
 pub struct Loop {
     /// What is computed.
@@ -127,6 +127,14 @@ pub struct Loop {
     pub reads: Vec<BufferId>,
     /// Buffers of the stores.
     pub writes: Vec<BufferId>,
+}
+
+impl Loop {
+    /// True if no axis is reduced: results are computed element by element.
+    #[must_use]
+    pub fn is_map(&self) -> bool {
+        self.nest.inner == 0
+    }
 }
 
 /// Batched matrix product with an epilogue.
@@ -245,13 +253,8 @@ pub enum Part {
 /// An instruction. The set is closed: every backend matches on all of it.
 #[derive(Clone, Debug)]
 pub enum Instruction {
-    /// Element-wise: a nest without reduced axes.
-    Map(Loop),
-    /// Reductions over inner axes, then a map.
-    Row(Loop),
-    /// One reduction over axes that lead in memory, then a map over the others. Same meaning as [`Instruction::Row`]; sums
-    /// are made in another order.
-    Col(Loop),
+    /// Reductions over the inner axes of a nest, if it has some, then a map.
+    Nest(Loop),
     /// Matrix product with an epilogue.
     MatMul(Box<MatMul>),
     /// Convolution with an epilogue.
@@ -271,9 +274,8 @@ impl Instruction {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Instruction::Map(_) => "Map",
-            Instruction::Row(_) => "Row",
-            Instruction::Col(_) => "Col",
+            Instruction::Nest(l) if l.is_map() => "Map",
+            Instruction::Nest(_) => "Reduce",
             Instruction::MatMul(_) => "MatMul",
             Instruction::Conv(_) => "Conv",
             Instruction::Attention(_) => "Attention",
@@ -310,8 +312,8 @@ impl Instruction {
             return format!("{} segments of {}", segments.len(), l.nest.dims[1]);
         }
         match self {
-            Instruction::Map(l) => format!("{:?}", l.nest.dims.as_slice()),
-            Instruction::Row(l) | Instruction::Col(l) => {
+            Instruction::Nest(l) if l.is_map() => format!("{:?}", l.nest.dims.as_slice()),
+            Instruction::Nest(l) => {
                 format!("{:?} over {:?}", l.nest.outer_dims(), l.nest.inner_dims())
             }
             Instruction::MatMul(m) => format!("{:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k),
@@ -345,7 +347,7 @@ impl Instruction {
     #[must_use]
     pub fn reads(&self) -> Vec<BufferId> {
         match self {
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => l.reads.clone(),
+            Instruction::Nest(l) => l.reads.clone(),
             Instruction::MatMul(m) => {
                 [m.a, m.b].into_iter().chain(m.epilogue.reads[1..].iter().copied()).collect()
             }
@@ -366,7 +368,7 @@ impl Instruction {
     #[must_use]
     pub fn writes(&self) -> Vec<BufferId> {
         match self {
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => l.writes.clone(),
+            Instruction::Nest(l) => l.writes.clone(),
             Instruction::MatMul(m) => m.epilogue.writes.clone(),
             Instruction::Conv(c) => c.epilogue.writes.clone(),
             Instruction::Attention(a) => a.writes(),
@@ -390,7 +392,7 @@ impl Instruction {
             l.writes.iter_mut().for_each(|id| *id = write(*id));
         };
         match self {
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => all(l),
+            Instruction::Nest(l) => all(l),
             Instruction::MatMul(m) => {
                 (m.a, m.b) = (read(m.a), read(m.b));
                 all(&mut m.epilogue);
@@ -421,7 +423,7 @@ impl Instruction {
     #[must_use]
     pub fn nest(&self) -> Option<&Nest> {
         match self {
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => Some(&l.nest),
+            Instruction::Nest(l) => Some(&l.nest),
             Instruction::MatMul(m) => Some(&m.epilogue.nest),
             Instruction::Conv(c) => Some(&c.epilogue.nest),
             Instruction::Attention(_)
@@ -446,7 +448,15 @@ impl Instruction {
 
     /// Whether it reduces axes of a nest.
     pub(crate) fn is_reduction(&self) -> bool {
-        matches!(self, Instruction::Row(_) | Instruction::Col(_))
+        matches!(self, Instruction::Nest(l) if !l.is_map())
+    }
+
+    /// The nest that it is, if that reduces no axes.
+    pub(crate) fn as_map(&self) -> Option<&Loop> {
+        match self {
+            Instruction::Nest(l) if l.is_map() => Some(l),
+            _ => None,
+        }
     }
 
     /// Whether it stays in a program whose results nobody needs.

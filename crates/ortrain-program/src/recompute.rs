@@ -430,7 +430,7 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![plane.clone()],
             };
-            let instruction = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
+            let instruction = Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
             b.emit(instruction, Entries::ALL, &node).unwrap();
             write
         };

@@ -406,7 +406,7 @@ impl<'a> Run<'a> {
             before(index)?;
             let start = Instant::now();
             let outcome = match &scheduled.instruction {
-                Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => self.nest(l, |_, _| None),
+                Instruction::Nest(l) => self.nest(l, |_, _| None),
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::Conv(c) => self.conv(c),
                 Instruction::Attention(a) => self.attention(a),

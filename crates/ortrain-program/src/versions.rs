@@ -344,7 +344,7 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![whole],
             };
-            let instruction = Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
+            let instruction = Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
             self.instructions.push(ScheduledInstruction {
                 instruction,

@@ -26,7 +26,7 @@ fn refused(strides: [isize; 2]) -> Option<String> {
         reductions: Vec::new(),
         stores: vec![whole],
     };
-    let instruction = Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] });
+    let instruction = Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] });
     b.emit(instruction, Entries::ALL, &"node \"turned\" (Reverse)".into())
         .err()
         .map(|error| error.to_string())

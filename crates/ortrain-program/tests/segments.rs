@@ -77,7 +77,7 @@ fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
     let mut b = ProgramBuilder::new();
     let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
     let l = Loop { nest: scaled(), reads: vec![x, settings], writes: vec![x] };
-    b.emit(Instruction::Map(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, settings], vec![x]).unwrap();
     let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
     assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
@@ -100,7 +100,7 @@ fn reductions_are_over_the_points_of_a_segment() {
         (vec![rest, sum, second, most], reductions)
     });
     let l = Loop { nest: row, reads: vec![x], writes: vec![y, sums, sums, most] };
-    b.emit(Instruction::Row(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
     let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
@@ -132,7 +132,7 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
     let row = |load: Access, store: Access, [read, written]: [usize; 2]| {
         refused(|buffers| {
             let nest = nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![]));
-            Instruction::Row(Loop { nest, reads: vec![buffers[read]], writes: vec![buffers[written]] })
+            Instruction::Nest(Loop { nest, reads: vec![buffers[read]], writes: vec![buffers[written]] })
         })
     };
     assert_eq!(row(column(0), column(1), [1, 1]), None);
@@ -148,7 +148,7 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
     let two = |first: Access, second: Access, [a, b]: [usize; 2]| {
         refused(|buffers| {
             let nest = nest(1, vec![column(5)], vec![first, second], |_, x| (vec![x[0]; 2], vec![]));
-            Instruction::Row(Loop { nest, reads: vec![buffers[1]], writes: vec![buffers[a], buffers[b]] })
+            Instruction::Nest(Loop { nest, reads: vec![buffers[1]], writes: vec![buffers[a], buffers[b]] })
         })
     };
     assert_eq!(two(column(0), column(1), [1, 1]), None);
@@ -158,20 +158,15 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
 }
 
 #[test]
-fn segments_belong_to_maps_and_rows() {
-    let copy = |inner: usize| nest(inner, vec![plane()], vec![plane()], |_, x| (vec![x[0]], vec![]));
-    let refused = |inner: usize, instruction: fn(Loop) -> Instruction| {
+fn segments_have_at_most_one_reduced_axis() {
+    let refused = |inner: usize| {
+        let copy = nest(inner, vec![plane()], vec![plane()], |_, x| (vec![x[0]], vec![]));
         refused(|[plane, _, _, other]| {
-            instruction(Loop { nest: copy(inner), reads: vec![plane], writes: vec![other] })
+            Instruction::Nest(Loop { nest: copy, reads: vec![plane], writes: vec![other] })
         })
     };
-    assert_eq!(refused(0, Instruction::Map), None);
-    assert_eq!(refused(1, Instruction::Row), None);
-    for (inner, instruction) in
-        [(1, Instruction::Map as fn(Loop) -> Instruction), (0, Instruction::Row), (1, Instruction::Col)]
-    {
-        assert_eq!(refused(inner, instruction), Some(format!("segments with {inner} reduced axes")));
-    }
+    assert_eq!((refused(0), refused(1)), (None, None));
+    assert_eq!(refused(2).as_deref(), Some("2 reduced axes with segments: the last one can be reduced"));
 }
 
 /// `to = f(from)`, element by element.
@@ -189,7 +184,7 @@ fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -
         reductions: Vec::new(),
         stores: vec![whole],
     };
-    Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+    Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] })
 }
 
 /// A map, segments of what it makes, and a map that reads both: all of it would be one map without segments. Then sums of
@@ -201,7 +196,7 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
     let sums = b.work("sums", DType::F32, 3);
     b.emit(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
     let l = Loop { nest: scaled(), reads: vec![y, settings], writes: vec![y] };
-    b.emit(Instruction::Map(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
     b.emit(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
     let per_segment = access([1, 0], 0, 3);
     let row = nest(1, vec![plane()], vec![per_segment.clone(), per_segment], |b, x| {
@@ -209,7 +204,7 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
         (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
     });
     let l = Loop { nest: row, reads: vec![z], writes: vec![unread, sums] };
-    b.emit(Instruction::Row(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
     b.emit(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
     finish(b, vec![x, settings], vec![z, sums])
 }

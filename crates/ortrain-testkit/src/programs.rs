@@ -298,7 +298,7 @@ impl Making {
             reductions: Vec::new(),
             stores,
         };
-        self.emit(Instruction::Map(Loop { nest, reads, writes }), Entries::ALL);
+        self.emit(Instruction::Nest(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -314,7 +314,10 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![store],
         };
-        self.emit(Instruction::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.emit(
+            Instruction::Nest(Loop { nest, reads: vec![source.id], writes: vec![to.id] }),
+            Entries::ALL,
+        );
         self.values.push(to);
     }
 
@@ -378,7 +381,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![store.clone()],
             };
-            self.emit(Instruction::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
+            self.emit(Instruction::Nest(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
         }
@@ -435,7 +438,7 @@ impl Making {
             };
             let reads = vec![target.id, source.id];
             // `finish` leaves out loads that nothing needs, but nests name all of them.
-            self.emit(Instruction::Map(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
+            self.emit(Instruction::Nest(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
         }
     }
 
@@ -499,7 +502,7 @@ impl Making {
         let dims = [count, len].into_iter().collect();
         let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
         let l = Loop { nest, reads, writes };
-        self.emit(if inner == 1 { Instruction::Row(l) } else { Instruction::Map(l) }, Entries::ALL);
+        self.emit(Instruction::Nest(l), Entries::ALL);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -560,7 +563,7 @@ impl Making {
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
-        self.emit(Instruction::Row(Loop { nest, reads, writes }), Entries::ALL);
+        self.emit(Instruction::Nest(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -586,7 +589,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![access(DType::F32, &[(c, 1)], c)],
         };
-        self.emit(Instruction::Map(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
+        self.emit(Instruction::Nest(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
         self.values.push(to);
     }
 
@@ -765,7 +768,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![whole()],
             };
-            Instruction::Map(Loop { nest, reads, writes: vec![target] })
+            Instruction::Nest(Loop { nest, reads, writes: vec![target] })
         };
         if self.random.chance(70) {
             self.emit(instruction(true), Entries::only(Entry::Accumulate));

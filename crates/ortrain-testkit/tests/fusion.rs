@@ -187,7 +187,7 @@ fn map(
         reductions: Vec::new(),
         stores: vec![whole],
     };
-    Instruction::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] })
+    Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![to] })
 }
 
 /// The gradient of an embedding, and what becomes of it before it is gathered in a plane.

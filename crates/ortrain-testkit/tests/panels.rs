@@ -70,7 +70,7 @@ impl Net {
                 reductions: Vec::new(),
                 stores: vec![store.clone()],
             };
-            Instruction::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+            Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] })
         };
         let (mut factor, mut access) = (weights, square.clone());
         match turned {
@@ -135,7 +135,7 @@ fn counts(program: &Program, columns: usize) -> [usize; 3] {
     let mut counts = [0; 3];
     for scheduled in &program.instructions {
         match &scheduled.instruction {
-            Instruction::Map(l) if l.nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
+            Instruction::Nest(l) if l.nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
             Instruction::MatMul(m) if m.batch.as_slice() == [columns / 16] && m.n == 16 => counts[1] += 1,
             Instruction::MatMul(_) => counts[2] += 1,
             _ => {}

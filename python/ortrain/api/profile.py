@@ -29,7 +29,7 @@ class Instruction:
     node: str
     """The node it came from; of fused ones, several."""
     kind: str
-    """``Map``, ``Row``, ``MatMul``, ``Conv``, ...; ``Host``, ``Inputs`` and ``Outputs`` are no instructions."""
+    """``Map``, ``Reduce``, ``MatMul``, ``Conv``, ...; ``Host``, ``Inputs`` and ``Outputs`` are no instructions."""
     shapes: str
     """Its sizes."""
     calls: int

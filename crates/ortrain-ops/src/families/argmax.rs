@@ -80,7 +80,7 @@ impl Op for ArgExtreme {
         let x = nest.load_strided(cx, input, 0, &strides);
         let at = position(&mut nest, x, space[2], self.smallest, self.last);
         nest.store_outer(cx, output, at);
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -109,7 +109,7 @@ impl Op for Hardmax {
         let chosen = nest.b.compare(CompareOp::Eq, here, at);
         let one = nest.b.convert(chosen, Type::of(cx.dtype(0)));
         nest.store_strided(cx, output, 0, strides, one);
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -158,7 +158,7 @@ impl Op for Clip {
         let bounds = Bounds { low: bound(cx, LOW), high: bound(cx, HIGH) };
         let y = bounds.clip(&mut nest.b, x);
         nest.store_whole(cx, output, y);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

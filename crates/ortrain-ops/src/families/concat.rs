@@ -124,7 +124,7 @@ impl Op for Concat {
             let offset = start * strides[axis] as usize;
             nest.store_strided(cx, output, offset, strides.clone(), value);
             if !dims.contains(&0) {
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
             start += dims[axis];
             lengths.push(dims[axis] as i64);
@@ -217,7 +217,7 @@ impl Op for SplitTraining {
                 let mut nest = cx.nest(&dims, 0);
                 let value = nest.load_strided(cx, buffer, start * strides[axis] as usize, &strides);
                 nest.store_whole(cx, output, value);
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
             start += dims[axis];
         }

@@ -556,7 +556,7 @@ pub(super) mod tests {
         };
         assert_eq!(gradients(&[0]), ["Conv"]);
         assert_eq!(gradients(&[1]), ["Conv"]);
-        assert_eq!(gradients(&[2]), ["Row"]);
+        assert_eq!(gradients(&[2]), ["Reduce"]);
         // Bias and activation are computed where the sums are.
         let y = conv.outputs[0];
         conv.outputs.clear();

@@ -137,7 +137,7 @@ pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Re
     let value = nest.load_strided(cx, input, 0, &strides);
     let sum = nest.reduce(ReduceOp::Sum, value);
     nest.store_outer(cx, output, sum);
-    cx.emit(nest.reduction())
+    cx.emit(nest.instruction())
 }
 
 /// The sizes of a convolution of images with batch and channels `image` under filters of shape `filter`.

@@ -78,7 +78,7 @@ impl Cumulative {
         };
         let result = b.select(inside, value, alone);
         nest.store_whole(cx, target, result);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 
     /// The gradient of the product along the last axis of `x` that includes the own element and runs forward, from

@@ -122,7 +122,7 @@ impl Op for Blocks {
         let mut nest = cx.nest(&space, 0);
         let value = nest.load_strided(cx, input, 0, &from);
         nest.store_strided(cx, output, 0, to, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

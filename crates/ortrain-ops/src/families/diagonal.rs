@@ -76,7 +76,7 @@ impl Op for Trilu {
         let zero = nest.b.constant(nest.b.ty(value), 0.0);
         let value = nest.b.select(kept, value, zero);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -120,7 +120,7 @@ impl Op for EyeLike {
         let here = nest.b.compare(CompareOp::Eq, own, k);
         let one = nest.b.convert(here, Type::of(dtype));
         nest.store_whole(cx, output, one);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

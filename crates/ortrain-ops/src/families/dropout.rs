@@ -171,7 +171,7 @@ impl Op for Dropout {
                 let mut nest = cx.nest(&dims, 0);
                 let yes = nest.b.constant(Type::Bool, 1.0);
                 nest.store_whole(cx, mask, yes);
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Op for Dropout {
             let mask = cx.output(1);
             nest.store_whole(cx, mask, keep);
         }
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -267,7 +267,7 @@ impl Op for DropoutGrad {
             value = nest.b.select(flag, value, g);
         }
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -484,7 +484,7 @@ impl Op for Elementwise {
         let result = (self.row.expr)(&mut nest.b, &loads, &self.attrs)?;
         let output = cx.output(0);
         nest.store_whole(cx, output, result);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result
     let index = nest.b.convert(loaded, Type::I64);
     let normal = from_front(&mut nest.b, index, rows);
     guarded(&mut nest.b, index, normal, rows);
-    cx.emit(nest.map())
+    cx.emit(nest.instruction())
 }
 
 /// `row`, made of `index`, which makes the run fail if it lies outside; the message names the index as given.
@@ -205,7 +205,7 @@ impl Op for Gather {
             let strides = [(rows * after) as isize, step * after as isize, 1];
             let value = nest.load_strided(cx, data, first * after, &strides);
             nest.store_whole(cx, output, value);
-            return cx.emit(nest.map());
+            return cx.emit(nest.instruction());
         }
         guard_indices(cx, 1, rows)?;
         let mut nest = cx.nest(&[before, count, after], 0);
@@ -220,7 +220,7 @@ impl Op for Gather {
         let at = nest.b.add(start, inner);
         let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -250,7 +250,7 @@ pub(super) fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(
     let mut nest = cx.nest(&[cx.buffer_len(from)], 0);
     let value = nest.load_strided(cx, from, 0, &[1]);
     nest.store_whole(cx, to, value);
-    cx.emit(nest.map())
+    cx.emit(nest.instruction())
 }
 
 /// Fills a buffer with one value.
@@ -258,7 +258,7 @@ pub(super) fn fill(cx: &mut Lower<'_>, buffer: BufferId, value: f64) -> Result<(
     let mut nest = cx.nest(&[cx.buffer_len(buffer)], 0);
     let value = nest.b.constant(Type::of(cx.buffer_dtype(buffer)), value);
     nest.store_whole(cx, buffer, value);
-    cx.emit(nest.map())
+    cx.emit(nest.instruction())
 }
 
 impl Op for GatherGrad {
@@ -309,7 +309,7 @@ impl Op for GatherGrad {
             let value = nest.load_broadcast(gradient, cx.dtype(2), &[outer, count, inner]);
             let strides = [(rows * inner) as isize, step * inner as isize, 1];
             nest.store_strided(cx, output, first * inner, strides.into_iter().collect(), value);
-            return cx.emit(nest.map());
+            return cx.emit(nest.instruction());
         }
         let source = widened(cx, gradient, "wide_source")?;
         let dtype = cx.buffer_dtype(source);

@@ -65,7 +65,7 @@ pub(super) fn places_of_elements(
     let row = from_front(&mut nest.b, index, dims[axis]);
     let at = position(&mut nest, dims, axis, row);
     nest.store_whole(cx, place, at);
-    cx.emit(nest.map())?;
+    cx.emit(nest.instruction())?;
     Ok(Places { place, rows: dims.iter().product(), count, inner: 1 })
 }
 
@@ -104,7 +104,7 @@ impl Op for GatherElements {
         let at = position(&mut nest, &dims, axis, row);
         let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -222,7 +222,7 @@ pub(super) fn places_of_slices(
         at = nest.b.add(scaled, row);
     }
     nest.store_whole(cx, place, at);
-    cx.emit(nest.map())?;
+    cx.emit(nest.instruction())?;
     let rows = dims[..batch + depth].iter().product();
     Ok(Places { place, rows, count, inner: dims[batch + depth..].iter().product() })
 }
@@ -263,7 +263,7 @@ impl Op for GatherNd {
         let at = nest.b.add(start, here);
         let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -343,7 +343,7 @@ impl Op for LayerNorm {
                 nest.store_outer(cx, output, value);
             }
         }
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -438,7 +438,7 @@ impl Op for LayerNormGrad {
             let result = nest.b.mul(rest, inverse);
             let output = cx.output(0);
             nest.store_whole(cx, output, result);
-            cx.emit(nest.reduction())?;
+            cx.emit(nest.instruction())?;
         }
         if cx.wants(1) || cx.wants(2) {
             self.lower_sums(cx, &dims, ty)?;
@@ -490,7 +490,7 @@ impl LayerNormGrad {
             let output = cx.output(2);
             nest.store_outer(cx, output, sum);
         }
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 

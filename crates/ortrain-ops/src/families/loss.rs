@@ -229,7 +229,7 @@ impl Entropy {
         let mut nest = cx.nest(&dims, 0);
         let label = self.label(cx, &mut nest, &strides);
         nest.b.guard(label.safe, classes as i64);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -355,7 +355,7 @@ impl Op for Loss {
             let loss = label.counted(&mut nest, loss);
             nest.store_outer(cx, losses, loss);
         }
-        cx.emit(nest.reduction())?;
+        cx.emit(nest.instruction())?;
 
         match losses {
             Some(losses) => total(entropy, cx, losses, samples),
@@ -387,7 +387,7 @@ fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize
     }
     let output = cx.output(0);
     nest.store_outer(cx, output, total);
-    cx.emit(nest.reduction())
+    cx.emit(nest.instruction())
 }
 
 /// The sum of the weights of all labels, in a nest that reduces over the samples.
@@ -464,7 +464,7 @@ impl Op for LossGrad {
             let g = nest.b.convert(g, ty);
             let value = nest.b.div(g, count);
             nest.store_strided(cx, scale, 0, [0].into_iter().collect(), value);
-            cx.emit(if weighted { nest.reduction() } else { nest.map() })?;
+            cx.emit(nest.instruction())?;
             scale
         } else {
             incoming
@@ -499,7 +499,7 @@ impl Op for LossGrad {
         }
         let output = cx.output(0);
         nest.store_whole(cx, output, gradient);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

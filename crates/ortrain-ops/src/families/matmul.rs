@@ -306,7 +306,7 @@ fn product(
     let sum = nest.reduce(ReduceOp::Sum, term);
     let value = finish(cx, &mut nest, sum);
     nest.store_outer(cx, output, value);
-    cx.emit(nest.reduction())
+    cx.emit(nest.instruction())
 }
 
 /// `alpha * A' B' + beta * C`.

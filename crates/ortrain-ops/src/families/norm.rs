@@ -120,7 +120,7 @@ impl BatchNorm {
         let scaled = nest.b.mul(centred, factor);
         let result = nest.b.add(scaled, bias);
         nest.store_whole(cx, y, result);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 
     fn lower_inference(&self, cx: &mut Lower<'_>, axes: &Axes) -> Result<(), OpError> {
@@ -136,7 +136,7 @@ impl BatchNorm {
         let root = nest.b.unary(UnaryOp::Sqrt, sum);
         let value = nest.b.div(scale, root);
         nest.store_whole(cx, factor, value);
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         self.apply(cx, axes, mean, factor)?;
         cx.alias(1, 3);
         cx.alias(2, 4);
@@ -198,7 +198,7 @@ impl BatchNorm {
             let result = b.add(kept, taken);
             nest.store_outer(cx, new, result);
         }
-        cx.emit(nest.reduction())?;
+        cx.emit(nest.instruction())?;
         self.apply(cx, axes, mean, factor)
     }
 
@@ -492,7 +492,7 @@ impl Op for BatchNormGrad {
         for (&term, value) in terms.iter().zip([factor, share, slope]) {
             nest.store_outer(cx, term, value);
         }
-        cx.emit(nest.reduction())?;
+        cx.emit(nest.instruction())?;
 
         if !cx.wants(0) {
             return Ok(());
@@ -510,7 +510,7 @@ impl Op for BatchNormGrad {
         let result = b.mul(factor, rest);
         let output = cx.output(0);
         nest.store_whole(cx, output, result);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

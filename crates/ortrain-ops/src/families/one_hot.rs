@@ -105,7 +105,7 @@ impl Op for OneHot {
         let hit = b.compare(CompareOp::Eq, here, index);
         let value = b.select(hit, on, off);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -131,7 +131,7 @@ impl AdamW {
             let value = nest.b.convert(value, Type::of(dtype));
             nest.store_whole(cx, buffer, value);
         }
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         Ok(buffers)
     }
 }
@@ -214,7 +214,7 @@ impl Op for AdamW {
                 let value = where_signalled(cx, &mut nest, 6, new, old);
                 nest.store_whole(cx, buffer, value);
             }
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
         }
         done_flag(cx, 6);
         changed_in_place(self, cx)
@@ -254,7 +254,7 @@ impl Op for Sgd {
             let new = nest.b.sub(w, step);
             let value = where_signalled(cx, &mut nest, 3, new, w);
             nest.store_whole(cx, w_buffer, value);
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
         }
         done_flag(cx, 3);
         changed_in_place(self, cx)
@@ -296,13 +296,13 @@ impl Op for ClipGradNorm {
             let square = nest.b.mul(g, g);
             let sum = nest.reduce(ReduceOp::Sum, square);
             nest.store_outer(cx, partial, sum);
-            cx.emit(nest.reduction())?;
+            cx.emit(nest.instruction())?;
             let total = cx.temp("sum", part.dtype, 1);
             let mut nest = cx.nest(&[groups], 1);
             let value = nest.load_strided(cx, partial, 0, &[1]);
             let sum = nest.reduce(ReduceOp::Sum, value);
             nest.store_outer(cx, total, sum);
-            cx.emit(nest.reduction())?;
+            cx.emit(nest.instruction())?;
             sums.push(total);
         }
         for part in &parts {
@@ -324,14 +324,14 @@ impl Op for ClipGradNorm {
             let factor = b.select(too_long, ratio, one);
             let scale = cx.temp("factor", part.dtype, 1);
             nest.store_whole(cx, scale, factor);
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
 
             let mut nest = cx.nest(&[part.len], 0);
             let (buffer, g) = plane_load(cx, &mut nest, part, "gradients");
             let factor = nest.load_broadcast(scale, part.dtype, &[]);
             let clipped = nest.b.mul(g, factor);
             nest.store_whole(cx, buffer, clipped);
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
         }
         changed_in_place(self, cx)
     }
@@ -403,7 +403,7 @@ impl Op for Accumulate {
                 }
             };
             nest.store_whole(cx, buffer, result);
-            nest.map()
+            nest.instruction()
         };
         if cx.is_reset_flag(2) {
             let (overwrite, accumulate) = (step(cx, Some(true)), step(cx, Some(false)));

@@ -285,7 +285,7 @@ impl Pad {
                 let value = self.constant(cx, &mut nest);
                 let offset = offset_of(&begin, &out_strides);
                 nest.store_strided(cx, output, offset, out_strides.clone(), value);
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
             (begin[axis], size[axis]) = (first[axis], counts[axis]);
         }
@@ -297,7 +297,7 @@ impl Pad {
         let mut nest = cx.nest(&counts, 0);
         let value = nest.load_strided(cx, input, offset_of(&source, &strides), &strides);
         nest.store_strided(cx, output, offset_of(&first, &out_strides), out_strides, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 
     /// The constant in a nest.

@@ -118,7 +118,7 @@ fn zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpE
     let mut nest = cx.nest(dims, 0);
     let zero = nest.b.constant(Type::of(cx.buffer_dtype(target)), 0.0);
     nest.store_whole(cx, target, zero);
-    cx.emit(nest.map())
+    cx.emit(nest.instruction())
 }
 
 /// The largest element of each window, and where it is.
@@ -150,7 +150,7 @@ impl MaxPool {
             position = b.add(position, moved);
         }
         nest.store_whole(cx, target, position);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -379,7 +379,7 @@ impl AveragePool {
         let factor = b.convert(factor, Type::of(dtype));
         let table = cx.temp("one_over_count", dtype, outputs.iter().product());
         nest.store_whole(cx, table, factor);
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         Ok(table)
     }
 
@@ -419,7 +419,7 @@ impl AveragePool {
         };
         let scaled = nest.b.mul(value, factor);
         nest.store_whole(cx, target, scaled);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -489,7 +489,7 @@ fn convert(cx: &mut Lower<'_>, source: BufferId, target: BufferId, len: usize) -
     let mut nest = cx.nest(&[len], 0);
     let value = nest.load_strided(cx, source, 0, &[1]);
     nest.store_strided(cx, target, 0, Strides::from_slice(&[1]), value);
-    cx.emit(nest.map())
+    cx.emit(nest.instruction())
 }
 
 /// The gradient of an average: the input is that of the result; the shape of what was averaged is declared.

@@ -90,7 +90,7 @@ impl Op for Range {
         let moved = nest.b.mul(index, delta);
         let value = nest.b.add(start, moved);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

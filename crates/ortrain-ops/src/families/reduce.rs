@@ -238,7 +238,7 @@ impl Op for Reduce {
             let mut nest = cx.nest(&cx.out_dims(0), 0);
             let end = nest.b.push(Inst::Const(end_of(dtype, self.kind == Kind::Min)), Type::of(dtype));
             nest.store_whole(cx, output, end);
-            return cx.emit(nest.map());
+            return cx.emit(nest.instruction());
         }
         let whole = Access::contiguous(dtype, &dims);
         // Kept axes lead, reduced ones follow; the order within each stays.
@@ -256,7 +256,7 @@ impl Op for Reduce {
         let reduces = !axes.is_empty();
         let result = self.value(&mut nest, value, reduces, count);
         nest.store_outer(cx, output, result);
-        cx.emit(if reduces { nest.reduction() } else { nest.map() })
+        cx.emit(nest.instruction())
     }
 }
 
@@ -519,7 +519,7 @@ impl Op for Scale {
         let op = if self.down { BinaryOp::Div } else { BinaryOp::Mul };
         let y = nest.b.binary(op, x, s);
         nest.store_whole(cx, output, y);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

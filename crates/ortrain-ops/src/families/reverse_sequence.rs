@@ -83,7 +83,7 @@ impl Op for ReverseSequence {
         let value = nest.gather(cx, data, index);
         let output = cx.output(0);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

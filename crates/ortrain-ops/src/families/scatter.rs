@@ -124,7 +124,7 @@ impl Scatter {
         let all = nest.reduce(reduce, counted);
         let result = nest.b.binary(op, old, all);
         nest.store_outer(cx, output, result);
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -60,7 +60,7 @@ impl Op for Where {
         let chosen = nest.b.select(loads[0], loads[1], loads[2]);
         let output = cx.output(0);
         nest.store_whole(cx, output, chosen);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -101,7 +101,7 @@ impl Op for Cast {
         let mut nest = cx.nest(&dims, 0);
         let value = nest.load_broadcast(input, cx.dtype(0), &dims);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -214,7 +214,7 @@ impl Op for Pow {
         let result = power(&mut nest.b, base, exponent);
         let output = cx.output(0);
         nest.store_whole(cx, output, result);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

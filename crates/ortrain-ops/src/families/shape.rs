@@ -266,7 +266,7 @@ impl Op for Transpose {
         let value = nest.load_strided(cx, buffer, 0, &strides);
         let output = cx.output(0);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -309,7 +309,7 @@ impl Op for Expand {
         let value = nest.load_broadcast(buffer, cx.dtype(0), &cx.dims(0));
         let output = cx.output(0);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -457,7 +457,7 @@ impl Op for ConstantOfShape {
         let value = nest.load_broadcast(buffer, self.value.dtype(), &[]);
         let output = cx.output(0);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

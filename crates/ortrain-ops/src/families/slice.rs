@@ -178,7 +178,7 @@ impl Op for Slice {
         let mut nest = cx.nest(&out_dims, 0);
         let value = nest.load_strided(cx, buffer, offset, &strides);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -225,7 +225,7 @@ impl Op for SliceGrad {
         let mut nest = cx.nest(&part, 0);
         let value = nest.load_broadcast(buffer, cx.dtype(0), &part);
         nest.store_strided(cx, output, offset, strides, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

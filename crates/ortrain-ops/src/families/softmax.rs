@@ -75,7 +75,7 @@ impl Op for Softmax {
             nest.b.div(power, sum)
         };
         nest.store_strided(cx, output, 0, strides, result);
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 
@@ -188,7 +188,7 @@ impl Op for SoftmaxGrad {
             nest.b.mul(y, rest)
         };
         nest.store_strided(cx, output, 0, strides, value);
-        cx.emit(nest.reduction())
+        cx.emit(nest.instruction())
     }
 }
 

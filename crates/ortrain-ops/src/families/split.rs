@@ -133,7 +133,7 @@ impl Op for Split {
                 let mut nest = cx.nest(&dims, 0);
                 let value = nest.load_strided(cx, buffer, offset, &strides);
                 nest.store_whole(cx, output, value);
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
             start += length;
         }

@@ -95,7 +95,7 @@ impl Op for Tile {
         let mut nest = cx.nest(&space, 0);
         let value = nest.load_strided(cx, input, 0, &strides);
         nest.store_whole(cx, output, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -122,7 +122,7 @@ impl TopK {
         let stays = b.compare(CompareOp::Eq, takes_first, first);
         let kept = b.select(stays, own, other);
         nest.store_whole(cx, to, kept);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 
     /// The indices of every line in order.
@@ -133,7 +133,7 @@ impl TopK {
         let mut nest = cx.nest(&space, 0);
         let index = nest.b.coordinate(2);
         nest.store_whole(cx, order, index);
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         let mut block = 2;
         while block <= lines.padded {
             let mut distance = block / 2;
@@ -238,7 +238,7 @@ impl Op for TopK {
             let values = cx.output(0);
             nest.store_whole(cx, values, value);
         }
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

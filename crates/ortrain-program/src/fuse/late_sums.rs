@@ -6,7 +6,6 @@
 
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
-use super::loop_of;
 use super::splice::{is_injective, same, with_constants};
 use crate::versions::NewVersions;
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, ScheduledInstruction, is_work};
@@ -66,12 +65,11 @@ fn moved(
             if index > at {
                 return None;
             }
-            starts_at_zero &= matches!(&other.instruction, Instruction::Map(map) if is_zero(map) && map.nest.segments.is_none());
+            starts_at_zero &=
+                other.instruction.as_map().is_some_and(|map| is_zero(map) && map.nest.segments.is_none());
         }
         if other.instruction.reads().contains(&target) {
-            let (Instruction::Map(_), (map, _)) = (&other.instruction, loop_of(&other.instruction)?) else {
-                return None;
-            };
+            let map = other.instruction.as_map().filter(|map| map.nest.segments.is_none())?;
             let goes_along =
                 entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
             if index < at || !goes_along || !only_adds(map, target, buffers) {
@@ -92,7 +90,7 @@ fn moved(
     for (index, scheduled) in instructions.iter().enumerate() {
         match &scheduled.instruction {
             _ if index == at => {}
-            Instruction::Map(map) if readers.contains(&index) => {
+            Instruction::Nest(map) if readers.contains(&index) => {
                 let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
                 let (to, made) = (map.writes[0], scheduled.versions.written(map.writes[0])?);
                 let instruction = Instruction::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
@@ -106,7 +104,7 @@ fn moved(
                     // The map reads the target as it was before the sums, and the sums what the map makes.
                     let before = new_versions.next();
                     let given = scheduled.versions.clone().with_read_of(target, versions);
-                    let instruction = Instruction::Map(map);
+                    let instruction = Instruction::Nest(map);
                     let given = given.with_write(to, before).of_instruction(&instruction);
                     result.push(ScheduledInstruction { instruction, versions: given, ..scheduled.clone() });
                     sums.versions = sums.versions.with_read(to, before);

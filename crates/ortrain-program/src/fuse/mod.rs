@@ -76,7 +76,7 @@ pub(crate) fn loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
 /// The same for every nest: for what leaves its space as it is.
 pub(crate) fn any_loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
     match instruction {
-        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) => Some((l, 0)),
+        Instruction::Nest(l) => Some((l, 0)),
         Instruction::MatMul(m) => Some((&m.epilogue, 1)),
         Instruction::Conv(c) => Some((&c.epilogue, 1)),
         Instruction::Attention(_)
@@ -89,9 +89,7 @@ pub(crate) fn any_loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
 /// The instruction with another nest.
 pub(crate) fn with_loop(instruction: &Instruction, l: Loop) -> Instruction {
     match instruction {
-        Instruction::Map(_) => Instruction::Map(l),
-        Instruction::Row(_) => Instruction::Row(l),
-        Instruction::Col(_) => Instruction::Col(l),
+        Instruction::Nest(_) => Instruction::Nest(l),
         Instruction::MatMul(m) => Instruction::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
         Instruction::Conv(c) => Instruction::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
         Instruction::Attention(_)
@@ -105,7 +103,7 @@ pub(crate) fn with_loop(instruction: &Instruction, l: Loop) -> Instruction {
 
 /// Whether axes of an instruction's nest may be split: those of products are what the product says.
 fn may_split(instruction: &Instruction) -> bool {
-    matches!(instruction, Instruction::Map(_) | Instruction::Row(_) | Instruction::Col(_))
+    matches!(instruction, Instruction::Nest(_))
 }
 
 /// Buffers that an instruction reads other than through [the nest](loop_of) that passes know.
@@ -113,12 +111,8 @@ pub(crate) fn factors(instruction: &Instruction) -> SmallVec<[BufferId; 2]> {
     match instruction {
         Instruction::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
         Instruction::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
-        Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) if l.nest.segments.is_none() => {
-            SmallVec::new()
-        }
-        Instruction::Map(_)
-        | Instruction::Row(_)
-        | Instruction::Col(_)
+        Instruction::Nest(l) if l.nest.segments.is_none() => SmallVec::new(),
+        Instruction::Nest(_)
         | Instruction::Attention(_)
         | Instruction::Window(_)
         | Instruction::ScatterAdd(_)
@@ -262,10 +256,7 @@ impl<'a> Fusion<'a> {
     }
 
     fn map(&self, at: usize) -> Option<&Loop> {
-        match self.instruction(at) {
-            Some(Instruction::Map(map)) if map.nest.segments.is_none() => Some(map),
-            _ => None,
-        }
+        self.instruction(at)?.as_map().filter(|map| map.nest.segments.is_none())
     }
 
     fn cell(&self, id: BufferId) -> usize {
@@ -396,9 +387,12 @@ impl<'a> Fusion<'a> {
         }
         // A map that went behind something else can still be computed by who has its operands.
         for (_, old) in undo {
-            let Some(ScheduledInstruction { instruction: Instruction::Map(map), versions, .. }) = old else {
+            let Some(ScheduledInstruction { instruction: Instruction::Nest(map), versions, .. }) = old else {
                 continue;
             };
+            if !map.is_map() {
+                continue;
+            }
             let (map, versions) = (Rc::new(map), Rc::new(versions));
             for (result, &id) in map.writes.iter().enumerate() {
                 let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
@@ -654,9 +648,7 @@ impl<'a> Fusion<'a> {
         let mut seen = Entries::NONE;
         for &reader in readers {
             let scheduled = self.slots[reader].as_ref()?;
-            if !seen.and(scheduled.entries).is_empty()
-                || !matches!(scheduled.instruction, Instruction::Map(_))
-            {
+            if !seen.and(scheduled.entries).is_empty() || scheduled.instruction.as_map().is_none() {
                 return None;
             }
             seen = seen.or(scheduled.entries);
@@ -774,7 +766,7 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let Some(lighter) = self.without_load(instruction, id, &map) else { continue };
-            let given = given.of_instruction(&Instruction::Map(map));
+            let given = given.of_instruction(&Instruction::Nest(map));
             if weight(&lighter, self.buffers) < weight(instruction, self.buffers)
                 && let Some(versions) = versions.clone().reading_also(&given)
             {

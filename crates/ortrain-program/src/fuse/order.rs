@@ -103,7 +103,7 @@ fn copy_before_updates(
             first.insert(
                 made + 1,
                 ScheduledInstruction {
-                    instruction: Instruction::Map(copy_of(id, copy, dtype, len)),
+                    instruction: Instruction::Nest(copy_of(id, copy, dtype, len)),
                     versions: Versions::of_map((id, version), (copy, copied)),
                     ..first[made].clone()
                 },

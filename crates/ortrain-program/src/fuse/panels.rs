@@ -61,14 +61,14 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
     let mut maps: Vec<ScheduledInstruction> = Vec::with_capacity(groups.len());
     for (k, group) in groups.iter().enumerate() {
         let panels = BufferId((buffers.len() + k) as u32);
-        let map = Instruction::Map(layout(&group.product, panels));
+        let map = Instruction::Nest(layout(&group.product, panels));
         let given = group.readers.iter().try_fold(Versions::default(), |given, &reader| {
             given.reading_also(&instructions[reader].versions.of_instruction(&map))
         });
         let given = given.expect("nothing writes a matrix between the products of a group");
-        let Instruction::Map(l) = &map else { unreachable!("a layout is a map") };
+        let Instruction::Nest(l) = &map else { unreachable!("a layout is a nest") };
         let (instruction, given) = match moved(instructions, group, l, cell) {
-            Some((source, given)) => (Instruction::Map(source), given),
+            Some((source, given)) => (Instruction::Nest(source), given),
             None => (map, given),
         };
         let versions = given.of_instruction(&instruction).with_write(panels, new_versions.next());
@@ -148,11 +148,8 @@ fn moved(
     let writes = |at: &usize| touches(instructions[*at].instruction.writes(), value);
     let mut writers = (0..instructions.len()).filter(writes);
     let (maker, None) = (writers.next()?, writers.next()) else { return None };
-    let ScheduledInstruction { instruction: Instruction::Map(guest), entries, versions, .. } =
-        &instructions[maker]
-    else {
-        return None;
-    };
+    let ScheduledInstruction { instruction, entries, versions, .. } = &instructions[maker];
+    let guest = instruction.as_map()?;
     let others = instructions
         .iter()
         .enumerate()

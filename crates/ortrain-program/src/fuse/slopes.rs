@@ -136,7 +136,7 @@ pub(super) fn apart(
         slope.writes[0] = id;
         product.reads.iter_mut().filter(|read| **read == NEW).for_each(|read| *read = id);
         let (given, version) = (scheduled.versions.clone(), new_versions.next());
-        let [slope, product] = [slope, product].map(Instruction::Map);
+        let [slope, product] = [slope, product].map(Instruction::Nest);
         let of_slope = given.clone().with_write(id, version).of_instruction(&slope);
         let of_product = given.with_read(id, version).of_instruction(&product);
         let (entries, node) = (scheduled.entries, scheduled.node.clone());

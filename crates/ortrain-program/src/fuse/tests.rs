@@ -88,7 +88,7 @@ impl Images {
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
     ) {
         let map = self.nest(dims, loads, stores, f);
-        self.emit(Instruction::Map(map), Entries::ALL);
+        self.emit(Instruction::Nest(map), Entries::ALL);
     }
 
     /// An element-wise map over the flat images.
@@ -134,7 +134,7 @@ impl Images {
         l.nest.inner = 2;
         l.nest.reductions =
             reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
-        self.emit(Instruction::Row(l), Entries::ALL);
+        self.emit(Instruction::Nest(l), Entries::ALL);
     }
 
     /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
@@ -270,9 +270,9 @@ fn normalisation_and_activation_follow_their_statistics() {
     let [mean, factor] = statistics(&mut i, x);
     i.normalised(x, [mean, factor, bias], y);
     let program = i.finish(&[x, bias], &[y, mean]);
-    assert_eq!(names(&program), ["Row"], "{program}");
+    assert_eq!(names(&program), ["Reduce"], "{program}");
     assert_eq!(shape_of(&program, 0), (2, 2), "{program}");
-    let Instruction::Row(row) = &program.instructions[0].instruction else { unreachable!() };
+    let Instruction::Nest(row) = &program.instructions[0].instruction else { unreachable!() };
     assert_eq!(row.writes, [mean, y], "{program}");
 }
 
@@ -280,7 +280,8 @@ fn normalisation_and_activation_follow_their_statistics() {
 fn backward_is_two_passes_at_most() {
     // Rows that stay in the cache, and rows that do not.
     let sizes = [(8, 96, 48, 48), (32, 64, 112, 112)];
-    for ((n, c, h, w), expected) in sizes.into_iter().zip([&["Window", "Row"][..], &["Window", "Row", "Map"]])
+    for ((n, c, h, w), expected) in
+        sizes.into_iter().zip([&["Window", "Reduce"][..], &["Window", "Reduce", "Map"]])
     {
         let mut i = Images::new(n, c, h, w);
         let [x, y, from, gradient] = ["x", "y", "from", "gradient"].map(|name| i.image(name));
@@ -303,7 +304,7 @@ fn sums_and_elements_take_in_what_both_read() {
     i.sums(&[g], sums, |_, regs| regs[0], |b, regs, _| b.mul(regs[0], regs[0]));
     i.flat(&[g], last, |b, regs| b.mul(regs[0], regs[0]));
     let program = i.finish(&[y, from], &[sums[0], sums[1], last]);
-    assert_eq!(names(&program), ["Window", "Row", "Map"], "{program}");
+    assert_eq!(names(&program), ["Window", "Reduce", "Map"], "{program}");
 }
 
 #[test]
@@ -319,7 +320,7 @@ fn what_was_activated_is_computed_again_from_what_is_loaded() {
     i.conv(ConvPass::InputGradient, g0, filter, gradient);
     let dx = i.normalised_backward(gradient, y, x, mean);
     let program = i.finish(&[x, g0, bias], &[to, dx]);
-    assert_eq!(names(&program), ["Row", "Conv", "Conv", "Row"], "{program}");
+    assert_eq!(names(&program), ["Reduce", "Conv", "Conv", "Reduce"], "{program}");
     // The activation's result goes into the convolution, and nowhere else.
     assert!(!program.instructions[3].instruction.reads().contains(&y), "{program}");
 }
@@ -368,7 +369,7 @@ fn what_was_clipped_is_computed_again_from_what_is_kept() {
     let dx = i.image("dx");
     i.unpooled(dz, dx);
     let program = i.finish(&[x, g0, bias], &[to, dx]);
-    assert_eq!(names(&program), ["Row", "Conv", "Conv", "Window"], "{program}");
+    assert_eq!(names(&program), ["Reduce", "Conv", "Conv", "Window"], "{program}");
     assert!(program.instructions.iter().all(|i| !i.instruction.writes().contains(&z)), "{program}");
 }
 
@@ -423,8 +424,8 @@ fn gradients_gather_where_they_are_made() {
         vec![b.add(regs[0], regs[1])]
     });
     let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
-    i.emit(Instruction::Map(add), Entries::only(Entry::Accumulate));
-    i.emit(Instruction::Map(put), Entries::only(Entry::Overwrite));
+    i.emit(Instruction::Nest(add), Entries::only(Entry::Accumulate));
+    i.emit(Instruction::Nest(put), Entries::only(Entry::Overwrite));
     let program = i.finish(&[x, g], &[]);
     assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
     for (scheduled, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
@@ -448,12 +449,12 @@ fn what_is_dear_is_computed_once() {
         i.finish(&[x], &[sums[0], sums[1], last])
     };
     let cheap = program(|b, x| b.unary(UnaryOp::Neg, x));
-    assert_eq!(names(&cheap), ["Row", "Window", "Map"], "{cheap}");
+    assert_eq!(names(&cheap), ["Reduce", "Window", "Map"], "{cheap}");
     let dear = program(|b, x| {
         let x = b.unary(UnaryOp::Erf, x);
         b.unary(UnaryOp::Exp, x)
     });
-    assert_eq!(names(&dear), ["Map", "Row", "Window", "Map"], "{dear}");
+    assert_eq!(names(&dear), ["Map", "Reduce", "Window", "Map"], "{dear}");
 }
 
 /// Whoever computes a value instead of reading it does not come to read it again, by way of another value that is
@@ -756,7 +757,7 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
         images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
     let known = super::lighter::Known::of(&reader);
     let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
-    known.is_no_lighter(&Instruction::Map(reader), y, (&map, 0), &buffers)
+    known.is_no_lighter(&Instruction::Nest(reader), y, (&map, 0), &buffers)
 }
 
 /// Something is said only of instructions that read each element at one point: of others, the parts of the value may be computed

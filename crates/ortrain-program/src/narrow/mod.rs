@@ -108,13 +108,9 @@ fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs:
     let mut all = Vec::with_capacity(instructions.len());
     for ScheduledInstruction { instruction, .. } in instructions {
         let found = match instruction {
-            Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l) if l.nest.segments.is_none() => {
-                zeros_of_nest(l, &written)
-            }
+            Instruction::Nest(l) if l.nest.segments.is_none() => zeros_of_nest(l, &written),
             Instruction::MatMul(m) => zeros_of_product(m, &written),
-            Instruction::Map(_)
-            | Instruction::Row(_)
-            | Instruction::Col(_)
+            Instruction::Nest(_)
             | Instruction::Conv(_)
             | Instruction::Attention(_)
             | Instruction::Window(_)
@@ -288,9 +284,8 @@ impl Demand {
 
     /// Whether nobody sees the one result of a map, because something else is written in its place.
     fn is_overwritten(&self, scheduled: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
-        let ScheduledInstruction { instruction: Instruction::Map(map), entries, .. } = scheduled else {
-            return false;
-        };
+        let ScheduledInstruction { instruction, entries, .. } = scheduled;
+        let Some(map) = instruction.as_map() else { return false };
         let &[id] = map.writes.as_slice() else { return false };
         let sees_it = |(band, later): (Band, Entries)| {
             !band.holds(self.wanted[id.0 as usize]) || later.and(*entries) != *entries
@@ -337,7 +332,7 @@ impl Demand {
             }
             let mut cuts = points(dims, store, wanted);
             cuts.retain(|cut| cut.axis < kept);
-            let may_fill = !matches!(instruction, Instruction::Map(_))
+            let may_fill = instruction.as_map().is_none()
                 && self.writers[id.0 as usize] == 1
                 && is_work(buffers, id)
                 && !instruction.reads().contains(&id);
@@ -391,7 +386,7 @@ fn leave_out(
             .map(|map| {
                 let (to, version) = (map.writes[0], new_versions.next());
                 scheduled.versions = scheduled.versions.clone().with_read(to, version);
-                let instruction = Instruction::Map(map);
+                let instruction = Instruction::Nest(map);
                 let versions = given.clone().with_write(to, version).of_instruction(&instruction);
                 ScheduledInstruction { instruction, versions, ..scheduled.clone() }
             })
@@ -419,7 +414,7 @@ fn without_zeros(instruction: &Instruction, l: &Loop, virtual_loads: usize, zero
     };
     match fewer {
         None => instruction.clone(),
-        Some(fewer) if virtual_loads > 0 && !is_product => Instruction::Map(fewer),
+        Some(fewer) if virtual_loads > 0 && !is_product => Instruction::Nest(fewer),
         Some(fewer) => with_loop(instruction, fewer),
     }
 }

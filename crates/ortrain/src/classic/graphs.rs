@@ -32,6 +32,8 @@ use crate::kind::check_forward;
 use crate::nearest::hint;
 use crate::{Error, ModelMeta, ModelSource, Result};
 
+/// The version of `ai.onnx` whose operators all take bfloat16, Conv and pooling among them.
+const BF16_OPSET: i64 = 22;
 /// The end of the name of a weight's copy in fewer bits.
 pub(super) const COPY: &str = "_fp16";
 /// The end of the name of an output that is a gradient.
@@ -72,7 +74,10 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let meta = ModelMeta::of(&model.proto);
     let optional = optional_inputs(&model);
     let mut forward = self_contained(&label, model)?;
-    let opset = opset_of(&forward.proto);
+    let opset = match parameters.mixed_precision {
+        Some(DType::BF16) => opset_of(&forward.proto).max(BF16_OPSET),
+        _ => opset_of(&forward.proto),
+    };
     let graph = message_graph(&label, &mut forward.proto)?;
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let loss = check_loss(graph, &parameters.loss_output_name)?;

@@ -139,7 +139,7 @@ impl Op for Likelihood {
         let loss = nest.b.unary(ortrain_expr::UnaryOp::Neg, loss);
         let loss = label.counted(&mut nest, loss);
         nest.store_whole(cx, losses, loss);
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         total(entropy, cx, losses, samples)
     }
 }

@@ -405,8 +405,7 @@ impl MapTensors {
             };
             nest.store_strided(cx, buffer, offset, strides.into_iter().collect(), value);
         }
-        let instruction = if per_tensor { nest.reduction() } else { nest.map() };
-        cx.emit(instruction)
+        cx.emit(nest.instruction())
     }
 
     fn label(&self, k: usize) -> String {
@@ -569,7 +568,7 @@ fn lift_instruction(
     known: &mut FxHashMap<BufferId, Value>,
     sums: &mut Vec<(ReduceOp, Reg)>,
 ) -> Result<(), OpError> {
-    let (Instruction::Map(l) | Instruction::Row(l) | Instruction::Col(l)) = instruction else {
+    let Instruction::Nest(l) = instruction else {
         return Err(not_by_element());
     };
     let Loop { nest, reads, writes } = l;
@@ -685,7 +684,7 @@ impl Op for Snapshot {
         let mut nest = cx.nest(&dims, 0);
         let value = nest.load_broadcast(buffer, dtype, &dims);
         nest.store_whole(cx, copy, value);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

@@ -219,7 +219,7 @@ impl Op for Resize {
         let other = nest.b.constant(ty, self.settings.extrapolation);
         let chosen = any.map_or(value, |any| nest.b.select(any, other, value));
         nest.store_whole(cx, output, chosen);
-        cx.emit(nest.map())
+        cx.emit(nest.instruction())
     }
 }
 

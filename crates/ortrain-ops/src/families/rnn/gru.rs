@@ -121,7 +121,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             let before = load_state(cx, &mut nest, state);
             let held = lengths.hold(cx, &mut nest, step);
             targets.store(cx, &mut nest, [z, reset, new], before, held);
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
         } else {
             let gates = temp(cx, "gates", batch, 2 * hidden);
             let reset_state = factor(cx, "reset_state", batch, hidden);
@@ -149,7 +149,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                     let before = h.load(cx, &mut nest);
                     let value = nest.b.mul(reset, before);
                     reset_state.store(cx, &mut nest, value);
-                    cx.emit(nest.map())?;
+                    cx.emit(nest.instruction())?;
                     let r = r.at_column(NEW * hidden);
                     product(cx, (batch, hidden, hidden), reset_state, r, |cx, nest, value| {
                         finish(cx, nest, value);
@@ -159,12 +159,12 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                     let mut nest = cx.nest(&[batch, 2 * hidden], 0);
                     let nothing = load_state(cx, &mut nest, from_zeros);
                     apply(cx, &mut nest, nothing);
-                    cx.emit(nest.map())?;
+                    cx.emit(nest.instruction())?;
                     let mut nest = cx.nest(&[batch, hidden], 0);
                     let of_new = from_zeros.map(|zeros| zeros.at_column(NEW * hidden));
                     let nothing = load_state(cx, &mut nest, of_new);
                     finish(cx, &mut nest, nothing);
-                    cx.emit(nest.map())?;
+                    cx.emit(nest.instruction())?;
                 }
             }
         }
@@ -214,7 +214,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
                     nest.b.mul(reset, state)
                 };
                 target.store(cx, &mut nest, value);
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
         }
     }
@@ -276,7 +276,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             for (gate, value) in [(Z, of_z), (RESET, of_reset), (NEW, of_taken)] {
                 of_step.at_column(gate * hidden).store(cx, &mut nest, value);
             }
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
             if let Some(result) = result {
                 product(cx, (batch, hidden, sizes.rows), of_step, r, |cx, nest, value| {
                     let value = finish(cx, nest, value, kept_part);
@@ -287,7 +287,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             // A factor of its own: the product stores beside what it would read.
             let new_gate = factor(cx, "of_new_gate", batch, hidden);
             new_gate.store(cx, &mut nest, of_new);
-            cx.emit(nest.map())?;
+            cx.emit(nest.instruction())?;
             // The gradient of r * h: one part goes to r, the other to h.
             let sums = temp(cx, "of_hidden_reset", batch, hidden);
             let new_weights = r.at_row(NEW * hidden);

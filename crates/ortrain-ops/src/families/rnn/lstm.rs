@@ -109,7 +109,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                 gates.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
             }
         }
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         (h, c) = (kept_h.or(new_h), kept_c.or(new_c));
     }
     Ok(())
@@ -203,7 +203,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             let value = where_held(&mut nest, held, of_last, of_cell);
             target.store(cx, &mut nest, value);
         }
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         if let Some(target) = before_h {
             product(cx, (batch, hidden, sizes.rows), gates.at_row(row), r, |cx, nest, value| {
                 let held = lengths.hold(cx, nest, step);

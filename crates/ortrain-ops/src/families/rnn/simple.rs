@@ -48,7 +48,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                 let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
                 let nothing = load_state(cx, &mut nest, from_zeros);
                 finish(cx, &mut nest, nothing);
-                cx.emit(nest.map())?;
+                cx.emit(nest.instruction())?;
             }
         }
         state = next;
@@ -81,7 +81,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let held = lengths.hold(cx, &mut nest, step);
         let gate = or_zero(&mut nest, held, gate);
         gates.at_row(row).store(cx, &mut nest, gate);
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
         let result = if step > 0 {
             Some(temp(cx, "of_hidden", sizes.batch, sizes.hidden))
         } else {

@@ -104,7 +104,7 @@ pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Mat
     let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 0);
     let value = r.load(cx, &mut nest);
     result.transposed().store(cx, &mut nest, value);
-    cx.emit(nest.map())?;
+    cx.emit(nest.instruction())?;
     Ok(result)
 }
 
@@ -183,7 +183,7 @@ pub(super) fn sum_of_biases(
     let mut nest = cx.nest(&[1, sizes.rows], 0);
     let sum = sum_at(cx, &mut nest, &[Some(biases), Some(biases.at_column(sizes.rows))], 0);
     result.store(cx, &mut nest, sum);
-    cx.emit(nest.map())?;
+    cx.emit(nest.instruction())?;
     Ok(Some(result))
 }
 
@@ -268,7 +268,7 @@ pub(super) fn from_zeros(
     let term = nest.b.sub(weight, weight);
     let sum = nest.reduce(ReduceOp::Sum, term);
     Matrix { strides: [1, 0], ..result }.store(cx, &mut nest, sum);
-    cx.emit(nest.reduction())?;
+    cx.emit(nest.instruction())?;
     Ok(Some(result))
 }
 
@@ -294,7 +294,7 @@ pub(super) fn lower_nothing(
         let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
         let value = load_state(cx, &mut nest, state);
         output.store(cx, &mut nest, value);
-        cx.emit(nest.map())?;
+        cx.emit(nest.instruction())?;
     }
     Ok(())
 }
@@ -363,7 +363,7 @@ pub(super) fn zeros(cx: &mut Lower<'_>, (m, n): (usize, usize), result: Matrix) 
     let ty = Type::of(wide(cx));
     let zero = nest.b.constant(ty, 0.0);
     result.store(cx, &mut nest, zero);
-    cx.emit(nest.map())
+    cx.emit(nest.instruction())
 }
 
 /// The gradients of data, weights and biases, of those of the gates: `of_input` for all that is multiplied with data,
@@ -423,5 +423,5 @@ pub(super) fn column_sums<'a>(
     for &result in results {
         Matrix { strides: [result.strides[1], 0], ..result }.store(cx, &mut nest, sum);
     }
-    cx.emit(nest.reduction())
+    cx.emit(nest.instruction())
 }

@@ -42,7 +42,7 @@ pub(crate) fn fuse_attention(
 
 /// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
 fn rows(instruction: &Instruction) -> Option<(&Loop, usize)> {
-    let (Instruction::Row(_), (l, _)) = (instruction, loop_of(instruction)?) else { return None };
+    let (Instruction::Nest(_), (l, _)) = (instruction, loop_of(instruction)?) else { return None };
     let &[keys] = l.nest.inner_dims() else { return None };
     let accesses = || l.nest.loads.iter().chain(&l.nest.stores);
     let dtype = l.nest.stores.first()?.dtype;
@@ -231,7 +231,7 @@ impl Fusion<'_> {
         let maker = self.maker(id)?;
         match self.instruction(maker)? {
             Instruction::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
-            Instruction::Map(map) if maps > 0 && map.nest.segments.is_none() => {
+            Instruction::Nest(map) if maps > 0 && map.is_map() && map.nest.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
                 let mut whole = map.reads.iter().filter(|read| self.buffers[read.0 as usize].len == len);
                 whole.find_map(|&read| self.product_behind(read, keys, maps - 1))
@@ -313,11 +313,10 @@ impl Fusion<'_> {
             if !self.is_work(value) || self.is_output[self.cell(value)] {
                 break;
             }
-            let Some(ScheduledInstruction { instruction: Instruction::Map(map), entries: own, .. }) =
-                &self.slots[reader]
-            else {
+            let Some(ScheduledInstruction { instruction, entries: own, .. }) = &self.slots[reader] else {
                 break;
             };
+            let Some(map) = instruction.as_map() else { break };
             let moves = matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]) && map.writes.len() == 1;
             // What others write to as well, as parts of a whole, is left to them.
             if !moves || *own != entries || self.maker(map.writes[0]) != Some(reader) {
@@ -607,7 +606,9 @@ impl Fusion<'_> {
             for &reader in &self.readers[self.cell(value)] {
                 match self.instruction(reader)? {
                     Instruction::MatMul(_) => products.push((value, reader)),
-                    Instruction::Map(map) if values.len() < MOST_MAPS && map.nest.segments.is_none() => {
+                    Instruction::Nest(map)
+                        if values.len() < MOST_MAPS && map.is_map() && map.nest.segments.is_none() =>
+                    {
                         let &[made] = map.writes.as_slice() else { return None };
                         if self.buffers[made.0 as usize].len != space.whole.len {
                             return None;

@@ -54,7 +54,7 @@ impl Making {
             stores: vec![Access::contiguous(DType::F32, dims)],
         };
         let reads = loads.iter().map(|&(id, _)| id).collect();
-        self.emit(Instruction::Map(Loop { nest, reads, writes: vec![to] }));
+        self.emit(Instruction::Nest(Loop { nest, reads, writes: vec![to] }));
         to
     }
 
@@ -118,7 +118,7 @@ impl Making {
         let dims = [rows, 1, SEQ].into_iter().collect();
         let loads = vec![line.clone(); reads.len()];
         let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line] };
-        self.emit(Instruction::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
+        self.emit(Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
         to
     }
 
