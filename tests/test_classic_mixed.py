@@ -166,10 +166,11 @@ def test_a_state_in_float32_is_loaded() -> None:
     assert state["fc1.w_fp16"].tobytes() == state["fc1.w"].astype(np.float16).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NETS)
-def test_training_follows_float32(name: str) -> None:
+def test_training_follows_float32(name: str, dtype: str) -> None:
     net = NETS[name]()
-    made, wide = mixed(net), session(net, ADAM)
+    made, wide = mixed(net, mixed_precision_dtype=dtype), session(net, ADAM)
     for k in range(STEPS):
         feeds = net.batch(k % 5, rows=16)
         loss, finite = made.run(["loss", FINITE], fed(feeds, 0.002, SCALED))
