@@ -37,6 +37,7 @@ help: ## this list
 .PHONY: demo
 demo: build/demo.stamp ## train a convolution network on handwritten digits, with a release wheel in its own environment
 	$(DEMO)/bin/python examples/finetune_digits.py build/digits
+	$(DEMO)/bin/python examples/finetune_digits_orttrainer.py build/digits_orttrainer
 
 .PHONY: test
 test: fmt lint rust doctest pytest stubs types ruff docs demo ## everything that CI runs
@@ -189,6 +190,6 @@ build/release.stamp: constraints.txt $(RUST_SOURCES) $(PY_SOURCES)
 	touch $@
 
 build/demo.stamp: build/release.stamp
-	$(DEMO)/bin/python -m pip install "$$(echo build/wheels/*.whl)[demo]"
+	$(DEMO)/bin/python -m pip install "$$(echo build/wheels/*.whl)[demo,trainer]"
 	$(DEMO)/bin/python -m pip install --no-deps --force-reinstall build/wheels/*.whl
 	touch $@

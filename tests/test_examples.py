@@ -1,4 +1,4 @@
-"""The examples. finetune_digits.py is run by `make demo`."""
+"""The examples. finetune_digits.py and finetune_digits_orttrainer.py are run by `make demo`."""
 
 from __future__ import annotations
 
