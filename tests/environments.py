@@ -64,6 +64,11 @@ def classic_oracle() -> Path:
     return environment("classic-oracle", TESTS / "classic_oracle" / "requirements.txt", (3, 11))
 
 
+def trainer_oracle() -> Path:
+    """The interpreter with onnxruntime-training 1.15.0 and PyTorch 2.0.1, which have ORTTrainer, some 5 GB."""
+    return environment("trainer-oracle", TESTS / "trainer_oracle" / "requirements.txt", (3, 11))
+
+
 def jax() -> Path:
     """The interpreter with jax for the CPU."""
     return environment("jax", TESTS / "in_jax" / "requirements.txt", (3, 13))

@@ -939,6 +939,8 @@ def test_a14_what_is_no_model(tmp_path: Path) -> None:
         TrainingSession(str(tmp_path / "nowhere.onnx"), given)
     with pytest.raises(C.InvalidProtobuf):
         TrainingSession(b"\xff\xff\xff\xffnot a model", given)
+    with pytest.raises(C.InvalidArgument, match="the model is empty"):
+        TrainingSession(b"", given)
     others: list[tuple[Any, Any]] = [(wrong, given) for wrong in (None, 3, ["model.onnx"])]
     others += [(net.model.SerializeToString(), wrong) for wrong in (None, "loss", {"loss_output_name": "loss"})]
     for model, wrong in others:
@@ -1138,6 +1140,29 @@ def test_a15_dumps(optimizer: str, as_outputs: bool, tmp_path: Path) -> None:
         assert_close(found, expected, CLOSE)
 
 
+def test_a15_an_optimized_model_is_the_training_graph(tmp_path: Path) -> None:
+    net = regression()
+    optimized, training = str(tmp_path / "optimized.onnx"), str(tmp_path / "training.onnx")
+    options = ortrain.SessionOptions()
+    options.optimized_model_filepath = optimized
+
+    def made(path: str) -> TrainingSession:
+        properties = parameters(net, ADAM)
+        properties.model_with_training_graph_path = path
+        return TrainingSession(net.model.SerializeToString(), properties, options)
+
+    steps(made(""), net, 1)
+    session(net, ADAM, model_with_training_graph_path=training)
+    assert Path(optimized).read_bytes() == Path(training).read_bytes()
+    Path(optimized).unlink()
+    made(optimized)
+    assert Path(optimized).read_bytes() == Path(training).read_bytes()
+    Path(optimized).unlink()
+    with pytest.raises(C.NotImplemented, match="optimized_model_filepath and model_with_training_graph_path"):
+        made(training)
+    assert not Path(optimized).exists()
+
+
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("window", [1, 3])
 def test_a15_a_training_graph_is_what_trains(optimizer: str, window: int, tmp_path: Path) -> None:
@@ -1280,6 +1305,29 @@ def test_a17_results_of_float32() -> None:
             made.is_output_fp32_node(name)
     wide = session(regression(dtype=np.float64))
     assert not wide.is_output_fp32_node("loss")
+
+
+@EACH_OPTIMIZER
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "mixed"])
+def test_a17_results_of_optimizers(optimizer: str, half: bool, tmp_path: Path) -> None:
+    """Names and types are those of the nodes in the file of the training graph."""
+    net, path = regression(), str(tmp_path / "training.onnx")
+    made = session(net, optimizer, use_mixed_precision=half, model_with_training_graph_path=path)
+    graph = onnx.load(path).graph
+    outputs = [name for node in graph.node if node.op_type == optimizer for name in node.output if name]
+    # In mixed precision a node of SGD makes what is not taken if gradients are not finite.
+    outputs = [name.replace("_SGD_moved", "_SGD_out") for name in outputs]
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+    types |= {f"{name}_SGD_out": TensorProto.FLOAT for name in net.weights}
+    assert len(outputs) >= len(net.weights)
+    assert {name: made.is_output_fp32_node(name) for name in outputs} == {
+        name: types[name] == TensorProto.FLOAT for name in outputs
+    }
+    assert any(name.endswith("W_fp16_Adam_out") for name in outputs) == (half and optimizer == ADAM)
+    others = {"W_SGD_out", "W_Adam_out", "W_Lamb_out", "Step_Out", "W_fp16_SGD_out"} - set(outputs)
+    for name in others:
+        with pytest.raises(RuntimeError, match=name):
+            made.is_output_fp32_node(name)
 
 
 # A18: modes.
@@ -1614,6 +1662,9 @@ def test_names_and_errors_of_onnxruntime(tmp_path: Path) -> None:
         assert behind.TrainingConfigurationResult is C.TrainingConfigurationResult
         for name in ("IOBinding", "OrtDevice", "GraphOptimizationLevel", "ExecutionMode", "ExecutionOrder"):
             assert hasattr(onnxruntime, name), name
+        model = net.model.SerializeToString()
+        with pytest.warns(UserWarning, match="TPU"), pytest.raises(RuntimeError, match="TPU"):
+            TrainingSession(model, parameters(net), providers=["TPUExecutionProvider"])
         with pytest.raises(behind.NoSuchFile, match=begins.format(3, "NO_SUCHFILE")):
             TrainingSession(str(tmp_path / "nowhere.onnx"), parameters(net))
         with pytest.raises(behind.InvalidProtobuf, match=begins.format(7, "INVALID_PROTOBUF")):

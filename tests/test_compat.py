@@ -97,6 +97,7 @@ def installed() -> Iterator[None]:
 
 
 PROVIDERS = """
+import numpy as np
 import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
@@ -104,6 +105,43 @@ options = onnxruntime.RunOptions()
 options.log_severity_level = 3
 assert isinstance(options, C.RunOptions)
 print(C.get_available_providers(), onnxruntime.get_available_providers())
+for module in (C, onnxruntime):
+    module.set_default_logger_severity(4)
+    module.set_default_logger_verbosity(0)
+
+# A session of the extension module: made first, opened then.
+path = ortrain.examples.perceptron()
+for made in (str(path), True), (path.read_bytes(), False):
+    session = C.InferenceSession(onnxruntime.SessionOptions(), *made, False)
+    try:
+        session.run(None, {})
+    except C.Fail as error:
+        assert "initialize_session" in str(error)
+    session.initialize_session(["CPUExecutionProvider"], [{}], set())
+    (value,) = session.inputs_meta
+    x = np.ones((2, 64), np.float32)
+    (expected,) = onnxruntime.InferenceSession(str(path)).run(None, {value.name: x})
+    assert (session.run(["logits"], {value.name: x}, None)[0] == expected).all()
+    binding = session.io_binding()
+    binding.bind_input(value.name, x)
+    binding.bind_output("logits", C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0))
+    session.run_with_iobinding(binding, None)
+    assert (binding.get_outputs()[0].numpy() == expected).all()
+    try:
+        session.initialize_session()
+    except C.ModelLoaded:
+        print("once")
+for wrong in ((3, True), (path.read_bytes(), True), (str(path), False)):
+    try:
+        C.InferenceSession(None, *wrong)
+    except TypeError as error:
+        print(error)
+training = C.TrainingSession()
+assert isinstance(training, C.InferenceSession)
+try:
+    training.initialize_session()
+except RuntimeError as error:
+    assert "load_model or read_bytes" in str(error)
 ortrain.compat.uninstall()
 try:
     import onnxruntime.capi
@@ -116,7 +154,14 @@ def test_what_stands_behind_onnxruntime() -> None:
     script = f"{HIDE}\nimport ortrain.compat\nortrain.compat.install()\n{PROVIDERS}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['CPUExecutionProvider'] ['CPUExecutionProvider']", "gone"]
+    assert done.stdout.splitlines() == [
+        "['CPUExecutionProvider'] ['CPUExecutionProvider']",
+        *["once"] * 2,
+        "the path of a model is a str, not int",
+        "the path of a model is a str, not bytes",
+        "a model is bytes, not str",
+        "gone",
+    ]
 
 
 @pytest.mark.usefixtures("installed")
@@ -312,19 +357,19 @@ OPTIMIZERS = (
             f"ortrain trains ONNX models: {EXPORT}",
         ),
         (
-            "from onnxruntime.training import ORTTrainer",
-            "onnxruntime.training.ORTTrainer is not in ortrain: it was removed from onnxruntime-training after 1.15: "
-            f"{EXPORT}",
-        ),
-        (
             "from onnxruntime.training.optim import FusedAdam",
-            "onnxruntime.training.optim (with FusedAdam) is not in ortrain: its optimizers update parameters of "
-            f"PyTorch: {OPTIMIZERS}",
+            f"onnxruntime.training.optim.FusedAdam is not in ortrain: it updates parameters of PyTorch: {OPTIMIZERS}",
         ),
         (
             "from onnxruntime.training.optim.fused_adam import FusedAdam",
-            "onnxruntime.training.optim (with FusedAdam) is not in ortrain: its optimizers update parameters of "
+            "onnxruntime.training.optim.fused_adam (with FusedAdam) is not in ortrain: it updates parameters of "
             f"PyTorch: {OPTIMIZERS}",
+        ),
+        (
+            "from onnxruntime.training.optim.fp16_optimizer import FP16_Optimizer",
+            "onnxruntime.training.optim.fp16_optimizer (with FP16_Optimizer) is not in ortrain: it wraps optimizers "
+            f"of PyTorch: {OPTIMIZERS}; set the precision of a Module (precision='bf16'), whose sums stay float32: no "
+            "loss is scaled",
         ),
         (
             "from onnxruntime.training import FusedAdam",
@@ -369,6 +414,82 @@ except AttributeError as error:
     first, second = done.stdout.splitlines()
     assert first.startswith("cannot import name 'nothing_at_all' from 'onnxruntime.training'")
     assert second == "module 'onnxruntime.training' has no attribute 'artefacts'; did you mean 'artifacts'?"
+
+
+TRAINER = """
+import sys
+{imported}
+
+import ortrain.classic
+import ortrain.trainer as trainer
+
+t = sys.modules["onnxruntime.training"]
+names = ("ORTTrainer", "ORTTrainerOptions", "PropagateCastOpsStrategy", "TrainStepInfo")
+assert [getattr(t, name) for name in names] == [getattr(trainer, name) for name in names]
+from onnxruntime.training.amp.loss_scaler import DynamicLossScaler
+from onnxruntime.training.optim.config import AdamConfig
+from onnxruntime.training.optim.lr_scheduler import _LRScheduler
+from onnxruntime.training.orttrainer import ORTTrainer, TrainStepInfo
+from onnxruntime.training.orttrainer_options import ORTTrainerOptions
+from onnxruntime.training._checkpoint_storage import load
+from onnxruntime.training import TrainingParameters, TrainingSession
+
+assert DynamicLossScaler is trainer.amp.DynamicLossScaler and _LRScheduler is trainer.optim._LRScheduler
+assert (ORTTrainer, TrainStepInfo) == (trainer.ORTTrainer, trainer.TrainStepInfo)
+assert AdamConfig is trainer.optim.AdamConfig and ORTTrainerOptions is trainer.ORTTrainerOptions
+assert load is trainer._checkpoint_storage.load
+assert TrainingParameters is ortrain.classic.TrainingParameters and TrainingSession is ortrain.classic.TrainingSession
+for name in ("amp", "checkpoint", "model_desc_validation", "optim", "postprocess"):
+    assert getattr(t, name) is getattr(trainer, name)
+    assert getattr(trainer, name).__spec__.name == f"ortrain.trainer.{{name}}"
+from onnxruntime.capi.ort_trainer import ORTTrainer, generate_sample, load_checkpoint
+import onnxruntime.capi.ort_trainer as older
+
+assert ORTTrainer.__module__ == older.__name__ == "ortrain.trainer.legacy"
+assert not {{"cerberus", "h5py", "torch"}} & set(sys.modules)
+ortrain.compat.uninstall()
+assert not [name for name in sys.modules if name.startswith("onnxruntime.training") or name.endswith("ort_trainer")]
+assert not hasattr(sys.modules.get("onnxruntime.capi"), "ort_trainer")
+from ortrain.trainer.optim import AdamConfig as same
+
+assert same is AdamConfig
+"""
+EACH_WAY = [
+    "from onnxruntime.training import ORTTrainer, ORTTrainerOptions, PropagateCastOpsStrategy, TrainStepInfo",
+    "from onnxruntime.training import amp, checkpoint, model_desc_validation, optim, postprocess",
+    "import onnxruntime.training; onnxruntime.training.optim.lr_scheduler",
+    "import onnxruntime.training.optim.lr_scheduler",
+    "from onnxruntime.capi import ort_trainer",
+]
+
+
+@pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
+@pytest.mark.parametrize("imported", EACH_WAY)
+def test_the_trainer(imported: str, before: str) -> None:
+    """Its names and modules, in whatever order they are imported; packages that it needs are imported by its use."""
+    script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{TRAINER.format(imported=imported)}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_older_trainer_that_is_installed_comes_back() -> None:
+    script = """
+import sys, types
+import onnxruntime.capi
+import ortrain.compat
+
+theirs = types.ModuleType("onnxruntime.capi.ort_trainer")
+sys.modules[theirs.__name__] = onnxruntime.capi.ort_trainer = theirs
+ortrain.compat.install()
+from onnxruntime.capi import ort_trainer
+import ortrain.trainer.legacy
+
+assert ort_trainer is ortrain.trainer.legacy
+ortrain.compat.uninstall()
+assert sys.modules[theirs.__name__] is onnxruntime.capi.ort_trainer is theirs
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 VALUES = """

@@ -20,6 +20,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
 
 import ortrain
+from ortrain import classic
 from ortrain._ortrain import OrtValue
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.gradient.excs import ConvergenceError, ConvergenceWarning, EvaluationError
@@ -34,6 +35,8 @@ from ortrain.gradient.utils.orttraining_helper import add_loss_output
 WEIGHTS = ["coef", "intercept"]
 # What rounding does to a hundred steps of float32.
 TRAINED = 1e-4
+# What rounding the rate to float32 does to a hundred steps of float64.
+RATED = 1e-6
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +155,7 @@ def test_b14_b27_absurd_rates() -> None:
         with pytest.raises(ConvergenceError, match="the loss is no number any more"):
             whole.fit(x, y)
         assert sorted(whole.get_state()) == WEIGHTS
+        assert all(np.isfinite(value).all() for value in whole.get_state().values())
         assert len(whole.train_losses_) < 2
 
 
@@ -266,6 +270,131 @@ def test_b18_evaluations() -> None:
         descent.fit(x, y, X_val=np.full_like(x, np.nan), y_val=y)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("schedule", ["constant", "invscaling", "optimal"])
+def test_b20_descent_is_what_its_formula_says(kind: Any, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is a run of SGDOptimizer with the rate of its pass, divided by the rows of a batch."""
+    x, y, _ = data(kind=kind)
+    model = add_loss_output(line(kind=TensorProto.FLOAT if kind is np.float32 else TensorProto.DOUBLE))
+    rate = LearningRateSGD(0.02, alpha=0.1, learning_rate=schedule)
+    descent = OrtGradientOptimizer(model, WEIGHTS, max_iter=30, learning_rate=rate, warm_start=True)
+    monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
+    starts = list(range(0, 60, 10)) * 30
+    descent.fit(x, y)
+    told = LearningRateSGD(0.02, alpha=0.1, learning_rate=schedule).init_learning_rate()
+    rates = []
+    for number in range(30):
+        rates.append(told.value)
+        told.update_learning_rate(number)
+    # By hand it is half of the squares, which twice the rate makes up for.
+    w, b, losses = by_hand(
+        x.astype(np.float64),
+        y.astype(np.float64)[:, None],
+        np.ones(60),
+        np.zeros((3, 1)),
+        np.zeros(1),
+        passes=30,
+        size=10,
+        rates=[2 * rate for rate in rates],
+        penalty=(0.0, 0.0),
+    )
+    tolerance = TRAINED if kind is np.float32 else RATED
+    state = descent.get_state()
+    assert all(value.dtype == kind for value in state.values())
+    assert np.allclose(state["coef"], w, rtol=tolerance, atol=tolerance)
+    assert np.allclose(state["intercept"], b, rtol=tolerance, atol=tolerance)
+    assert np.allclose(descent.train_losses_, 2 * np.array(losses), rtol=tolerance, atol=tolerance)
+
+
+def test_b20_the_classic_session_trains() -> None:
+    x, y, s = data()
+    model = add_loss_output(line(), weight_name="weight")
+    descent = OrtGradientOptimizer(model, WEIGHTS, max_iter=2).fit(x, y, s)
+    session = descent.train_session_
+    assert type(session) is classic.TrainingSession
+    assert [value.name for value in session.get_inputs()] == descent.input_names_
+    assert descent.input_names_ == ["X", "label", "weight", "Learning_Rate"]
+    assert [value.name for value in session.get_outputs()] == descent.output_names_ == ["loss", "Y"]
+    # It is the user's from here on.
+    rate = np.array([1e-3], np.float32)
+    feeds = {"X": x, "label": y[:, None], "weight": s, "Learning_Rate": rate}
+    before = descent.get_state()
+    first, second = (session.run(["loss"], feeds)[0].item() for _ in range(2))
+    assert second < first
+    assert all((descent.get_state()[name] != before[name]).all() for name in WEIGHTS)
+
+
+@pytest.mark.parametrize("use_numpy", [False, True])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
+def test_b20_a_loss_that_is_no_number_leaves_what_was_learned(
+    wrong: float, use_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those behind the batch before, bit for bit."""
+    x, y, _ = data(40)
+    monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
+    descents = []
+    for rows in (20, 40):
+        starts = list(range(0, rows, 10))
+        given = x.copy()
+        given[25] = wrong
+        descent = OrtGradientOptimizer(add_loss_output(line()), WEIGHTS, max_iter=1, warm_start=True)
+        if rows == 20:
+            descent.fit(given[:rows], y[:rows], use_numpy=use_numpy)
+        else:
+            with pytest.raises(ConvergenceError, match="the loss is no number any more"):
+                descent.fit(given, y, use_numpy=use_numpy)
+        descents.append(descent)
+    good, failed = (descent.get_state() for descent in descents)
+    assert all(value.any() for value in good.values())
+    assert all(failed[name].tobytes() == good[name].tobytes() for name in WEIGHTS)
+    # What stays can be kept, and gone on with.
+    assert descents[1].get_trained_onnx().graph.initializer[0].raw_data == good["coef"].tobytes()
+    starts = list(range(0, 40, 10))
+    assert len(descents[1].fit(x, y).train_losses_) == 1
+
+
+def test_b20_running_statistics_are_put_back_with_the_weights() -> None:
+    x, y, _ = data()
+    model = line()
+    names = {"scale": 1, "bias": 0, "mean": 0, "variance": 1}
+    made = helper.make_node(
+        "BatchNormalization", ["X", *names], ["normal", "new_mean", "new_variance"], training_mode=1, momentum=0.5
+    )
+    model.graph.node[0].input[0] = "normal"
+    model.graph.node.insert(0, made)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.full(3, value, np.float32), name) for name, value in names.items()
+    )
+    descent = OrtGradientOptimizer(add_loss_output(model), WEIGHTS, max_iter=1, batch_size=60).fit(x, y)
+    statistics = descent.train_session_._classic.running_statistics()
+    assert set(statistics) == {"mean", "variance"}
+    assert not np.allclose(statistics["mean"].numpy(), 0, atol=1e-3)
+    wrong = OrtGradientOptimizer(add_loss_output(model), WEIGHTS, max_iter=1, batch_size=60)
+    x[3] = np.nan
+    with pytest.raises(ConvergenceError):
+        wrong.fit(x, y)
+    found = wrong.train_session_._classic.running_statistics()
+    assert {name: value.numpy().tolist() for name, value in found.items()} == {"mean": [0] * 3, "variance": [1] * 3}
+
+
+def test_b18_an_evaluation_changes_nothing_and_drops_nothing() -> None:
+    x, y, _ = data()
+    model = line()
+    model.graph.node[0].input[0] = "dropped"
+    model.graph.node.insert(0, helper.make_node("Dropout", ["X", "ratio", "training"], ["dropped"], seed=1))
+    settings = {"ratio": np.array(0.5, np.float32), "training": np.array(True)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in settings.items())
+    states = []
+    for validation in ({}, {"X_val": x, "y_val": y}):
+        np.random.seed(0)  # noqa: NPY002
+        descent = OrtGradientOptimizer(add_loss_output(model), WEIGHTS, max_iter=4, validation_every=1)
+        states.append(descent.fit(x, y, **validation).get_state())
+    assert all((states[0][name] == states[1][name]).all() for name in WEIGHTS)
+    d = x @ states[1]["coef"] + states[1]["intercept"] - y[:, None]
+    assert np.isclose(descent.validation_losses_[-1], (d**2).sum() / 60, rtol=1e-4)
+    assert len(descent.validation_losses_) == 4
+
+
 @pytest.mark.parametrize("score", ["squared_error", "l1", "elastic"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("use_numpy", [False, True])
@@ -372,6 +501,16 @@ def test_b20_refused() -> None:
         OrtGradientOptimizer(model, ["koef"]).fit(x, y)
     with pytest.raises(InvalidArgumentError, match="weights_to_train is a list of names"):
         OrtGradientOptimizer(model, "coef")
+    with pytest.raises(InvalidArgumentError, match="weights_to_train is empty"):
+        OrtGradientOptimizer(model, []).fit(x, y)
+    with pytest.raises(InvalidArgumentError, match="weight 'coef' is named twice"):
+        OrtGradientOptimizer(model, ["coef", "intercept", "coef"]).fit(x, y)
+    for size in (0, -1):
+        with pytest.raises(InvalidArgumentError, match=rf"batch_size is {size}; a batch has at least one row"):
+            OrtGradientOptimizer(model, WEIGHTS, batch_size=size).fit(x, y)
+    for rate in (-0.1, np.nan, np.inf, 1e40):
+        with pytest.raises(InvalidArgumentError, match='the learning rate "Learning_Rate"'):
+            OrtGradientOptimizer(model, WEIGHTS, learning_rate=float(rate)).fit(x, y)
     with pytest.raises(InvalidArgumentError, match=r'input "X" should be float32\[.*, but float64'):
         OrtGradientOptimizer(model, WEIGHTS).fit(x.astype(np.float64), y)
     with pytest.raises(UnsupportedError, match="cuda"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from onnx import numpy_helper
 from trainer_nets import bits_of, description_of, flat, losses_of, options_of, toy_bert, trainer_of, weights_of
 
 import ortrain
+from ortrain import _seeds
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.trainer import ORTTrainer, _checkpoint_storage, checkpoint
+from ortrain.trainer._state import draws_random_numbers
 from ortrain.trainer.amp import DynamicLossScaler
 from ortrain.trainer.optim import AdamConfig, LambConfig, SGDConfig, _OptimizerConfig
 from ortrain.trainer.optim.lr_scheduler import CosineWarmupLRScheduler
@@ -467,6 +469,19 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     assert bits_of(trainer.state_dict()) == before
 
 
+def test_a_file_of_a_state_that_would_be_divided(tmp_path: Path) -> None:
+    """ZeRO of one process divides nothing, and its file is loaded as one of several is."""
+    net, path = classifier(), str(tmp_path / "checkpoint")
+    first, second = (
+        trainer_of(net, options={"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}) for _ in range(2)
+    )
+    losses_of(first, net, 2)
+    first.save_checkpoint(path)
+    second.load_checkpoint(path)
+    assert bits_of(second.state_dict()) == bits_of(first.state_dict())
+    assert losses_of(second, net, 2, 2) == losses_of(first, net, 2, 2)
+
+
 def test_a_file_without_the_state_of_the_optimizer(tmp_path: Path) -> None:
     net, path = classifier(), str(tmp_path / "checkpoint")
     first, second = trainer_of(net), trainer_of(net)
@@ -489,20 +504,19 @@ def scaled(**more: Any) -> Callable[[], dict[str, Any]]:
     }
 
 
-def normalizing() -> Net:
-    """A perceptron with a BatchNormalization that is trained by the statistics of batches, and a Dropout."""
+def normalizing(drops: bool = True) -> Net:
+    """A perceptron with a BatchNormalization that is trained by the statistics of batches, and perhaps a Dropout."""
     graph = Graph()
     h = graph.linear("fc1", "x", 12, 16)
     parts = [graph.vector("norm.weight", 16, 1.0, 0.1), graph.vector("norm.bias", 16, 0.0, 0.1)]
     statistics = [graph.constant("norm.mean", np.zeros(16)), graph.constant("norm.var", np.ones(16))]
     results = ["normal", "norm.mean.new", "norm.var.new"]
     graph.nodes_of("BatchNormalization", [h, *parts, *statistics], results, training_mode=1)
-    inputs = [
-        graph.node("Relu", ["normal"], "active"),
-        graph.constant("ratio", 0.25),
-        graph.constant("on", True, np.bool_),
-    ]
-    return softmax_net(graph, graph.linear("fc2", graph.node("Dropout", inputs, "dropped"), 16, 10), [12], 10)
+    h = graph.node("Relu", ["normal"], "active")
+    if drops:
+        inputs = [h, graph.constant("ratio", 0.25), graph.constant("on", True, np.bool_)]
+        h = graph.node("Dropout", inputs, "dropped")
+    return softmax_net(graph, graph.linear("fc2", h, 16, 10), [12], 10)
 
 
 WINDOW = {"batch": {"gradient_accumulation_steps": 2}}
@@ -619,6 +633,105 @@ def test_running_statistics(tmp_path: Path) -> None:
     assert bits_of(trainer.state_dict()) == bits_of(before), "what is not given stays"
 
 
+FROZEN_STATISTICS = {"utils": {"frozen_weights": ["norm.mean", "norm.var"]}}
+
+
+def test_running_statistics_that_are_frozen_weights() -> None:
+    """Weights of a state have their present values, and those of a state without the section are taken."""
+    net = normalizing()
+    trainer = trainer_of(net, options=FROZEN_STATISTICS)
+    losses_of(trainer, net, 3)
+    state = trainer.state_dict()
+    full, statistics = state["model"]["full_precision"], state["running_statistics"]
+    assert bits_of({name: full[name] for name in statistics}) == bits_of(statistics)
+    assert statistics["norm.mean"].any()
+    del state["running_statistics"]
+    other = trainer_of(net, options=FROZEN_STATISTICS)
+    other.load_state_dict(state)
+    assert bits_of(other.state_dict()) == bits_of(trainer.state_dict())
+    assert losses_of(other, net, 2, 3) == losses_of(trainer, net, 2, 3)
+
+
+# Random numbers.
+
+
+@pytest.fixture
+def set_seed() -> Iterator[Callable[[int | None], None]]:
+    """Sets the seed of the process, as another process would have it."""
+    yield _seeds.set_seed
+    _seeds.set_seed(None)
+
+
+@pytest.mark.parametrize("seeds", [(7, None), (None, 7), (-(2**63), 2**63 - 1)])
+def test_a_training_with_dropout_is_resumed_under_another_seed(
+    seeds: tuple[int | None, int | None], set_seed: Callable[[int | None], None], tmp_path: Path
+) -> None:
+    net, path = toy_bert(dropout=0.25), tmp_path / "checkpoint0.ortcp"
+    set_seed(seeds[0])
+    whole, first = trainer_of(net), trainer_of(net)
+    set_seed(seeds[1])
+    second = trainer_of(net)
+    expected = losses_of(whole, net, 6)
+    found = losses_of(first, net, 3)
+    first.save_checkpoint(path)
+    second.load_checkpoint(path)
+    assert found + losses_of(second, net, 3, 3) == expected
+    assert bits_of(second.state_dict()) == bits_of(whole.state_dict())
+    assert second.state_dict()["random_numbers"] == {"seed": seeds[0] or 0, "train_steps": 6}
+    assert whole.checkpoint_state().seed == (seeds[0] or 0)
+
+
+def test_a_state_without_a_seed_leaves_that_of_the_trainer(set_seed: Callable[[int | None], None]) -> None:
+    net = toy_bert(dropout=0.25)
+    set_seed(7)
+    first, second = trainer_of(net), trainer_of(net)
+    set_seed(8)
+    losses_of(first, net, 2)
+    second.load_state_dict(without(first.state_dict(), "random_numbers"))
+    assert losses_of(second, net, 2, 2) == losses_of(first, net, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"seed": 0}, {"seed": 2**63, "train_steps": 0}, {"seed": "7"}, {"seed": 7, "train_steps": -1}, [7]]
+)
+def test_random_numbers_that_are_refused(given: Any) -> None:
+    net = toy_bert(dropout=0.25)
+    trainer = trainer_of(net)
+    with pytest.raises(ValueError, match="random_numbers"):
+        trainer.load_state_dict({**trainer.state_dict(), "random_numbers": given})
+    assert losses_of(trainer, net, 2) == losses_of(trainer_of(net), net, 2)
+
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]>'
+FUNCTION = '<domain: "own", opset_import: ["" : 17]> drop (x, ratio, on) => (y) { y = Dropout (x, ratio, on) }'
+DROPPING = {
+    "without a mode": ("y = Dropout (x, ratio)", False),
+    "with an empty mode": ('y = Dropout (x, ratio, "")', False),
+    "with a mode": ("y = Dropout (x, ratio, on)", True),
+    "in a branch": (
+        "y = If (on) <then_branch = a () => (float[n] p) { p = Dropout (x, ratio, on) },"
+        " else_branch = b () => (float[n] q) { q = Identity (x) }>",
+        True,
+    ),
+    "in a branch without a mode": (
+        "y = If (on) <then_branch = a () => (float[n] p) { p = Dropout (x) },"
+        " else_branch = b () => (float[n] q) { q = Identity (x) }>",
+        False,
+    ),
+    "in a function": ("y = own.drop (x, ratio, on)", True),
+}
+
+
+@pytest.mark.parametrize("case", DROPPING)
+def test_models_that_draw_random_numbers(case: str) -> None:
+    nodes, expected = DROPPING[case]
+    text = f"{HEADER} net (float[n] x, float ratio, bool on) => (float[n] y) {{ {nodes} }}"
+    model = onnx.parser.parse_model(text)
+    if "own" in nodes:
+        model.functions.append(onnx.parser.parse_function(FUNCTION))
+    assert draws_random_numbers(model) is expected
+
+
 def test_counts_of_updates() -> None:
     """They start at 1, and go on by 1 with every update."""
     net = classifier()
@@ -669,6 +782,53 @@ def test_a_window_is_of_a_trainer_that_has_one() -> None:
     second.load_state_dict(first.state_dict())
 
 
+def fail(trainer: ORTTrainer, times: int = 1) -> None:
+    """Calls without inputs."""
+    for _ in range(times):
+        with pytest.raises(AssertionError, match="0 inputs were given"):
+            trainer.train_step()
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_training_with_failed_calls_is_resumed_exactly(window: int, tmp_path: Path) -> None:
+    net, options = toy_bert(dropout=0.25), {"batch": {"gradient_accumulation_steps": window}}
+    whole, first, second = (trainer_of(net, options=options) for _ in range(3))
+    expected = losses_of(whole, net, 7)
+    fail(first, 2)
+    found = losses_of(first, net, 4)
+    first.save_checkpoint(tmp_path / "checkpoint0.ortcp")
+    second.load_checkpoint(tmp_path / "checkpoint0.ortcp")
+    fail(second)
+    assert found + losses_of(second, net, 3, 4) == expected
+    assert bits_of(weights_of(second)) == bits_of(weights_of(whole))
+    assert second._train_step_info.step == 10
+
+
+def test_a_window_that_is_longer_than_that_of_the_options() -> None:
+    net = classifier()
+    first, second = (trainer_of(net, options={"batch": {"gradient_accumulation_steps": k}}) for k in (4, 2))
+    losses_of(first, net, 3)
+    state = first.state_dict()
+    assert state["train_step_info"] == {"optimization_step": 0, "step": 3, "accumulated_steps": 3}
+    with pytest.raises(ValueError, match=r"after 3 .*gradient_accumulation_steps is 2"):
+        second.load_state_dict(state)
+    first.options.batch.gradient_accumulation_steps = 3
+    with pytest.raises(ValueError, match=r"after 3 .*gradient_accumulation_steps is 3"):
+        first.load_state_dict(state)
+    losses_of(first, net, 1, 3)
+    assert first._train_step_info.optimization_step == 1, "nothing has changed"
+
+
+def test_the_steps_of_a_window_are_counted_where_a_state_does_not_say_them() -> None:
+    net = classifier()
+    whole, first, second = (trainer_of(net, options=WINDOW) for _ in range(3))
+    losses_of(whole, net, 4)
+    losses_of(first, net, 3)
+    second.load_state_dict(without(first.state_dict(), "train_step_info", "accumulated_steps"))
+    losses_of(second, net, 1, 3)
+    assert bits_of(second.state_dict()) == bits_of(whole.state_dict())
+
+
 # B: the toy BERT.
 
 
@@ -709,10 +869,12 @@ def test_b8_toy_bert_checkpoint_frozen_weights(config: str, tmp_path: Path) -> N
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Callable[[Any], tuple[CheckpointState, Module, Optimizer]]:
-    """A training of the classifier by ortrain.api with an optimizer."""
+    """A training of the classifier, or of another net, by ortrain.api with an optimizer."""
 
-    def make(optimizer: Any, frozen: tuple[str, ...] = ()) -> tuple[CheckpointState, Module, Optimizer]:
-        net = classifier()
+    def make(
+        optimizer: Any, frozen: tuple[str, ...] = (), net: Net | None = None
+    ) -> tuple[CheckpointState, Module, Optimizer]:
+        net = net or classifier()
         model = copy.deepcopy(net.model)
         outputs = {value.name: value for value in copy.deepcopy(model).graph.output}
         del model.graph.output[:]
@@ -782,16 +944,28 @@ def test_a_checkpoint_state_goes_on_from_a_training(config: str, row: Any, artif
     np.testing.assert_allclose(steps_of(module, optimizer, net, 3, 3), losses_of(trainer, net, 3, 3), rtol=CLOSE)
 
 
-def test_a_round_trip_by_a_checkpoint_state(tmp_path: Path) -> None:
+@EACH_CONFIG
+def test_a_round_trip_by_a_checkpoint_state(config: str, tmp_path: Path) -> None:
     """By a file, too."""
     net = classifier()
-    first = trainer_of(net)
+    first = trainer_of(net, CONFIGS[config]())
     losses_of(first, net, 3)
     CheckpointState.save_checkpoint(first.checkpoint_state(), tmp_path / "checkpoint", include_optimizer_state=True)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    second = resumed(net, state)
+    second = resumed(net, state, CONFIGS[config]())
     assert bits_of(second.state_dict()) == bits_of(first.state_dict())
     assert losses_of(second, net, 3, 3) == losses_of(first, net, 3, 3)
+
+
+@pytest.mark.parametrize("config", ["adam", "lamb"])
+def test_moments_begin_anew_after_sgd(config: str) -> None:
+    net = classifier()
+    first = trainer_of(net, CONFIGS["sgd"]())
+    losses_of(first, net, 3)
+    second = resumed(net, first.checkpoint_state(), CONFIGS[config]())
+    assert bits_of(weights_of(second)) == bits_of(weights_of(first))
+    fresh = trainer_of(net, CONFIGS[config]())
+    assert bits_of(second.state_dict()["optimizer"]) == bits_of(fresh.state_dict()["optimizer"])
 
 
 def resumed(net: Net, state: Any, config: _OptimizerConfig | None = None) -> ORTTrainer:
@@ -810,6 +984,96 @@ def test_checkpoint_states_that_are_refused(artifacts: Any) -> None:
         resumed(classifier(gain=True), state)
     with pytest.raises(RuntimeError, match=r"fc1\.w"):
         resumed(classifier(features=13), state)
-    momentum, _, _ = artifacts(ortrain.optim.SGD(lr=0.1, momentum=0.9))
+    momentum, module, optimizer = artifacts(ortrain.optim.SGD(lr=0.1, momentum=0.9))
+    steps_of(module, optimizer, classifier(), 1)
     with pytest.raises(ValueError, match=r"momentum0.*AdamOptimizer starts from"):
         resumed(classifier(), momentum)
+
+
+@pytest.mark.parametrize("options", [{}, FROZEN_STATISTICS], ids=["plain", "frozen"])
+@pytest.mark.parametrize("drops", [False, True])
+def test_running_statistics_go_to_a_checkpoint_state(
+    drops: bool, options: dict[str, Any], artifacts: Any, tmp_path: Path
+) -> None:
+    """And so do the numbers by which a Dropout draws."""
+    net = normalizing(drops)
+    trainer = trainer_of(net, SGDConfig(lr=0.1), options)
+    losses_of(trainer, net, 3)
+    state = trainer.checkpoint_state()
+    statistics = trainer.state_dict()["running_statistics"]
+    assert statistics["norm.mean"].any()
+    found = {name: value for name, value in state.parameters if not value.requires_grad}
+    assert bits_of({name: value.data for name, value in found.items()}) == bits_of(statistics)
+    artifacts(ortrain.optim.SGD(lr=0.1), net=net)
+    module = Module(tmp_path / "training_model.onnx", state)
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    np.testing.assert_allclose(steps_of(module, optimizer, net, 3, 3), losses_of(trainer, net, 3, 3), rtol=CLOSE)
+    statistics = trainer.state_dict()["running_statistics"]
+    for name, value in statistics.items():
+        np.testing.assert_allclose(state.parameters[name].data, value, rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_running_statistics_come_from_a_checkpoint_state(drops: bool, artifacts: Any) -> None:
+    net = normalizing(drops)
+    state, module, optimizer = artifacts(ortrain.optim.SGD(lr=0.1), net=net)
+    state.seed = 7
+    steps_of(module, optimizer, net, 3)
+    trainer = resumed(net, state, SGDConfig(lr=0.1))
+    statistics = {name: state.parameters[name].data for name in ("norm.mean", "norm.var")}
+    assert statistics["norm.mean"].any()
+    assert bits_of(trainer.state_dict()["running_statistics"]) == bits_of(statistics)
+    assert trainer.checkpoint_state().seed == 7
+    np.testing.assert_allclose(losses_of(trainer, net, 3, 3), steps_of(module, optimizer, net, 3, 3), rtol=CLOSE)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_round_trip_of_running_statistics_and_a_seed(drops: bool, set_seed: Callable[[int | None], None]) -> None:
+    """A call that failed does not change which numbers are drawn."""
+    net = normalizing(drops)
+    set_seed(7)
+    first = trainer_of(net)
+    losses_of(first, net, 3)
+    fail(first)
+    set_seed(8)
+    state = first.checkpoint_state()
+    assert state.seed == 7
+    second = resumed(net, state)
+    first._train_step_info.step = 3
+    assert bits_of(second.state_dict()) == bits_of(first.state_dict())
+    assert losses_of(second, net, 3, 3) == losses_of(first, net, 3, 3)
+
+
+@pytest.mark.parametrize("row", [ortrain.OptimType.SGD, ortrain.optim.SGD(lr=0.1)], ids=["type", "row"])
+def test_sgd_goes_on_from_a_checkpoint_state(row: Any, artifacts: Any) -> None:
+    """Its state has room for a momentum."""
+    net = classifier()
+    state, module, optimizer = artifacts(row)
+    optimizer.set_learning_rate(0.1)
+    steps_of(module, optimizer, net, 3)
+    assert list(state.parameters["fc1.w"].slots) == ["momentum0"]
+    trainer = resumed(net, state, SGDConfig(lr=0.1))
+    assert (trainer._train_step_info.step, trainer._train_step_info.optimization_step) == (3, 3)
+    np.testing.assert_allclose(losses_of(trainer, net, 3, 3), steps_of(module, optimizer, net, 3, 3), rtol=CLOSE)
+
+
+def test_sgd_does_not_go_on_from_a_momentum(artifacts: Any) -> None:
+    net = classifier()
+    state, module, optimizer = artifacts(ortrain.optim.SGD(lr=0.1, momentum=0.9))
+    assert weights_of(resumed(net, state, SGDConfig(lr=0.1))).keys() == net.weights.keys(), "it is zero so far"
+    steps_of(module, optimizer, net, 1)
+    with pytest.raises(ValueError, match=r"momentum of 'fc1\.b' that is not 0, but SGDOptimizer"):
+        resumed(net, state, SGDConfig(lr=0.1))
+    state, _, _ = artifacts(ortrain.optim.Adagrad(lr=0.1))
+    with pytest.raises(ValueError, match="SGDOptimizer starts from nothing"):
+        resumed(net, state, SGDConfig(lr=0.1))
+
+
+@pytest.mark.parametrize(("config", "expected"), [("adam", 2), ("lamb", 2), ("sgd", 5)])
+def test_the_step_of_a_checkpoint_state_is_that_of_the_optimizer(config: str, expected: int) -> None:
+    """SGD counts nothing."""
+    net = classifier()
+    trainer = trainer_of(net, CONFIGS[config]())
+    losses_of(trainer, net, 2)
+    trainer._train_step_info.optimization_step = 5
+    assert trainer.checkpoint_state()._native.steps() == (2, expected)

@@ -1,8 +1,9 @@
-"""The session of :mod:`ortrain.classic` as onnxruntime's extension module had it: made first, given a model then."""
+"""Sessions as onnxruntime's extension module has them: made first, opened then."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -12,11 +13,214 @@ from ortrain._ortrain import OrtDevice, OrtValue, OrtValueVector
 from ortrain.classic import TrainingParameters
 from ortrain.classic import TrainingSession as Classic
 from ortrain.errors import OrtrainError
+from ortrain.inference import InferenceSession as Inference
 from ortrain.inference import ModelMetadata, NodeArg
 from ortrain.iobinding import SessionIOBinding
 from ortrain.ortvalue import OrtValue as Wrapped
 
-__all__ = ["TrainingConfigurationResult", "TrainingSession"]
+__all__ = ["InferenceSession", "TrainingConfigurationResult", "TrainingSession"]
+
+
+class InferenceSession:
+    """A session that is made of a model and opened then. ``ortrain.InferenceSession`` is the same in one step.
+
+    >>> from ortrain._classic_core import InferenceSession
+    >>> options = ortrain.SessionOptions()
+    >>> session = InferenceSession(options, ortrain.examples.perceptron(), True, False)
+    >>> session.initialize_session(["CPUExecutionProvider"], [{}], set())
+    >>> [value.name for value in session.outputs_meta]
+    ['logits']
+    """
+
+    def __init__(
+        self,
+        session_options: SessionOptions | None,
+        model: str | os.PathLike[str] | bytes,
+        is_path: bool,
+        read_config_from_model: bool = False,
+        /,
+    ) -> None:
+        if not isinstance(model, (str, os.PathLike) if is_path else bytes):
+            wanted = "the path of a model is a str" if is_path else "a model is bytes"
+            raise TypeError(f"{wanted}, not {type(model).__name__}")
+        self._options = session_options
+        self._model: str | os.PathLike[str] | bytes | None = model
+        self._session: Inference | None = None
+
+    def initialize_session(
+        self,
+        provider_names: Sequence[str] = (),
+        provider_options: Sequence[dict[str, str]] = (),
+        disabled_optimizers: Collection[str] = (),
+    ) -> None:
+        """Read the model, and open the session.
+
+        Args:
+            provider_names: where it runs; the CPU for none.
+            provider_options: a dict for each provider, or none.
+            disabled_optimizers: names of rewrites of onnxruntime, which ortrain does not have.
+
+        Raises:
+            ModelLoaded: if the session is open.
+            NoSuchFileError, InvalidModelError, UnsupportedError: as ``ortrain.InferenceSession``.
+
+        >>> from ortrain._classic_core import InferenceSession
+        >>> session = InferenceSession(ortrain.SessionOptions(), ortrain.examples.perceptron(), True)
+        >>> session.initialize_session()
+        >>> session.get_providers()
+        ['CPUExecutionProvider']
+
+        """
+        if self._session is not None:
+            raise _loaded_already()
+        assert self._model is not None
+        names, options = _providers(provider_names, provider_options)
+        self._session = Inference(self._model, self._options, names, options)
+        self._model = None
+
+    def _opened(self) -> Inference:
+        if self._session is None:
+            raise OrtrainError("the session is not open yet; initialize_session opens it")
+        return self._session
+
+    def run(
+        self, output_names: Sequence[str], feed: Mapping[str, npt.ArrayLike], run_options: RunOptions | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """As ``ortrain.InferenceSession.run``.
+
+        >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
+        >>> core_session.run(["loss"], feed, None)[0].shape
+        ()
+        """
+        return self._opened().run(output_names, feed, run_options)
+
+    def run_with_ort_values(
+        self, feed: Mapping[str, OrtValue], output_names: Sequence[str], run_options: RunOptions | None = None
+    ) -> list[OrtValue]:
+        """As ``ortrain.InferenceSession.run_with_ort_values``, with the inputs first.
+
+        >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
+        >>> values = {name: ortrain.OrtValue.ortvalue_from_numpy(array)._ortvalue for name, array in feed.items()}
+        >>> core_session.run_with_ort_values(values, ["loss"])[0].shape()
+        []
+        """
+        wrapped = {name: Wrapped(value) for name, value in feed.items()}
+        found = self._opened().run_with_ort_values(output_names, wrapped, run_options)
+        return [value._ortvalue for value in found]
+
+    def run_with_iobinding(self, binding: SessionIOBinding, run_options: RunOptions | None = None) -> None:
+        """As ``ortrain.InferenceSession.run_with_iobinding``.
+
+        >>> binding = core_session.io_binding()
+        >>> core_session.run_with_iobinding(binding)
+        Traceback (most recent call last):
+        ortrain.errors.InvalidArgumentError: no output is bound; bind_output says which ones are wanted
+        """
+        self._opened().run_with_iobinding(binding, run_options)
+
+    def io_binding(self) -> SessionIOBinding:
+        """Inputs and outputs in memory of the caller.
+
+        >>> type(core_session.io_binding()).__name__
+        'SessionIOBinding'
+        """
+        return self._opened().io_binding()._iobinding
+
+    def run_with_ortvaluevector(
+        self,
+        run_options: RunOptions | None,
+        feed_names: Sequence[str],
+        feeds: OrtValueVector,
+        fetch_names: Sequence[str],
+        fetches: OrtValueVector,
+        fetch_devices: Sequence[OrtDevice],
+    ) -> None:
+        """As ``ortrain.InferenceSession.run_with_ortvaluevector``.
+
+        >>> vectors = ortrain.capi.OrtValueVector(), ortrain.capi.OrtValueVector()
+        >>> core_session.run_with_ortvaluevector(None, ["x"], vectors[0], [], vectors[1], [])
+        Traceback (most recent call last):
+        ortrain.errors.InvalidArgumentError: there are 1 names, but 0 values of feeds
+        """
+        self._opened().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
+
+    def end_profiling(self) -> str:
+        """As ``ortrain.InferenceSession.end_profiling``.
+
+        >>> core_session.end_profiling()
+        ''
+        """
+        return self._opened().end_profiling()
+
+    def get_providers(self) -> list[str]:
+        """As ``ortrain.InferenceSession.get_providers``.
+
+        >>> core_session.get_providers()
+        ['CPUExecutionProvider']
+        """
+        return self._opened().get_providers()
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """As ``ortrain.InferenceSession.get_provider_options``.
+
+        >>> core_session.get_provider_options()
+        {'CPUExecutionProvider': {}}
+        """
+        return self._opened().get_provider_options()
+
+    @property
+    def inputs_meta(self) -> list[NodeArg]:
+        """The inputs that a run takes.
+
+        >>> [value.name for value in core_session.inputs_meta]
+        ['x', 'labels', 'Learning_Rate']
+        """
+        return self._opened().get_inputs()
+
+    @property
+    def outputs_meta(self) -> list[NodeArg]:
+        """The outputs that a run gives.
+
+        >>> [value.name for value in core_session.outputs_meta]
+        ['loss', 'logits', 'global_gradient_norm']
+        """
+        return self._opened().get_outputs()
+
+    @property
+    def overridable_initializers(self) -> list[NodeArg]:
+        """Inputs that a run may be given.
+
+        >>> core_session.overridable_initializers
+        []
+        """
+        return self._opened().get_overridable_initializers()
+
+    @property
+    def model_meta(self) -> ModelMetadata:
+        """The metadata of the model.
+
+        >>> core_session.model_meta.graph_name
+        'perceptron'
+        """
+        return self._opened().get_modelmeta()
+
+    @property
+    def session_options(self) -> SessionOptions:
+        """The options of the session.
+
+        >>> core_session.session_options.intra_op_num_threads
+        0
+        """
+        return self._opened().get_session_options()
+
+    @property
+    def get_profiling_start_time_ns(self) -> int:
+        """The beginning of the profile, in nanoseconds since 1970; 0 without one.
+
+        >>> core_session.get_profiling_start_time_ns
+        0
+        """
+        return self._opened().get_profiling_start_time_ns()
 
 
 class TrainingConfigurationResult:
@@ -41,7 +245,7 @@ class TrainingConfigurationResult:
         return self._loss_scale_input_name
 
 
-class TrainingSession:
+class TrainingSession(InferenceSession):
     """A session that is made without a model. ``ortrain.classic.TrainingSession`` is the same in one step.
 
     >>> from ortrain import capi
@@ -55,10 +259,30 @@ class TrainingSession:
 
     def __init__(self, session_options: SessionOptions | None = None) -> None:
         self._options = session_options
-        self._session: Classic | None = None
+        self._model = None
+        self._session = None
 
-    def _loaded(self) -> Classic:
-        if self._session is None:
+    def initialize_session(
+        self,
+        provider_names: Sequence[str] = (),
+        provider_options: Sequence[dict[str, str]] = (),
+        disabled_optimizers: Collection[str] = (),
+    ) -> None:
+        """A training is opened by :meth:`load_model` or :meth:`read_bytes`.
+
+        Raises:
+            OrtrainError: always.
+
+        >>> from ortrain import capi
+        >>> capi.TrainingSession().initialize_session()
+        Traceback (most recent call last):
+        ortrain.errors.OrtrainError: a training is opened by load_model or read_bytes, with its parameters
+
+        """
+        raise OrtrainError("a training is opened by load_model or read_bytes, with its parameters")
+
+    def _opened(self) -> Classic:
+        if not isinstance(self._session, Classic):
             raise OrtrainError("the session has no model yet; load_model and read_bytes give it one")
         return self._session
 
@@ -112,14 +336,11 @@ class TrainingSession:
         provider_options: Sequence[dict[str, str]],
     ) -> TrainingConfigurationResult:
         if self._session is not None:
-            from ortrain.capi import ModelLoaded
-
-            raise ModelLoaded("the session has a model already; make another session for another model")
-        names = list(provider_names) or None
-        options = list(provider_options) if names and provider_options else None
-        self._session = Classic(model, parameters, self._options, names, options)
+            raise _loaded_already()
+        names, options = _providers(provider_names, provider_options)
+        self._session = session = Classic(model, parameters, self._options, names, options)
         result = TrainingConfigurationResult()
-        result._loss_scale_input_name = self._session.loss_scale_input_name
+        result._loss_scale_input_name = session.loss_scale_input_name
         return result
 
     def finalize(self) -> None:
@@ -135,7 +356,7 @@ class TrainingSession:
         >>> sorted(core_session.get_state())
         ['Moment_1_fc2.bias', 'Moment_2_fc2.bias', 'Update_Count_fc2.bias', 'fc2.bias']
         """
-        return self._loaded().get_state()
+        return self._opened().get_state()
 
     def get_model_state(self, include_mixed_precision_weights: bool, /) -> dict[str, dict[str, npt.NDArray[Any]]]:
         """As ``ortrain.classic.TrainingSession.get_model_state``.
@@ -143,7 +364,7 @@ class TrainingSession:
         >>> sorted(core_session.get_model_state(True))
         ['full_precision', 'mixed_precision']
         """
-        return self._loaded().get_model_state(include_mixed_precision_weights)
+        return self._opened().get_model_state(include_mixed_precision_weights)
 
     def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
         """As ``ortrain.classic.TrainingSession.get_optimizer_state``.
@@ -151,7 +372,7 @@ class TrainingSession:
         >>> sorted(core_session.get_optimizer_state())
         ['fc2.bias']
         """
-        return self._loaded().get_optimizer_state()
+        return self._opened().get_optimizer_state()
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
         """As ``ortrain.classic.TrainingSession.get_partition_info_map``.
@@ -159,14 +380,14 @@ class TrainingSession:
         >>> core_session.get_partition_info_map()
         {}
         """
-        return self._loaded().get_partition_info_map()
+        return self._opened().get_partition_info_map()
 
     def load_state(self, state: Mapping[str, npt.ArrayLike], strict: bool, /) -> None:
         """As ``ortrain.classic.TrainingSession.load_state``.
 
         >>> core_session.load_state({"fc2.bias": np.zeros(10, np.float32)}, True)
         """
-        self._loaded().load_state(state, strict)
+        self._opened().load_state(state, strict)
 
     def is_output_fp32_node(self, output_name: str, /) -> bool:
         """As ``ortrain.classic.TrainingSession.is_output_fp32_node``.
@@ -174,146 +395,20 @@ class TrainingSession:
         >>> core_session.is_output_fp32_node("loss")
         True
         """
-        return self._loaded().is_output_fp32_node(output_name)
+        return self._opened().is_output_fp32_node(output_name)
 
-    def run(
-        self, output_names: Sequence[str], feed: Mapping[str, npt.ArrayLike], run_options: RunOptions | None = None
-    ) -> list[npt.NDArray[Any]]:
-        """As ``ortrain.classic.TrainingSession.run``.
 
-        >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
-        >>> core_session.run(["loss"], feed, None)[0].shape
-        ()
-        """
-        return self._loaded().run(output_names, feed, run_options)
+def _providers(
+    names: Sequence[str], options: Sequence[dict[str, str]]
+) -> tuple[list[str] | None, list[dict[str, str]] | None]:
+    """Providers and their options, as sessions take them."""
+    return (list(names), list(options) or None) if names else (None, None)
 
-    def run_with_ort_values(
-        self, feed: Mapping[str, OrtValue], output_names: Sequence[str], run_options: RunOptions | None = None
-    ) -> list[OrtValue]:
-        """As ``ortrain.classic.TrainingSession.run_with_ort_values``, with the inputs first.
 
-        >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
-        >>> values = {name: ortrain.OrtValue.ortvalue_from_numpy(array)._ortvalue for name, array in feed.items()}
-        >>> core_session.run_with_ort_values(values, ["loss"])[0].shape()
-        []
-        """
-        wrapped = {name: Wrapped(value) for name, value in feed.items()}
-        found = self._loaded().run_with_ort_values(output_names, wrapped, run_options)
-        return [value._ortvalue for value in found]
+def _loaded_already() -> OrtrainError:
+    from ortrain.capi import ModelLoaded
 
-    def run_with_iobinding(self, binding: SessionIOBinding, run_options: RunOptions | None = None) -> None:
-        """As ``ortrain.classic.TrainingSession.run_with_iobinding``.
-
-        >>> binding = core_session.io_binding()
-        >>> core_session.run_with_iobinding(binding)
-        Traceback (most recent call last):
-        ortrain.errors.InvalidArgumentError: no output is bound; bind_output says which ones are wanted
-        """
-        self._loaded().run_with_iobinding(binding, run_options)
-
-    def io_binding(self) -> SessionIOBinding:
-        """Inputs and outputs in memory of the caller.
-
-        >>> type(core_session.io_binding()).__name__
-        'SessionIOBinding'
-        """
-        return self._loaded().io_binding()._iobinding
-
-    def run_with_ortvaluevector(
-        self,
-        run_options: RunOptions | None,
-        feed_names: Sequence[str],
-        feeds: OrtValueVector,
-        fetch_names: Sequence[str],
-        fetches: OrtValueVector,
-        fetch_devices: Sequence[OrtDevice],
-    ) -> None:
-        """As ``ortrain.classic.TrainingSession.run_with_ortvaluevector``.
-
-        >>> vectors = ortrain.capi.OrtValueVector(), ortrain.capi.OrtValueVector()
-        >>> core_session.run_with_ortvaluevector(None, ["x"], vectors[0], [], vectors[1], [])
-        Traceback (most recent call last):
-        ortrain.errors.InvalidArgumentError: there are 1 names, but 0 values of feeds
-        """
-        self._loaded().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
-
-    def end_profiling(self) -> str:
-        """As ``ortrain.classic.TrainingSession.end_profiling``.
-
-        >>> core_session.end_profiling()
-        ''
-        """
-        return self._loaded().end_profiling()
-
-    def get_providers(self) -> list[str]:
-        """As ``ortrain.classic.TrainingSession.get_providers``.
-
-        >>> core_session.get_providers()
-        ['CPUExecutionProvider']
-        """
-        return self._loaded().get_providers()
-
-    def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """As ``ortrain.classic.TrainingSession.get_provider_options``.
-
-        >>> core_session.get_provider_options()
-        {'CPUExecutionProvider': {}}
-        """
-        return self._loaded().get_provider_options()
-
-    @property
-    def inputs_meta(self) -> list[NodeArg]:
-        """The inputs that a run takes.
-
-        >>> [value.name for value in core_session.inputs_meta]
-        ['x', 'labels', 'Learning_Rate']
-        """
-        return self._loaded().get_inputs()
-
-    @property
-    def outputs_meta(self) -> list[NodeArg]:
-        """The outputs that a run gives.
-
-        >>> [value.name for value in core_session.outputs_meta]
-        ['loss', 'logits', 'global_gradient_norm']
-        """
-        return self._loaded().get_outputs()
-
-    @property
-    def overridable_initializers(self) -> list[NodeArg]:
-        """Inputs that a run may be given.
-
-        >>> core_session.overridable_initializers
-        []
-        """
-        return self._loaded().get_overridable_initializers()
-
-    @property
-    def model_meta(self) -> ModelMetadata:
-        """The metadata of the model.
-
-        >>> core_session.model_meta.graph_name
-        'perceptron'
-        """
-        return self._loaded().get_modelmeta()
-
-    @property
-    def session_options(self) -> SessionOptions:
-        """The options of the session.
-
-        >>> core_session.session_options.intra_op_num_threads
-        0
-        """
-        return self._loaded().get_session_options()
-
-    @property
-    def get_profiling_start_time_ns(self) -> int:
-        """The beginning of the profile, in nanoseconds since 1970; 0 without one.
-
-        >>> core_session.get_profiling_start_time_ns
-        0
-        """
-        return self._loaded().get_profiling_start_time_ns()
+    return ModelLoaded("the session has a model already; make another session for another model")
 
 
 def core_of(session: Classic) -> TrainingSession:

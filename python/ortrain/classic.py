@@ -383,6 +383,10 @@ def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
     }
 
 
+# The end of the name of an updated weight, by optimizer.
+_UPDATED = {"SGDOptimizer": "SGD_out", "AdamOptimizer": "Adam_out", "LambOptimizer": "Lamb_out"}
+
+
 def _arrays(state: Mapping[str, _ortrain.OrtValue]) -> dict[str, npt.NDArray[Any]]:
     """Values as arrays, sorted by name."""
     return {name: np.array(state[name].array()) for name in sorted(state)}
@@ -401,7 +405,7 @@ class TrainingSession(InferenceSession):
     Raises:
         TypeError: for another kind of model, parameters, options.
         NoSuchFileError, InvalidModelError: if the model cannot be read.
-        InvalidArgumentError, OrtrainError: if the parameters name what the model does not have.
+        InvalidArgumentError, OrtrainError: if the parameters name what the model does not have, or there are no bytes.
         UnsupportedError: for parameters that need several processes, an operator without a gradient.
 
     >>> from ortrain.classic import TrainingParameters, TrainingSession
@@ -427,15 +431,23 @@ class TrainingSession(InferenceSession):
             raise TypeError(f"a model is a path or its bytes, not {type(path_or_bytes).__name__}")
         if not isinstance(parameters, TrainingParameters):
             raise TypeError(f"parameters are a TrainingParameters, not {type(parameters).__name__}")
+        if path_or_bytes == b"":
+            raise InvalidArgumentError("the model is empty; an ONNX model was expected")
         options = self._set_up(sess_options, providers, provider_options)
+        given = _native_parameters(parameters)
         if options.optimized_model_filepath:
-            raise UnsupportedError(
-                "optimized_model_filepath is for an InferenceSession; model_with_training_graph_path of the parameters "
-                "writes what is trained"
-            )
+            # The model as it is trained: forward pass, gradients and updates.
+            written = given["model_with_training_graph_path"]
+            if written not in (None, options.optimized_model_filepath):
+                raise UnsupportedError(
+                    "optimized_model_filepath and model_with_training_graph_path name two files for the same model; "
+                    "set one of them"
+                )
+            given["model_with_training_graph_path"] = options.optimized_model_filepath
+        self._optimizer_name: str = given["training_optimizer_name"]
         self._classic = _ortrain.ClassicSession(
             with_changes(with_operators(model_source(path_or_bytes), None), options),
-            _native_parameters(parameters),
+            given,
             _seeds.of_process(),
             device=self._device,
             detect_anomaly=options.detect_anomaly,
@@ -560,7 +572,7 @@ class TrainingSession(InferenceSession):
         (10,)
         """
         states = self._classic.model_state(include_mixed_precision_weights)
-        return {name: _arrays(state) for name, state in states.items()}
+        return {name: _arrays(states[name]) for name in sorted(states)}
 
     def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
         """What the optimizer keeps of each weight; :meth:`TrainingParameters.set_optimizer_initial_state` takes it.
@@ -599,14 +611,40 @@ class TrainingSession(InferenceSession):
     def is_output_fp32_node(self, output_name: str) -> bool:
         """Whether a node makes a value, and it is float32.
 
+        Nodes are those of the model, of its gradients and of the optimizer. The names of the latter's results are those
+        in the file of :attr:`TrainingParameters.model_with_training_graph_path`.
+
         Raises:
             OrtrainError: if no node makes it.
 
         >>> classic_session.is_output_fp32_node("logits")
         True
+        >>> classic_session.is_output_fp32_node("fc2.bias_grad_Step_Out")
+        False
 
         """
-        return self._classic.is_output_fp32_node(output_name)
+        made = self._made_by_optimizer().get(output_name)
+        return self._classic.is_output_fp32_node(output_name) if made is None else made
+
+    def _made_by_optimizer(self) -> dict[str, bool]:
+        """Results of the optimizer's nodes by name: whether each is float32."""
+        ending = _UPDATED.get(self._optimizer_name)
+        if ending is None:
+            return {}
+        states = self._classic.model_state(True)
+        weights, copies = states["full_precision"], states.get("mixed_precision", {})
+        made = {f"{name}_{ending}": value for name, value in weights.items()}
+        if self._optimizer_name != "SGDOptimizer":
+            made |= {f"{name}_fp16_{ending}": value for name, value in copies.items()}
+        for weight, state in self._classic.optimizer_state().items():
+            for name, value in state.items():
+                if weight not in weights:
+                    made[f"{name}_Out"] = value
+                elif name == "Update_Count":
+                    made[f"{weight}_grad_Step_Out"] = value
+                else:
+                    made[f"{name}_{weight}_Out"] = value
+        return {name: value.data_type() == "tensor(float)" for name, value in made.items()}
 
     def set_providers(
         self,

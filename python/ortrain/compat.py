@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import ortrain
 from ortrain import _seeds, api, artifacts, capi, classic
+from ortrain._classic_core import InferenceSession
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
 from ortrain.errors import _Beginnings
 from ortrain.gradient import excs
@@ -39,6 +40,23 @@ _MODULES: dict[str, types.ModuleType] = {
 _LATER = {f"{_TRAINING}.onnxblock": "ortrain.onnxblock"} | {
     f"{_TRAINING}.onnxblock.{name}": f"ortrain.onnxblock.{name}" for name in ("blocks", "loss", "optim")
 }
+# What is about ORTTrainer, which needs more packages.
+_TRAINER = ("ORTTrainer", "ORTTrainerOptions", "PropagateCastOpsStrategy", "TrainStepInfo")
+_TRAINER_MODULES = ("amp", "checkpoint", "model_desc_validation", "optim", "postprocess")
+_LATER |= {
+    f"{_TRAINING}.{name}": f"ortrain.trainer.{name}"
+    for name in (
+        *_TRAINER_MODULES,
+        "_checkpoint_storage",
+        "amp.loss_scaler",
+        "optim.config",
+        "optim.lr_scheduler",
+        "orttrainer",
+        "orttrainer_options",
+    )
+}
+_OLDER_TRAINER = "onnxruntime.capi.ort_trainer"
+_LATER[_OLDER_TRAINER] = "ortrain.trainer.legacy"
 # The same of onnxcustom, which trains by onnxruntime-training.
 _CUSTOM = "onnxcustom"
 _PACKAGES = (_CUSTOM, f"{_CUSTOM}.training", f"{_CUSTOM}.utils")
@@ -61,6 +79,13 @@ _LATER |= {
 }
 # What its package says of itself: the newest opset that it was made for.
 _NEWEST = 15
+
+
+def _level_of_log(level: int) -> None:
+    """As ``onnxruntime.set_default_logger_severity`` and ``_verbosity``: any level is obeyed, for nothing is logged."""
+    operator.index(level)
+
+
 # What a script takes from onnxruntime itself, where that is not installed.
 _CORE = {
     "ExecutionMode": ortrain.ExecutionMode,
@@ -77,6 +102,8 @@ _CORE = {
     "__version__": "1.19.2",
     "get_available_providers": lambda: ["CPUExecutionProvider"],
     "get_device": lambda: "CPU",
+    "set_default_logger_severity": _level_of_log,
+    "set_default_logger_verbosity": _level_of_log,
 }
 # What onnxruntime itself had until its release 1.15, of the package and of `onnxruntime.capi.training`.
 _CLASSIC = {"TrainingParameters": classic.TrainingParameters, "TrainingSession": classic.TrainingSession}
@@ -89,7 +116,14 @@ _kept: dict[str, Callable[[int], None]] = {}
 _BEHIND = "onnxruntime.capi._pybind_state"
 # Where exceptions are taken from, mostly.
 _EXTENSION = "onnxruntime.capi.onnxruntime_pybind11_state"
-_ABOUT = ("RunOptions", "SessionOptions", "get_available_providers", "get_device")
+_ABOUT = (
+    "RunOptions",
+    "SessionOptions",
+    "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
+)
 _EXCEPTIONS = {
     name: kind
     for name, kind in ((name, getattr(capi, name)) for name in capi.__all__)
@@ -113,25 +147,22 @@ _ABSENT = {
     "ORTModule": f"it wraps modules of PyTorch, and ortrain trains ONNX models: {_EXPORT}",
     "ortmodule": f"it wraps modules of PyTorch, and ortrain trains ONNX models: {_EXPORT}",
     "is_ortmodule_available": f"there is no ORTModule, so it never is: {_EXPORT}",
-    "ORTTrainer": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
-    "ORTTrainerOptions": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
-    "orttrainer": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
-    "orttrainer_options": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
-    "TrainStepInfo": f"it belonged to ORTTrainer: {_EXPORT}",
     "TrainingAgent": "it is where ORTModule takes it from: onnxruntime.capi._pybind_state.TrainingAgent, of a session",
-    "TrainingParameters": f"it belonged to ORTTrainer: {_EXPORT}",
-    "PropagateCastOpsStrategy": f"it belonged to ORTModule: {_PRECISION}",
     "FusedAdam": f"it updates parameters of PyTorch: {_OPTIMIZERS}",
     "FP16_Optimizer": f"it wraps optimizers of PyTorch: {_OPTIMIZERS}; {_PRECISION}",
-    "optim": f"its optimizers update parameters of PyTorch: {_OPTIMIZERS}",
-    "amp": f"its loss scalers belonged to ORTTrainer: {_PRECISION}",
     "hooks": f"they watch modules of PyTorch: {_EXPORT}",
     "utils": f"they are helpers for PyTorch: {_EXPORT}",
     "experimental": f"it is about ORTModule: {_EXPORT}",
-    "checkpoint": "use CheckpointState.save_checkpoint and load_checkpoint of onnxruntime.training.api",
 }
+# The same of the package of optimizers, under both of its names.
+_ABSENT_IN_OPTIM = {
+    **{name: _ABSENT[name] for name in ("FusedAdam", "FP16_Optimizer")},
+    "fp16_optimizer": _ABSENT["FP16_Optimizer"],
+    "fused_adam": _ABSENT["FusedAdam"],
+}
+_OPTIM_PACKAGES = (f"{_TRAINING}.optim", "ortrain.trainer.optim")
 # Names that a module which is not there had, where they are better known than the module.
-_INSIDE = {"optim": "FusedAdam", "ortmodule": "ORTModule"}
+_INSIDE = {"fp16_optimizer": "FP16_Optimizer", "fused_adam": "FusedAdam", "ortmodule": "ORTModule"}
 
 _before: dict[str, types.ModuleType | None] = {}
 
@@ -145,6 +176,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, name = fullname.rpartition(".")
         if package == _TRAINING and name in _ABSENT:
             raise ImportError(_absent(name), name=fullname)
+        if package in _OPTIM_PACKAGES and name in _ABSENT_IN_OPTIM:
+            raise ImportError(_absent(name, "optim."), name=fullname)
         if package in _PACKAGES and fullname not in _LATER:
             there = ", ".join(known for known in [*_PACKAGES, *_LATER] if known.rpartition(".")[0] == package)
             raise ImportError(f"{fullname} is not in ortrain, which has {there}", name=fullname)
@@ -170,15 +203,21 @@ class _Training(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name in _ABSENT:
             raise AttributeError(_absent(name))
+        if name in _TRAINER:
+            return getattr(importlib.import_module("ortrain.trainer"), name)
+        if name in _TRAINER_MODULES:
+            return importlib.import_module(f"{_TRAINING}.{name}")
         from ortrain._near import hint
 
-        near = "" if name.startswith("__") else hint(name, [*_ABSENT, "api", "artifacts", "onnxblock"])
+        there = ["api", "artifacts", "onnxblock", *_CLASSIC, *_TRAINER, *_TRAINER_MODULES]
+        near = "" if name.startswith("__") else hint(name, [*_ABSENT, *there])
         raise AttributeError(f"module {_TRAINING!r} has no attribute {name!r}{near}")
 
 
-def _absent(name: str) -> str:
+def _absent(name: str, package: str = "") -> str:
     inside = f" (with {_INSIDE[name]})" if name in _INSIDE else ""
-    return f"{_TRAINING}.{name}{inside} is not in ortrain: {_ABSENT[name]}"
+    reason = (_ABSENT_IN_OPTIM if package else _ABSENT)[name]
+    return f"{_TRAINING}.{package}{name}{inside} is not in ortrain: {reason}"
 
 
 def _set_seed(seed: int) -> None:
@@ -199,12 +238,16 @@ def _set_seed(seed: int) -> None:
 def install() -> None:
     """Let ``onnxruntime.training.api``, ``.artifacts`` and ``.onnxblock`` be those of ortrain, in this process.
 
+    ``onnxruntime.training.ORTTrainer``, and what belongs to it, are those of :mod:`ortrain.trainer`, and
+    ``onnxruntime.capi.ort_trainer`` is :mod:`ortrain.trainer.legacy`.
+
     ``onnxcustom.training`` and ``onnxcustom.utils`` are :mod:`ortrain.gradient` and what lies below it: estimators that
     train ONNX models, and their helpers.
 
     An onnxruntime that is installed stays, and its ``OrtValue`` and ``SessionOptions`` are taken; where none is,
     ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue``, ``SessionOptions`` and ``RunOptions`` that
-    ortrain has. Calling it again changes nothing.
+    ortrain has. Levels of its log may be set (``set_default_logger_severity``); ortrain logs nothing. A provider that
+    is not there is a warning before the error, as it is for onnxruntime. Calling it again changes nothing.
 
     ``onnxruntime.set_seed`` sets the seed of every :class:`~ortrain.api.CheckpointState` that is loaded afterwards, or
     that a module or session is made on; a seed that is set on a state (``state.seed = 7``) after that stays. It is
@@ -236,7 +279,7 @@ def install() -> None:
     vars(training).update(_CLASSIC)
     modules[_CAPI_TRAINING] = training
     # What an onnxruntime-training that is installed has imported of its own is hidden, too.
-    ours = (f"{_TRAINING}.", f"{_CUSTOM}.")
+    ours = (f"{_TRAINING}.", f"{_CUSTOM}.", _OLDER_TRAINER)
     hidden = [name for name in sys.modules if name.startswith(ours) and name not in modules]
     for name in [*modules, *hidden]:
         _before[name] = sys.modules.get(name)
@@ -245,6 +288,7 @@ def install() -> None:
     sys.modules.update(modules)
     core.capi._pybind_state = modules[_BEHIND]
     core.capi.training = training
+    vars(core.capi).pop("ort_trainer", None)
     for name, kind in _CLASSIC.items():
         _classic_before[name] = getattr(core, name, None)
         setattr(core, name, kind)
@@ -254,6 +298,7 @@ def install() -> None:
     core.set_seed = _set_seed  # type: ignore[attr-defined]
     for name in ("api", "artifacts"):
         setattr(package, name, _MODULES[f"{_TRAINING}.{name}"])
+    vars(package).update(_CLASSIC)
     sys.meta_path.insert(0, _FINDER)
     _Beginnings.shown = True
 
@@ -282,6 +327,10 @@ def uninstall() -> None:
         core.capi._pybind_state = _before[_BEHIND]
     if hasattr(core.capi, "training"):
         del core.capi.training
+    sys.modules.pop(_OLDER_TRAINER, None)
+    vars(core.capi).pop("ort_trainer", None)
+    if _before.get(_OLDER_TRAINER) is not None:
+        core.capi.ort_trainer = _before[_OLDER_TRAINER]
     for name, kind in _classic_before.items():
         if kind is None:
             delattr(core, name)
@@ -336,7 +385,8 @@ def _custom() -> dict[str, types.ModuleType]:
 def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:
     """What stands behind the ``onnxruntime`` that stands for one."""
     behind = types.ModuleType(_BEHIND, "The part of onnxruntime's extension module that ortrain has.")
-    vars(behind).update({name: _CORE[name] for name in _ABOUT} | {"set_seed": _set_seed} | _VALUES | _EXCEPTIONS)
+    beside = {"InferenceSession": InferenceSession, "set_seed": _set_seed}
+    vars(behind).update({name: _CORE[name] for name in _ABOUT} | beside | _VALUES | _EXCEPTIONS)
     package = types.ModuleType(_BEHIND.rpartition(".")[0])
     package.__path__ = []
     package.onnxruntime_pybind11_state = behind  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ from ortrain._options import (
     with_changes,
 )
 from ortrain._sources import ModelLike, model_source
-from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError, _Beginnings
 from ortrain.iobinding import IOBinding, SessionIOBinding, check_device
 from ortrain.ortvalue import OrtValue
 
@@ -730,8 +730,11 @@ def _normalised(
     found: dict[str, dict[str, str]] = {}
     for name, options in pairs or [("CPUExecutionProvider", {})]:
         if name not in _PROVIDERS:
-            there = ", ".join(sorted(_PROVIDERS))
-            raise UnsupportedError(f"there is no provider {name!r} here; there are {there}")
+            sentence = f"there is no provider {name!r} here; there are {', '.join(sorted(_PROVIDERS))}"
+            if _Beginnings.shown:
+                # Scripts for onnxruntime are warned first.
+                warnings.warn(sentence, stacklevel=4)
+            raise UnsupportedError(sentence)
         if name in found:
             warnings.warn(f"provider {name!r} is named twice; the second time does not count", stacklevel=4)
             continue

@@ -55,7 +55,10 @@ def test_trains_as_it_does(case: str, run: str, trained: dict[str, np.ndarray]) 
 
 
 def test_a_script_prints_the_same(release: Path) -> None:
-    """Keys, shapes, types and errors, under the release and here; the record is what the release prints."""
+    """Keys, shapes, types and errors, under the release and here; the record is what the release prints.
+
+    What is decided to be different is in tests/classic_transcript.py.
+    """
     theirs = environments.printed_in_environment(release, SCRIPT, "onnxruntime")
     assert theirs == RECORD.read_text()
     found = differences(transcript_of_ortrain(hidden=True), theirs)

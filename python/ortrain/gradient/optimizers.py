@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ortrain import _ortrain
 from ortrain._near import hint
-from ortrain._options import native_options
-from ortrain._ortrain import OrtDevice, OrtValue
+from ortrain._options import RunOptions
+from ortrain._ortrain import OrtDevice
 from ortrain._sources import PathLike
+from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.gradient._estimator import Estimator, failed, finite, names_of, random_like
 from ortrain.gradient.data_loader import OrtDataLoader
@@ -38,7 +39,7 @@ from ortrain.gradient.excs import ConvergenceError, EvaluationError
 from ortrain.gradient.graph import grad
 from ortrain.gradient.sgd_learning_rate import BaseLearningRate
 from ortrain.gradient.utils.onnx_helper import get_onnx_opset
-from ortrain.gradient.utils.onnxruntime_helper import numpy_to_ort_value
+from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
 
 __all__ = ["OrtGradientOptimizer"]
 
@@ -50,6 +51,9 @@ Array = npt.NDArray[Any]
 class OrtGradientOptimizer(Estimator):
     """Gradient descent on a model that has its loss as an output, and labels as an input.
 
+    The model is trained by a :class:`~ortrain.classic.TrainingSession`, ``train_session_`` after ``fit``: one ``run``
+    for each batch.
+
     Args:
         model_onnx: the model, with inputs for features, labels and, where rows have weights, these, in this order
             (:func:`~ortrain.gradient.utils.orttraining_helper.add_loss_output` makes it).
@@ -57,7 +61,7 @@ class OrtGradientOptimizer(Estimator):
         loss_output_name: the output with the loss.
         max_iter: how often the data are gone over.
         training_optimizer_name: ``"SGDOptimizer"``.
-        batch_size: the rows of a batch; the learning rate is divided by it.
+        batch_size: the rows of a batch; the learning rate is divided by it, and is float32 then.
         learning_rate: a :class:`~ortrain.gradient.sgd_learning_rate.BaseLearningRate` without velocity, its name, or a
             float.
         device: ``"cpu"``, or an :class:`~ortrain.capi.OrtDevice`.
@@ -158,8 +162,9 @@ OrtGradientForwardBackwardOptimizer
             OrtrainError: for a model with another number of inputs, an output that is not there.
             UnsupportedError: for another optimizer, a device that is not there.
             InvalidArgumentError: for weights that are no initializers, data of other numbers of rows, of another type
-                or shape than the model's.
-            ConvergenceError: for a loss that is no number; what was learned until then stays.
+                or shape than the model's; for a learning rate that is negative or no finite float32, a batch without
+                rows.
+            ConvergenceError: for a loss that is no number; what was learned before this batch stays.
             EvaluationError: for a loss of the validation data that is no number.
 
         >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
@@ -178,6 +183,8 @@ OrtGradientForwardBackwardOptimizer
                 f"the model has {len(inputs)} inputs ({', '.join(inputs)}), but {wanted} are fed: features, labels"
                 f"{'' if sample_weight is None else ', weights of rows'}"
             )
+        if self.batch_size < 1:
+            raise InvalidArgumentError(f"batch_size is {self.batch_size}; a batch has at least one row")
         self._check_optimizer()
         batches = OrtDataLoader(X, y, sample_weight, batch_size=self.batch_size, device=self.device)
         validation = None
@@ -188,8 +195,7 @@ OrtGradientForwardBackwardOptimizer
             raise InvalidArgumentError("X_val and y_val belong together: one is given, the other is not")
         self._open()
         if self.saved_gradient is not None:
-            names = self.train_session_.names
-            _save_gradient(self.model_onnx, names, self.loss_output_name, Path(self.saved_gradient))
+            _save_gradient(self.model_onnx, self._weights(), self.loss_output_name, Path(self.saved_gradient))
         if not self.warm_start:
             # In the order of the names, as the state has them.
             self.set_state(
@@ -210,8 +216,18 @@ OrtGradientForwardBackwardOptimizer
         self.trained_coef_ = self.get_state()
         return self
 
+    def _weights(self) -> list[str]:
+        """The names of the trained weights, sorted."""
+        names = sorted(names_of(self.weights_to_train))
+        if not names:
+            raise InvalidArgumentError("weights_to_train is empty; name at least one initializer")
+        for name, following in pairwise(names):
+            if name == following:
+                raise InvalidArgumentError(f"weight {name!r} is named twice")
+        return names
+
     def _open(self) -> None:
-        """Makes what runs the training, with the weights of the ``fit`` before if there was one."""
+        """Makes the session of the training, with the weights of the ``fit`` before if there was one."""
         before = self._learned()
         outputs = [entry.name for entry in self.model_onnx.graph.output]
         if self.loss_output_name not in outputs:
@@ -219,35 +235,57 @@ OrtGradientForwardBackwardOptimizer
             raise OrtrainError(
                 f"the model has no output {self.loss_output_name!r}{near}; it has {', '.join(outputs) or 'none'}"
             )
-        session = _Descent(self.model_onnx, sorted(names_of(self.weights_to_train)), self.loss_output_name)
-        self.input_names_ = [*(entry.name for entry in self.model_onnx.graph.input), _RATE]
+        weights = self._weights()
+        parameters = TrainingParameters()
+        parameters.loss_output_name = self.loss_output_name
+        parameters.weights_to_train = set(weights)
+        parameters.training_optimizer_name = self.training_optimizer_name
+        parameters.lr_params_feed_name = _RATE
+        parameters.optimizer_attributes_map = {name: {} for name in weights}
+        parameters.optimizer_int_attributes_map = {name: {} for name in weights}
+        # SGDOptimizer clips no gradient, so that no norm is needed.
+        parameters.enable_grad_norm_clip = False
+        self.train_session_ = TrainingSession(self.model_onnx.SerializeToString(), parameters)
+        self.input_names_ = [entry.name for entry in self.train_session_.get_inputs()]
         self.output_names_ = outputs
         self.loss_index_ = outputs.index(self.loss_output_name)
-        self.train_session_ = session
-        if before is not None and before.keys() == set(session.names):
-            session.load_state(before)
+        if before is not None and list(before) == weights:
+            self.set_state(before)
 
     def _iteration(self, batches: OrtDataLoader, use_numpy: bool) -> Any:
         """Goes over the data once; returns the mean of the losses by row."""
+        session = self.train_session_
+        bound = session.io_binding()._iobinding
+        bound.bind_input(_RATE, _rate(self.learning_rate.value / self.batch_size))
+        bound.bind_output(self.loss_output_name, get_ort_device("cpu"))
+        bind = bound.bind_input if use_numpy else bound.bind_ortvalue_input
+        rows = min(self.batch_size, len(batches))
         losses: list[Array] = []
         for batch in batches.iter_numpy() if use_numpy else batches.iter_ortvalue():
-            values = [
-                numpy_to_ort_value(value, self.device) if isinstance(value, np.ndarray) else value for value in batch
-            ]
-            loss, gradients = self.train_session_.step(values)
-            if gradients is None:
+            for name, values in zip(self.input_names_, batch, strict=False):
+                bind(name, values)
+            # A run updates whatever its loss is: what was there before is put back if the loss is no number.
+            weights, statistics = session._classic.state(), session._classic.running_statistics()
+            session.run_with_iobinding(bound)
+            (loss,) = bound.copy_outputs_to_cpu()
+            if not finite(loss):
+                session._classic.load_state(weights, True)
+                session._classic.load_running_statistics(statistics)
                 raise ConvergenceError(failed(self.learning_rate, losses))
-            for at, (weight, gradient) in enumerate(zip(self.train_session_.weights, gradients, strict=True)):
-                self.learning_rate.update_weights(at, self.device, weight, gradient, self.batch_size)
-            losses.append(loss / values[0].shape()[0])
+            losses.append(loss.reshape(-1)[0] / rows)
         return np.array(losses).mean()
 
     def _evaluation(self, batches: OrtDataLoader) -> Any:
-        """The loss of the validation data, divided by the number of rows."""
-        loss = self.train_session_.loss(list(batches.data_ort))
-        if not finite(loss):
-            raise EvaluationError(f"the loss of the validation data is {loss}")
-        return loss / len(batches)
+        """The loss of the validation data, divided by the number of rows: by a run that updates nothing."""
+        options = RunOptions()
+        options.only_execute_path_to_fetches = True
+        options.training_mode = False
+        feeds = dict(zip(self.input_names_, (*batches.data_np, _rate(0.0)), strict=True))
+        (loss,) = self.train_session_.run([self.loss_output_name], feeds, options)
+        value = loss.reshape(-1)[0]
+        if not finite(value):
+            raise EvaluationError(f"the loss of the validation data is {value}")
+        return value / len(batches)
 
     def get_state(self) -> dict[str, Array]:
         """The weights by their names, sorted: copies.
@@ -282,9 +320,20 @@ OrtGradientForwardBackwardOptimizer
         np.float32(10.0)
 
         """
-        if not hasattr(self, "train_session_"):
+        session = getattr(self, "train_session_", None)
+        if session is None:
             raise AttributeError("the state is set after fit")
-        self.train_session_.load_state(state)
+        there = session.get_state()
+        found = {name: np.asarray(array) for name, array in state.items()}
+        for name, value in found.items():
+            if name not in there:
+                raise InvalidArgumentError(f"no weight {name!r} is trained{hint(name, list(there))}")
+            if (value.dtype, value.shape) != (there[name].dtype, there[name].shape):
+                raise InvalidArgumentError(
+                    f"weight {name!r} is {there[name].dtype}{list(there[name].shape)}, but the value is "
+                    f"{value.dtype}{list(value.shape)}"
+                )
+        session.load_state(found, strict=True)
 
     def get_trained_onnx(self, model: onnx.ModelProto | None = None) -> onnx.ModelProto:
         """The model with the weights that were learned; it has the loss as an output still.
@@ -313,58 +362,13 @@ OrtGradientForwardBackwardOptimizer
 
     def _learn(self, learned: dict[str, Array]) -> None:
         self._open()
-        self.train_session_.load_state(learned)
+        self.set_state(learned)
 
 
-class _Descent:
-    """The passes of a model with its loss, and the weights that they read."""
-
-    def __init__(self, model: onnx.ModelProto, names: list[str], loss: str) -> None:
-        alone = onnx.ModelProto()
-        alone.CopyFrom(model)
-        kept = [entry for entry in alone.graph.output if entry.name == loss]
-        del alone.graph.output[:]
-        alone.graph.output.extend(kept)
-        options = native_options(None)
-        self._native = _ortrain.ForwardBackward(
-            alone.SerializeToString(), names, [], training=None, seed=0, device="cpu", **options
-        )
-        self.names = names
-        self.weights: list[OrtValue] = self._native.initial_weights()
-
-    def step(self, batch: list[OrtValue]) -> tuple[Array, list[OrtValue] | None]:
-        """The loss of a batch, and the gradients of the weights unless it is no number."""
-        live, (loss,) = self._native.forward(batch, self.weights)
-        value = loss.numpy()
-        if not finite(value):
-            return value.reshape(-1)[0], None
-        seed = numpy_to_ort_value(np.ones_like(value))
-        return value.reshape(-1)[0], self._native.backward(live, [seed])
-
-    def loss(self, batch: list[OrtValue]) -> Array:
-        """The loss of a batch."""
-        found: Array = self._native.evaluate(batch, self.weights)[0].numpy().reshape(-1)[0]
-        return found
-
-    def get_state(self) -> dict[str, Array]:
-        """Copies of the weights."""
-        return {name: value.numpy().copy() for name, value in zip(self.names, self.weights, strict=True)}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Sets weights."""
-        for name in state:
-            if name not in self.names:
-                raise InvalidArgumentError(f"no weight {name!r} is trained{hint(name, self.names)}")
-        for name, array in state.items():
-            value = self.weights[self.names.index(name)]
-            found = np.asarray(array)
-            if (found.dtype, list(found.shape)) != (value.numpy().dtype, value.shape()):
-                raise InvalidArgumentError(
-                    f"weight {name!r} is {value.numpy().dtype}{value.shape()}, but the value is "
-                    f"{found.dtype}{list(found.shape)}"
-                )
-        for name, array in state.items():
-            self.weights[self.names.index(name)].update_inplace(np.asarray(array))
+def _rate(number: float) -> npt.NDArray[np.float32]:
+    """A learning rate as a run takes it. One that is too large is infinite, which the session refuses."""
+    with np.errstate(over="ignore"):
+        return np.array([number], np.float32)
 
 
 def _save_gradient(model: onnx.ModelProto, weights: list[str], loss: str, path: Path) -> None:

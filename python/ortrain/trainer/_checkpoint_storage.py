@@ -28,7 +28,7 @@ from ortrain.errors import InvalidArgumentError, NoSuchFileError
 from ortrain.trainer import _hdf5, _unpickler
 from ortrain.trainer._values import as_array
 
-__all__ = ["from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]
+__all__ = ["NoCheckpointError", "from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]
 
 # The protocol of every Python that onnxruntime-training ran on.
 _PROTOCOL = 4
@@ -37,7 +37,7 @@ _LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
 _counter = itertools.count()
 
 
-class _NoCheckpointError(NoSuchFileError, InvalidArgumentError):
+class NoCheckpointError(NoSuchFileError, InvalidArgumentError):
     """A path without a file. onnxruntime-training raises a ``ValueError``."""
 
 
@@ -77,10 +77,10 @@ def load(path: PathLike, key: str | None = None) -> Any:
         key: the names that lead to a part, with ``/`` between them; ``None`` for the whole file.
 
     Returns:
-        a dict for a group. Of a dataset an array; a NumPy scalar if it has no shape; ``bytes`` if it is a text.
+        a dict for a group, ``bytes`` for a text, a NumPy scalar for a dataset without a shape, an array for others.
 
     Raises:
-        InvalidArgumentError: if there is no file, if it is no HDF5 file, is damaged, or has what the trainer does not
+        InvalidArgumentError: for no file, for a file that is no HDF5 or is damaged, and for what the trainer does not
             write: links, compressed data, data in other files. No other file is read.
         KeyError: for a key that is not there.
 
@@ -97,9 +97,9 @@ def load(path: PathLike, key: str | None = None) -> Any:
     try:
         found = place.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise _NoCheckpointError(f"there is no file {place}") from error
+        raise NoCheckpointError(f"there is no file {place}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidArgumentError(f"{place} is not an HDF5 file: it is no regular file")
+        raise InvalidArgumentError(f"{place} is not an HDF5 file, but a folder, a pipe or a device")
     with place.open("rb") as file:
         try:
             return _hdf5.read(file, os.fstat(file.fileno()).st_size, names)
@@ -115,7 +115,7 @@ def to_serialized_hex(user_dict: Any) -> str:
 
     >>> from ortrain.trainer import _checkpoint_storage
     >>> _checkpoint_storage.to_serialized_hex([1])
-    '80049505000000000000005d944b01612e'
+    '80049506000000000000005d944b01612e'
     """
     return pickle.dumps(user_dict, protocol=_PROTOCOL).hex()
 
@@ -128,8 +128,8 @@ def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = Fal
         allow_pickle: whether objects of every class are made. That runs code of whoever wrote the text.
 
     Raises:
-        InvalidArgumentError: for a text that is no such one, or that asks for a class other than those of numbers,
-            texts, containers, arrays and dates. The error names the class.
+        InvalidArgumentError: for another text, and for a class that is none of numbers, texts, containers, arrays or
+            dates. The error names the class.
 
     >>> from ortrain.trainer import _checkpoint_storage
     >>> _checkpoint_storage.from_serialized_hex(_checkpoint_storage.to_serialized_hex({"epoch": 3}))
@@ -151,7 +151,7 @@ def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = Fal
     return pickle.loads(data) if allow_pickle else _unpickler.loads(data)
 
 
-# What is saved.
+# Values that are saved.
 
 
 def _tree(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,23 +199,27 @@ def _parts(name: object) -> list[str]:
     if not isinstance(name, str):
         raise TypeError(f"names in a checkpoint are texts, not {name!r}")
     parts = name.split("/")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        size = 0
     # HDF5 leaves out empty parts and dots.
-    if not size or "\0" in name or any(part in ("", ".") for part in parts):
+    if 0 in _encoded(name) or any(part in ("", ".") for part in parts):
         raise InvalidArgumentError(
-            f"{name!r} cannot be a name in HDF5: its parts between '/' have letters, and no zero"
+            f"{name!r} cannot be a name in HDF5, which has no empty parts between '/' and no NUL"
         )
     return parts
 
 
+def _encoded(text: str) -> bytes:
+    """A text in UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{text!r:.60} has half a character, which UTF-8 cannot have") from error
+
+
 def _leaf(value: Any, where: str) -> _hdf5.Leaf:
-    """A value as it is written."""
+    """A leaf of a file: a text, or an array of a type that files have."""
     if isinstance(value, str | bytes):
-        if 0 in (value.encode() if isinstance(value, str) else value):
-            raise InvalidArgumentError(f"{where!r} is a text with a zero in it, which HDF5 cannot have")
+        if 0 in (_encoded(value) if isinstance(value, str) else value):
+            raise InvalidArgumentError(f"{where!r} is a text with the character NUL, which HDF5 cannot have")
         return value
     try:
         array = as_array(value)
@@ -239,14 +243,14 @@ def _wrong(value: Any, where: str) -> TypeError:
 def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
     """A file that is written beside its place, and gets there when all is written.
 
-    A process that is killed leaves the place as it was. The next call for the same place removes what was left beside.
+    A process that is killed changes nothing at the place. The next call for the same place removes what is left.
 
     Args:
         path: the place.
         replace: whether a file that is there is replaced.
 
     Raises:
-        FileExistsError: if there is a file, and it is not to be replaced.
+        FileExistsError: if there is a file, and nothing is to be replaced.
         NoSuchFileError: if the folder is not there.
         OSError: when the operating system refuses.
 
@@ -284,6 +288,21 @@ def _put(file: Path, place: Path, replace: bool) -> None:
         os.link(file, place)
     except FileExistsError as error:
         raise _exists(place) from error
+    except OSError:
+        _put_without_links(file, place)
+
+
+def _put_without_links(file: Path, place: Path) -> None:
+    """Give a file its place where the file system has no links: an empty file takes the place for a moment."""
+    try:
+        place.open("xb").close()
+    except FileExistsError as error:
+        raise _exists(place) from error
+    try:
+        file.replace(place)
+    except OSError:
+        place.unlink()
+        raise
 
 
 def _exists(place: Path) -> FileExistsError:
@@ -291,7 +310,7 @@ def _exists(place: Path) -> FileExistsError:
 
 
 def _beside(place: Path) -> BinaryIO:
-    """A new file beside a place, locked, so that a sweep leaves it alone."""
+    """A new file beside a place, locked, so that a sweep leaves the file alone."""
     while True:
         name = place.with_name(f"{_stem(place)}.{os.getpid()}-{next(_counter)}.tmp")
         try:
@@ -319,17 +338,18 @@ def _stem(place: Path) -> str:
 
 
 def _sweep(place: Path) -> None:
-    """Remove what killed processes were writing to a place."""
+    """Remove what killed processes were writing to a place. Whatever cannot be removed stays."""
     left = re.compile(re.escape(_stem(place)) + r"\.[0-9]+-[0-9]+\.tmp")
-    for found in place.parent.iterdir():
-        if left.fullmatch(found.name) and found.is_file() and not found.is_symlink():
-            with suppress(OSError), found.open("rb") as file:
-                if _locked(file):
-                    found.unlink()
+    with suppress(OSError):
+        for found in place.parent.iterdir():
+            if left.fullmatch(found.name) and found.is_file() and not found.is_symlink():
+                with found.open("rb") as file:
+                    if _locked(file):
+                        found.unlink()
 
 
 def _locked(file: BinaryIO) -> bool:
-    """Whether a file could be locked. Some file systems have no locks; nothing is swept there."""
+    """Lock a file, and say if that went. Some file systems have no locks; nothing is swept there."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -34,15 +34,17 @@ _SPACE, _TYPE, _FILL, _LAYOUT, _CONTINUED, _TABLE = 0x01, 0x03, 0x05, 0x08, 0x10
 _LEAF_K, _NODE_K = 4, 16
 _SMALLEST_COLLECTION = 4096
 _LARGEST_RANK = 32
+# Levels of a B-tree, with a million of millions of names.
+_HIGHEST = 8
 
-# Of a type: class and version, bits that say more, and properties. The size stands between the last two.
+# The message of booleans: class and version, bits that say more, the size, and properties.
 _BOOLEAN = (
     b"\x18\x02\x00\x00" + b"\x01\x00\x00\x00"
     # int8, the names of two members, and their values.
     + b"\x10\x08\x00\x00\x01\x00\x00\x00\x00\x00\x08\x00" + b"FALSE\0\0\0TRUE\0\0\0\0" + b"\x00\x01"
 )  # fmt: skip
 _TEXT = b"\x10\x00\x00\x00" + b"\x10\x00\x00\x00\x01\x00\x00\x00\x00\x00\x08\x00"
-# Of a float: bits, and the places of exponent and mantissa with the bias, by the size.
+# Bits of the message of floats, and the places of exponent and mantissa with the bias, by the size.
 _FLOATS = {
     2: (0x0F20, struct.pack("<2H4BI", 0, 16, 10, 5, 0, 10, 15)),
     4: (0x1F20, struct.pack("<2H4BI", 0, 32, 23, 8, 0, 23, 127)),
@@ -123,7 +125,7 @@ class _Plan:
 
     def tree(self, entries: list[bytes], offsets: list[int]) -> int:
         """Place the B-tree of a group."""
-        # Of each child, the address, and where the last name below it lies in the heap.
+        # The address of each child, and the place in the heap of the last name below the child.
         children: list[tuple[int, int]] = []
         width = 2 * _LEAF_K
         for start in range(0, len(entries), width):
@@ -209,13 +211,14 @@ def _type_message(dtype: np.dtype[Any]) -> bytes:
 
 # Reading.
 
-# What else a header may say, and why that is not read.
+# Messages that a header may have, and why they are not read.
+_NEWER = "has a group of a newer format, which is not read; HDF5 makes such groups of names that are not ASCII"
 _REFUSED = {
-    0x02: "has a group of a newer format",
-    0x06: "has a group of a newer format",
-    0x07: "has data in other files",
-    0x0A: "has a group of a newer format",
-    0x0B: "has compressed data",
+    0x02: _NEWER,
+    0x06: _NEWER,
+    0x07: "has data in other files, which ORTTrainer does not write",
+    0x0A: _NEWER,
+    0x0B: "has compressed data, which ORTTrainer does not write",
 }
 # Padding, an old and a new fill value, comments, attributes, times.
 _PASSED = {0x00, 0x04, _FILL, 0x0C, 0x0D, 0x0E, 0x12}
@@ -262,7 +265,10 @@ class _Reading:
             if name not in members:
                 raise KeyError(name, list(members))
             header = members[name]
-        return self.object(header, 0)
+        found = self.object(header, 0)
+        if not path and not isinstance(found, dict):
+            raise UnreadableError("is damaged: the first object is no group")
+        return found
 
     def root(self) -> int:
         """The address of the header of the first group."""
@@ -274,9 +280,9 @@ class _Reading:
         fields = _SUPERBLOCK.unpack(start)
         versions, widths, base, end = (*fields[2:4], fields[5]), fields[6:8], fields[12], fields[14]
         if any(versions) or widths != (8, 8) or base != 0:
-            raise UnreadableError("is damaged: it starts as no file of ORTTrainer does")
+            raise UnreadableError("is damaged: no file of ORTTrainer starts so")
         if end > self.size:
-            raise UnreadableError(f"is damaged: it ends after {self.size} of {end} bytes")
+            raise UnreadableError(f"is damaged: the file ends after {self.size} of {end} bytes")
         self.size = end
         return int(fields[17])
 
@@ -286,11 +292,11 @@ class _Reading:
         self.file.seek(address)
         found = self.file.read(count)
         if len(found) < count:
-            raise UnreadableError("is damaged: it became shorter while it was read")
+            raise UnreadableError("is damaged: the file became shorter meanwhile")
         return found
 
     def check(self, address: int, count: int) -> None:
-        """That the file has these bytes, and that they are not read over and over."""
+        """Refuse bytes that the file does not have, and bytes that are read over and over."""
         if count > self.size or address > self.size - count:
             raise UnreadableError(f"is damaged: {count} bytes at {address} are past its end")
         self.spend(count)
@@ -301,7 +307,7 @@ class _Reading:
             raise UnreadableError("is damaged: its parts overlap")
 
     def once(self, address: int) -> None:
-        """That a part is not in two places, and not below itself."""
+        """Refuse a part that was read before: a part in two places, or below itself."""
         if address in self.seen:
             raise UnreadableError("is damaged: two names lead to one place")
         self.seen.add(address)
@@ -314,11 +320,11 @@ class _Reading:
         if _TABLE in messages:
             return {name: self.object(address, depth + 1) for name, address in self.members(messages[_TABLE])}
         if not {_SPACE, _TYPE, _LAYOUT} <= messages.keys():
-            raise UnreadableError("is damaged: it has an object that is neither a group nor an array")
+            raise UnreadableError("is damaged: there is an object that is neither a group nor an array")
         return self.dataset(messages[_SPACE], messages[_TYPE], messages[_LAYOUT])
 
     def messages(self, header: int) -> dict[int, bytes]:
-        """What the header of an object says, by kinds."""
+        """The messages in the header of an object, by kinds."""
         self.once(header)
         version, count, size = struct.unpack("<BxH4xI4x", self.part(header, 16))
         if version != 1:
@@ -338,7 +344,7 @@ class _Reading:
                 if kind in _PASSED:
                     continue
                 if kind in _REFUSED:
-                    raise UnreadableError(f"{_REFUSED[kind]}, which ORTTrainer does not write")
+                    raise UnreadableError(_REFUSED[kind])
                 if kind == _CONTINUED:
                     blocks.append(struct.unpack("<2Q", data))
                 elif kind in found or kind not in (_SPACE, _TYPE, _LAYOUT, _TABLE) or flags & 2:
@@ -352,7 +358,7 @@ class _Reading:
         tree, heap = struct.unpack("<2Q", table)
         magic, version, size, _, start = struct.unpack("<4sB3x3Q", self.part(heap, 32))
         if magic != b"HEAP" or version != 0:
-            raise UnreadableError("is damaged: it has no names where names should be")
+            raise UnreadableError("is damaged: there are no names where names should be")
         texts = self.part(start, size)
         last = ""
         for leaf in self.leaves(tree, None):
@@ -372,8 +378,9 @@ class _Reading:
         """The entries of each leaf below a node of a B-tree, which stands at a level below another one's."""
         self.once(node)
         magic, kind, level, count = struct.unpack("<4s2BH16x", self.part(node, 24))
-        if magic != b"TREE" or kind != 0 or (above is not None and level != above - 1):
-            raise UnreadableError("is damaged: it has no group where a group should be")
+        levels = range(_HIGHEST + 1) if above is None else (above - 1,)
+        if magic != b"TREE" or kind != 0 or level not in levels:
+            raise UnreadableError("is damaged: there is no group where a group should be")
         # Keys and children by turns; the last key stands alone.
         for _, child in struct.iter_unpack("<2Q", self.part(node + 24, 16 * count)):
             if level > 0:
@@ -382,7 +389,7 @@ class _Reading:
             self.once(child)
             magic, version, symbols = struct.unpack("<4sBxH", self.part(child, 8))
             if magic != b"SNOD" or version != 1:
-                raise UnreadableError("is damaged: it has no members of a group where they should be")
+                raise UnreadableError("is damaged: there are no members where members of a group should be")
             yield self.part(child + 8, symbols * _ENTRY.size)
 
     def dataset(self, space: bytes, kind: bytes, layout: bytes) -> Any:
@@ -424,7 +431,7 @@ class _Reading:
             return
         self.file.seek(address)
         if self.file.readinto(place.data) != place.size:
-            raise UnreadableError("is damaged: it became shorter while it was read")
+            raise UnreadableError("is damaged: the file became shorter meanwhile")
 
     def text(self, reference: bytes) -> bytes:
         """The text that a reference leads to."""
@@ -436,14 +443,14 @@ class _Reading:
         text = self.collections[address].get(index, b"")
         self.spend(length)
         if len(text) != length:
-            raise UnreadableError("is damaged: a text is not where it should be")
+            raise UnreadableError("is damaged: there is another text where a text should be")
         return text
 
     def heap(self, address: int) -> Iterator[tuple[int, bytes]]:
         """The texts of a heap, by numbers."""
         magic, version, size = struct.unpack("<4sB3xQ", self.part(address, 16))
         if magic != b"GCOL" or version != 1 or size < 16:
-            raise UnreadableError("is damaged: it has no texts where texts should be")
+            raise UnreadableError("is damaged: there are no texts where texts should be")
         data = self.part(address + 16, size - 16)
         at = 0
         while at + 16 <= len(data):
@@ -452,7 +459,7 @@ class _Reading:
                 return
             at += 16
             if length > len(data) - at:
-                raise UnreadableError("is damaged: a text is longer than what it lies in")
+                raise UnreadableError("is damaged: a text is longer than its heap")
             yield index, data[at : at + length]
             at += _padded(length)
 
@@ -465,7 +472,7 @@ def _shape(space: bytes) -> tuple[int, ...]:
     return struct.unpack_from(f"<{rank}Q", space, 8)
 
 
-# Of each type that arrays have, the message.
+# Types of arrays by their messages.
 _TYPES = {_type_message(np.dtype(code)): np.dtype(code) for code in "? i1 u1".split()} | {
     _type_message(np.dtype(order + code)): np.dtype(order + code)
     for code in "i2 i4 i8 u2 u4 u8 f2 f4 f8".split()
@@ -474,7 +481,7 @@ _TYPES = {_type_message(np.dtype(code)): np.dtype(code) for code in "? i1 u1".sp
 
 
 def holds(dtype: np.dtype[Any]) -> bool:
-    """Whether a file holds arrays of a type: booleans, integers of 1 to 8 bytes, floats of 2 to 8."""
+    """If files hold arrays of a type: booleans, integers of 1 to 8 bytes, floats of 2 to 8."""
     return any(dtype == known for known in _TYPES.values())
 
 

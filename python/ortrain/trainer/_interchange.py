@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._inputs import native_value
 from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
-from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, model_state
+from ortrain.trainer._state import (
+    FULL,
+    INFO,
+    MODEL,
+    OPTIMIZER,
+    OPTIONS,
+    RANDOM,
+    STATISTICS,
+    Arrays,
+    model_state,
+    statistics_of,
+)
 
 if TYPE_CHECKING:
+    from ortrain._ortrain import OrtValue
     from ortrain.api import CheckpointState
     from ortrain.classic import TrainingSession
     from ortrain.trainer.orttrainer import ORTTrainer
@@ -20,31 +34,51 @@ if TYPE_CHECKING:
 __all__ = ["checkpoint_of", "state_dict_of"]
 
 # What the two moments are called in a CheckpointState.
-_SLOTS = {"Moment_1": "momentum0", "Moment_2": "momentum1"}
+_MOMENTUM = "momentum0"
+_SLOTS = {"Moment_1": _MOMENTUM, "Moment_2": "momentum1"}
 _SHARED, _STEP, _COUNT = "shared_optimizer_state", "Step", "Update_Count"
 
 
 def checkpoint_of(trainer: ORTTrainer, session: TrainingSession) -> CheckpointState:
-    """Weights, moments and steps of a trainer as a state of :mod:`ortrain.api`."""
+    """Weights, running statistics, moments, steps and the seed of a trainer as a state of :mod:`ortrain.api`."""
     from ortrain.api import CheckpointState
 
     assert trainer._onnx_model is not None
-    weights = model_state(session, trainer._onnx_model, trainer.options)
+    values = model_state(session, trainer._onnx_model, trainer.options) | statistics_of(session)
     trained = session.get_model_state()[FULL]
-    info = trainer._train_step_info
-    slots = {
-        weight: {_SLOTS[name]: native_value(value) for name, value in own.items() if name in _SLOTS}
-        for weight, own in session.get_optimizer_state().items()
-        if weight != _SHARED
-    }
+    optimizer = session.get_optimizer_state()
+    updates = _updates(optimizer)
     native = _ortrain.CheckpointState.of_values(
-        [(name, native_value(value), name in trained) for name, value in weights.items()],
-        slots,
-        step=info.optimization_step,
-        train_step=info.step,
+        [(name, native_value(value), name in trained) for name, value in values.items()],
+        _slots_of(optimizer, trained),
+        step=trainer._train_step_info.optimization_step if updates is None else updates,
+        train_step=session._classic.train_steps(),
         learning_rate=float(trainer.optim_config.lr),
     )
-    return CheckpointState(native)
+    state = CheckpointState(native)
+    # The seed of the session, which is not that of the process where the latter was set since.
+    native.set_seed(trainer._seed)
+    return state
+
+
+def _slots_of(optimizer: Mapping[str, Arrays], trained: Arrays) -> dict[str, dict[str, OrtValue]]:
+    """Moments as the slots of a state. With SGD, a momentum of zeros: a state of SGD has room for one."""
+    if not optimizer:
+        wide = {weight: np.float64 if value.dtype.itemsize > 4 else np.float32 for weight, value in trained.items()}
+        return {
+            weight: {_MOMENTUM: native_value(np.zeros(value.shape, wide[weight]))} for weight, value in trained.items()
+        }
+    return {
+        weight: {_SLOTS[name]: native_value(value) for name, value in own.items() if name in _SLOTS}
+        for weight, own in optimizer.items()
+        if weight != _SHARED
+    }
+
+
+def _updates(optimizer: Mapping[str, Arrays]) -> int | None:
+    """The updates that an optimizer counted, the most of a weight; ``None`` for an optimizer that does not count."""
+    counts = [own[name] for own in optimizer.values() for name in (_COUNT, _STEP) if name in own]
+    return max(int(count.reshape(())) for count in counts) - 1 if counts else None
 
 
 def state_dict_of(state: CheckpointState, trainer: ORTTrainer, session: TrainingSession) -> dict[str, Any]:
@@ -68,25 +102,47 @@ def state_dict_of(state: CheckpointState, trainer: ORTTrainer, session: Training
     missing = [name for name in trained if name not in parameters]
     if missing:
         raise InvalidArgumentError(f"the state has no parameter {missing[0]!r}, which the trainer trains")
-    updates = state._native.steps()[1]
+    train_steps, updates = state._native.steps()
     there = session.get_optimizer_state()
     optimizer: dict[str, dict[str, Any]] = {}
     for weight in trained:
         slots = parameters[weight].slots
-        if slots and set(slots) != set(_SLOTS.values()):
-            raise InvalidArgumentError(
-                f"the optimizer of the state keeps {', '.join(slots)} of {weight!r}, but {trainer.optim_config.name} "
-                f"starts from {', '.join(_SLOTS.values())}"
-            )
-        if slots and weight in there:
+        keeps = weight in there
+        has_moments = _has_moments(weight, slots, trainer.optim_config.name, keeps)
+        if has_moments and keeps:
             optimizer[weight] = {name: slots[slot] for name, slot in _SLOTS.items()}
             if _COUNT in there[weight]:
                 optimizer[weight][_COUNT] = np.array([updates + 1], np.int64)
     if optimizer and _SHARED in there:
         optimizer[_SHARED] = {_STEP: np.array([updates + 1], np.int64)}
+    statistics = statistics_of(session)
+    values = {name: parameter.data for name, parameter in parameters.items()}
     return {
-        MODEL: {FULL: {name: parameter.data for name, parameter in parameters.items()}},
+        MODEL: {FULL: {name: value for name, value in values.items() if name not in statistics}},
+        STATISTICS: {name: value for name, value in values.items() if name in statistics},
+        RANDOM: {"seed": state.seed, "train_steps": train_steps},
         OPTIMIZER: optimizer,
         OPTIONS: {"optimizer_name": trainer.optim_config.name},
         INFO: {"step": updates * trainer._accumulated, "optimization_step": updates},
     }
+
+
+def _has_moments(weight: str, slots: Mapping[str, npt.NDArray[Any]], optimizer: str, keeps: bool) -> bool:
+    """True for two moments of a weight in a state; an error for slots that an optimizer cannot go on from."""
+    if set(slots) == set(_SLOTS.values()):
+        return True
+    if not slots:
+        return False
+    if set(slots) == {_MOMENTUM}:
+        # A state of SGD has room for a momentum, which stays zero without the setting.
+        if not slots[_MOMENTUM].any():
+            return False
+        if not keeps:
+            raise InvalidArgumentError(
+                f"the optimizer of the state has a momentum of {weight!r} that is not 0, but {optimizer} has none and "
+                "cannot go on from there"
+            )
+    raise InvalidArgumentError(
+        f"the optimizer of the state keeps {', '.join(slots)} of {weight!r}, but {optimizer} starts from "
+        f"{', '.join(_SLOTS.values()) if keeps else 'nothing'}"
+    )

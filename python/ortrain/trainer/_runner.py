@@ -20,12 +20,29 @@ if TYPE_CHECKING:
     from ortrain.iobinding import IOBinding
     from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
 
-__all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner"]
+__all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner", "given_inputs"]
 
 GATHERED, ALL_FINITE = "Group_Accumulated_Gradients", "all_gradients_finite"
 
 Given = dict[str, Any]
 Results = dict[str, _ortrain.OrtValue]
+
+
+def given_inputs(
+    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], *, fetching: bool = False
+) -> Given:
+    """Inputs by name, from values at their places and by their names: all of them, unless outputs are fetched."""
+    if len(args) == 1 and isinstance(args[0], list):
+        args = args[0]
+    named = [name for name in names if name in kwargs]
+    count = len(args) + len(named)
+    if count != len(names) and not fetching:
+        raise AssertionError(f"{count} inputs were given, but model_desc describes {len(names)}: {', '.join(names)}")
+    values = dict(zip(names, args, strict=False))
+    twice = [name for name in named if name in values]
+    if twice:
+        raise AssertionError(f"input {twice[0]!r} is given twice: at its place, and by its name")
+    return values | {name: kwargs[name] for name in named}
 
 
 class Runner:
@@ -63,20 +80,7 @@ class Runner:
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Given:
         """The inputs by name, from what is given at their places and by their names."""
-        if len(args) == 1 and isinstance(args[0], list):
-            args = args[0]
-        names = [name for name, _ in self._inputs]
-        named = [name for name in names if name in kwargs]
-        count = len(args) + len(named)
-        if count != len(names) and not fetching:
-            raise AssertionError(
-                f"{count} inputs were given, but model_desc describes {len(names)}: {', '.join(names)}"
-            )
-        values = dict(zip(names, args, strict=False))
-        twice = [name for name in named if name in values]
-        if twice:
-            raise AssertionError(f"input {twice[0]!r} is given twice: at its place, and by its name")
-        return values | {name: kwargs[name] for name in named}
+        return given_inputs([name for name, _ in self._inputs], args, kwargs, fetching=fetching)
 
     def run(
         self,

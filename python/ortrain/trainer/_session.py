@@ -43,7 +43,7 @@ def check_alone(options: ORTTrainerOptions) -> None:
     """Check that a training of these options goes in one process.
 
     Raises:
-        UnsupportedError: for a size above 1, and for a rank that such a process does not have.
+        UnsupportedError: for a size above 1, a rank above 0, and settings of a pipeline.
 
     """
     distributed: Any = options.distributed
@@ -59,6 +59,14 @@ def check_alone(options: ORTTrainerOptions) -> None:
         if size != 1:
             raise UnsupportedError(
                 f"{name} is {size}, which needs several processes; ortrain trains in one: set it to 1"
+            )
+    for name in ("pipeline_cut_info_string", "sliced_schema", "sliced_axes", "sliced_tensor_names"):
+        value = getattr(pipeline, name)
+        # A dictionary of options is an object that keeps the dictionary.
+        if getattr(value, "_validated_opts", value):
+            raise UnsupportedError(
+                f"distributed.pipeline_parallel.{name} is set, which divides a model among several processes; ortrain "
+                "trains in one"
             )
     if distributed.world_rank != 0:
         raise UnsupportedError(

@@ -16,7 +16,7 @@ from ortrain.errors import InvalidArgumentError
 from ortrain.trainer._values import as_array
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
     from ortrain._ortrain import OrtValue
     from ortrain.classic import TrainingSession
@@ -26,6 +26,7 @@ __all__ = [
     "Loaded",
     "checked",
     "copy_of",
+    "draws_random_numbers",
     "model_state",
     "named_for_files",
     "put_rest",
@@ -39,7 +40,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 FULL = "full_precision"
 MODEL, OPTIMIZER, OPTIONS, INFO = "model", "optimizer", "trainer_options", "train_step_info"
 PARTITION, GATHERED, SCALER = "partition_info", "accumulated_gradients", "loss_scaler"
-STATISTICS = "running_statistics"
+STATISTICS, RANDOM = "running_statistics", "random_numbers"
+# Calls of a window so far: of the steps, where there are sums of gradients.
+IN_WINDOW = "accumulated_steps"
+# What a seed is: an integer of 64 bits.
+_SEEDS = range(-(2**63), 2**63)
+# The input of a Dropout that lets it drop.
+_TRAINING_MODE = 2
 
 
 @dataclass
@@ -52,12 +59,16 @@ class Loaded:
     """All that the optimizer keeps."""
     statistics: Arrays
     """All running statistics."""
+    seed: int
+    """The seed of random numbers."""
     train_steps: int
     """Runs that computed gradients, by which random numbers are drawn."""
     steps: tuple[int, int] | None = None
     """Calls and updates, if the state says them."""
     gathered: Arrays = field(default_factory=dict)
     """Sums of gradients in the middle of a window."""
+    in_window: int = 0
+    """Calls that these sums are of."""
     scaler: tuple[float, int] | None = None
     """The scale of the loss, and the steps since it changed."""
 
@@ -66,10 +77,13 @@ class Loaded:
 
 
 def model_state(session: TrainingSession, model: ModelProto, options: Any) -> Arrays:
-    """Weights that are trained, and weights that the options freeze."""
-    weights = session.get_model_state()[FULL]
-    frozen = set(options.utils.frozen_weights)
-    return weights | {tensor.name: _array_of(tensor) for tensor in model.graph.initializer if tensor.name in frozen}
+    """Weights that are trained, and weights that the options freeze, running statistics among them."""
+    weights: Arrays = session.get_model_state()[FULL]
+    frozen, statistics = set(options.utils.frozen_weights), statistics_of(session)
+    for tensor in model.graph.initializer:
+        if tensor.name in frozen:
+            weights[tensor.name] = statistics[tensor.name] if tensor.name in statistics else _array_of(tensor)
+    return weights
 
 
 def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -> dict[str, Any]:
@@ -98,12 +112,31 @@ def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -
         count = getattr(scaler, "_stable_steps_count", 0)
         state[SCALER] = {"loss_scale": np.array([scaler.loss_scale]), "stable_steps": int(count)}
     rest = {STATISTICS: statistics_of(session), GATHERED: _arrays(session._classic.gathered())}
-    return state | {name: section for name, section in rest.items() if section}
+    state |= {name: section for name, section in rest.items() if section}
+    if GATHERED in state:
+        state[INFO][IN_WINDOW] = trainer._in_window
+    if draws_random_numbers(model):
+        state[RANDOM] = {"seed": trainer._seed, "train_steps": session._classic.train_steps()}
+    return state
 
 
 def statistics_of(session: TrainingSession) -> Arrays:
     """The running statistics that a training updates."""
     return _arrays(session._classic.running_statistics())
+
+
+def draws_random_numbers(model: ModelProto) -> bool:
+    """True for a model that has a Dropout with a training mode, in a subgraph or a function, too."""
+    return _has_dropout(model.graph.node) or any(_has_dropout(function.node) for function in model.functions)
+
+
+def _has_dropout(nodes: Iterable[NodeProto]) -> bool:
+    for node in nodes:
+        if node.op_type == "Dropout" and len(node.input) > _TRAINING_MODE and node.input[_TRAINING_MODE]:
+            return True
+        if any(_has_dropout(graph.node) for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)):
+            return True
+    return False
 
 
 def _arrays(values: Mapping[str, OrtValue]) -> Arrays:
@@ -145,13 +178,17 @@ def checked(
     if OPTIMIZER in sections:
         _check_optimizer(state, trainer)
         optimizer = _optimizer(optimizer, sections[OPTIMIZER])
+    seed, train_steps = _random_numbers(state, session, trainer, steps)
+    gathered = _gathered(state, weights, session)
     return Loaded(
         weights,
         optimizer,
-        _statistics(state, session),
-        session._classic.train_steps() if steps is None else steps[0],
+        _statistics(state, session, weights),
+        seed,
+        train_steps,
         steps,
-        _gathered(state, weights, session, trainer),
+        gathered,
+        _calls_in_window(state, trainer, steps) if gathered else 0,
         _scaler(state, trainer),
     )
 
@@ -276,9 +313,23 @@ def _optimizer(there: dict[str, Arrays], given: Mapping[str, Mapping[str, Any]])
     }
 
 
-def _statistics(state: Mapping[str, Any], session: TrainingSession) -> Arrays:
-    """The running statistics, with the statistics of a state in their place."""
+def _random_numbers(
+    state: Mapping[str, Any], session: TrainingSession, trainer: ORTTrainer, steps: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The seed, and the runs by which numbers are drawn: of the state, or else what there is, and the steps."""
+    given = state.get(RANDOM)
+    if given is None:
+        return trainer._seed, session._classic.train_steps() if steps is None else steps[0]
+    seed: Any = given.get("seed") if isinstance(given, Mapping) else None
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or int(seed) not in _SEEDS:
+        raise InvalidArgumentError(f"state_dict[{RANDOM}][seed] is an integer of 64 bits, not {seed!r}")
+    return int(seed), _count(given, RANDOM, "train_steps")
+
+
+def _statistics(state: Mapping[str, Any], session: TrainingSession, weights: Arrays) -> Arrays:
+    """The running statistics, with the statistics of a state in their place. Weights have the frozen ones."""
     there = statistics_of(session)
+    there |= {name: weights[name] for name in there if name in weights}
     given = _joined(state.get(STATISTICS, {}), there)
     strange = [name for name in given if name not in there]
     if strange:
@@ -286,19 +337,30 @@ def _statistics(state: Mapping[str, Any], session: TrainingSession) -> Arrays:
     return there | {name: _fitting(f"{name!r}", value, there[name]) for name, value in given.items()}
 
 
-def _gathered(state: Mapping[str, Any], weights: Arrays, session: TrainingSession, trainer: ORTTrainer) -> Arrays:
+def _gathered(state: Mapping[str, Any], weights: Arrays, session: TrainingSession) -> Arrays:
     """The sums of gradients of a state that was taken in the middle of a window."""
     given = state.get(GATHERED)
     if not given:
         return {}
-    if trainer._accumulated == 1:
-        raise InvalidArgumentError(
-            "the state was taken in the middle of a window of gradients, but batch.gradient_accumulation_steps is 1"
-        )
     trained = session.get_model_state()[FULL]
     given = _joined(given, trained)
     _check_names(trained, given, f"state_dict[{GATHERED}]", False)
     return {name: _fitting(f"the gradient of {name!r}", given[name], weights[name]) for name in trained}
+
+
+def _calls_in_window(state: Mapping[str, Any], trainer: ORTTrainer, steps: tuple[int, int] | None) -> int:
+    """The calls that the sums of gradients of a state are of, fewer than a window of the options has."""
+    window = int(trainer.options.batch.gradient_accumulation_steps)
+    if steps is not None and IN_WINDOW in state[INFO]:
+        calls = _count(state[INFO], INFO, IN_WINDOW)
+    else:
+        calls = (trainer._train_step_info.step if steps is None else steps[0]) % window
+    if not 0 < calls < window:
+        raise InvalidArgumentError(
+            f"the state was taken in the middle of a window of gradients, after {calls} of its calls, but "
+            f"batch.gradient_accumulation_steps is {window}"
+        )
+    return calls
 
 
 def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] | None:
@@ -319,7 +381,9 @@ def put_rest(session: TrainingSession, trainer: ORTTrainer, loaded: Loaded) -> N
     classic = session._classic
     classic.load_running_statistics({name: native_value(value) for name, value in loaded.statistics.items()})
     classic.load_gathered({name: native_value(value) for name, value in loaded.gathered.items()})
+    classic.set_seed(loaded.seed)
     classic.set_train_steps(loaded.train_steps)
+    trainer._seed, trainer._in_window = loaded.seed, loaded.in_window
     info = trainer._train_step_info
     if loaded.steps is not None:
         info.step, info.optimization_step = loaded.steps

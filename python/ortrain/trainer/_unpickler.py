@@ -49,7 +49,7 @@ def loads(data: bytes) -> Any:
 def _refused(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"the pickle asks for {name}, which is no class of numbers, texts, containers, arrays or dates; "
-        "allow_pickle=True makes it, and runs what the file says: only for files of people you trust"
+        "allow_pickle=True allows all classes, and runs what the file says: only for files of people you trust"
     )
 
 
@@ -77,7 +77,7 @@ class _Machine:
             elif name == "STOP":
                 break
             elif name == "INST":
-                raise _refused(argument.replace(" ", ".", 1))
+                raise _refused(str(argument).replace(" ", ".", 1))
             elif name not in ("PROTO", "FRAME"):
                 raise ValueError(f"they need the operation {name}")
         if len(self.stack) != 1 or self.stack[0] is _MARK:
@@ -232,13 +232,13 @@ class _Machine:
             made = np.dtype(f"{_order(order)}{dtype.kind}8{_unit(rest[3][1])}")
         else:
             made = dtype.newbyteorder(_order(order))
-        # What a type is set to is what a type that NumPy made says of itself.
+        # The state comes from a type that NumPy made: a state of the pickle could lie about objects.
         dtype.__setstate__(made.__reduce__()[2])
         if dtype != made:
             raise ValueError("a type of arrays has a wrong state")
 
     def parts(self, dtype: Any) -> int:
-        """How many types a type has in it."""
+        """The number of types within a type."""
         self.look(1)
         if not isinstance(dtype, np.dtype):
             raise TypeError("a field has no type")
@@ -280,7 +280,7 @@ def _unit(unit: Any) -> str:
     return f"[{count}{name}]"
 
 
-# What is made, by what a pickle calls.
+# Functions that make values, in the place of classes that a pickle calls.
 
 
 def _complex(machine: _Machine, real: float, imaginary: float) -> complex:
@@ -329,14 +329,14 @@ def _counter(machine: _Machine, counts: dict[Any, Any]) -> collections.Counter[A
 
 
 def _date(kind: Any) -> Callable[..., Any]:
-    """What makes dates of a class."""
+    """A function that makes dates of a class."""
 
     def make(machine: _Machine, *arguments: Any) -> Any:
         known = (int, float, bytes, str, datetime.timedelta, datetime.timezone)
         if not all(isinstance(argument, known) for argument in arguments):
             raise TypeError(f"a {kind.__name__} has wrong arguments")
         made = kind(*arguments)
-        # Of bytes, only a part is checked when a date is made.
+        # A date that is made of bytes is checked in part only, and whole when it is copied.
         return made.replace() if hasattr(made, "replace") else made
 
     return make
@@ -399,7 +399,7 @@ _MAKERS: dict[Any, Callable[..., Any]] = {
     _scalar: _scalar,
 }
 
-# Operations whose argument is pushed as it is.
+# Operations that push their argument.
 _PUSHED = {
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE"),
     *("SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),

@@ -1,8 +1,8 @@
 """Checkpoints of several processes put together, and the older files of PyTorch.
 
 Processes that divide a model or the state of its optimizer save a file each. :func:`aggregate_checkpoints` makes one
-state of them, which any trainer loads. The ``experimental_`` functions read and write the files that onnxruntime-training
-had before; these need PyTorch.
+state of their files, which any trainer loads. The ``experimental_`` functions read and write files that
+onnxruntime-training had before; they need PyTorch.
 
 >>> from ortrain.trainer import _checkpoint_storage, checkpoint
 >>> for rank in range(2):
@@ -26,25 +26,29 @@ array([[0., 0., 0.],
 from __future__ import annotations
 
 import os
-import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ortrain._near import hint
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer import _checkpoint_storage
-from ortrain.trainer._values import as_array
-
-if TYPE_CHECKING:
-    from ortrain.trainer.orttrainer import ORTTrainer
+from ortrain.trainer._flat_checkpoint import (  # noqa: F401  (names that programs for onnxruntime-training use)
+    _CombineZeroCheckpoint,
+    _get_checkpoint_name,
+    _list_checkpoint_files,
+    _split_state_dict,
+    experimental_load_checkpoint,
+    experimental_load_state_dict,
+    experimental_save_checkpoint,
+    experimental_state_dict,
+)
+from ortrain.trainer._merging import Arrays, add_whole, differ, shaped
+from ortrain.trainer._state import FULL, GATHERED, INFO, MODEL, OPTIMIZER, OPTIONS, PARTITION, SCALER, STATISTICS
 
 __all__ = [
     "aggregate_checkpoints",
@@ -54,19 +58,12 @@ __all__ = [
     "experimental_state_dict",
 ]
 
-MODEL, FULL, OPTIMIZER = "model", "full_precision", "optimizer"
-OPTIONS, PARTITION, USER = "trainer_options", "partition_info", "user_dict"
-# What each process has, and all the same.
-SHARED = ("train_step_info", "loss_scaler")
-GATHERED = "accumulated_gradients"
-# What a ZeRO or a Megatron process has a part of, beside the weights.
+USER = "user_dict"
+# Sections that are the same in all processes.
+SHARED = (INFO, SCALER)
+# Values of the optimizer that processes have parts of.
 MOMENTS = ("Moment_1", "Moment_2")
-STEP, SHARED_STATE = "Step", "shared_optimizer_state"
-# Of the older files: what stands before the name of a weight, and behind it.
-PREFIXES = ("Moment_1_", "Moment_2_", "Update_Count_")
-HALF = "_fp16"
 
-Arrays = dict[str, npt.NDArray[Any]]
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -83,8 +80,8 @@ class _AggregationMode(Enum):
 def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True) -> dict[str, Any] | None:
     """Put the files together that processes saved, each its own.
 
-    With ZeRO a process has a part of the optimizer's state and, in mixed precision, of the weights. With Megatron it has a
-    part of both. Other values are the same in all files.
+    With ZeRO a process has a part of the optimizer's state and, in mixed precision, of the weights. With Megatron a
+    process has a part of both. Other values are the same in all files.
 
     Args:
         paths: one file of each process, in any order.
@@ -97,13 +94,13 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
     Raises:
         AssertionError: for files that do not belong together, by options, ranks or values.
         IndexError: for fewer files than processes.
-        InvalidArgumentError: for what is no checkpoint, and for parts that are not those of a weight.
+        InvalidArgumentError: for what is no checkpoint, and for parts that make up no weight.
         UnsupportedError: for files that were saved between two updates of the weights, with sums of gradients.
 
     >>> from ortrain.trainer import checkpoint
     >>> checkpoint.aggregate_checkpoints(["nowhere.ortcp"])
     Traceback (most recent call last):
-    ortrain.trainer._checkpoint_storage._NoCheckpointError: there is no file nowhere.ortcp
+    ortrain.trainer._checkpoint_storage.NoCheckpointError: there is no file nowhere.ortcp
 
     """
     if isinstance(paths, str | bytes | os.PathLike):
@@ -163,7 +160,9 @@ def _get_parallellism_groups(
 
 
 def _order_paths(
-    paths: Sequence[str], D_groups: Sequence[Sequence[int]], H_groups: Sequence[Sequence[int]]  # noqa: N803
+    paths: Sequence[str],
+    data_groups: Sequence[Sequence[int]],
+    horizontal_groups: Sequence[Sequence[int]],
 ) -> dict[str, list[list[str]]]:
     """The files of each data group, ``"D"``, and of each horizontal group, ``"H"``, in the order of their ranks.
 
@@ -173,14 +172,14 @@ def _order_paths(
 
     """
     ranked = sorted(((int(_options(path)["world_rank"]), path) for path in paths), key=lambda pair: pair[0])
-    count = 1 + max(rank for group in (*D_groups, *H_groups) for rank in group)
+    count = 1 + max(rank for group in (*data_groups, *horizontal_groups) for rank in group)
     if len(ranked) != count:
         kind = IndexError if len(ranked) < count else AssertionError
         raise kind(f"Expected number of files to aggregate: {count}, got {len(ranked)}")
     by_rank = [path for _, path in ranked]
     return {
         name: [[by_rank[rank] for rank in group] for group in groups]
-        for name, groups in (("D", D_groups), ("H", H_groups))
+        for name, groups in (("D", data_groups), ("H", horizontal_groups))
     }
 
 
@@ -188,22 +187,17 @@ def _options(path: str) -> dict[str, Any]:
     """The options that a file was saved with."""
     found = _checkpoint_storage.load(path, key=OPTIONS)
     names = ("world_rank", "world_size", "data_parallel_size", "horizontal_parallel_size", "zero_stage")
-    missing = [name for name in names if not (isinstance(found, dict) and np.ndim(found.get(name, "")) == 0)]
-    if missing or not all(isinstance(found[name], int | np.integer) for name in names):
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), int | np.integer) for name in names):
         raise InvalidArgumentError(f"{path} is no checkpoint of a trainer: {OPTIONS} lacks a number")
     return dict(found)
 
 
-def _merged_files(
-    members: Iterable[tuple[str, int]], mode: _AggregationMode, pytorch_format: bool
-) -> _Merged:
+def _merged_files(members: Iterable[tuple[str, int]], mode: _AggregationMode, pytorch_format: bool) -> _Merged:
     """The states of files, each of a rank."""
     merged = _Merged(mode, pytorch_format)
     for path, rank in members:
-        state = load_state(path)
-        for name in (PARTITION, OPTIONS):
-            if name not in state:
-                raise AssertionError(f"Missing information: {name}")
+        state = _load_state(path)
+        _check_sections(state, path)
         found = state[OPTIONS]["world_rank"]
         if found != rank:
             raise AssertionError(f"Unexpected rank in file at path {path}. Expected {rank}, got {found}")
@@ -211,19 +205,41 @@ def _merged_files(
     return merged
 
 
+def _check_sections(state: Mapping[str, Any], path: str) -> None:
+    """Refuse a state whose groups are not those that a trainer saves."""
+    for name in (PARTITION, OPTIONS):
+        if name not in state:
+            raise AssertionError(f"Missing information: {name}")
+    weights, optimizer = state.get(MODEL, {}), state.get(OPTIMIZER, {})
+    fits = all(isinstance(group, dict) for group in (state[OPTIONS], state[PARTITION], optimizer, weights))
+    if fits:
+        fits = all(isinstance(group, dict) for group in (*optimizer.values(), weights.get(FULL, {})))
+        fits = fits and all(map(_is_partition, state[PARTITION].values()))
+    if not fits:
+        raise InvalidArgumentError(f"{path} is no checkpoint of a trainer: its groups are others")
+
+
+def _is_partition(info: Any) -> bool:
+    """If a value tells how a weight is divided: the shape of the whole, and the axis."""
+    if not isinstance(info, dict) or "original_dim" not in info:
+        return False
+    shape, by_rows = np.asarray(info["original_dim"]), np.asarray(info.get("megatron_row_partition", -1))
+    return shape.dtype.kind in "iu" and bool((shape >= 0).all()) and by_rows.dtype.kind in "iu" and by_rows.size == 1
+
+
 class _Merged:
-    """A state that is put together of those of several processes, one by one."""
+    """A state that is put together of the states of several processes, one by one."""
 
     def __init__(self, mode: _AggregationMode, only_weights: bool) -> None:
         self.mode, self.only_weights = mode, only_weights
         self.state: dict[str, Any] = {}
-        # Of weights that processes have parts of: their whole shapes, and how Megatron divides them.
+        # Whole shapes of weights that processes have parts of, and how the weights are divided.
         self.shapes: Shapes = {}
         self.partitions: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
 
     def add(self, state: Mapping[str, Any], path: str) -> None:
-        """Put the state of one more process to it."""
+        """Put the state of one more process to the states before."""
         self.check_options(state[OPTIONS], path)
         mixed = bool(self.options["mixed_precision"])
         self.partitions.update(state[PARTITION])
@@ -237,13 +253,16 @@ class _Merged:
                 "sums of several processes cannot be put together: save after an update"
             )
         for name in SHARED:
-            if name in state and _differ(self.state.setdefault(name, state[name]), state[name]):
+            if name in state and differ(self.state.setdefault(name, state[name]), state[name]):
                 raise AssertionError(f"{name} mismatch among checkpoint files. File: {path}")
         if USER in state:
             self.state.setdefault(USER, state[USER])
+        if state.get(STATISTICS):
+            # Each process has statistics of its own batches; the first ones count.
+            self.state[STATISTICS] = state[STATISTICS] | self.state.get(STATISTICS, {})
 
     def check_options(self, options: Mapping[str, Any], path: str) -> None:
-        """That a file is of the same training as those before."""
+        """Refuse a file of another training than the files before."""
         for name, words in (
             ("mixed_precision", "Mixed precision state"),
             ("world_size", "World size state"),
@@ -257,7 +276,7 @@ class _Merged:
         self.options.setdefault("world_rank", options["world_rank"])
 
     def partition(self, horizontal: int) -> dict[str, Any]:
-        """What ZeRO had divided, as the state of one of several Megatron processes."""
+        """The state that ZeRO had divided, as the state of one of several Megatron processes."""
 
         def own(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
             axis = _axis(self.partitions[name])
@@ -276,7 +295,13 @@ class _Merged:
     def finished(self) -> dict[str, Any]:
         """The state of one process."""
         self.reshape(lambda _, shape: shape)
-        one = {"zero_stage": 0, "world_rank": 0, "world_size": 1, "data_parallel_size": 1, "horizontal_parallel_size": 1}
+        one = {
+            "zero_stage": 0,
+            "world_rank": 0,
+            "world_size": 1,
+            "data_parallel_size": 1,
+            "horizontal_parallel_size": 1,
+        }
         kept = {name: self.options[name] for name in ("mixed_precision", "optimizer_name")}
         return self.state | {OPTIONS: kept | one}
 
@@ -288,9 +313,9 @@ class _Merged:
             shape = shape_of(name, whole)
             states = self.state.get(OPTIMIZER, {}).get(name, {})
             if divided and name in weights:
-                weights[name] = _shaped(weights[name], shape, f"the weight {name!r}")
+                weights[name] = shaped(weights[name], shape, f"the weight {name!r}")
             for key in set(MOMENTS) & states.keys():
-                states[key] = _shaped(states[key], shape, f"{key} of {name!r}")
+                states[key] = shaped(states[key], shape, f"{key} of {name!r}")
 
 
 def _aggregate_model_states(
@@ -310,7 +335,7 @@ def _aggregate_model_states(
         mode: what divides.
 
     Raises:
-        AssertionError: for a weight that is no part, and not what it is elsewhere.
+        AssertionError: for a whole weight that differs from the weight of another process.
 
     """
     if MODEL not in rank_state_dict:
@@ -322,7 +347,7 @@ def _aggregate_model_states(
         if divided and (axis := _part(name, partitions[name], sharded_states_original_dims, mode)) is not None:
             _add_part(weights, name, value, axis, f"the weight {name!r}")
         else:
-            _add_whole(weights, name, value, f"Value mismatch for model state {name}")
+            add_whole(weights, name, value, f"Value mismatch for model state {name}")
 
 
 def _aggregate_optimizer_states(
@@ -334,7 +359,7 @@ def _aggregate_optimizer_states(
     """Put the optimizer's state of a process to that of the processes before, as :func:`_aggregate_model_states`.
 
     Raises:
-        AssertionError: for a value that is no part, and not what it is elsewhere.
+        AssertionError: for a whole value that differs from the value of another process.
 
     """
     if OPTIMIZER not in rank_state_dict:
@@ -347,7 +372,7 @@ def _aggregate_optimizer_states(
             if divided and (axis := _part(name, partitions[name], sharded_states_original_dims, mode)) is not None:
                 _add_part(states, key, value, axis, f"{key} of {name!r}")
             else:
-                _add_whole(states, key, value, f"Value mismatch for model state {name} and optimizer state {key}")
+                add_whole(states, key, value, f"Value mismatch for model state {name} and optimizer state {key}")
     state_dict.setdefault(OPTIMIZER, {})
 
 
@@ -361,7 +386,7 @@ def _part(name: str, info: Mapping[str, Any], shapes: Shapes, mode: _Aggregation
 
 def _axis(info: Mapping[str, Any]) -> int | None:
     """The axis that Megatron divides: the first one for rows, the last one for columns; ``None`` if none is divided."""
-    by_rows = int(np.asarray(info["megatron_row_partition"]).reshape(()))
+    by_rows = int(np.asarray(info.get("megatron_row_partition", -1)).reshape(()))
     return {0: -1, 1: 0}.get(by_rows)
 
 
@@ -373,32 +398,7 @@ def _add_part(states: Arrays, name: str, value: npt.NDArray[Any], axis: int, wha
         raise InvalidArgumentError(f"the parts of {what} do not fit each other: {error}") from error
 
 
-def _add_whole(states: dict[str, Any], name: str, value: Any, mismatch: str) -> None:
-    """Take a value that all processes have."""
-    if _differ(states.setdefault(name, value), value):
-        raise AssertionError(mismatch)
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two values of files differ. What is not a number equals itself."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() != other.keys() or any(_differ(one[name], other[name]) for name in one)
-    if one is other:
-        return False
-    one, other = np.asarray(one), np.asarray(other)
-    return one.shape != other.shape or not bool(np.all((one == other) | ((one != one) & (other != other))))
-
-
-def _shaped(value: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
-    try:
-        return value.reshape(shape)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"the parts of {what} have {value.size} elements, but its shape is {list(shape)}"
-        ) from error
-
-
-def load_state(path: PathLike) -> dict[str, Any]:
+def _load_state(path: PathLike) -> dict[str, Any]:
     """The state in a file, with the names of weights as they are. A name with ``/`` is several groups in the file."""
     state = dict(_checkpoint_storage.load(path))
     if isinstance(state.get(MODEL), dict):
@@ -409,8 +409,8 @@ def load_state(path: PathLike) -> dict[str, Any]:
     for section in (OPTIMIZER, PARTITION):
         if isinstance(state.get(section), dict):
             state[section] = _joined_groups(state[section])
-    if isinstance(state.get(GATHERED), dict):
-        state[GATHERED] = _joined_values(state[GATHERED])
+    if isinstance(state.get(STATISTICS), dict):
+        state[STATISTICS] = _joined_values(state[STATISTICS])
     return state
 
 
@@ -444,4 +444,8 @@ def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of a state, as tensors where PyTorch is imported."""
     weights = state.get(MODEL, {}).get(FULL, {})
     torch = sys.modules.get("torch")
-    return dict(weights) if torch is None else {name: torch.from_numpy(value) for name, value in weights.items()}
+    return (
+        dict(weights)
+        if torch is None
+        else {name: torch.from_numpy(np.asarray(value)) for name, value in weights.items()}
+    )

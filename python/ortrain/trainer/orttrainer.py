@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ortrain import _seeds
 from ortrain._near import hint
+from ortrain._sources import PathLike
 from ortrain.classic import TrainingSession
-from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.iobinding import IOBinding
 from ortrain.trainer import _checkpoint_storage, _state
 from ortrain.trainer._arguments import check_arguments, is_onnx_model, precision_of
@@ -41,6 +43,7 @@ from ortrain.trainer._values import is_torch_module
 from ortrain.trainer.amp.loss_scaler import LossScaler
 from ortrain.trainer.model_desc_validation import OutputDescriptionTyped, _ORTTrainerModelDesc
 from ortrain.trainer.optim.config import _OptimizerConfig
+from ortrain.trainer.optim.lr_scheduler import checked_rate
 from ortrain.trainer.orttrainer_options import ORTTrainerOptions
 from ortrain.trainer.postprocess import run_postprocess
 from ortrain.trainer.train_step_info import TrainStepInfo
@@ -60,12 +63,16 @@ class ORTTrainer:
     loss, and windows of gradients, and counts steps. :mod:`ortrain.api` is the face for new programs.
 
     Args:
-        model: an ``onnx.ModelProto`` that ends in its loss. The post-processing changes it in place.
+        model: an ``onnx.ModelProto`` that ends in its loss. The post-processing changes it in place. Or a
+            ``torch.nn.Module``, which goes to the CPU: the first step exports it with its inputs, whose names are the
+            arguments of ``forward``. Training does not change the module; ``state_dict(pytorch_format=True)`` is what
+            its ``load_state_dict`` takes.
         model_desc: a dict of ``"inputs"``, pairs of a name and a shape, and ``"outputs"``, the same with ``True``
             behind the one that is the loss. A size is a number, or a name for sizes that may differ from call to call.
             Values are given and come back in this order.
         optim_config: the optimizer.
-        loss_fn: ``None``: an ONNX model has its loss.
+        loss_fn: the loss of a module, a function of what the module returns and the last input; its result is the
+            first output. ``None`` for a module that returns its loss, and for an ONNX model, which has it.
         options: the options; ``None`` for ``ORTTrainerOptions()``.
         mixed_precision_dtype: the type that the model computes in where ``options.mixed_precision.enabled`` is set:
             ``"float16"``, or ``"bfloat16"``, which needs no loss scaler.
@@ -74,7 +81,7 @@ class ORTTrainer:
         AssertionError: for an argument of another kind, a description whose names the model does not have, and one
             without exactly one loss.
         ValueError: for a model that is none, a description or options that do not fit.
-        UnsupportedError: for a device that is not here, sizes of distributed trainings above 1, a ``torch.nn.Module``.
+        UnsupportedError: for a device that is not here, sizes of distributed trainings above 1.
         InvalidArgumentError, OrtrainError: as :class:`ortrain.classic.TrainingSession`.
 
     Warns:
@@ -95,7 +102,7 @@ class ORTTrainer:
 
     def __init__(
         self,
-        model: ModelProto,
+        model: Any,
         model_desc: dict[str, Any],
         optim_config: _OptimizerConfig,
         loss_fn: Callable[[Any, Any], Any] | None = None,
@@ -110,19 +117,13 @@ class ORTTrainer:
             stacklevel=2,
         )
         check_arguments(model, model_desc, optim_config, loss_fn, options)
-        self._torch_model: Any = None
+        self._torch_model: Any = model if is_torch_module(model) else None
         self._onnx_model: ModelProto | None = None
-        if is_torch_module(model):
-            # The way of a torch.nn.Module begins here: the first step exports it, for `_init_onnx_model`.
-            raise UnsupportedError(
-                "model is a torch.nn.Module, which this trainer does not export; torch.onnx.export makes an ONNX model "
-                "of it, with the loss as an output"
-            )
-        if not is_onnx_model(model):
+        if self._torch_model is None and not is_onnx_model(model):
             raise ValueError(
                 f"'model' must be either 'torch.nn.Module' or 'onnx.ModelProto', not {type(model).__name__}"
             )
-        if loss_fn is not None:
+        if self._torch_model is None and loss_fn is not None:
             raise AssertionError("'loss_fn' must not be specified when 'model' is an ONNX model: its loss is an output")
         self.loss_fn = loss_fn
         self.model_desc = _ORTTrainerModelDesc(model_desc)
@@ -138,10 +139,19 @@ class ORTTrainer:
         self._state_dict: dict[str, Any] = {}
         self._train_io_binding: IOBinding | None = None
         self._eval_io_binding: IOBinding | None = None
-        self._accumulated = int(self.options.batch.gradient_accumulation_steps)
-        self._init_onnx_model(model)
+        # Calls of a window, and of them those that succeeded since the last update; and the seed of random numbers.
+        self._accumulated, self._in_window, self._seed = 1, 0, 0
+        if self._torch_model is None:
+            self._init_onnx_model(model)
 
     # The session.
+
+    def _export(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the ONNX model of a module of PyTorch, which the first step does, and the session."""
+        if self._training_session is None and self._torch_model is not None:
+            from ortrain.trainer import _torch_export
+
+            _torch_export.begin(self, args, kwargs)
 
     def _init_onnx_model(self, model: ModelProto) -> None:
         """Take the ONNX model, and make the session."""
@@ -158,6 +168,8 @@ class ORTTrainer:
         add_types(self.model_desc, model)
         session = self._session_of(model, {})
         self._onnx_model = model
+        # The session takes the seed of the process, where there is one.
+        self._seed, self._in_window = _seeds.of_process() or 0, 0
         self._use(session)
         if self._load_state_dict is not None:
             self._load_state_dict()
@@ -180,6 +192,7 @@ class ORTTrainer:
     def _use(self, session: TrainingSession) -> None:
         """Train with a session from now on."""
         self._training_session = session
+        self._accumulated = int(self.options.batch.gradient_accumulation_steps)
         self._runner = Runner(session, self.model_desc)
         self._train_io_binding, self._eval_io_binding = session.io_binding(), session.io_binding()
         if self._accumulated > 1:
@@ -217,7 +230,8 @@ class ORTTrainer:
 
         Inputs are given in the order of the description, or by their names; a single list is taken as all of them.
         They are arrays of NumPy, or tensors of PyTorch on the CPU; outputs come in the kind that was given. An update
-        follows each ``gradient_accumulation_steps``-th call, by the mean of the gradients since the last one.
+        follows each ``gradient_accumulation_steps``-th call that succeeds, by the mean of the gradients since the last
+        update.
 
         Returns:
             The described outputs as they were before the update: one is bare, several are a list. With ``fetches`` in
@@ -242,10 +256,11 @@ class ORTTrainer:
         ((), (8, 10))
 
         """
+        self._export(args, kwargs)
         runner, binding = self._ready(self._train_io_binding)
         info = self._train_step_info
         info.step += 1
-        updates = info.step % self._accumulated == 0
+        updates = self._in_window + 1 == self._accumulated
         fetches = list(info.fetches)
         names = runner.fetched(fetches) if fetches else runner.outputs
         judged = self._precision is not None and updates and not fetches
@@ -253,6 +268,7 @@ class ORTTrainer:
         numbers = self._numbers(self._learning_rate())
         given = runner.given(args, kwargs, bool(fetches))
         results = runner.run(binding, given, numbers, wanted, runner.whole if updates else runner.gathering)
+        self._in_window = 0 if updates else self._in_window + 1
         if judged:
             self._judge(runner.answer([ALL_FINITE], results, given).reshape(1))
         elif updates:
@@ -276,6 +292,7 @@ class ORTTrainer:
         True
 
         """
+        self._export(args, kwargs)
         runner, binding = self._ready(self._eval_io_binding)
         fetches = self._train_step_info.fetches
         names = runner.fetched(fetches) if fetches else runner.outputs
@@ -305,18 +322,7 @@ class ORTTrainer:
         scheduler = self.options.lr_scheduler
         if scheduler is None:
             return float(self.optim_config.lr)
-        rates = scheduler._step(self._train_step_info)
-        fits = isinstance(rates, list | tuple) and len(rates) == 1
-        try:
-            rate = float(rates[0]) if fits else np.nan
-        except (TypeError, ValueError):
-            rate = np.nan
-        if not np.isfinite(rate):
-            raise InvalidArgumentError(
-                f"get_lr of {type(scheduler).__name__} returned {rates!r}, but a scheduler gives a list of one finite "
-                "number"
-            )
-        return rate
+        return checked_rate(scheduler._step(self._train_step_info))
 
     # Files and states.
 
@@ -369,12 +375,12 @@ class ORTTrainer:
         """Everything that training changes, as nested dicts of arrays and numbers: copies.
 
         The sections are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``. ``loss_scaler`` is there
-        with a loss scaler, ``running_statistics`` with a BatchNormalization that updates them, and
-        ``accumulated_gradients`` in the middle of a window.
+        with a loss scaler, ``running_statistics`` with a BatchNormalization that updates them, ``random_numbers`` with
+        a Dropout that can drop, and ``accumulated_gradients`` in the middle of a window.
 
         Args:
             pytorch_format: whether to return weights alone, by their names: tensors if PyTorch is imported, else
-                arrays.
+                arrays. Those of a ``torch.nn.Module`` are all that its ``load_state_dict`` takes.
 
         Warns:
             UserWarning: if there is no session yet. The state that waits for the session is returned then.
@@ -404,7 +410,16 @@ class ORTTrainer:
         if pytorch_format:
             weights = _state.model_state(self._training_session, self._onnx_model, self.options)
             torch = sys.modules.get("torch")
-            return weights if torch is None else {name: torch.from_numpy(value) for name, value in weights.items()}
+            if torch is None:
+                return weights
+            tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+            if self._torch_model is None:
+                return tensors
+            from ortrain.trainer import _torch_export
+
+            statistics = _state.statistics_of(self._training_session)
+            tensors |= {name: torch.from_numpy(value) for name, value in statistics.items()}
+            return _torch_export.state_of_module(self._torch_model, tensors)
         return _state.state_of(self._training_session, self._onnx_model, self)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
@@ -452,7 +467,7 @@ class ORTTrainer:
         self._use(session)
 
     def save_checkpoint(
-        self, path: str, user_dict: Mapping[str, Any] | None = None, include_optimizer_states: bool = True
+        self, path: PathLike, user_dict: Mapping[str, Any] | None = None, include_optimizer_states: bool = True
     ) -> None:
         """Write the state to a new HDF5 file, with values of the user's own. Needs ``ortrain[trainer]``.
 
@@ -484,7 +499,7 @@ class ORTTrainer:
             state.pop("optimizer", None)
         _checkpoint_storage.save(state, path)
 
-    def load_checkpoint(self, *paths: str, strict: bool = True, allow_pickle: bool = False) -> Any:
+    def load_checkpoint(self, *paths: PathLike, strict: bool = True, allow_pickle: bool = False) -> Any:
         """Go on from files of :meth:`save_checkpoint`.
 
         Args:
@@ -534,10 +549,12 @@ class ORTTrainer:
         return user_dict
 
     def checkpoint_state(self) -> CheckpointState:
-        """The weights, moments and steps as a state of :mod:`ortrain.api`, so that a device can go on: a copy.
+        """The weights, moments, steps and seed as a state of :mod:`ortrain.api`, so that a device can go on: a copy.
 
-        Frozen weights (``utils.frozen_weights``) go along as parameters that are not trained. An optimizer model of
-        AdamW goes on from the moments; one of LAMB does with ``Optimizer(..., replace=True)``.
+        Frozen weights (``utils.frozen_weights``) and running statistics go along as parameters that are not trained.
+        The step is that of the optimizer: its count of updates, the largest of all weights, and with SGD
+        ``optimization_step``. An optimizer model of AdamW goes on from the moments; one of LAMB does with
+        ``Optimizer(..., replace=True)``. The state of SGD is that of ``ortrain.optim.SGD``.
 
         Raises:
             OrtrainError: if there is no session yet.
@@ -569,20 +586,22 @@ class ORTTrainer:
         *,
         mixed_precision_dtype: str = "float16",
     ) -> ORTTrainer:
-        """Return a trainer that goes on from a state of :mod:`ortrain.api`: its weights, moments and steps.
+        """Return a trainer that goes on from a state of :mod:`ortrain.api`: its weights, moments, steps and seed.
 
         Args:
             state: the state. Its parameters are initializers of the model.
             model: the forward model with its loss.
             model_desc: as of the class.
-            optim_config: the optimizer. A state without moments, or any state with SGD, gives weights and steps alone.
+            optim_config: the optimizer. With SGD, and of a state without moments, only weights and steps are taken. A
+                momentum of zeros is left aside: SGD keeps it in a state, and does not use it without its setting.
             options: as of the class.
             mixed_precision_dtype: as of the class.
 
         Raises:
             TypeError: for what is no state.
             InvalidArgumentError: for a parameter that the model does not have, a trained weight that the state does not
-                have, values of other shapes or types, and a state of an optimizer with other slots than two moments.
+                have, values of other shapes or types, a a state of an optimizer with other slots than two moments, a
+                used momentum among them.
             AssertionError, ValueError, OrtrainError: as of the class.
 
         >>> import warnings

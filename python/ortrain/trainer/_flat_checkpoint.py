@@ -1,0 +1,443 @@
+"""Checkpoints that are flat dicts of tensors, in files of PyTorch, as onnxruntime-training had them first."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain._near import hint
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError
+from ortrain.trainer import _checkpoint_storage
+from ortrain.trainer._merging import Arrays, add_whole, shaped
+from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS
+from ortrain.trainer._values import as_array
+
+if TYPE_CHECKING:
+    from ortrain.trainer.orttrainer import ORTTrainer
+
+__all__ = [
+    "experimental_load_checkpoint",
+    "experimental_load_state_dict",
+    "experimental_save_checkpoint",
+    "experimental_state_dict",
+]
+
+STEP, SHARED_STATE = "Step", "shared_optimizer_state"
+# Texts before the name of a weight, and behind the name.
+PREFIXES = ("Moment_1_", "Moment_2_", "Update_Count_")
+HALF = "_fp16"
+
+
+def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bool = True) -> dict[str, Any]:
+    """The weights and what the optimizer keeps of them as one flat dict of tensors. Needs PyTorch.
+
+    Args:
+        ort_trainer: the trainer.
+        include_optimizer_state: whether other values than weights are there: ``Moment_1_<weight>``,
+            ``Moment_2_<weight>``, ``Update_Count_<weight>`` or ``Step``.
+
+    Returns:
+        Copies by name, frozen weights among them. Before there is a session, the dict that waits for the session.
+
+    Raises:
+        ImportError: without PyTorch.
+
+    Warns:
+        DeprecationWarning: always: :meth:`ORTTrainer.state_dict` needs no PyTorch, and keeps counts, too.
+        UserWarning: before there is a session.
+
+    >>> import warnings
+    >>> from contextlib import suppress
+    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions, checkpoint
+    >>> from ortrain.trainer.optim import SGDConfig
+    >>> warnings.simplefilter("ignore")
+    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
+    >>> with suppress(ImportError):  # raised where there is no PyTorch
+    ...     state = checkpoint.experimental_state_dict(trainer)
+    ...     assert sorted(state) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
+
+    """
+    _warn("experimental_state_dict", "ORTTrainer.state_dict")
+    return _flat_state(ort_trainer, include_optimizer_state)
+
+
+def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[str, Any], strict: bool = False) -> None:
+    """Set values of a dict as of :func:`experimental_state_dict`, some or all.
+
+    Args:
+        ort_trainer: the trainer. Before there is a session, the dict waits for the session.
+        state_dict: tensors or arrays by name. Copies in float16 (``<weight>_fp16``) are left out, since the trainer
+            makes its own.
+        strict: whether a name that the trainer does not have is an error. Otherwise its value is left out.
+
+    Raises:
+        InvalidArgumentError: for a value of another shape or type, and if strict for an unknown name, which is a
+            ``RuntimeError``. Nothing has changed then.
+
+    Warns:
+        DeprecationWarning: always.
+
+    >>> import warnings
+    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions, checkpoint
+    >>> from ortrain.trainer.optim import SGDConfig
+    >>> warnings.simplefilter("ignore")
+    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
+    >>> checkpoint.experimental_load_state_dict(trainer, {"fc2.bias": np.ones(10, np.float32)})
+    >>> trainer.state_dict()["model"]["full_precision"]["fc2.bias"][:3]
+    array([1., 1., 1.], dtype=float32)
+
+    """
+    _warn("experimental_load_state_dict", "ORTTrainer.load_state_dict")
+    _load_flat(ort_trainer, state_dict, strict)
+
+
+def experimental_save_checkpoint(
+    ort_trainer: ORTTrainer,
+    checkpoint_dir: PathLike,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    checkpoint_state_dict: Mapping[str, Any] | None = None,
+    include_optimizer_state: bool = True,
+) -> None:
+    """Write :func:`experimental_state_dict` to a file of ``torch.save``, with other values. Needs PyTorch.
+
+    Args:
+        ort_trainer: the trainer.
+        checkpoint_dir: a folder. The file is ``<prefix>.ort.pt``; with ZeRO
+            ``<prefix>.ZeRO.<rank>.<last rank>.ort.pt``.
+        checkpoint_prefix: the start of the name of the file.
+        checkpoint_state_dict: other values, by name. ``"model"`` is the name of the weights.
+        include_optimizer_state: as of :func:`experimental_state_dict`.
+
+    Raises:
+        AssertionError: if there is no such folder.
+        ImportError: without PyTorch.
+
+    Warns:
+        DeprecationWarning: always: :meth:`ORTTrainer.save_checkpoint` needs no PyTorch.
+        UserWarning: if there is such a file, which is replaced.
+
+    >>> import warnings
+    >>> from contextlib import suppress
+    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions, checkpoint
+    >>> from ortrain.trainer.optim import SGDConfig
+    >>> warnings.simplefilter("ignore")
+    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
+    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
+    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
+    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
+    >>> with suppress(ImportError):  # raised where there is no PyTorch
+    ...     checkpoint.experimental_save_checkpoint(trainer, ".", checkpoint_state_dict={"epoch": 3})
+    ...     assert checkpoint.experimental_load_checkpoint(trainer, ".") == {"epoch": 3}
+
+    """
+    _warn("experimental_save_checkpoint", "ORTTrainer.save_checkpoint")
+    folder = Path(checkpoint_dir)
+    if not folder.is_dir():
+        raise AssertionError(f"checkpoint_dir ({folder}) directory doesn't exist")
+    torch = _torch()
+    distributed = ort_trainer.options.distributed
+    zero = distributed.deepspeed_zero_optimization.stage > 0
+    name = _get_checkpoint_name(checkpoint_prefix, zero, distributed.world_rank, distributed.world_size)
+    values = dict(checkpoint_state_dict or {}) | {MODEL: _flat_state(ort_trainer, include_optimizer_state)}
+    if (folder / name).exists():
+        warnings.warn(f"{folder / name} already exists, overwriting.", stacklevel=2)
+    with _checkpoint_storage.placed(folder / name, replace=True) as file:
+        torch.save(values, file)
+
+
+def experimental_load_checkpoint(
+    ort_trainer: ORTTrainer,
+    checkpoint_dir: PathLike,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    strict: bool = False,
+    *,
+    allow_pickle: bool = False,
+) -> dict[str, Any]:
+    """Go on from a file of :func:`experimental_save_checkpoint`, or from one of each ZeRO process. Needs PyTorch.
+
+    Args:
+        ort_trainer: the trainer.
+        checkpoint_dir: the folder.
+        checkpoint_prefix: the start of the name of the file.
+        strict: as of :func:`experimental_load_state_dict`.
+        allow_pickle: whether objects of every class are made. That runs code of whoever wrote the file. Without,
+            ``torch.load`` loads with ``weights_only=True``.
+
+    Returns:
+        The other values of the file, or of all files.
+
+    Raises:
+        AssertionError: if there is no such file, or not one of each process.
+        InvalidArgumentError: for a file that cannot be read, and for values that do not fit.
+        ImportError: without PyTorch.
+
+    Warns:
+        DeprecationWarning: always.
+        UserWarning: if there are files of several processes.
+
+    >>> import warnings
+    >>> from ortrain.trainer import checkpoint
+    >>> warnings.simplefilter("ignore")
+    >>> checkpoint.experimental_load_checkpoint(None, ".")
+    Traceback (most recent call last):
+    AssertionError: No checkpoint found with prefix 'ORT_checkpoint' at '.'
+
+    """
+    _warn("experimental_load_checkpoint", "ORTTrainer.load_checkpoint")
+    files = _list_checkpoint_files(checkpoint_dir, checkpoint_prefix)
+    shards = [file for file in files if _SHARD.fullmatch(Path(file).name[len(checkpoint_prefix) :])]
+    distributed = ort_trainer.options.distributed
+    zero = distributed.deepspeed_zero_optimization.stage > 0
+    if len(shards) > 1:
+        warnings.warn(
+            f"Found more than one file with prefix {checkpoint_prefix} in directory {checkpoint_dir}. "
+            "Attempting to load ZeRO checkpoint.",
+            stacklevel=2,
+        )
+    if shards and not zero:
+        merged = _CombineZeroCheckpoint(shards, allow_pickle=allow_pickle)
+        model = merged.merged()
+        others = merged.others
+    else:
+        name = _get_checkpoint_name(checkpoint_prefix, bool(shards), distributed.world_rank, distributed.world_size)
+        file = str(Path(checkpoint_dir) / name)
+        if not Path(file).exists():
+            raise AssertionError(f"Couldn't find checkpoint file {file}{hint(file, files)}")
+        model, others = _torch_load(file, allow_pickle)
+    _load_flat(ort_trainer, model, strict)
+    return others
+
+
+_SHARD = re.compile(r"\.ZeRO\.(\d+)\.(\d+)\.ort\.pt")
+_VIEW = re.compile(r"(.+)_view_\d+")
+
+
+def _get_checkpoint_name(
+    prefix: str, is_partitioned: bool, world_rank: int | None = None, world_size: int | None = None
+) -> str:
+    """The name of a file: of the only one, or of that of a process."""
+    if not is_partitioned:
+        return f"{prefix}.ort.pt"
+    if world_rank is None or world_size is None:
+        raise InvalidArgumentError("the file of a process has its rank and the number of processes in its name")
+    return f"{prefix}.ZeRO.{world_rank}.{world_size - 1}.ort.pt"
+
+
+def _list_checkpoint_files(checkpoint_dir: PathLike, checkpoint_prefix: str, extension: str = ".ort.pt") -> list[str]:
+    """The files of a folder whose names start and end in a given way, sorted.
+
+    Raises:
+        AssertionError: if there is none.
+
+    """
+    found = sorted(Path(checkpoint_dir).iterdir())
+    files = [str(file) for file in found if file.name.startswith(checkpoint_prefix) and file.name.endswith(extension)]
+    if not files:
+        raise AssertionError(f"No checkpoint found with prefix '{checkpoint_prefix}' at '{checkpoint_dir}'")
+    return files
+
+
+def _split_state_dict(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A flat state in three: ``"optimizer"``, ``"fp32_param"`` and ``"fp16_param"``."""
+    split: dict[str, dict[str, Any]] = {"optimizer": {}, "fp32_param": {}, "fp16_param": {}}
+    for name, value in state_dict.items():
+        part = "optimizer" if name.startswith((*PREFIXES, STEP)) else "fp32_param"
+        split["fp16_param" if name.endswith(HALF) else part][name] = value
+    return split
+
+
+class _CombineZeroCheckpoint:
+    """The older files of ZeRO processes, put together.
+
+    A process has pieces of weights, ``<weight>_view_<number>``, and whole values.
+
+    Args:
+        checkpoint_files: one file of each process, in any order.
+        clean_state_dict: what is called with the state of each process, and returns what is taken of it.
+        allow_pickle: as of :func:`experimental_load_checkpoint`.
+
+    Raises:
+        AssertionError: if there are no files, or not one of each process.
+
+    """
+
+    def __init__(
+        self,
+        checkpoint_files: Sequence[str],
+        clean_state_dict: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        if not checkpoint_files:
+            raise AssertionError("No checkpoint files passed")
+        ranks: dict[int, str] = {}
+        for file in checkpoint_files:
+            found = _SHARD.search(Path(file).name)
+            if found is None:
+                raise AssertionError(f"{file} is not named as the file of a ZeRO process")
+            ranks[int(found[1])] = file
+            self.world_size = int(found[2]) + 1
+        if sorted(ranks) != list(range(self.world_size)) or len(checkpoint_files) != self.world_size:
+            raise AssertionError(f"Could not find {self.world_size} files")
+        self.checkpoint_files = [ranks[rank] for rank in range(self.world_size)]
+        self.clean_state_dict, self.allow_pickle = clean_state_dict, allow_pickle
+        self.others: dict[str, Any] = {}
+        """Other values of the files, by name. The last file with a name counts."""
+
+    def aggregate_checkpoints(self) -> dict[str, Any]:
+        """The state of all processes: tensors by name.
+
+        Warns:
+            DeprecationWarning: always.
+
+        """
+        _warn("_CombineZeroCheckpoint.aggregate_checkpoints", "aggregate_checkpoints")
+        torch = _torch()
+        return {name: torch.from_numpy(value) for name, value in self.merged().items()}
+
+    def merged(self) -> Arrays:
+        """The state of all processes: arrays by name."""
+        whole: Arrays = {}
+        pieces: dict[str, list[npt.NDArray[Any]]] = {}
+        for file in self.checkpoint_files:
+            state, others = _torch_load(file, self.allow_pickle)
+            self.others |= others
+            if self.clean_state_dict is not None:
+                state = self.clean_state_dict(state)
+            for name, value in state.items():
+                view = _VIEW.fullmatch(name)
+                array = np.array(as_array(value))
+                if view is None or name.startswith(PREFIXES[2]):
+                    add_whole(whole, name if view is None else view[1], array, f"Value mismatch for state {name}")
+                else:
+                    pieces.setdefault(view[1], []).append(array)
+        # The shape of a weight is that of any whole value of the weight, such as the copy in float16.
+        shapes = {_weight_of(name): value.shape for name, value in whole.items() if not name.startswith(PREFIXES[2])}
+        for name, found in pieces.items():
+            shape = shapes.get(_weight_of(name))
+            if shape is None:
+                raise InvalidArgumentError(f"the files have pieces of {name!r}, and no value that tells its shape")
+            whole[name] = shaped(np.concatenate([piece.reshape(-1) for piece in found]), shape, repr(name))
+        return whole
+
+
+def _weight_of(name: str) -> str:
+    """The weight that a value of a flat state belongs to."""
+    return next((name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix)), name).removesuffix(HALF)
+
+
+def _flat_state(trainer: ORTTrainer, include_optimizer_state: bool) -> dict[str, Any]:
+    """The flat state of a trainer as tensors."""
+    torch = _torch()
+    session, model = trainer._training_session, trainer._onnx_model
+    if session is None or model is None:
+        warnings.warn(
+            "ONNX Runtime training session is not initialized yet. "
+            "Please run train_step or eval_step at least once before calling state_dict().",
+            stacklevel=3,
+        )
+        return dict(trainer._state_dict)
+    from onnx import numpy_helper
+
+    values = session.get_state()
+    frozen = set(trainer.options.utils.frozen_weights)
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name in frozen & initializers.keys() - values.keys():
+        values[name] = np.array(numpy_helper.to_array(initializers[name]))
+    return {
+        name: torch.from_numpy(value)
+        for name, value in values.items()
+        if include_optimizer_state or name in initializers
+    }
+
+
+def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> None:
+    """Set values of a flat state, or let the state wait for a session."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is a dict of tensors, not {type(state).__name__}")
+    session, model = trainer._training_session, trainer._onnx_model
+    if session is None or model is None:
+        trainer._state_dict = dict(state)
+        trainer._load_state_dict = lambda: _load_flat(trainer, state, strict)
+        return
+    there = trainer.state_dict()
+    weights = {tensor.name for tensor in model.graph.initializer}
+    full: Arrays = {}
+    optimizer: dict[str, Arrays] = {}
+    unknown: list[str] = []
+    for name, value in state.items():
+        place = _place_of(name, weights)
+        if place is not None:
+            optimizer.setdefault(place[0], {})[place[1]] = as_array(value)
+        elif name in weights:
+            full[name] = as_array(value)
+        elif name.removesuffix(HALF) not in weights:
+            unknown.append(name)
+    if strict and unknown:
+        near = hint(unknown[0], weights) or "."
+        raise InvalidArgumentError(f"Checkpoint tensor: {unknown[0]} is not present in the model{near}")
+    given = {MODEL: {FULL: full}, OPTIMIZER: optimizer}
+    trainer.load_state_dict(given | {name: there[name] for name in (OPTIONS, INFO)}, strict=False)
+
+
+def _place_of(name: str, weights: set[str]) -> tuple[str, str] | None:
+    """The weight and the name of a value that an optimizer keeps."""
+    if name in weights:
+        return None
+    if name == STEP:
+        return SHARED_STATE, STEP
+    for prefix in PREFIXES:
+        if name.startswith(prefix) and name[len(prefix) :] in weights:
+            return name[len(prefix) :], prefix[:-1]
+    return None
+
+
+def _torch_load(file: str, allow_pickle: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The flat state in a file, and the other values."""
+    torch = _torch()
+    try:
+        values = torch.load(file, map_location="cpu", weights_only=not allow_pickle)
+    except Exception as error:
+        # PyTorch raises nearly anything for a damaged file.
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        reason = str(error).partition("\n")[0] if named is None else f"the file asks for {named[1]}"
+        more = "" if allow_pickle else "; allow_pickle=True makes objects of every class, and runs what the file says"
+        raise InvalidArgumentError(f"{file} cannot be read: {reason}{more}") from error
+    if not isinstance(values, dict) or not isinstance(values.get(MODEL), dict):
+        raise InvalidArgumentError(f"{file} is no checkpoint of a trainer: the file has no dict {MODEL!r}")
+    return values[MODEL], {name: value for name, value in values.items() if name != MODEL}
+
+
+def _torch() -> Any:
+    """PyTorch, which only these functions import.
+
+    Raises:
+        ImportError: if PyTorch is not installed.
+
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "experimental checkpoints are files of PyTorch, which is not installed here: pip install torch",
+            name="torch",
+        ) from error
+    return torch
+
+
+def _warn(name: str, instead: str) -> None:
+    message = f"{name}() will be deprecated soon. Please use {instead}() instead."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

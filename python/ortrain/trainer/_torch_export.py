@@ -1,0 +1,432 @@
+"""A module of PyTorch as a trainer takes it: exported to an ONNX model with the inputs of the first step.
+
+Imports PyTorch, so only a trainer that was given a module of PyTorch imports this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.onnx import symbolic_helper
+
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.trainer._description import check_shape
+from ortrain.trainer._runner import Runner, given_inputs
+from ortrain.trainer._session import make_session
+from ortrain.trainer._state import copy_of
+from ortrain.trainer._values import as_torch
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+    from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
+    from ortrain.trainer.orttrainer import ORTTrainer
+
+__all__ = ["begin", "state_of_module"]
+
+# How far the outputs of the exported model may be from the outputs of the module: the reference's.
+RELATIVE, ABSOLUTE = 1e-2, 1e-6
+# Names of the two parts of `_WithLoss`, before the names of their weights.
+_MODEL, _LOSS = "model.", "loss_fn."
+
+
+def begin(trainer: ORTTrainer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Export the module of a trainer, and make its session.
+
+    Args:
+        trainer: the trainer, which has no session yet.
+        args: the inputs of the first step at their places.
+        kwargs: those by their names.
+
+    Raises:
+        AssertionError: for inputs that are not all of the description's, a description that does not fit the arguments
+            of ``forward``, and a model that computes something else than the module (``check_model_export``).
+        InvalidArgumentError: for outputs that do not fit the description.
+        UnsupportedError: for a module that PyTorch cannot export.
+
+    Warns:
+        UserWarning: for a module that cannot be copied, and for weights that the module says not to train.
+
+    """
+    module, options = trainer._torch_model, trainer.options
+    samples = _samples(trainer.model_desc, args, kwargs)
+    combined = _WithLoss(module.cpu(), trainer.loss_fn, trainer.model_desc)
+    with _unchanged(combined):
+        copied = _copied(combined)
+        outputs = _evaluated(copied, samples)
+        _check_outputs(trainer.model_desc, outputs)
+        traced = combined if copied is combined else _copied(combined)
+        model = _exported(traced, samples, trainer.model_desc, options._internal_use)
+    _put_sizes(model, trainer.model_desc)
+    _name_as_modules(model)
+    _put_buffers(model, combined)
+    frozen = options.utils.frozen_weights
+    options.utils.frozen_weights = [*frozen, *_not_trained(model, combined, frozen)]
+    try:
+        if options.debug.check_model_export:
+            _check_export(trainer, model, samples, outputs)
+        trainer._init_onnx_model(model)
+    except BaseException:
+        # The next step begins again.
+        options.utils.frozen_weights = frozen
+        trainer._onnx_model = trainer._training_session = None
+        raise
+    _add_types(trainer.model_desc, samples, outputs)
+
+
+def state_of_module(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Trained weights as ``load_state_dict`` of the module takes them: all of its names, and no others.
+
+    A name that the exported model does not have is a second name of a weight, or a value that no output depends on.
+    """
+    own = module.state_dict()
+    twins = {_place(value): weights[name] for name, value in own.items() if name in weights and value.numel()}
+    return {
+        name: weights[name] if name in weights else twins.get(_place(value), value).clone()
+        for name, value in own.items()
+    }
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for two names of a tensor."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+# The module.
+
+
+class _WithLoss(nn.Module):  # type: ignore[misc]
+    """A module and its loss, called with values in the order of a description, which gives a tuple of tensors."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, description: _ORTTrainerModelDesc) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+        self._names = [value.name for value in description.inputs]
+        self._taken = _arguments(model, self._names, loss_fn is not None)
+        self._count = len(description.outputs)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(self._names, inputs, strict=True))
+        results = self.model(**{name: given[name] for name in self._taken})
+        losses = () if self.loss_fn is None else (self.loss_fn(results, inputs[-1]),)
+        return (*losses, *_tensors(results))[: self._count]
+
+
+def _arguments(module: nn.Module, names: Sequence[str], has_loss: bool) -> list[str]:
+    """The inputs that ``forward`` of a module takes. The last one may be for the loss alone."""
+    parameters = inspect.signature(module.forward).parameters
+    by_name = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    of_model = names[:-1] if has_loss else names
+    for name in of_model:
+        if name not in by_name and not takes_any:
+            raise AssertionError(
+                f"model_desc describes the input {name!r}, which is no argument of forward of "
+                f"{type(module).__name__}; there are {', '.join(by_name)}{hint(name, by_name)}"
+            )
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if is_needed and (name not in by_name or name not in names):
+            raise AssertionError(
+                f"forward of {type(module).__name__} needs the argument {name!r} by name, which model_desc does not "
+                f"describe as an input; it describes {', '.join(names)}{hint(name, names)}"
+            )
+    return [name for name in names if name in by_name or (takes_any and name in of_model)]
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    """The tensors in what a module returns, in order."""
+    if isinstance(results, torch.Tensor):
+        return [results]
+    if isinstance(results, Mapping):
+        results = results.values()
+    elif not isinstance(results, (list, tuple)):
+        return []
+    return [tensor for result in results for tensor in _tensors(result)]
+
+
+def _samples(
+    description: _ORTTrainerModelDesc, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The inputs of the first step in the order of the description, as tensors of their own on the CPU."""
+    names = [value.name for value in description.inputs]
+    given = given_inputs(names, args, kwargs)
+    samples = {}
+    sizes: dict[str, int] = {}
+    for name, shape, *_ in description.inputs:
+        value = given[name]
+        is_tensor = isinstance(value, torch.Tensor)
+        samples[name] = value.detach().cpu().clone() if is_tensor else torch.from_numpy(np.array(value))
+        check_shape(name, shape, samples[name].shape, sizes)
+    return samples
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Keep modes of modules, buffers, and random numbers of PyTorch as they are."""
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _copied(module: _WithLoss) -> _WithLoss:
+    """A copy of a module, since a call may change the module; the module itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        warnings.warn(
+            "This model cannot be deep copied (or pickled), which is a required step for stateful models to be "
+            "properly exported to ONNX. Compute will continue, but unexpected results may occur! The copy failed by "
+            f"{type(error).__name__}: {error}",
+            UserWarning,
+            stacklevel=4,
+        )
+        return module
+
+
+def _evaluated(module: _WithLoss, samples: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The outputs of a module that is not trained."""
+    module.eval()
+    with torch.no_grad():
+        outputs: tuple[torch.Tensor, ...] = module(*(sample.clone() for sample in samples.values()))
+    return outputs
+
+
+def _check_outputs(description: _ORTTrainerModelDesc, outputs: Sequence[torch.Tensor]) -> None:
+    described = description.outputs
+    if len(outputs) < len(described):
+        raise InvalidArgumentError(
+            f"model_desc describes {len(described)} outputs, {', '.join(output.name for output in described)}, but the "
+            f"module gives {len(outputs)}, its loss_fn included"
+        )
+    for about, output in zip(described, outputs, strict=True):
+        if about.is_loss and (output.numel() != 1 or not output.is_floating_point()):
+            raise InvalidArgumentError(
+                f"the loss {about.name!r} is one number of a type of floats, but the module gives "
+                f"{output.dtype}{list(output.shape)} in its place"
+            )
+        fits = len(about.shape) == output.ndim and all(
+            isinstance(size, str) or size == found for size, found in zip(about.shape, output.shape, strict=True)
+        )
+        if not fits and not about.is_loss:
+            raise InvalidArgumentError(
+                f"model_desc says that output {about.name!r} has the shape {about.shape}, but the module gives "
+                f"{list(output.shape)} for the first inputs"
+            )
+
+
+# The export.
+
+
+def _exported(
+    module: _WithLoss, samples: Mapping[str, torch.Tensor], description: _ORTTrainerModelDesc, internal: Any
+) -> ModelProto:
+    """The ONNX model of a module in training."""
+    import onnx
+
+    described = [*description.inputs, *description.outputs]
+    axes = {
+        value.name: {axis: size for axis, size in enumerate(value.shape) if isinstance(size, str)}
+        for value in described
+    }
+    file = io.BytesIO()
+    with warnings.catch_warnings(), _contrib_operators(internal):
+        # The exporter warns of itself, since PyTorch has another one, too; and the count of batches that a
+        # BatchNormalization keeps is no part of a model.
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", r"ONNX Preprocess - Removing mutation .*num_batches_tracked")
+        try:
+            torch.onnx.export(
+                module,
+                tuple(sample.clone() for sample in samples.values()),
+                file,
+                dynamo=False,
+                input_names=list(samples),
+                output_names=[value.name for value in description.outputs],
+                opset_version=internal.onnx_opset_version,
+                dynamic_axes={name: own for name, own in axes.items() if own},
+                do_constant_folding=False,
+                training=torch.onnx.TrainingMode.TRAINING,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise UnsupportedError(
+                f"PyTorch cannot export the module with opset {internal.onnx_opset_version}: {error}"
+            ) from error
+    return onnx.load_from_string(file.getvalue())
+
+
+@symbolic_helper.parse_args("v", "s")  # type: ignore[untyped-decorator]
+def _gelu(graph: Any, x: Any, approximate: str = "none") -> Any:
+    kind = "Gelu" if approximate == "none" else "FastGelu"
+    return graph.op(f"com.microsoft::{kind}", x).setType(x.type())
+
+
+def _triu(graph: Any, x: Any, diagonal: Any) -> Any:
+    return graph.op("com.microsoft::Trilu", x, diagonal, upper_i=1).setType(x.type())
+
+
+def _tril(graph: Any, x: Any, diagonal: Any) -> Any:
+    return graph.op("com.microsoft::Trilu", x, diagonal, upper_i=0).setType(x.type())
+
+
+_CONTRIB = {"aten::gelu": _gelu, "aten::triu": _triu, "aten::tril": _tril}
+
+
+@contextmanager
+def _contrib_operators(internal: Any) -> Iterator[None]:
+    """Let functions of PyTorch become operators of ``com.microsoft``, if the options say so."""
+    registered = _CONTRIB if internal.enable_onnx_contrib_ops else {}
+    for name, symbolic in registered.items():
+        torch.onnx.register_custom_op_symbolic(name, symbolic, internal.onnx_opset_version)
+    try:
+        yield
+    finally:
+        for name in registered:
+            torch.onnx.unregister_custom_op_symbolic(name, internal.onnx_opset_version)
+
+
+# The model.
+
+
+def _put_sizes(model: ModelProto, description: _ORTTrainerModelDesc) -> None:
+    """Write the described sizes into outputs, some of which the exporter leaves open."""
+    described = {output.name: output.shape for output in description.outputs if not output.is_loss}
+    for value in model.graph.output:
+        for dim, size in zip(value.type.tensor_type.shape.dim, described.get(value.name, ()), strict=False):
+            if isinstance(size, int):
+                dim.dim_value = size
+            else:
+                dim.dim_param = size
+
+
+def _name_as_modules(model: ModelProto) -> None:
+    """Name initializers as ``state_dict`` of the module does."""
+    graph = model.graph
+    others = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    renamed = {tensor.name: tensor.name.removeprefix(_MODEL) for tensor in graph.initializer}
+    taken = others | {name for name, new in renamed.items() if name == new}
+    for name, new in renamed.items():
+        if name != new and new in taken:
+            raise InvalidArgumentError(
+                f"the module has the parameter or buffer {new!r}, and so is another value of the model named: an input "
+                "or output of model_desc, or a weight of loss_fn; give one of them another name"
+            )
+    for tensor in graph.initializer:
+        tensor.name = renamed[tensor.name]
+    _rename_inputs(graph, renamed)
+
+
+def _rename_inputs(graph: GraphProto, renamed: Mapping[str, str]) -> None:
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename_inputs(attribute.g, renamed)
+
+
+def _named(values: Iterator[tuple[str, Any]]) -> dict[str, Any]:
+    """Parameters or buffers of a :class:`_WithLoss` by their names in the model."""
+    return {name.removeprefix(_MODEL): value for name, value in values}
+
+
+def _put_buffers(model: ModelProto, module: _WithLoss) -> None:
+    """Give buffers the values that they had: the exporter runs the module once in training."""
+    from onnx import numpy_helper
+
+    buffers = _named(module.named_buffers())
+    for tensor in model.graph.initializer:
+        if tensor.name in buffers:
+            value = buffers[tensor.name].detach().cpu().contiguous().numpy()
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+
+
+def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) -> list[str]:
+    """Initializers that are no parameters: buffers. All parameters are trained, with a warning of what is strange."""
+    parameters = _named(module.named_parameters(remove_duplicate=False))
+    names = [tensor.name for tensor in model.graph.initializer if tensor.name not in frozen]
+    fixed = [name for name in names if name in parameters and not parameters[name].requires_grad]
+    if fixed:
+        warnings.warn(
+            f"the module has parameters with requires_grad=False, which are trained all the same: {', '.join(fixed)}; "
+            "utils.frozen_weights of the options has the names of weights that are not",
+            UserWarning,
+            stacklevel=4,
+        )
+    return [name for name in names if name not in parameters]
+
+
+def _at_inference(model: ModelProto) -> ModelProto:
+    """A copy of a model whose BatchNormalizations use the statistics that they keep, as in a module that evaluates."""
+    copied = copy_of(model)
+    for node in copied.graph.node:
+        if node.op_type == "BatchNormalization":
+            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.output[1:]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    return copied
+
+
+def _check_export(
+    trainer: ORTTrainer, model: ModelProto, samples: Mapping[str, Any], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Compare what the model computes with what the module does."""
+    description = trainer.model_desc
+    session = make_session(
+        _at_inference(model),
+        description,
+        trainer.optim_config,
+        trainer.options,
+        trainer._providers,
+        precision=None,
+        states={},
+    )
+    runner = Runner(session, description)
+    results = runner.run(
+        session.io_binding(), dict(samples), {description.learning_rate.name: 0.0}, runner.outputs, runner.evaluating
+    )
+    for name, expected in zip(runner.outputs, outputs, strict=True):
+        found = as_torch(torch, results[name]).reshape(expected.shape)
+        if not torch.allclose(expected, found, RELATIVE, ABSOLUTE, equal_nan=True):
+            far = float((expected.double() - found.double()).abs().max())
+            raise AssertionError(
+                f"the exported model does not compute what the module computes: output {name!r} differs by {far:.3g}; "
+                "debug.check_model_export = False trains all the same"
+            )
+
+
+def _add_types(
+    description: _ORTTrainerModelDesc, samples: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Give inputs and outputs their types in PyTorch."""
+    for place, sample in enumerate(samples.values()):
+        description.add_type_to_input_description(place, sample.dtype)
+    for place, output in enumerate(outputs):
+        narrow = getattr(description.outputs[place], "dtype_amp", None)
+        narrow = narrow if narrow is None else torch.float16 if narrow == np.float16 else torch.bfloat16
+        description.add_type_to_output_description(place, output.dtype, narrow)
