@@ -39,7 +39,7 @@ class Reader(nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(7, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 10))
+        self.layers = nn.Sequential(nn.Linear(7, 32), nn.GELU(), nn.Linear(32, 10))
 
     def forward(self, bars: torch.Tensor) -> torch.Tensor:
         """Scores for the brightness of seven bars."""

@@ -37,6 +37,9 @@ def modules() -> list[ModuleType]:
     return found
 
 
+PACKAGE = str(Path(ortrain.__file__).parent)
+
+
 def function_of(member: object) -> FunctionType | None:
     """The function behind a method or a property."""
     if isinstance(member, (classmethod, staticmethod)):
@@ -55,8 +58,8 @@ def members(kind: type) -> Iterator[tuple[str, object]]:
             continue
         for name, member in vars(base).items():
             function = function_of(member)
-            # What a dataclass writes itself is in no file of ours.
-            if function is None or not function.__code__.co_filename.endswith(".py"):
+            # What a dataclass or a named tuple writes itself is in no file of ours.
+            if function is None or not function.__code__.co_filename.startswith(PACKAGE):
                 continue
             if not name.startswith("_") or (name.startswith("__") and function.__doc__):
                 yield name, member

@@ -32,10 +32,7 @@ from ortrain.trainer.optim.lr_scheduler import (
     _LRScheduler,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:The older ORTTrainer is there for scripts:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer.* is there for scripts:FutureWarning")
 
 RATE = IODescription("Learning_Rate", [1], np.float32)
 LEARNING_RATE = 0.01
@@ -492,7 +489,7 @@ def test_postprocessing() -> None:
 
 def test_warnings() -> None:
     net = classifier()
-    with pytest.warns(FutureWarning, match="older ORTTrainer") as caught:
+    with pytest.warns(FutureWarning, match="ORTTrainer of ortrain.trainer.legacy is there for scripts") as caught:
         legacy_of(net)
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="loss_fn is not used"):
@@ -568,6 +565,7 @@ def test_a_module_has_no_state_before_its_first_step(torch: Any, tmp_path: Path)
     module = TorchModule()
     trainer = ORTTrainer(module, loss, description, "AdamOptimizer", None, RATE, "cpu", use_mixed_precision=True)
     assert (trainer.torch_model_, trainer.loss_fn_, trainer.session, trainer.onnx_model_) == (module, loss, None, None)
+    assert trainer._trainer.loss_fn is not None
     assert trainer._trainer.loss_fn(1.5, 2.0) == 6.0
     assert [output.is_loss for output in trainer._trainer.model_desc.outputs] == [True, False]
     assert trainer.loss_scale_input_name == "default_loss_scale_input_name"
@@ -579,6 +577,19 @@ def test_a_module_has_no_state_before_its_first_step(torch: Any, tmp_path: Path)
     assert list(trainer._trainer._state_dict) == ["w"]
     with pytest.raises(AssertionError, match="'loss_fn' must be"):
         ORTTrainer(module, "loss", description, "AdamOptimizer", None, RATE, "cpu")  # type: ignore[arg-type]
+
+
+def test_a_loss_of_one_element() -> None:
+    net, plain = regression(loss_shape=[1, 1], keepdims=1), regression()
+    model = ordered(net)
+    assert len(model.graph.output[0].type.tensor_type.shape.dim) == 2
+    description = ModelDescription(described(net).inputs_, [IODescription("loss", [])])
+    trainer = ORTTrainer(model, None, description, "SGDOptimizer", None, RATE, "cpu")
+    assert trainer.train_step(*inputs_of(net), 0.1).shape == ()
+    assert (
+        legacy_losses(trainer, net, 2, 0.1, first=1)
+        == legacy_losses(legacy_of(plain, "SGDOptimizer"), plain, 3, 0.1)[1:]
+    )
 
 
 # States and files.

@@ -173,7 +173,10 @@ class CheckpointState:
         train_step: int,
         learning_rate: float | None,
     ) -> CheckpointState:
-        """A state of values: name, value, and true for a parameter that is trained; slots by parameter, then by name."""
+        """A state of values: name, value, and true for a parameter that is trained.
+
+        Slots come by parameter, then by name.
+        """
 
     def to_bytes(self, include_optimizer_state: bool) -> bytes: ...
     def save(self, path: str, include_optimizer_state: bool, external_above: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""ORTTrainer on modules of PyTorch: what tests/in_torch/bridge_trainer.py checks, and the example."""
+"""ORTTrainer on modules of PyTorch, new and legacy: what tests/in_torch/bridge_trainer.py checks, and the example."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_torch_bridge import IN_TORCH, ROOT, found, in_torch
 
 CHECKS = re.findall(r"^def (check_\w+)\(\)", (IN_TORCH / "bridge_trainer.py").read_text(), re.MULTILINE)
 # Rows of the checklist in the specification.
-ROWS = ("f13", "f15", "f16", "f17", "f19", "f21", "f22", "f28", "f32", "d4", "d5")
+ROWS = ("f13", "f15", "f16", "f17", "f19", "f21", "f22", "f23", "f24", "f25", "f26", "f28", "f32", "d4", "d5")
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -1,4 +1,4 @@
-"""What ortrain.torch is held to, in PyTorch's environment: ``bridge.py FOLDER GROUP``, the folder that has ortrain.
+"""Checks of ortrain.torch and ORTTrainer in PyTorch's environment: ``bridge.py FOLDER GROUP``; FOLDER has ortrain.
 
 A group is a file beside this one, ``bridge_GROUP.py``. Each of its functions ``check_NAME`` is a check. Prints what
 became of each as JSON: ``null``, or why it failed.
@@ -6,6 +6,7 @@ became of each as JSON: ``null``, or why it failed.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import sys
@@ -148,6 +149,8 @@ def main() -> None:
             found[name] = None
         except Exception:
             found[name] = traceback.format_exc()
+    # What the exporter printed in C++ comes first.
+    ctypes.CDLL(None).fflush(None)
     print(json.dumps(found))
 
 

@@ -24,6 +24,7 @@ from trainer_nets import (
     TOKENS,
     VOCABULARY,
     batch,
+    legacy_trainer_of,
     loss_of,
     losses_of,
     net,
@@ -34,7 +35,7 @@ from trainer_nets import (
 )
 
 import ortrain
-from ortrain.trainer import ORTTrainer, postprocess
+from ortrain.trainer import ORTTrainer, legacy, postprocess
 from ortrain.trainer._dtypes import dtype_onnx_to_torch
 from ortrain.trainer._values import native_of_torch
 from ortrain.trainer.amp import DynamicLossScaler, LossScaler
@@ -51,6 +52,7 @@ CLOSE = 1e-5
 # Losses in mixed precision against those of PyTorch's autocast, which the issue asks for.
 FOLLOWS = 0.02
 CONFIGS: dict[str, Any] = {"adam": AdamConfig, "lamb": LambConfig, "sgd": SGDConfig}
+NAMES = {"adam": "AdamOptimizer", "lamb": "LambOptimizer", "sgd": "SGDOptimizer"}
 RATES = {"adam": 0.003, "lamb": 0.003, "sgd": 0.1}
 SCHEDULERS: dict[str, Any] = {
     "none": lambda: None,
@@ -258,6 +260,50 @@ def check_f22_non_pickable_model() -> None:
     assert losses == losses_of(trainer_of(), 4)
 
 
+def check_f23_legacy_and_experimental_weights() -> None:
+    older = legacy_trainer_of(net(), "LambOptimizer", lambda step: 0.003)
+    trainer = trainer_of(config=LambConfig(lr=0.003))
+    assert losses_of(older, 5) == losses_of(trainer, 5)
+    assert same(older.state_dict(include_optimizer_state=False), weights_of(trainer))
+
+
+def check_f24_legacy_and_experimental_precision_loss_scaler() -> None:
+    """The scale starts where gradients overflow, and goes up every five updates."""
+    start, window = 2.0**24, 5
+    scaler = DynamicLossScaler(loss_scale=start, up_scale_window=window)
+    older = legacy_trainer_of(
+        net(),
+        "AdamOptimizer",
+        lambda step: 0.003,
+        use_mixed_precision=True,
+        loss_scaler=legacy.LossScaler("ort_test_input_loss_scaler", True, start, window),
+    )
+    trainer = trainer_of(config=AdamConfig(lr=0.003), **mixed(scaler))
+    for k in range(128):
+        one, other = older.train_step(*batch(k)), trainer.train_step(*batch(k))
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+        assert [value.dtype for value in one] == [value.dtype for value in other] == [torch.float32, torch.float16]
+        assert older.loss_scaler_.loss_scale_ == scaler.loss_scale
+    assert older.global_step_ == trainer._train_step_info.optimization_step < 128
+    assert same(older.state_dict(include_optimizer_state=False), weights_of(trainer))
+
+
+def check_f25_legacy_and_experimental_gradient_accumulation() -> None:
+    for window in (1, 3, 7, 12):
+        older = legacy_trainer_of(net(), "LambOptimizer", lambda step: 0.003, gradient_accumulation_steps=window)
+        trainer = trainer_of(config=LambConfig(lr=0.003), batch={"gradient_accumulation_steps": window})
+        assert losses_of(older, 24) == losses_of(trainer, 24)
+        assert older.global_step_ == trainer._train_step_info.optimization_step == 24 // window
+
+
+def check_f26_legacy_and_experimental_lr_scheduler() -> None:
+    for name, config in CONFIGS.items():
+        for scheduler in ("constant", "cosine", "linear", "poly"):
+            trainer = trainer_of(config=config(lr=0.01), lr_scheduler=SCHEDULERS[scheduler]())
+            older = legacy_trainer_of(net(), NAMES[name], lambda step, f=FACTORS[scheduler]: 0.01 * f(step))
+            np.testing.assert_allclose(losses_of(older, 9), losses_of(trainer, 9), rtol=CLOSE)
+
+
 def check_f28_run_symbolic_shape_infer() -> None:
     plain = losses_of(trainer_of(), 6)
     assert losses_of(trainer_of(utils={"run_symbolic_shape_infer": True}), 6) == plain
@@ -392,6 +438,33 @@ def check_a_module_with_everything() -> None:
     assert torch.equal(state["second.weight"], state["third.weight"])
     mean = before["norm.running_mean"] * 0.9 + 0.1 * F.linear(x, before["first.weight"], before["first.bias"]).mean(0)
     torch.testing.assert_close(state["norm.running_mean"], mean)
+    assert module.load_state_dict(state).missing_keys == []
+
+
+def check_buffers_of_other_types() -> None:
+    class Typed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.register_buffer("narrow", torch.tensor([1.5, -2.0, 0.25], dtype=torch.bfloat16))
+            self.register_buffer("scale", torch.tensor(2.0, dtype=torch.float64))
+            self.register_buffer("places", torch.tensor([2, 0, 1]))
+            self.register_buffer("kept", torch.tensor([True, False, True]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.linear(x)[:, self.places] * self.scale.float() + self.narrow.float()
+            return torch.where(self.kept, h, torch.zeros(()))
+
+    description = {"inputs": [("x", [2, 4]), ("y", [2])], "outputs": [("loss", [], True), ("p", [2, 3])]}
+    module = Typed()
+    values = torch.randn(2, 4), torch.tensor([0, 2])
+    trainer = trainer_on(module, description, nn.CrossEntropyLoss(), debug={"check_model_export": True})
+    _, found = trainer.train_step(*values)
+    torch.testing.assert_close(found, module(values[0]).detach())
+    state = weights_of(trainer)
+    for name, buffer in module.named_buffers():
+        assert state[name].dtype == buffer.dtype
+        assert torch.equal(state[name], buffer)
     assert module.load_state_dict(state).missing_keys == []
 
 

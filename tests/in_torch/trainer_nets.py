@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ortrain.trainer import ORTTrainer, ORTTrainerOptions
+from ortrain.trainer import ORTTrainer, ORTTrainerOptions, legacy
 from ortrain.trainer.optim import AdamConfig
 
 VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 28, 16, 2, 10, 4
@@ -100,7 +100,27 @@ def trainer_on(module: Any, description: dict[str, Any], loss: Any, config: Any 
         )
 
 
-def losses_of(trainer: ORTTrainer, count: int, first: int = 0) -> list[float]:
+def legacy_trainer_of(module: nn.Module, name: str, rate: Callable[[int], float], **given: Any) -> legacy.ORTTrainer:
+    """A trainer of the older interface of the language model."""
+    inputs, outputs = (
+        [legacy.IODescription(*value[:2]) for value in DESCRIPTION[kind]] for kind in ("inputs", "outputs")
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return legacy.ORTTrainer(
+            module,
+            loss_of,
+            legacy.ModelDescription(inputs, outputs),
+            name,
+            None,
+            legacy.IODescription("Learning_Rate", [1]),
+            "cpu",
+            get_lr_this_step=rate,
+            **given,
+        )
+
+
+def losses_of(trainer: ORTTrainer | legacy.ORTTrainer, count: int, first: int = 0) -> list[float]:
     return [float(trainer.train_step(*batch(k))[0]) for k in range(first, first + count)]
 
 

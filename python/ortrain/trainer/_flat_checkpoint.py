@@ -16,7 +16,7 @@ from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer import _checkpoint_storage
 from ortrain.trainer._merging import Arrays, add_whole, shaped
-from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS
+from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, RANDOM
 from ortrain.trainer._values import as_array
 
 if TYPE_CHECKING:
@@ -390,7 +390,9 @@ def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> N
         near = hint(unknown[0], weights) or "."
         raise InvalidArgumentError(f"Checkpoint tensor: {unknown[0]} is not present in the model{near}")
     given = {MODEL: {FULL: full}, OPTIMIZER: optimizer}
-    trainer.load_state_dict(given | {name: there[name] for name in (OPTIONS, INFO)}, strict=False)
+    trainer.load_state_dict(
+        given | {name: there[name] for name in (OPTIONS, INFO, RANDOM) if name in there}, strict=False
+    )
 
 
 def _place_of(name: str, weights: set[str]) -> tuple[str, str] | None:

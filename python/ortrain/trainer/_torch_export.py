@@ -204,7 +204,7 @@ def _copied(module: _WithLoss) -> _WithLoss:
             "properly exported to ONNX. Compute will continue, but unexpected results may occur! The copy failed by "
             f"{type(error).__name__}: {error}",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
         return module
 
@@ -356,13 +356,12 @@ def _named(values: Iterator[tuple[str, Any]]) -> dict[str, Any]:
 
 def _put_buffers(model: ModelProto, module: _WithLoss) -> None:
     """Give buffers the values that they had: the exporter runs the module once in training."""
-    from onnx import numpy_helper
-
     buffers = _named(module.named_buffers())
     for tensor in model.graph.initializer:
         if tensor.name in buffers:
-            value = buffers[tensor.name].detach().cpu().contiguous().numpy()
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+            # NumPy does not have all types of PyTorch, but all of their bytes.
+            flat = buffers[tensor.name].detach().contiguous().reshape(-1)
+            tensor.raw_data = flat.view(torch.uint8).numpy().tobytes()
 
 
 def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) -> list[str]:
@@ -375,7 +374,7 @@ def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) ->
             f"the module has parameters with requires_grad=False, which are trained all the same: {', '.join(fixed)}; "
             "utils.frozen_weights of the options has the names of weights that are not",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return [name for name in names if name not in parameters]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ortrain import _ortrain
 from ortrain.errors import UnsupportedError
 
-__all__ = ["as_array", "as_torch", "given_torch", "is_torch_module", "is_torch_tensor", "native_of_torch"]
+__all__ = ["as_array", "as_torch", "given_torch", "is_torch_module", "is_torch_tensor", "native_of_torch", "tensor_of"]
 
 
 def _loaded_torch() -> Any:
@@ -58,6 +58,13 @@ def as_torch(torch: Any, value: _ortrain.OrtValue) -> Any:
     if value.data_type() == "tensor(bfloat16)":
         return torch.from_dlpack(value)
     return torch.from_numpy(value.array())
+
+
+def tensor_of(torch: Any, array: npt.NDArray[Any]) -> Any:
+    """An array as a tensor of PyTorch that shares its memory."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:

@@ -48,7 +48,18 @@ from ortrain.trainer._flat_checkpoint import (  # noqa: F401  (names that progra
     experimental_state_dict,
 )
 from ortrain.trainer._merging import Arrays, add_whole, differ, shaped
-from ortrain.trainer._state import FULL, GATHERED, INFO, MODEL, OPTIMIZER, OPTIONS, PARTITION, SCALER, STATISTICS
+from ortrain.trainer._state import (
+    FULL,
+    GATHERED,
+    INFO,
+    MODEL,
+    OPTIMIZER,
+    OPTIONS,
+    PARTITION,
+    RANDOM,
+    SCALER,
+    STATISTICS,
+)
 
 __all__ = [
     "aggregate_checkpoints",
@@ -255,8 +266,10 @@ class _Merged:
         for name in SHARED:
             if name in state and differ(self.state.setdefault(name, state[name]), state[name]):
                 raise AssertionError(f"{name} mismatch among checkpoint files. File: {path}")
-        if USER in state:
-            self.state.setdefault(USER, state[USER])
+        # Seeds may differ by process; the first one counts.
+        for name in (USER, RANDOM):
+            if name in state:
+                self.state.setdefault(name, state[name])
         if state.get(STATISTICS):
             # Each process has statistics of its own batches; the first ones count.
             self.state[STATISTICS] = state[STATISTICS] | self.state.get(STATISTICS, {})

@@ -257,8 +257,8 @@ class ORTTrainer:
         optimized_model_filepath: str = "",
     ) -> None:
         warnings.warn(
-            "The older ORTTrainer is there for scripts that were written for onnxruntime-training up to 1.15; new ones "
-            "use ortrain.api",
+            "ORTTrainer of ortrain.trainer.legacy is there for scripts that were written for onnxruntime-training up "
+            "to 1.15; new ones use ortrain.api",
             FutureWarning,
             stacklevel=2,
         )

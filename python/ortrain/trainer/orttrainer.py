@@ -39,7 +39,7 @@ from ortrain.trainer._description import add_types, check_description, narrow_ty
 from ortrain.trainer._interchange import checkpoint_of, state_dict_of
 from ortrain.trainer._runner import ALL_FINITE, GATHERED, Runner
 from ortrain.trainer._session import States, check_alone, make_session, providers_of
-from ortrain.trainer._values import is_torch_module
+from ortrain.trainer._values import is_torch_module, tensor_of
 from ortrain.trainer.amp.loss_scaler import LossScaler
 from ortrain.trainer.model_desc_validation import OutputDescriptionTyped, _ORTTrainerModelDesc
 from ortrain.trainer.optim.config import _OptimizerConfig
@@ -412,13 +412,13 @@ class ORTTrainer:
             torch = sys.modules.get("torch")
             if torch is None:
                 return weights
-            tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+            tensors = {name: tensor_of(torch, value) for name, value in weights.items()}
             if self._torch_model is None:
                 return tensors
             from ortrain.trainer import _torch_export
 
             statistics = _state.statistics_of(self._training_session)
-            tensors |= {name: torch.from_numpy(value) for name, value in statistics.items()}
+            tensors |= {name: tensor_of(torch, value) for name, value in statistics.items()}
             return _torch_export.state_of_module(self._torch_model, tensors)
         return _state.state_of(self._training_session, self._onnx_model, self)
 
@@ -532,6 +532,8 @@ class ORTTrainer:
         """
         from ortrain.trainer import checkpoint
 
+        if not paths:
+            raise IndexError("load_checkpoint needs a path")
         saved = _checkpoint_storage.load(paths[0], key="trainer_options")
         if saved["zero_stage"] > 0 or saved["horizontal_parallel_size"] > 1:
             aggregated = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
