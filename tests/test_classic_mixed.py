@@ -18,6 +18,7 @@ from classic_models import (
     OPTIMIZERS,
     RATE,
     SCALE,
+    Graph,
     Net,
     assert_close,
     bits,
@@ -30,6 +31,7 @@ from classic_models import (
     regression,
     restricted,
     session,
+    softmax_net,
     transformer,
     updated_by_file,
 )
@@ -52,6 +54,23 @@ NETS: dict[str, Callable[[], Net]] = {
     "transformer": transformer,
     "convolution": convolutional,
 }
+
+
+def normalized() -> Net:
+    """A convolution whose results are normalized by the statistics of batches."""
+    graph = Graph()
+    graph.node("Conv", ["x", graph.weight("conv.w", [12, 2, 3, 3], 18)], "conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    parts = [graph.vector("norm.w", 12, 1.0, 0.1), graph.vector("norm.b", 12, 0.0, 0.1)]
+    statistics = [graph.constant("norm.mean", np.zeros(12)), graph.constant("norm.var", np.ones(12))]
+    results = ["normal", "norm.mean.new", "norm.var.new"]
+    graph.nodes_of("BatchNormalization", ["conv", *parts, *statistics], results, training_mode=1)
+    graph.node("Relu", ["normal"], "active")
+    graph.node("MaxPool", ["active"], "pooled", kernel_shape=[2, 2], strides=[2, 2])
+    graph.node("Flatten", ["pooled"], "flat", axis=1)
+    return softmax_net(graph, graph.linear("fc", "flat", 12 * 25, 10), [2, 10, 10], 10)
+
+
+NETS["normalized"] = normalized
 EACH_OPTIMIZER = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
@@ -164,6 +183,17 @@ def test_a_state_in_float32_is_loaded() -> None:
     state = made.get_state()
     assert bits({name: state[name] for name in wide.get_state()}) == bits(wide.get_state())
     assert state["fc1.w_fp16"].tobytes() == state["fc1.w"].astype(np.float16).tobytes()
+
+
+def test_running_statistics_stay_float32() -> None:
+    net = NETS["normalized"]()
+    made, wide = mixed(net), session(net, ADAM)
+    feeds = net.batch(0, rows=16)
+    assert step(made, feeds)
+    wide.run(["loss"], fed(feeds))
+    found, expected = ({k: v.numpy() for k, v in s._classic.running_statistics().items()} for s in (made, wide))
+    assert {name: value.dtype for name, value in found.items()} == dict.fromkeys(expected, np.float32)
+    assert_close(found, expected, CLOSE_OF_HALVES)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

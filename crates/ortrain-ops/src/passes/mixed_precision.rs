@@ -1,7 +1,7 @@
 //! Mixed precision: a forward graph of float32 whose values are float16 or bfloat16, but for its inputs, weights and loss.
 //!
 //! Weights stay float32, as master weights do, and are read through a cast. The loss, the loss operators, everything that is
-//! computed from them, and inputs that an operator wants in float32 (Dropout's ratio, the scales of Resize) stay float32. A
+//! computed from them, and inputs that an operator wants in float32 (Dropout's ratio, running statistics) stay float32. A
 //! node that the narrow type does not suit (its operator refuses the type, its inputs are constants, or it holds a subgraph)
 //! stays float32 between casts. (Micikevicius et al., "Mixed Precision Training", 2018.)
 
@@ -24,8 +24,8 @@ const LOSSES: [&str; 7] = [
 ];
 
 /// Inputs that stay float32: of an operator, from one input to another.
-const WIDE_INPUTS: [(&str, std::ops::Range<usize>); 3] =
-    [("Dropout", 1..2), ("Resize", 1..3), ("Upsample", 1..2)];
+const WIDE_INPUTS: [(&str, std::ops::Range<usize>); 4] =
+    [("BatchNormalization", 3..5), ("Dropout", 1..2), ("Resize", 1..3), ("Upsample", 1..2)];
 
 /// Makes the values of a forward graph narrow, but for those that stay float32. `weights` are read through casts whose results
 /// have the names that `copy_name` gives.

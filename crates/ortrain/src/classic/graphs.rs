@@ -34,6 +34,8 @@ use crate::{Error, ModelMeta, ModelSource, Result};
 
 /// The version of `ai.onnx` whose operators all take bfloat16, Conv and pooling among them.
 const BF16_OPSET: i64 = 22;
+/// The version whose BatchNormalization has running statistics of float32 beside values of float16.
+const F16_OPSET: i64 = 15;
 /// The end of the name of a weight's copy in fewer bits.
 pub(super) const COPY: &str = "_fp16";
 /// The end of the name of an output that is a gradient.
@@ -76,7 +78,8 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let mut forward = self_contained(&label, model)?;
     let opset = match parameters.mixed_precision {
         Some(DType::BF16) => opset_of(&forward.proto).max(BF16_OPSET),
-        _ => opset_of(&forward.proto),
+        Some(_) => opset_of(&forward.proto).max(F16_OPSET),
+        None => opset_of(&forward.proto),
     };
     let graph = message_graph(&label, &mut forward.proto)?;
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
