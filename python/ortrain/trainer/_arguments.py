@@ -26,10 +26,18 @@ def check_arguments(model: object, model_desc: object, optim_config: object, los
         raise AssertionError(
             f"'optim_config' must be an AdamConfig, LambConfig or SGDConfig, not {type(optim_config).__name__}"
         )
-    if loss_fn is not None and not (callable(loss_fn) and len(inspect.signature(loss_fn).parameters) == 2):
+    if loss_fn is not None and not _takes_two(loss_fn):
         raise AssertionError("'loss_fn' must be either None or a callable with two parameters")
     if options is not None and not isinstance(options, ORTTrainerOptions):
         raise AssertionError(f"'options' must be either None or an ORTTrainerOptions, not {type(options).__name__}")
+
+
+def _takes_two(function: Any) -> bool:
+    """True for a callable with exactly two parameters. Some that are built in do not say theirs."""
+    try:
+        return len(inspect.signature(function).parameters) == 2
+    except (TypeError, ValueError):
+        return False
 
 
 def is_onnx_model(model: object) -> bool:

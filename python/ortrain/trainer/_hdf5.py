@@ -22,7 +22,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DEEPEST = 64
 """Groups within groups that a file may have."""
 
-Leaf: TypeAlias = "npt.NDArray[Any] | str | bytes"
+Leaf: TypeAlias = npt.NDArray[Any] | str | bytes
 """A value of a file: an array of booleans, integers or floats, or a text."""
 
 _NOWHERE = 2**64 - 1
