@@ -17,6 +17,7 @@ from classic_models import Net, classifier, prescribed, prescribing, regression
 from onnx import TensorProto, helper, numpy_helper
 from trainer_nets import (
     bits_of,
+    block,
     description_of,
     losses_of,
     options_of,
@@ -363,6 +364,7 @@ ARGUMENTS: dict[str, tuple[list[Any], type[Exception], str]] = {
     "an optimizer by its name": ([MODEL, DESCRIPTION, "AdamOptimizer"], AssertionError, "'optim_config'.*str"),
     "a loss beside the model": ([MODEL, DESCRIPTION, AdamConfig(), lambda y, t: y], AssertionError, "'loss_fn'"),
     "a loss of three": ([MODEL, DESCRIPTION, AdamConfig(), lambda y, t, w: y], AssertionError, "two parameters"),
+    "a loss of unknown parameters": ([MODEL, DESCRIPTION, AdamConfig(), min], AssertionError, "two parameters"),
     "a loss that is none": ([MODEL, DESCRIPTION, AdamConfig(), 3], AssertionError, "'loss_fn'"),
     "options as a dict": ([MODEL, DESCRIPTION, AdamConfig(), None, {}], AssertionError, "'options'.*dict"),
     "arguments before the description": ([None, {"inputs": 3}, AdamConfig()], AssertionError, "'model'"),
@@ -391,14 +393,26 @@ DESCRIPTIONS: dict[str, tuple[list[Any], list[Any], type[Exception], str]] = {
     "another rank": ([("x", [12]), LABELS], [LOSS], ValueError, r"x.*\[12\]"),
     "another rank of an output": ([X, LABELS], [LOSS, ("fc2", [10])], ValueError, r"fc2.*\[10\]"),
     "a loss of many numbers": ([X, LABELS], [("fc2", ["N", 10], True)], RuntimeError, "fc2"),
+    "a loss that is said to have many": ([X, LABELS], [("loss", [5], True)], ValueError, r"'loss'.*\[5\].*one number"),
 }
 
 
 @pytest.mark.parametrize("case", DESCRIPTIONS)
 def test_descriptions_that_are_refused(case: str) -> None:
+    """Neither the model nor the options have changed then."""
     inputs, outputs, kind, words = DESCRIPTIONS[case]
+    model, options = copy.deepcopy(MODEL), mixed()
     with pytest.raises(kind, match=words):
-        ORTTrainer(copy.deepcopy(MODEL), {"inputs": inputs, "outputs": outputs}, AdamConfig(), options=options_of())
+        ORTTrainer(model, {"inputs": inputs, "outputs": outputs}, AdamConfig(), options=options)
+    assert model == MODEL
+    assert options.mixed_precision.loss_scaler is None
+
+
+def test_a_device_that_is_refused_makes_no_scaler() -> None:
+    options = mixed(device={"id": "cuda"})
+    with pytest.raises(ortrain.UnsupportedError, match="'cuda'"):
+        trainer_of(classifier(), options=options)
+    assert options.mixed_precision.loss_scaler is None
 
 
 def test_the_order_is_that_of_the_description() -> None:
@@ -517,6 +531,8 @@ def test_the_reference_is_a_device() -> None:
 def test_providers_that_are_not_here() -> None:
     with pytest.raises(RuntimeError, match="TPUExecutionProvider"):
         trainer_of(classifier(), options={"provider_options": {"TPUExecutionProvider": {}}})
+    with pytest.raises(ValueError, match=r"provider_options\['CPUExecutionProvider'\] is a dict.*not 3"):
+        trainer_of(classifier(), options={"provider_options": {"CPUExecutionProvider": 3}})
 
 
 # Post-processing.
@@ -785,8 +801,8 @@ def test_fetches() -> None:
     assert trainer._train_step_info.optimization_step == 2
 
 
-@pytest.mark.parametrize("fetches", [["fc3"], ["loss", "loss"], ["loss", "fc1"]])
-def test_fetches_that_are_refused(fetches: list[str]) -> None:
+@pytest.mark.parametrize("fetches", [["fc3"], ["loss", "loss"], ["loss", "fc1"], "loss", [1], {"loss"}, 3])
+def test_fetches_that_are_refused(fetches: Any) -> None:
     net = classifier()
     trainer = trainer_of(net)
     before = bits_of(weights_of(trainer))
@@ -932,6 +948,19 @@ def test_mixed_precision_follows_float32(config: str) -> None:
     assert trainer.model_desc.all_finite.name == "all_gradients_finite"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("make", [block, toy_bert])
+def test_mixed_precision_follows_float32_on_a_transformer(make: Callable[[], Net], dtype: str) -> None:
+    """50 steps of Adam by the same batch, so that the loss falls."""
+    net = make()
+    trainer = trainer_of(net, AdamConfig(lr=0.003), mixed(Fixed(1024)), mixed_precision_dtype=dtype)
+    wide = trainer_of(net, AdamConfig(lr=0.003))
+    found, expected = ([float(each.train_step(*inputs_of(net))[0]) for _ in range(50)] for each in (trainer, wide))
+    np.testing.assert_allclose(found, expected, rtol=FOLLOWS)
+    assert expected[-1] < 0.9 * expected[0]
+    assert trainer._train_step_info.optimization_step == 50
+
+
 def test_a_loss_scaler_is_made_and_shared() -> None:
     options = mixed()
     first = trainer_of(classifier(), options=options)
@@ -979,6 +1008,15 @@ def test_a_scaler_of_ones_own_is_told_after_updates() -> None:
     trainer.train_step(*inputs_of(net))
     assert len(scaler.seen) == 2, "with fetches nothing is told"
     assert trainer._train_step_info.optimization_step == 3
+
+
+def test_an_update_counts_whatever_its_scaler_does() -> None:
+    net = classifier()
+    trainer = trainer_of(net, options=mixed(LossScaler(64)))
+    with pytest.raises(NotImplementedError, match="update"):
+        trainer.train_step(*inputs_of(net))
+    assert trainer._train_step_info.optimization_step == 1
+    assert trainer.state_dict()["optimizer"]["fc1.w"]["Update_Count"].tolist() == [2]
 
 
 @pytest.mark.parametrize("scaler", [None, 64.0])

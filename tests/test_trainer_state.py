@@ -351,6 +351,10 @@ UNFIT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a negative step": (lambda s: having(s, -1, "train_step_info", "step"), ValueError, "step.*-1"),
     "a step that is no number": (lambda s: having(s, "3", "train_step_info", "step"), ValueError, "step.*'3'"),
     "no steps": (lambda s: having(s, {}, "train_step_info"), ValueError, "train_step_info"),
+    "several steps": (lambda s: having(s, np.zeros(2, int), "train_step_info", "step"), ValueError, "step.*array"),
+    "an optimizer without a name": (lambda s: having(s, {}, "trainer_options"), ValueError, "optimizer_name.*None"),
+    "options that are none": (lambda s: having(s, 3, "trainer_options"), ValueError, "optimizer_name"),
+    "a weight with a number": (lambda s: having(s, WEIGHT, *FULL, 1), ValueError, "names in a state are texts, not 1"),
     "a section that is none": (lambda s: having(s, [WEIGHT], "model"), ValueError, "model"),
     "flat weights": (lambda s: having(s, {"fc1.w": WEIGHT}, "model"), ValueError, "model"),
     "a list": (lambda s: [s], TypeError, "list"),
@@ -369,6 +373,32 @@ def test_states_that_are_refused(case: str, strict: bool) -> None:
         trainer.load_state_dict(change(other.state_dict()), strict)
     assert bits_of(trainer.state_dict()) == before
     assert losses_of(trainer, net, 1) == losses_of(trainer_of(net), net, 1)
+
+
+@pytest.mark.parametrize("scaler", [3, {}, *({"loss_scale": scale} for scale in (-1.0, np.inf, "a", [1.0, 2.0]))])
+def test_scales_of_states_that_are_refused(scaler: Any) -> None:
+    net, options = classifier(), {"mixed_precision": {"enabled": True}}
+    trainer, other = trainer_of(net, options=options), trainer_of(net, options=options)
+    losses_of(other, net, 2)
+    before = bits_of(trainer.state_dict())
+    with pytest.raises(ValueError, match=r"state_dict\[loss_scaler\]\[loss_scale\] is a finite number above 0"):
+        trainer.load_state_dict(having(other.state_dict(), scaler, "loss_scaler"))
+    assert bits_of(trainer.state_dict()) == before
+
+
+@pytest.mark.parametrize("stage", [None, "1", np.zeros(2, np.int64), -1])
+def test_files_whose_options_do_not_fit(stage: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(classifier())
+    state = trainer.state_dict()
+    state = (
+        having(state, stage, "trainer_options", "zero_stage")
+        if stage is not None
+        else having(state, {}, "trainer_options")
+    )
+    path = tmp_path / "checkpoint"
+    _checkpoint_storage.save(state, path)
+    with pytest.raises(ValueError, match=r"state_dict\[trainer_options\]\[zero_stage\]"):
+        trainer.load_checkpoint(path)
 
 
 def test_states_of_other_models() -> None:

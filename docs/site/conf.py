@@ -31,6 +31,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!ortrain\.).*"),
     (r"py:.*", r"ortrain\.(.*\.)?_.*"),
     (r"py:.*", r"ortrain\.api\.outputs\.Tensor"),  # a variable of types
+    (r"py:.*", r"ortrain\.trainer\.legacy(_loss_scaler)?\..*"),  # the second classes of their names
 ]
 
 html_theme = "furo"

@@ -149,7 +149,7 @@ class SessionOptions:
     It is the model as the session runs it before sizes are known: functions are written out, and values have the types
     that were found for them. Fused kernels are chosen later, so that it is plain ONNX.
 
-    An :class:`ortrain.classic.TrainingSession` writes the model with its gradients and the updates of its weights
+    An ``ortrain.classic.TrainingSession`` writes the model with its gradients and the updates of its weights
     there, as :attr:`~ortrain.classic.TrainingParameters.model_with_training_graph_path` does.
     """
 

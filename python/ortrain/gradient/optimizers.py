@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 class OrtGradientOptimizer(Estimator):
     """Gradient descent on a model that has its loss as an output, and labels as an input.
 
-    The model is trained by a :class:`~ortrain.classic.TrainingSession`, ``train_session_`` after ``fit``: one ``run``
+    The model is trained by a ``ortrain.classic.TrainingSession``, ``train_session_`` after ``fit``: one ``run``
     for each batch.
 
     Args:

@@ -39,6 +39,11 @@ def check_description(description: _ORTTrainerModelDesc, model: ModelProto) -> N
     ):
         shapes = {value.name: value.type.tensor_type for value in values}
         for value in described:
+            if getattr(value, "is_loss", False) and any(size != 1 for size in value.shape if isinstance(size, int)):
+                raise InvalidArgumentError(
+                    f"model_desc says that the loss {value.name!r} has the shape {list(value.shape)}, but a loss is "
+                    "one number: []"
+                )
             tensor = shapes.get(value.name)
             # The one number of a loss is taken in any shape.
             if tensor is not None and tensor.HasField("shape") and not getattr(value, "is_loss", False):

@@ -68,6 +68,8 @@ class Runner:
 
     def fetched(self, fetches: Sequence[str]) -> list[str]:
         """The outputs that are fetched, in the order of the description."""
+        if isinstance(fetches, str) or not isinstance(fetches, Sequence):
+            raise InvalidArgumentError(f"fetches is a list of names of outputs, not {fetches!r}")
         for name in fetches:
             if name not in self.outputs:
                 raise InvalidArgumentError(

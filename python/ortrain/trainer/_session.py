@@ -78,6 +78,7 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
     """The providers that a trainer runs on: providers that options name, then the provider of the device.
 
     Raises:
+        InvalidArgumentError: for settings of a provider that are no dict.
         UnsupportedError: for a device that is not here.
 
     Warns:
@@ -85,6 +86,9 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
 
     """
     given = options._validated_opts["provider_options"]
+    for name, settings in given.items():
+        if settings is not None and not isinstance(settings, Mapping):
+            raise InvalidArgumentError(f"provider_options[{name!r}] is a dict of settings, not {settings!r}")
     named = [(name, dict(settings or {})) for name, settings in given.items()]
     device = options.device.id
     provider = _DEVICES.get(str(device).lower())

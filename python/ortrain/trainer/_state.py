@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,8 @@ __all__ = [
     "checked",
     "copy_of",
     "draws_random_numbers",
+    "is_divided",
+    "kept_nodes",
     "model_state",
     "named_for_files",
     "put_rest",
@@ -238,6 +243,8 @@ def named_for_files(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"names in a state are texts, not {name!r:.60}")
     return tuple(part for part in name.split("/") if part)
 
 
@@ -252,9 +259,23 @@ def _steps(state: Mapping[str, Any]) -> tuple[int, int] | None:
 def _count(section: Any, where: str, name: str) -> int:
     """A count in a section of a state."""
     value: Any = section.get(name) if isinstance(section, Mapping) else None
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise InvalidArgumentError(f"state_dict[{where}][{name}] is a whole number of 0 or more, not {value!r}")
-    return int(value)
+    try:
+        count = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InvalidArgumentError(f"state_dict[{where}][{name}] is a whole number of 0 or more, not {value!r:.60}")
+    return count
+
+
+def is_divided(options: Any) -> bool:
+    """True for the ``trainer_options`` of a file that has a part of a state.
+
+    Raises:
+        InvalidArgumentError: for options that do not say that.
+
+    """
+    return _count(options, OPTIONS, "zero_stage") > 0 or _count(options, OPTIONS, "horizontal_parallel_size") > 1
 
 
 def _check_names(there: Mapping[str, Any], given: Mapping[str, Any], where: str, divided: bool) -> None:
@@ -294,8 +315,11 @@ def _fitting(what: str, value: Any, there: npt.NDArray[Any]) -> npt.NDArray[Any]
 def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
     if OPTIONS not in state:
         raise KeyError(f"{OPTIONS}: the state has no such section, which names the optimizer that the state is of")
-    found = state[OPTIONS]["optimizer_name"]
-    found = found.decode() if isinstance(found, bytes) else str(found)
+    options = state[OPTIONS]
+    found: Any = options.get("optimizer_name") if isinstance(options, Mapping) else None
+    found = found.decode(errors="replace") if isinstance(found, bytes) else found
+    if not isinstance(found, str):
+        raise InvalidArgumentError(f"state_dict[{OPTIONS}][optimizer_name] is a text, not {found!r:.60}")
     if found != trainer.optim_config.name:
         raise AssertionError(f"Optimizer mismatch: expected {trainer.optim_config.name}, got {found}")
 
@@ -367,9 +391,13 @@ def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] 
     given = state.get(SCALER)
     if given is None or trainer._scaler is None:
         return None
-    scale = float(np.asarray(given["loss_scale"]).reshape(()))
-    if not scale > 0:
-        raise InvalidArgumentError(f"state_dict[{SCALER}][loss_scale] is a number above 0, not {scale}")
+    value: Any = given.get("loss_scale") if isinstance(given, Mapping) else None
+    try:
+        scale = float(np.asarray(value).reshape(()))
+    except (TypeError, ValueError):
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise InvalidArgumentError(f"state_dict[{SCALER}][loss_scale] is a finite number above 0, not {value!r:.60}")
     return scale, _count(given, SCALER, "stable_steps")
 
 
@@ -383,15 +411,16 @@ def put_rest(session: TrainingSession, trainer: ORTTrainer, loaded: Loaded) -> N
     classic.load_gathered({name: native_value(value) for name, value in loaded.gathered.items()})
     classic.set_seed(loaded.seed)
     classic.set_train_steps(loaded.train_steps)
-    trainer._seed, trainer._in_window = loaded.seed, loaded.in_window
-    info = trainer._train_step_info
-    if loaded.steps is not None:
-        info.step, info.optimization_step = loaded.steps
     scaler = trainer._scaler
+    # A scaler of a user may refuse a scale: first of all that changes the trainer.
     if scaler is not None and loaded.scaler is not None:
         scaler.loss_scale, count = loaded.scaler
         if hasattr(scaler, "_stable_steps_count"):
             scaler._stable_steps_count = count
+    trainer._seed, trainer._in_window = loaded.seed, loaded.in_window
+    info = trainer._train_step_info
+    if loaded.steps is not None:
+        info.step, info.optimization_step = loaded.steps
 
 
 def copy_of(model: ModelProto) -> ModelProto:
@@ -399,6 +428,21 @@ def copy_of(model: ModelProto) -> ModelProto:
     made = type(model)()
     made.CopyFrom(model)
     return made
+
+
+@contextmanager
+def kept_nodes(model: ModelProto) -> Iterator[None]:
+    """Leave the nodes of a model and the types of its values as they were, where something fails."""
+    graph = type(model.graph)()
+    graph.node.extend(model.graph.node)
+    graph.value_info.extend(model.graph.value_info)
+    try:
+        yield
+    except BaseException:
+        del model.graph.node[:], model.graph.value_info[:]
+        model.graph.node.extend(graph.node)
+        model.graph.value_info.extend(graph.value_info)
+        raise
 
 
 def put_weights(model: ModelProto, weights: Arrays) -> None:

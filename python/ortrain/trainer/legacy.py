@@ -359,7 +359,7 @@ class ORTTrainer:
 
     @property
     def session(self) -> Any:
-        """The :class:`ortrain.classic.TrainingSession` that computes; ``None`` before the first step of a module.
+        """The ``ortrain.classic.TrainingSession`` that computes; ``None`` before the first step of a module.
 
         >>> import warnings
         >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer

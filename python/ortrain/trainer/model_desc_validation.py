@@ -114,7 +114,7 @@ class _ORTTrainerModelDesc:
 
     Raises:
         ValueError: for another layout, for names that occur twice or are empty, for negative sizes, and for two losses.
-            The message begins ``Invalid model_desc: `` and lists all that is wrong by places in the lists.
+            The message begins ``Invalid model_desc:`` and lists all that is wrong by places in the lists.
         ImportError: if the package ``cerberus`` is not installed: ``pip install ortrain[trainer]``.
 
     >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc

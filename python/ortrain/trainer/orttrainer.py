@@ -82,7 +82,7 @@ class ORTTrainer:
             without exactly one loss.
         ValueError: for a model that is none, a description or options that do not fit.
         UnsupportedError: for a device that is not here, sizes of distributed trainings above 1.
-        InvalidArgumentError, OrtrainError: as :class:`ortrain.classic.TrainingSession`.
+        InvalidArgumentError, OrtrainError: as ``ortrain.classic.TrainingSession``.
 
     Warns:
         FutureWarning: each time: the class is there for scripts that have it.
@@ -131,8 +131,9 @@ class ORTTrainer:
         self.options: Any = ORTTrainerOptions() if options is None else options
         check_alone(self.options)
         self.options.distributed.data_parallel_size = 1
-        self._precision = precision_of(self.options, mixed_precision_dtype)
         self._providers = providers_of(self.options)
+        scaler = self.options.mixed_precision.loss_scaler
+        self._precision = precision_of(self.options, mixed_precision_dtype)
         self._train_step_info = TrainStepInfo(self.optim_config)
         self._training_session: TrainingSession | None = None
         self._load_state_dict: Callable[[], None] | None = None
@@ -142,7 +143,12 @@ class ORTTrainer:
         # Calls of a window, and of them those that succeeded since the last update; and the seed of random numbers.
         self._accumulated, self._in_window, self._seed = 1, 0, 0
         if self._torch_model is None:
-            self._init_onnx_model(model)
+            try:
+                with _state.kept_nodes(model):
+                    self._init_onnx_model(model)
+            except BaseException:
+                self.options.mixed_precision.loss_scaler = scaler
+                raise
 
     # The session.
 
@@ -261,7 +267,7 @@ class ORTTrainer:
         info = self._train_step_info
         info.step += 1
         updates = self._in_window + 1 == self._accumulated
-        fetches = list(info.fetches)
+        fetches = info.fetches
         names = runner.fetched(fetches) if fetches else runner.outputs
         judged = self._precision is not None and updates and not fetches
         wanted = [*names, ALL_FINITE] if judged else names if updates else [*names, GATHERED]
@@ -304,9 +310,12 @@ class ORTTrainer:
         """Tell the loss scaler that the gradients of an update were finite, or not, and count the update if so."""
         info = self._train_step_info
         info.all_finite = finite
-        if self._scaler is not None:
-            self._scaler.update(info)
-        info.optimization_step += int(bool(finite))
+        try:
+            if self._scaler is not None:
+                self._scaler.update(info)
+        finally:
+            # The weights have changed, whatever the scaler says.
+            info.optimization_step += int(bool(finite))
 
     def _numbers(self, rate: float) -> dict[str, float]:
         """Numbers that a run is given beside the inputs of the user, by name."""
@@ -535,7 +544,7 @@ class ORTTrainer:
         if not paths:
             raise IndexError("load_checkpoint needs a path")
         saved = _checkpoint_storage.load(paths[0], key="trainer_options")
-        if saved["zero_stage"] > 0 or saved["horizontal_parallel_size"] > 1:
+        if _state.is_divided(saved):
             aggregated = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
             assert aggregated is not None, "the files are parts of a state"
             state = aggregated
@@ -602,7 +611,7 @@ class ORTTrainer:
         Raises:
             TypeError: for what is no state.
             InvalidArgumentError: for a parameter that the model does not have, a trained weight that the state does not
-                have, values of other shapes or types, a a state of an optimizer with other slots than two moments, a
+                have, values of other shapes or types, a state of an optimizer with other slots than two moments, a
                 used momentum among them.
             AssertionError, ValueError, OrtrainError: as of the class.
 

@@ -83,7 +83,7 @@ class ORTTrainerOptions(_Section):
 
     Raises:
         ValueError: for unknown keys, and for values of another type or out of range. The message begins
-            ``Invalid options: `` and lists all of them by their keys.
+            ``Invalid options:`` and lists all of them by their keys.
         TypeError: if ``options`` is no dictionary, and nothing that a dictionary can be made of.
         ImportError: if the package ``cerberus`` is not installed: ``pip install ortrain[trainer]``.
 
