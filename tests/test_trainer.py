@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 import trainer_formulas
+import trainer_nets
 from classic_models import Net, classifier, prescribed, prescribing, regression
 from onnx import TensorProto, helper, numpy_helper
 from trainer_nets import (
@@ -29,6 +30,7 @@ from trainer_nets import (
 import ortrain
 from ortrain import SessionOptions
 from ortrain.classic import TrainingSession
+from ortrain.errors import InvalidArgumentError
 from ortrain.trainer import ORTTrainer, ORTTrainerOptions, postprocess
 from ortrain.trainer.amp import DynamicLossScaler, LossScaler
 from ortrain.trainer.optim import AdamConfig, LambConfig, SGDConfig, _OptimizerConfig
@@ -72,6 +74,17 @@ class Fixed(LossScaler):
         info = train_step_info
         self.seen.append((bool(info.all_finite), info.step, info.optimization_step))
         return self.loss_scale
+
+
+class Failing(LossScaler):
+    """A scaler whose update fails."""
+
+    def update(self, train_step_info: Any) -> float:
+        raise ArithmeticError("no scale")
+
+
+class Bare(LossScaler):
+    """A scaler that has no update."""
 
 
 class Told(_LRScheduler):
@@ -346,6 +359,14 @@ def test_paths_that_are_not_there_warn(path: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_the_place_of_a_file_warns(tmp_path: Path) -> None:
+    folder = tmp_path / "model.onnx"
+    folder.mkdir()
+    with pytest.warns(UserWarning, match="^'path' is not valid or does not exist$"):
+        trainer_of(classifier()).save_as_onnx(str(folder))
+    assert list(folder.iterdir()) == []
+
+
 # Construction.
 
 
@@ -496,6 +517,24 @@ def test_the_default_device_runs_on_the_cpu_and_says_so() -> None:
         assert [warning.filename for warning in caught if warning.category is UserWarning] == [__file__]
         assert trainer._training_session.get_providers() == ["CPUExecutionProvider"]
         assert np.isfinite(losses_of(trainer, net, 1)[0])
+
+
+def test_the_default_device_is_warned_of_once() -> None:
+    """A second trainer of the same options says nothing: a warning would be an error here."""
+    options = ORTTrainerOptions()
+    with pytest.warns(UserWarning, match="runs on the CPU") as caught:
+        trainer_of(classifier(), options=options)
+    assert [warning.filename for warning in caught] == [trainer_nets.__file__]
+    trainer_of(classifier(), options=options)
+
+
+@pytest.mark.parametrize("options", [{"device": {"id": "cuda"}}, {}])
+def test_a_default_device_that_is_chosen_is_not_here(options: Mapping[str, Any]) -> None:
+    made = ORTTrainerOptions(options)
+    made.device.id = "cuda"
+    for chosen in (made, copy.deepcopy(made)):
+        with pytest.raises(ortrain.UnsupportedError, match=r"'cuda', which is not here; there are 'cpu'.*'reference'"):
+            trainer_of(classifier(), options=chosen)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", "cpus"])
@@ -732,6 +771,53 @@ def test_a_size_of_an_output_that_no_input_has() -> None:
             step(*inputs_of(net))
     trainer._train_step_info.fetches = ["loss"]
     assert trainer.train_step(*inputs_of(net)).shape == ()
+
+
+@pytest.mark.parametrize("dims", [["N", 10], ["M", None]], ids=["known", "unknown"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_size_of_an_output_that_the_run_does_not_give(config: str, dims: list[Any]) -> None:
+    """The error comes before weights change, and inputs that fit train on."""
+    net = classifier()
+    model = copy.deepcopy(net.model)
+    (output,) = (value for value in model.graph.output if value.name == "fc2")
+    output.CopyFrom(helper.make_tensor_value_info("fc2", TensorProto.FLOAT, dims))
+    description = {"inputs": [X, LABELS], "outputs": [LOSS, ("fc2", [6, 10])]}
+    trainer = ORTTrainer(model, description, CONFIGS[config](), options=options_of())
+    before = bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer))
+    words = r"output 'fc2' has the shape \[6, 10\], which is \[6, 10\] for these inputs, but the model gives \[12, 10\]"
+    for step in (trainer.train_step, trainer.eval_step):
+        with pytest.raises(InvalidArgumentError, match=words):
+            step(*inputs_of(net))
+    assert bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer)) == before
+    plain = trainer_of(net, CONFIGS[config]())
+    for k in range(2):
+        found, expected = (each.train_step(*inputs_of(net, k, 6)) for each in (trainer, plain))
+        assert [value.tobytes() for value in found] == [value.tobytes() for value in expected]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_size_of_an_output_of_a_narrow_type(dtype: str) -> None:
+    net = classifier()
+    description = {"inputs": [X, LABELS], "outputs": [LOSS, ("fc2", [6, 10])]}
+    trainer = ORTTrainer(net.model, description, AdamConfig(), options=mixed(), mixed_precision_dtype=dtype)
+    with pytest.raises(InvalidArgumentError, match=r"output 'fc2'.*the model gives \[12, 10\]"):
+        trainer.train_step(*inputs_of(net))
+    assert trainer.train_step(*inputs_of(net, rows=6))[1].dtype.name == dtype
+
+
+def test_a_size_of_an_output_that_follows_from_values() -> None:
+    """No run knows the places of labels that are not zero beforehand, so the output comes as the run gives it."""
+    net = classifier()
+    model = copy.deepcopy(net.model)
+    model.graph.node.append(helper.make_node("NonZero", ["labels"], ["places"]))
+    model.graph.output.append(helper.make_tensor_value_info("places", TensorProto.INT64, [1, None]))
+    description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", [1, "N"])]}
+    trainer, plain = ORTTrainer(model, description, AdamConfig(), options=options_of()), trainer_of(net)
+    for k in range(2):
+        x, labels = inputs_of(net, k)
+        loss, places = trainer.train_step(x, labels)
+        assert places.tolist() == [np.flatnonzero(labels).tolist()]
+        assert loss == plain.train_step(x, labels)[0]
 
 
 def test_outputs_are_fresh() -> None:
@@ -1012,11 +1098,31 @@ def test_a_scaler_of_ones_own_is_told_after_updates() -> None:
 
 def test_an_update_counts_whatever_its_scaler_does() -> None:
     net = classifier()
-    trainer = trainer_of(net, options=mixed(LossScaler(64)))
-    with pytest.raises(NotImplementedError, match="update"):
+    trainer = trainer_of(net, options=mixed(Failing(64)))
+    with pytest.raises(ArithmeticError, match="no scale"):
         trainer.train_step(*inputs_of(net))
     assert trainer._train_step_info.optimization_step == 1
     assert trainer.state_dict()["optimizer"]["fc1.w"]["Update_Count"].tolist() == [2]
+
+
+@pytest.mark.parametrize("kind", [Bare, LossScaler])
+def test_a_scaler_without_an_update(kind: type[LossScaler]) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"loss_scaler is a {kind.__name__}, which has no update"):
+        trainer_of(classifier(), options=mixed(kind(64)))
+
+
+def test_a_scaler_whose_update_is_set() -> None:
+    scaler: Any = Bare(64)
+    scaler.update = lambda train_step_info: 64.0
+    trainer = trainer_of(classifier(), options=mixed(scaler))
+    losses_of(trainer, classifier(), 1)
+    assert trainer._train_step_info.optimization_step == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_mixed_precision_of_a_float64_model(dtype: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"weight '.+' is float64.*mixed_precision\.enabled"):
+        trainer_of(regression(dtype=np.float64), options=mixed(), mixed_precision_dtype=dtype)
 
 
 @pytest.mark.parametrize("scaler", [None, 64.0])

@@ -471,6 +471,18 @@ def test_attributes_are_set_without_a_check() -> None:
     assert options._validated_opts == DEFAULTS | {"device": {"id": "cpu", "mem_limit": 0}}
 
 
+def test_set_attributes_are_noted() -> None:
+    """A value that is set to the default is told from a default, and nothing else shows that."""
+    options = ORTTrainerOptions()
+    assert options._assigned == options.device._assigned == set()
+    before = repr(options)
+    options.device.id = "cuda"
+    assert (options._assigned, options.device._assigned) == (set(), {"id"})
+    assert repr(options) == before
+    assert options._validated_opts == DEFAULTS
+    assert copy.deepcopy(options).device._assigned == {"id"}
+
+
 def test_names_beside_the_settings() -> None:
     options = ORTTrainerOptions({"batch": {}})
     assert options._original_opts == {"batch": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from trainer_nets import bits_of, description_of, flat, losses_of, options_of, t
 import ortrain
 from ortrain import _seeds
 from ortrain.api import CheckpointState, Module, Optimizer
-from ortrain.trainer import ORTTrainer, _checkpoint_storage, checkpoint
+from ortrain.trainer import ORTTrainer, _checkpoint_storage, _flat_checkpoint, checkpoint
 from ortrain.trainer._state import draws_random_numbers
 from ortrain.trainer.amp import DynamicLossScaler
 from ortrain.trainer.optim import AdamConfig, LambConfig, SGDConfig, _OptimizerConfig
@@ -497,6 +498,70 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="Optimizer mismatch"):
         trainer.load_checkpoint(path, strict=False)
     assert bits_of(trainer.state_dict()) == before
+
+
+def test_no_file_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ortrain.OrtrainError, match="run train_step or eval_step first"):
+        without_session(classifier()).save_checkpoint(str(tmp_path / "checkpoint"))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Progress:
+    """What a user keeps."""
+
+    epoch = 3
+
+
+def test_values_of_a_user_that_need_pickle(tmp_path: Path) -> None:
+    """They are refused when they are written, unless the user says that they are meant."""
+    trainer, path = trainer_of(classifier()), str(tmp_path / "checkpoint")
+    refused = {
+        f"{__name__}.Progress, which is no class.*allow_pickle=True": {"progress": Progress()},
+        "cannot be read again.*allow_pickle=True": {"queue": collections.deque([collections.deque()])},
+    }
+    for words, user_dict in refused.items():
+        with pytest.raises(ortrain.InvalidArgumentError, match=words):
+            trainer.save_checkpoint(path, user_dict)
+    assert list(tmp_path.iterdir()) == []
+    trainer.save_checkpoint(path, {"progress": Progress()}, allow_pickle=True)
+    with pytest.raises(ortrain.InvalidArgumentError, match="Progress"):
+        trainer.load_checkpoint(path)
+    assert trainer.load_checkpoint(path, allow_pickle=True)["progress"].epoch == 3
+
+
+def test_warnings_point_at_the_program_of_the_user(artifacts: Any, tmp_path: Path) -> None:
+    net, path = classifier(), str(tmp_path / "checkpoint")
+    trainer = trainer_of(net)
+    trainer.save_checkpoint(path, include_optimizer_states=False)
+    with pytest.warns(UserWarning, match="Missing key: optimizer") as caught:
+        trainer.load_checkpoint(path)
+    assert [warning.filename for warning in caught] == [__file__]
+    waiting = without_session(net)
+    waiting.load_state_dict({}, strict=False)
+    with pytest.warns(UserWarning, match="Missing key") as caught:
+        begin(waiting)
+    assert [warning.filename for warning in caught] == [__file__] * 3
+    state, model = trainer.checkpoint_state(), copy.deepcopy(net.model)
+    with pytest.warns(UserWarning, match="runs on the CPU") as caught:
+        ORTTrainer.from_checkpoint_state(state, model, description_of(net), AdamConfig())
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("options", [{}, {"utils": {"frozen_weights": ["norm.mean", "norm.var"]}}])
+def test_running_statistics_of_a_flat_state(options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the present ones, not those of the file of the model."""
+    torch = types.SimpleNamespace(from_numpy=lambda value: value)
+    monkeypatch.setattr(_flat_checkpoint, "_torch", lambda: torch)
+    trainer = trainer_of(normalizing(), options=options)
+    losses_of(trainer, normalizing(), 3)
+    statistics = trainer.state_dict()["running_statistics"]
+    assert statistics["norm.mean"].any()
+    for whole in (False, True):
+        flat_state = _flat_checkpoint._flat_state(trainer, whole)
+        assert bits_of({name: flat_state[name] for name in statistics}) == bits_of(statistics)
+    other = trainer_of(normalizing(), options=options)
+    _flat_checkpoint._load_flat(other, flat_state, True)
+    assert bits_of(other.state_dict()["running_statistics"]) == bits_of(statistics)
 
 
 def test_a_file_of_a_state_that_would_be_divided(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from ortrain._near import hint
-from ortrain.trainer.amp.loss_scaler import DynamicLossScaler
+from ortrain.errors import InvalidArgumentError
+from ortrain.trainer.amp.loss_scaler import DynamicLossScaler, LossScaler
 from ortrain.trainer.optim.config import _OptimizerConfig
 from ortrain.trainer.orttrainer_options import ORTTrainerOptions
 
@@ -62,6 +63,12 @@ def precision_of(options: Any, dtype: str) -> str | None:
         if dtype != _PRECISIONS[0]:
             raise ValueError(f"mixed_precision_dtype is {dtype!r}, which needs mixed_precision.enabled")
         return None
-    if mixed.loss_scaler is None and dtype == "float16":
+    scaler = mixed.loss_scaler
+    if scaler is not None and getattr(scaler.update, "__func__", None) is LossScaler.update:
+        raise InvalidArgumentError(
+            f"mixed_precision.loss_scaler is a {type(scaler).__name__}, which has no update(train_step_info) of its "
+            "own; DynamicLossScaler has one"
+        )
+    if scaler is None and dtype == "float16":
         mixed.loss_scaler = DynamicLossScaler()
     return dtype

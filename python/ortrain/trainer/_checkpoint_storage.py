@@ -28,7 +28,7 @@ from ortrain.errors import InvalidArgumentError, NoSuchFileError
 from ortrain.trainer import _hdf5, _unpickler
 from ortrain.trainer._values import as_array
 
-__all__ = ["NoCheckpointError", "from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]
+__all__ = ["NoCheckpointError", "check_readable", "from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]
 
 # The protocol of every Python that onnxruntime-training ran on.
 _PROTOCOL = 4
@@ -118,6 +118,29 @@ def to_serialized_hex(user_dict: Any) -> str:
     '80049506000000000000005d944b01612e'
     """
     return pickle.dumps(user_dict, protocol=_PROTOCOL).hex()
+
+
+def check_readable(serialized_hex: str) -> None:
+    """Check that :func:`from_serialized_hex` reads a text without ``allow_pickle``.
+
+    Raises:
+        InvalidArgumentError: for values that it would refuse. The error names their class.
+
+    """
+    try:
+        from_serialized_hex(serialized_hex)
+    except _unpickler.UnknownClassError as error:
+        raise InvalidArgumentError(
+            f"user_dict has {error.name}, which is no class of numbers, texts, containers, arrays or dates, so that "
+            f"load_checkpoint would refuse the file; {_WRITTEN}"
+        ) from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"user_dict cannot be read again: {error}; {_WRITTEN}") from error
+
+
+_WRITTEN = (
+    "save_checkpoint(..., allow_pickle=True) writes such values, and load_checkpoint needs that argument then, too"
+)
 
 
 def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = False) -> Any:

@@ -16,7 +16,7 @@ from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer import _checkpoint_storage
 from ortrain.trainer._merging import Arrays, add_whole, shaped
-from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, RANDOM
+from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, RANDOM, model_state, statistics_of
 from ortrain.trainer._values import as_array
 
 if TYPE_CHECKING:
@@ -350,13 +350,8 @@ def _flat_state(trainer: ORTTrainer, include_optimizer_state: bool) -> dict[str,
             stacklevel=3,
         )
         return dict(trainer._state_dict)
-    from onnx import numpy_helper
-
-    values = session.get_state()
-    frozen = set(trainer.options.utils.frozen_weights)
-    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    for name in frozen & initializers.keys() - values.keys():
-        values[name] = np.array(numpy_helper.to_array(initializers[name]))
+    values = session.get_state() | model_state(session, model, trainer.options) | statistics_of(session)
+    initializers = {tensor.name for tensor in model.graph.initializer}
     return {
         name: torch.from_numpy(value)
         for name, value in values.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner", "given_inputs"]
 
+# The message of a run whose output has another shape than the memory that is lent to it.
+_OTHER_SHAPE = re.compile(r'output "(.+)" is [a-z0-9]+(\[.*\]), but room for [a-z0-9]+\[.*\] was given', re.DOTALL)
+# The message of a run that cannot know the shape of an output beforehand.
+_BY_VALUES = re.compile(r'the shape of output "(.+)" depends on values, ', re.DOTALL)
 GATHERED, ALL_FINITE = "Group_Accumulated_Gradients", "all_gradients_finite"
 
 Given = dict[str, Any]
@@ -59,6 +64,11 @@ class Runner:
         described = [*session._described_inputs(), *session._described_overridable()]
         self._kinds: dict[str, Described] = {kind[0]: kind for kind in described}
         self._shapes = shapes_of_losses(description, session)
+        # Losses are one number in any shape.
+        self._wanted = {output.name: output.shape for output in description.outputs if not output.is_loss}
+        # Outputs whose shapes no run knows before it has computed them.
+        self._by_values: set[str] = set()
+        self._made: dict[str, Described] = {kind[0]: kind for kind in session._described_outputs()}
         named = {size for _, shape in self._inputs for size in shape}
         # Named sizes of outputs that no input has, which no run can know.
         self._unknown = {
@@ -108,10 +118,60 @@ class Runner:
                 raise KeyError(f"{self._unknown[name][0]}: a size of output {name!r} that no input in model_desc has")
         for name, number in numbers.items():
             feeds[name] = native_value(np.array([number], np.float32))
+        rooms = self._rooms(outputs, feeds, sizes)
         inside = binding._iobinding
-        inside._inputs, inside._outputs, inside._values = feeds, dict.fromkeys(outputs), {}
-        self.session.run_with_iobinding(binding, options)
-        return inside._values
+        inside._inputs, inside._outputs, inside._values = feeds, {name: rooms.get(name) for name in outputs}, {}
+        try:
+            self.session.run_with_iobinding(binding, options)
+        except InvalidArgumentError as error:
+            depending = _BY_VALUES.match(str(error.args[0]))
+            if depending is not None and depending[1] in rooms:
+                # Nothing has run yet.
+                self._by_values.add(depending[1])
+                return self.run(binding, given, numbers, outputs, options)
+            misdescribed = self._of_output(error, rooms)
+            if misdescribed is None:
+                raise
+            raise misdescribed from error
+        return inside._values | rooms
+
+    def _rooms(
+        self, outputs: Sequence[str], feeds: Mapping[str, _ortrain.OrtValue], sizes: Mapping[str, int]
+    ) -> dict[str, _ortrain.OrtValue]:
+        """Memory for the outputs whose shapes the session does not foresee as the description says.
+
+        A run into memory of another shape fails before weights change.
+        """
+        own = {
+            size: found
+            for name, feed in feeds.items()
+            if name in self._kinds
+            for size, found in zip(self._kinds[name][2], feed.shape(), strict=False)
+        }
+        rooms: dict[str, _ortrain.OrtValue] = {}
+        for name in outputs:
+            if name not in self._wanted or name in self._by_values:
+                continue
+            wanted = [sizes.get(size) if isinstance(size, str) else size for size in self._wanted[name]]
+            known = [size for size in wanted if size is not None]
+            if len(known) < len(wanted):
+                # A fetch may go without the input that has the size.
+                continue
+            _, kind, shape = self._made[name]
+            if known != [size if isinstance(size, int) else own.get(size) for size in shape]:
+                rooms[name] = _room(known, kind)
+        return rooms
+
+    def _of_output(self, error: InvalidArgumentError, rooms: Mapping[str, _ortrain.OrtValue]) -> Exception | None:
+        """The error of an output that does not fit the description, if an error of a run is about such an output."""
+        found = _OTHER_SHAPE.fullmatch(str(error.args[0]))
+        if found is None or found[1] not in rooms:
+            return None
+        name = found[1]
+        return InvalidArgumentError(
+            f"model_desc says that output {name!r} has the shape {list(self._wanted[name])}, which is "
+            f"{list(rooms[name].shape())} for these inputs, but the model gives {found[2]}"
+        )
 
     def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
         if is_torch_tensor(value):
@@ -127,3 +187,12 @@ class Runner:
             answer = value.array() if torch is None else as_torch(torch, value)
             answers.append(answer.reshape(self._shapes[name]) if name in self._shapes else answer)
         return answers[0] if len(answers) == 1 else answers
+
+
+def _room(shape: Sequence[int], kind: str) -> _ortrain.OrtValue:
+    """Memory for a tensor of a shape and of a type such as ``tensor(float)``."""
+    from onnx import TensorProto
+
+    device = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)
+    number = TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper())
+    return _ortrain.OrtValue.ortvalue_from_shape_and_type(list(shape), number, device)

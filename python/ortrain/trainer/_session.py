@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ortrain._sources import model_source
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
+from ortrain.trainer._callers import level_of_user
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -33,6 +34,8 @@ States = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 # Where a trainer can run, by what `device.id` says.
 _DEVICES = {"cpu": "CPUExecutionProvider", "cpu:0": "CPUExecutionProvider", "reference": "reference"}
 _DEFAULT_DEVICE = "cuda"
+# An attribute of options whose default device was warned of.
+_WARNED = "_warned_of_device"
 # Settings of optimizers that are choices; all others are floats.
 _CHOICES = ("do_bias_correction", "weight_decay_mode")
 # Keys of a group that are no settings.
@@ -82,7 +85,7 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
         UnsupportedError: for a device that is not here.
 
     Warns:
-        UserWarning: if no options choose a device: the default is a GPU, and the CPU trains.
+        UserWarning: if no options choose a device: the default is a GPU, and the CPU trains. Once for each options.
 
     """
     given = options._validated_opts["provider_options"]
@@ -98,21 +101,23 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
                 f"device.id is {device!r}, which is not here; there are {', '.join(map(repr, _DEVICES))}"
                 f"{hint(device, _DEVICES)}"
             )
-        if not named:
+        if not named and not vars(options).get(_WARNED):
+            vars(options)[_WARNED] = True
             warnings.warn(
                 "device.id is 'cuda' where no options say otherwise, and ortrain has no GPU: this trainer runs on the "
                 "CPU; ORTTrainerOptions({'device': {'id': 'cpu'}}) says the same without a warning",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=level_of_user(),
             )
     last = provider or _DEVICES["cpu"]
     return named if any(name == last for name, _ in named) else [*named, (last, {})]
 
 
 def _is_chosen(options: ORTTrainerOptions) -> bool:
-    """True if the dictionary of the user has a device."""
+    """True if the dictionary of the user has a device, or the user has set the attribute."""
     device = dict(options._original_opts).get("device")
-    return isinstance(device, Mapping) and device.get("id") is not None
+    is_given = isinstance(device, Mapping) and device.get("id") is not None
+    return is_given or "device" in options._assigned or "id" in getattr(options.device, "_assigned", ())
 
 
 def make_session(
@@ -139,6 +144,7 @@ def make_session(
     source = model_source(model)
     parameters = _parameters(model, description, config, options)
     if precision is not None:
+        _check_float32(model, parameters.weights_not_to_train)
         parameters.use_mixed_precision = True
     if precision == "bfloat16":
         parameters.mixed_precision_dtype = precision
@@ -189,6 +195,16 @@ def _parameters(
     parameters.propagate_cast_ops_level = transforms.propagate_cast_ops_config.level
     parameters.propagate_cast_ops_allow = list(transforms.propagate_cast_ops_config.allow)
     return parameters
+
+
+def _check_float32(model: ModelProto, frozen: Iterable[str]) -> None:
+    """Check that no weight of a training in mixed precision is float64."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == tensor.DOUBLE and tensor.name not in frozen:
+            raise InvalidArgumentError(
+                f"mixed precision is for models of float32, and weight {tensor.name!r} is float64: train the model "
+                "without mixed_precision.enabled"
+            )
 
 
 def _loss(description: _ORTTrainerModelDesc) -> str:

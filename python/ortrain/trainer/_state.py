@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ortrain._inputs import native_value
 from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
+from ortrain.trainer._callers import level_of_user
 from ortrain.trainer._values import as_array
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def checked(
 def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """A section of a state, or a warning that there is none."""
     if name not in state:
-        warnings.warn(f"Missing key: {name} in state_dict", UserWarning, stacklevel=4)
+        warnings.warn(f"Missing key: {name} in state_dict", UserWarning, stacklevel=level_of_user())
         return None
     section = state[name]
     if not isinstance(section, Mapping) or not all(isinstance(part, Mapping) for part in section.values()):
@@ -250,7 +251,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _steps(state: Mapping[str, Any]) -> tuple[int, int] | None:
     if INFO not in state:
-        warnings.warn(f"Missing key: {INFO} in state_dict", UserWarning, stacklevel=4)
+        warnings.warn(f"Missing key: {INFO} in state_dict", UserWarning, stacklevel=level_of_user())
         return None
     counts = [_count(state[INFO], INFO, name) for name in ("step", "optimization_step")]
     return counts[0], counts[1]

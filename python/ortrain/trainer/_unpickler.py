@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["loads"]
+__all__ = ["UnknownClassError", "loads"]
 
 # Tuples and frozen sets within each other that a key may be.
 _DEEPEST_KEY = 32
@@ -46,11 +46,15 @@ def loads(data: bytes) -> Any:
         raise InvalidArgumentError(f"the values of the user are damaged: {error}") from error
 
 
-def _refused(name: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"the pickle asks for {name}, which is no class of numbers, texts, containers, arrays or dates; "
-        "allow_pickle=True allows all classes, and runs what the file says: only for files of people you trust"
-    )
+class UnknownClassError(InvalidArgumentError):
+    """A class that a pickle names, and that is not known."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the pickle asks for {name}, which is no class of numbers, texts, containers, arrays or dates; "
+            "allow_pickle=True allows all classes, and runs what the file says: only for files of people you trust"
+        )
+        self.name = name
 
 
 class _Machine:
@@ -77,7 +81,7 @@ class _Machine:
             elif name == "STOP":
                 break
             elif name == "INST":
-                raise _refused(str(argument).replace(" ", ".", 1))
+                raise UnknownClassError(str(argument).replace(" ", ".", 1))
             elif name not in ("PROTO", "FRAME"):
                 raise ValueError(f"they need the operation {name}")
         if len(self.stack) != 1 or self.stack[0] is _MARK:
@@ -172,7 +176,7 @@ class _Machine:
         """Push what a pickle names."""
         full = f"{module}.{name}"
         if full not in _NAMED:
-            raise _refused(full)
+            raise UnknownClassError(full)
         self.stack.append(_NAMED[full])
 
     def find_by_stack(self) -> None:
@@ -260,7 +264,7 @@ def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if not isinstance(dtype, np.dtype):
         raise TypeError("a type of arrays is missing")
     if dtype.hasobject:
-        raise _refused("an array of objects")
+        raise UnknownClassError("an array of objects")
     return dtype
 
 
@@ -344,9 +348,9 @@ def _date(kind: Any) -> Callable[..., Any]:
 
 def _dtype(machine: _Machine, code: str, align: bool = False, copied: bool = False) -> np.dtype[Any]:
     if code in ("O", "O8"):
-        raise _refused("an array of objects")
+        raise UnknownClassError("an array of objects")
     if not isinstance(code, str) or not _CODE.fullmatch(code):
-        raise _refused(f"the type {code!r} of arrays")
+        raise UnknownClassError(f"the type {code!r} of arrays")
     # One of its own, since its state is still to come.
     return np.dtype(code, copy=True)
 

@@ -344,7 +344,7 @@ class ORTTrainer:
             AssertionError: for a path that is no ``str``.
 
         Warns:
-            UserWarning: if there is no model yet, or no such folder. Nothing is written then.
+            UserWarning: if there is no model yet, no such folder, or a folder at the path. Nothing is written then.
 
         >>> import warnings
         >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
@@ -370,7 +370,7 @@ class ORTTrainer:
         if not isinstance(path, str):
             raise AssertionError(f"'path' must be a str, not {type(path).__name__}")
         place = Path(path)
-        if not place.name or path.endswith("/") or not place.parent.is_dir():
+        if not place.name or path.endswith("/") or not place.parent.is_dir() or place.is_dir():
             warnings.warn("'path' is not valid or does not exist", stacklevel=2)
             return
         session = self._training_session
@@ -476,7 +476,12 @@ class ORTTrainer:
         self._use(session)
 
     def save_checkpoint(
-        self, path: PathLike, user_dict: Mapping[str, Any] | None = None, include_optimizer_states: bool = True
+        self,
+        path: PathLike,
+        user_dict: Mapping[str, Any] | None = None,
+        include_optimizer_states: bool = True,
+        *,
+        allow_pickle: bool = False,
     ) -> None:
         """Write the state to a new HDF5 file, with values of the user's own. Needs ``ortrain[trainer]``.
 
@@ -484,8 +489,12 @@ class ORTTrainer:
             path: the file, which is not there yet.
             user_dict: what else :meth:`load_checkpoint` is to return.
             include_optimizer_states: whether the state of the optimizer is written.
+            allow_pickle: whether ``user_dict`` may have objects of any class, which :meth:`load_checkpoint` reads with
+                ``allow_pickle=True`` alone.
 
         Raises:
+            OrtrainError: before the first step of a ``torch.nn.Module``. Nothing is written.
+            InvalidArgumentError: for a ``user_dict`` that :meth:`load_checkpoint` would refuse. Nothing is written.
             OSError: if the file is there already, or cannot be written.
 
         >>> import warnings
@@ -501,9 +510,13 @@ class ORTTrainer:
         {'epoch': 3}
 
         """
+        if self._training_session is None or self._onnx_model is None:
+            raise OrtrainError("the trainer has no state to save yet: run train_step or eval_step first")
         state = _state.named_for_files(self.state_dict())
         if user_dict:
             state["user_dict"] = _checkpoint_storage.to_serialized_hex(user_dict)
+            if not allow_pickle:
+                _checkpoint_storage.check_readable(state["user_dict"])
         if not include_optimizer_states:
             state.pop("optimizer", None)
         _checkpoint_storage.save(state, path)

@@ -47,15 +47,21 @@ class _Section:
     """Name of the class of the whole tree."""
     _validated_opts: dict[str, Any]
     """The checked settings of this part; a change of an attribute does not change them."""
+    _assigned: set[str]
+    """Names of attributes that were set after the construction."""
 
     def __init__(self, main_class_name: str, options: dict[str, Any]) -> None:
         # Settings of providers and names of tensors may be any strings, those of the attributes below, too.
         vars(self).update({name: _wrapped(main_class_name, value) for name, value in options.items()})
-        self._main_class_name = main_class_name
-        self._validated_opts = options
+        vars(self).update(_main_class_name=main_class_name, _validated_opts=options, _assigned=set())
 
     # A type checker is told the attributes of the whole tree below.
     if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # A trainer tells a device that was set from the default device.
+            self._assigned.add(name)
+            super().__setattr__(name, value)
 
         def __getattr__(self, name: str) -> Any:
             near = "" if name.startswith("_") else hint(name, vars(self))
@@ -126,10 +132,13 @@ class ORTTrainerOptions(_Section):
     session_options: Any
     """Options of the session that runs the training, or ``None``."""
 
+    _original_opts: dict[str, Any]
+    """The dictionary of the user, as it was given."""
+
     def __init__(self, options: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         original = dict(options)
         super().__init__("ORTTrainerOptions", validated("options", _plain(original), _RULES))
-        self._original_opts = original
+        vars(self)["_original_opts"] = original
 
 
 def _plain(value: Any) -> Any:
