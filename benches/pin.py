@@ -104,7 +104,7 @@ def cases() -> Record:
 
 
 def differences(before: Record, after: Record) -> tuple[list[str], list[str]]:
-    """What differs between two records, and what differs in spelling alone."""
+    """The differences between two records: of bits, and of spelling alone."""
     bits: list[str] = []
     spelling: list[str] = []
     for name in sorted(before.keys() | after.keys()):

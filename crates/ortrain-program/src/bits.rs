@@ -247,7 +247,7 @@ fn span(mut places: impl Iterator<Item = usize>) -> Option<Span> {
     Some(places.fold((first, first), |(first, last), at| (first.min(at), last.max(at))))
 }
 
-/// Whether an instruction does not mind a buffer that is longer than what it reaches.
+/// True if an instruction does not mind a buffer that is longer than what it reaches.
 fn may_be_longer(instruction: &Instruction, id: BufferId) -> bool {
     let Some((l, virtual_loads)) = loop_of(instruction) else { return false };
     let by_index = |(inst, _): &(Inst, Type)| match *inst {

@@ -72,7 +72,7 @@ impl ProgramBuilder {
         self
     }
 
-    /// Says it to every instruction.
+    /// Gives every instruction the precision.
     fn set_precision(&mut self) {
         let ProgramBuilder { instructions, buffers, precision, .. } = self;
         let is_double = |id: BufferId| buffers[id.0 as usize].dtype == DType::F64;

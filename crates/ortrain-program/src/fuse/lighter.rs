@@ -36,7 +36,7 @@ fn numbers(l: &Loop) -> Vec<u64> {
     numbers
 }
 
-/// What the expression of an instruction computes, by numbers.
+/// The values that the expression of an instruction computes, by numbers.
 pub(super) struct Known(FxHashSet<u64>);
 
 impl Known {
@@ -44,7 +44,7 @@ impl Known {
         Known(numbers(l).into_iter().collect())
     }
 
-    /// Whether an instruction that computes `value` as a map does (its result `result`) instead of loading it is surely not
+    /// True if an instruction that computes `value` as a map does (its result `result`) instead of loading it is surely not
     /// lighter: what the expression gets beside weighs what the loads did, or more. A `false` says nothing.
     ///
     /// An instruction without reductions weighs each operation once, on all points or on one. As long as the value itself

@@ -101,7 +101,7 @@ pub(crate) fn with_loop(instruction: &Instruction, l: Loop) -> Instruction {
     }
 }
 
-/// Whether axes of an instruction's nest may be split: those of products are what the product says.
+/// True if axes of an instruction's nest may be split: those of products are what the product says.
 fn may_split(instruction: &Instruction) -> bool {
     matches!(instruction, Instruction::Nest(_))
 }
@@ -455,7 +455,7 @@ impl<'a> Fusion<'a> {
             && writes.iter().all(|&id| !self.between(&self.readers[self.cell(id)], from, to, entries))
     }
 
-    /// Whether an instruction can run: what it stores lies over no load but an equal one, and what can fail writes no state.
+    /// True if an instruction can run: what it stores lies over no load but an equal one, and what can fail writes no state.
     fn is_sound(&self, instruction: &Instruction) -> bool {
         let Some((l, virtual_loads)) = loop_of(instruction) else { return true };
         let factors = factors(instruction);

@@ -8,7 +8,7 @@
 //! - instructions compute what is read of their results; of a result that is zero but for some elements, these, over a fill;
 //! - buffers of which the rest is neither written nor read any more hold nothing else.
 //!
-//! What is read, and what may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes an instruction sees.
+//! The elements that are read, and those that may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes an instruction sees.
 
 mod band;
 mod product;
@@ -258,7 +258,7 @@ const LEAST_GAIN_OF_ZEROS: f64 = 2.0;
 
 /// What is wanted of buffers, while instructions are gone through from the last to the first.
 struct Demand {
-    /// How many instructions write each buffer.
+    /// The number of instructions that write each buffer.
     writers: Vec<usize>,
     /// What is read of each from here on.
     wanted: Vec<Band>,
@@ -429,7 +429,7 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
-/// What an instruction reads of buffers.
+/// The parts of buffers that an instruction reads.
 fn reads(instruction: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
     let mut found = Vec::new();
     let Some((l, virtual_loads)) = nest_of(instruction) else {
