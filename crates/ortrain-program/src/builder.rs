@@ -64,8 +64,9 @@ impl ProgramBuilder {
         ProgramBuilder::default()
     }
 
-    /// With inner products of this precision: those of [`Instruction::MatMul`] and [`Instruction::Conv`] that are summed in `f32` and are
-    /// worth it ([`Precision::of_product`]), and nothing else. [`Instruction::Attention`] keeps its own in `f32`.
+    /// With inner products of this precision: those of [`Instruction::MatMul`] and [`Instruction::Conv`] that are summed in
+    /// `f32` and are worth it ([`Precision::of_product`]), and nothing else. [`Instruction::Attention`] keeps its own in
+    /// `f32`.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> ProgramBuilder {
         self.precision = precision;

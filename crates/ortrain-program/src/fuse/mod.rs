@@ -67,8 +67,8 @@ const NODES: &str = " + ";
 const MOST_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
-/// The nest of an instruction, and how many of its first loads are no loads; `None` if it has segments. What is done to spaces does
-/// not know these: to passes such an instruction is one without a nest.
+/// The nest of an instruction, and how many of its first loads are no loads; `None` if it has segments. What is done to
+/// spaces does not know these: to passes such an instruction is one without a nest.
 pub(crate) fn loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
     any_loop_of(instruction).filter(|(l, _)| l.nest.segments.is_none())
 }
@@ -794,8 +794,8 @@ fn result_of(map: &Loop, result: usize) -> Loop {
     splice::with_results(map, 0, &keep).unwrap_or_else(|| map.clone())
 }
 
-/// The buffers by which the space of a map may be compared with that of an instruction: results first; then, for a map that reads
-/// what is the same along a row, what both read.
+/// The buffers by which the space of a map may be compared with that of an instruction: results first; then, for a map that
+/// reads what is the same along a row, what both read.
 fn links(instruction: &Instruction, host: &Loop, map: &Loop) -> Vec<Link> {
     let mut links = Vec::new();
     for (slot, id) in map.reads.iter().enumerate() {

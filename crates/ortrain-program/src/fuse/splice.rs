@@ -125,7 +125,8 @@ pub(super) fn least_loads(map: &Loop) -> usize {
     ids.len()
 }
 
-/// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own results.
+/// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own
+/// results.
 pub(super) fn most_loads_behind(instruction: &Instruction) -> usize {
     MOST_LOADS + loop_of(instruction).map_or(0, |(l, _)| l.writes.len())
 }

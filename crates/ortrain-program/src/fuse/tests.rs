@@ -743,8 +743,8 @@ fn positions_that_gradients_alone_read_are_numbers_of_cells() {
     assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
 }
 
-/// True if an instruction that reads a value of 16 elements with some strides is surely no lighter if it computes the value as a
-/// map does, which costs much.
+/// True if an instruction that reads a value of 16 elements with some strides is surely no lighter if it computes the value
+/// as a map does, which costs much.
 fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     let mut images = Images::new(1, 1, 4, 4);
     let [x, y, z] = ["x", "y", "z"].map(|name| images.image(name));
@@ -760,8 +760,8 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     known.is_no_lighter(&Instruction::Nest(reader), y, (&map, 0), &buffers)
 }
 
-/// Something is said only of instructions that read each element at one point: of others, the parts of the value may be computed
-/// at fewer points than the map has.
+/// Something is said only of instructions that read each element at one point: of others, the parts of the value may be
+/// computed at fewer points than the map has.
 #[test]
 fn what_is_read_once_is_no_lighter_if_it_is_computed_again() {
     assert!(is_no_lighter(&[4, 4], &[4, 1]));

@@ -8,7 +8,8 @@
 //! - instructions compute what is read of their results; of a result that is zero but for some elements, these, over a fill;
 //! - buffers of which the rest is neither written nor read any more hold nothing else.
 //!
-//! The elements that are read, and those that may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes an instruction sees.
+//! The elements that are read, and those that may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever
+//! axes an instruction sees.
 
 mod band;
 mod product;
@@ -471,8 +472,8 @@ fn fill(id: BufferId, buffer: &Buffer) -> Loop {
     Loop { nest, reads: Vec::new(), writes: vec![id] }
 }
 
-/// An instruction over a part of its space and some of the terms of its sums, and the maps that make operands of it. What cannot be
-/// left out stays.
+/// An instruction over a part of its space and some of the terms of its sums, and the maps that make operands of it. What
+/// cannot be left out stays.
 fn narrowed(
     instruction: Instruction,
     cuts: &Cuts,
