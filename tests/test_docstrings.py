@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import shutil
 import textwrap
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -24,6 +25,8 @@ import ortrain
 from ortrain import artifacts, capi, classic, onnxblock, session
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.session import TrainingSession
+from ortrain.trainer import ORTTrainer, ORTTrainerOptions, legacy
+from ortrain.trainer.optim import AdamConfig
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -139,6 +142,30 @@ def model_with_loss() -> onnx.ModelProto:
     return model
 
 
+def trainer_of(model: onnx.ModelProto) -> ORTTrainer:
+    """A trainer by Adam on the CPU; a step gives loss and logits."""
+    description = {
+        "inputs": [("x", ["batch", 64]), ("labels", ["batch"])],
+        "outputs": [("loss", [], True), ("logits", ["batch", 10])],
+    }
+    options = ORTTrainerOptions({"device": {"id": "cpu"}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return ORTTrainer(model, description, AdamConfig(), options=options)
+
+
+def legacy_trainer_of(model: onnx.ModelProto) -> legacy.ORTTrainer:
+    """The older trainer by Adam on the CPU; a step takes a learning rate, and gives loss and logits."""
+    describe = legacy.IODescription
+    inputs = [describe("x", ["batch", 64]), describe("labels", ["batch"])]
+    outputs = [describe("loss", []), describe("logits", ["batch", 10])]
+    description = legacy.ModelDescription(inputs, outputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        rate = describe("Learning_Rate", [1])
+        return legacy.ORTTrainer(model, None, description, "AdamOptimizer", None, rate, "cpu")
+
+
 class Given(dict[str, Any]):
     """What the examples find there: artifacts loaded, a batch, and the usual imports.
 
@@ -160,8 +187,12 @@ class Given(dict[str, Any]):
     def complete(self, names: set[str]) -> None:
         if "model" in names:
             self["model"] = onnx.load(EXAMPLES / "perceptron.onnx")
-        if names & {"model_with_loss", "classic_session", "core_session"}:
+        if names & {"model_with_loss", "classic_session", "core_session", "trainer", "legacy_trainer"}:
             self["model_with_loss"] = model_with_loss()
+        if "trainer" in names:
+            self["trainer"] = trainer_of(self["model_with_loss"])
+        if "legacy_trainer" in names:
+            self["legacy_trainer"] = legacy_trainer_of(self["model_with_loss"])
         if names & {"classic_session", "core_session"}:
             parameters = classic.TrainingParameters()
             parameters.loss_output_name, parameters.training_optimizer_name = "loss", "AdamOptimizer"

@@ -55,15 +55,10 @@ def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bo
 
     >>> import warnings
     >>> from contextlib import suppress
-    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions, checkpoint
-    >>> from ortrain.trainer.optim import SGDConfig
+    >>> from ortrain.trainer import checkpoint
     >>> warnings.simplefilter("ignore")
-    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
-    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
-    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
-    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
     >>> with suppress(ImportError):  # raised where there is no PyTorch
-    ...     state = checkpoint.experimental_state_dict(trainer)
+    ...     state = checkpoint.experimental_state_dict(trainer, include_optimizer_state=False)
     ...     assert sorted(state) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
 
     """
@@ -88,13 +83,8 @@ def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[st
         DeprecationWarning: always.
 
     >>> import warnings
-    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions, checkpoint
-    >>> from ortrain.trainer.optim import SGDConfig
+    >>> from ortrain.trainer import checkpoint
     >>> warnings.simplefilter("ignore")
-    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
-    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
-    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
-    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
     >>> checkpoint.experimental_load_state_dict(trainer, {"fc2.bias": np.ones(10, np.float32)})
     >>> trainer.state_dict()["model"]["full_precision"]["fc2.bias"][:3]
     array([1., 1., 1.], dtype=float32)
@@ -131,13 +121,8 @@ def experimental_save_checkpoint(
 
     >>> import warnings
     >>> from contextlib import suppress
-    >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions, checkpoint
-    >>> from ortrain.trainer.optim import SGDConfig
+    >>> from ortrain.trainer import checkpoint
     >>> warnings.simplefilter("ignore")
-    >>> inputs = [("x", ["batch", 64]), ("labels", ["batch"])]
-    >>> description = {"inputs": inputs, "outputs": [("loss", [], True)]}
-    >>> options = ORTTrainerOptions({"device": {"id": "cpu"}})
-    >>> trainer = ORTTrainer(model_with_loss, description, SGDConfig(), options=options)
     >>> with suppress(ImportError):  # raised where there is no PyTorch
     ...     checkpoint.experimental_save_checkpoint(trainer, ".", checkpoint_state_dict={"epoch": 3})
     ...     assert checkpoint.experimental_load_checkpoint(trainer, ".") == {"epoch": 3}
@@ -152,10 +137,7 @@ def experimental_save_checkpoint(
     zero = distributed.deepspeed_zero_optimization.stage > 0
     name = _get_checkpoint_name(checkpoint_prefix, zero, distributed.world_rank, distributed.world_size)
     values = dict(checkpoint_state_dict or {}) | {MODEL: _flat_state(ort_trainer, include_optimizer_state)}
-    if (folder / name).exists():
-        warnings.warn(f"{folder / name} already exists, overwriting.", stacklevel=2)
-    with _checkpoint_storage.placed(folder / name, replace=True) as file:
-        torch.save(values, file)
+    _torch_save(torch, folder / name, values)
 
 
 def experimental_load_checkpoint(
@@ -416,6 +398,14 @@ def _torch_load(file: str, allow_pickle: bool) -> tuple[dict[str, Any], dict[str
     if not isinstance(values, dict) or not isinstance(values.get(MODEL), dict):
         raise InvalidArgumentError(f"{file} is no checkpoint of a trainer: the file has no dict {MODEL!r}")
     return values[MODEL], {name: value for name, value in values.items() if name != MODEL}
+
+
+def _torch_save(torch: Any, file: Path, values: dict[str, Any]) -> None:
+    """Write values to a file, whole or not at all, with a warning to the caller's caller if the file is replaced."""
+    if file.exists():
+        warnings.warn(f"{file} already exists, overwriting.", stacklevel=3)
+    with _checkpoint_storage.placed(file, replace=True) as written:
+        torch.save(values, written)
 
 
 def _torch() -> Any:

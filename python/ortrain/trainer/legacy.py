@@ -28,7 +28,7 @@ import numpy as np
 from ortrain._near import hint
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, UnsupportedError
-from ortrain.trainer import _checkpoint_storage, _flat_checkpoint, _state
+from ortrain.trainer import _flat_checkpoint, _state
 from ortrain.trainer._arguments import is_onnx_model
 from ortrain.trainer._runner import given_inputs
 from ortrain.trainer._values import as_array, is_torch_module
@@ -361,14 +361,7 @@ class ORTTrainer:
     def session(self) -> Any:
         """The ``ortrain.classic.TrainingSession`` that computes; ``None`` before the first step of a module.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-        >>> type(trainer.session).__name__
+        >>> type(legacy_trainer.session).__name__
         'TrainingSession'
         """
         return self._trainer._training_session
@@ -377,14 +370,7 @@ class ORTTrainer:
     def onnx_model_(self) -> Any:
         """The forward model; ``None`` before the first step of a module.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-        >>> trainer.onnx_model_ is model_with_loss
+        >>> legacy_trainer.onnx_model_ is model_with_loss
         True
         """
         return self._trainer._onnx_model
@@ -416,15 +402,9 @@ class ORTTrainer:
         Raises:
             TypeError, ValueError: if it is set to anything but a whole number of 0 or more.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu", global_step=7)
-        >>> loss = trainer.train_step(x, labels, 0.1)
-        >>> trainer.global_step_, trainer.current_step
+        >>> legacy_trainer.global_step_ = 7
+        >>> loss, logits = legacy_trainer.train_step(x, labels, 0.1)
+        >>> legacy_trainer.global_step_, legacy_trainer.current_step
         (8, 1)
 
         """
@@ -466,48 +446,30 @@ class ORTTrainer:
     def train(self) -> None:
         """Let a call of the trainer be a ``train_step``, as the call is at first.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-        >>> trainer.eval()
-        >>> trainer.train()
-        >>> trainer(x, labels, 0.1).shape
-        ()
+        >>> legacy_trainer.eval()
+        >>> legacy_trainer.train()
+        >>> loss, logits = legacy_trainer(x, labels, 0.1)
+        >>> legacy_trainer.current_step
+        1
         """
         self.is_train = True
 
     def eval(self) -> None:
         """Let a call of the trainer be an ``eval_step``.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-        >>> trainer.eval()
-        >>> trainer(x, labels).shape
-        ()
+        >>> legacy_trainer.eval()
+        >>> loss, logits = legacy_trainer(x, labels)
+        >>> legacy_trainer.current_step
+        0
         """
         self.is_train = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A ``train_step``, or after :meth:`eval` an ``eval_step``.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-        >>> trainer(x, labels, Learning_Rate=0.1).shape
-        ()
+        >>> loss, logits = legacy_trainer(x, labels, Learning_Rate=0.1)
+        >>> loss.shape, logits.shape
+        ((), (8, 10))
         """
         return self.train_step(*args, **kwargs) if self.is_train else self.eval_step(*args, **kwargs)
 
@@ -533,16 +495,8 @@ class ORTTrainer:
             InvalidArgumentError: for a learning rate that is no finite number of 0 or more, a scale that is 0.
             AssertionError, KeyError, InvalidArgumentError: as :meth:`ortrain.trainer.ORTTrainer.train_step`.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> outputs = [IODescription("loss", []), IODescription("logits", ["batch", 10])]
-        >>> description = ModelDescription(inputs, outputs)
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "AdamOptimizer", None, rate, "cpu")
-        >>> loss, logits = trainer.train_step(x, labels, Learning_Rate=np.array([0.01], np.float32))
-        >>> trainer.train_step(x, labels, 0.01, fetches=["logits"]).shape
+        >>> loss, logits = legacy_trainer.train_step(x, labels, Learning_Rate=np.array([0.01], np.float32))
+        >>> legacy_trainer.train_step(x, labels, 0.01, fetches=["logits"]).shape
         (8, 10)
 
         """
@@ -605,15 +559,7 @@ class ORTTrainer:
         Raises:
             AssertionError, KeyError, InvalidArgumentError: as :meth:`ortrain.trainer.ORTTrainer.eval_step`.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> outputs = [IODescription("loss", []), IODescription("logits", ["batch", 10])]
-        >>> description = ModelDescription(inputs, outputs)
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "AdamOptimizer", None, rate, "cpu")
-        >>> trainer.eval_step(x, labels, fetches=["logits"]).shape
+        >>> legacy_trainer.eval_step(x, labels, fetches=["logits"]).shape
         (8, 10)
 
         """
@@ -642,16 +588,9 @@ class ORTTrainer:
         Warns:
             UserWarning: before the first step of a module.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "AdamOptimizer", None, rate, "cpu")
-        >>> sorted(trainer.state_dict(include_optimizer_state=False))
+        >>> sorted(legacy_trainer.state_dict(include_optimizer_state=False))
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
-        >>> len(trainer.state_dict())
+        >>> len(legacy_trainer.state_dict())
         16
 
         """
@@ -687,17 +626,10 @@ class ORTTrainer:
             InvalidArgumentError: for a value of another shape or type, and if strict for an unknown name, which is a
                 ``RuntimeError``. Nothing has changed then.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "AdamOptimizer", None, rate, "cpu")
-        >>> state = trainer.state_dict()
-        >>> first = trainer.train_step(x, labels, 0.01)
-        >>> trainer.load_state_dict(state)
-        >>> bool(trainer.train_step(x, labels, 0.01) == first)
+        >>> state = legacy_trainer.state_dict()
+        >>> first, _ = legacy_trainer.train_step(x, labels, 0.01)
+        >>> legacy_trainer.load_state_dict(state)
+        >>> bool(legacy_trainer.train_step(x, labels, 0.01)[0] == first)
         True
 
         """
@@ -706,15 +638,8 @@ class ORTTrainer:
     def save_as_onnx(self, path: str) -> None:
         """Write the forward model with the weights as they are now, as :meth:`ortrain.trainer.ORTTrainer.save_as_onnx`.
 
-        >>> import warnings
-        >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
-        >>> warnings.simplefilter("ignore", FutureWarning)
-        >>> inputs = [IODescription("x", ["batch", 64]), IODescription("labels", ["batch"])]
-        >>> description = ModelDescription(inputs, [IODescription("loss", [])])
-        >>> rate = IODescription("Learning_Rate", [1])
-        >>> trainer = ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-        >>> trainer.save_as_onnx("trained.onnx")
-        >>> onnx.load("trained.onnx") == trainer.onnx_model_
+        >>> legacy_trainer.save_as_onnx("trained.onnx")
+        >>> onnx.load("trained.onnx") == legacy_trainer.onnx_model_
         True
         """
         self._trainer.save_as_onnx(path)
@@ -757,10 +682,7 @@ def save_checkpoint(
     is_divided = model.deepspeed_zero_stage_ > 0
     name = _flat_checkpoint._get_checkpoint_name(checkpoint_prefix, is_divided, model.world_rank, model.world_size)
     values = dict(checkpoint_state_dict or {}) | {_state.MODEL: model.state_dict(include_optimizer_state)}
-    if (folder / name).exists():
-        warnings.warn(f"{folder / name} already exists, overwriting.", stacklevel=2)
-    with _checkpoint_storage.placed(folder / name, replace=True) as file:
-        torch.save(values, file)
+    _flat_checkpoint._torch_save(torch, folder / name, values)
 
 
 def load_checkpoint(
@@ -792,14 +714,8 @@ def load_checkpoint(
     Warns:
         UserWarning: if there are files of several processes.
 
-    >>> import warnings
     >>> from ortrain.trainer import legacy
-    >>> warnings.simplefilter("ignore", FutureWarning)
-    >>> inputs = [legacy.IODescription("x", ["batch", 64]), legacy.IODescription("labels", ["batch"])]
-    >>> description = legacy.ModelDescription(inputs, [legacy.IODescription("loss", [])])
-    >>> rate = legacy.IODescription("Learning_Rate", [1])
-    >>> trainer = legacy.ORTTrainer(model_with_loss, None, description, "SGDOptimizer", None, rate, "cpu")
-    >>> legacy.load_checkpoint(trainer, ".")
+    >>> legacy.load_checkpoint(legacy_trainer, ".")
     Traceback (most recent call last):
     AssertionError: No checkpoint found with prefix 'ORT_checkpoint' at '.'
 
