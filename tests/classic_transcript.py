@@ -40,7 +40,7 @@ class Decided:
 
     chapter: str
     there: tuple[str, ...] | None
-    """What the release prints; None for all lines of the chapter."""
+    """The lines that the release prints; None for all lines of the chapter."""
     here: tuple[str, ...]
     reason: str
     page: str
@@ -138,7 +138,7 @@ def chapters(text: str) -> dict[str, list[str]]:
 
 
 def place(lines: list[str], part: tuple[str, ...] | None) -> slice | None:
-    """Where some lines stand in a chapter, once and in a row; None for all of them."""
+    """The place of some lines in a chapter, once and in a row; None for all of them."""
     if part is None:
         return slice(0, len(lines))
     starts = [at for at in range(len(lines)) if tuple(lines[at : at + len(part)]) == part]
@@ -158,7 +158,7 @@ def expected(record: str, decided: Mapping[str, Decided] = DECIDED) -> dict[str,
 
 
 def differences(got: str, record: str, decided: Mapping[str, Decided] = DECIDED) -> list[str]:
-    """What is not as expected: meant differences that are gone, then lines that only one side has."""
+    """Surprises: meant differences that are gone, then lines that only one side has."""
     here = chapters(got)
     gone = [
         f"the difference {name!r} is gone; take it out of the table and out of docs/migrating.md"

@@ -195,7 +195,7 @@ class TrainingParameters:
     """The same of ``do_bias_correction`` and, of Adam, ``weight_decay_mode``: 0 or 1."""
 
     use_mixed_precision = _setting_flag(False)
-    """Whether the model computes in half precision, but for its loss. Weights stay float32.
+    """``True`` for a model that computes in half precision, but for its loss. Weights stay float32.
 
     A run is given ``loss_scale``, float32 of shape ``[1]``. It changes nothing if the gradients are not finite.
     """

@@ -38,7 +38,7 @@ MODULE = {
 
 
 def weights_of_module() -> dict[str, np.ndarray]:
-    """What the module starts from."""
+    """The values that the module starts from."""
     rng = np.random.default_rng(29)
     shapes = {
         "fc1.weight": (16, 12),

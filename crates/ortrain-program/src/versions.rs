@@ -105,7 +105,7 @@ impl Versions {
         Some(both)
     }
 
-    /// Those of what is left of an instruction: of the buffers that it reads and writes.
+    /// The versions of the buffers that an instruction reads and writes.
     #[must_use]
     pub(crate) fn of_instruction(&self, instruction: &Instruction) -> Versions {
         let (reads, writes) = (instruction.reads(), instruction.writes());

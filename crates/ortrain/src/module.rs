@@ -211,7 +211,7 @@ impl ModuleOptions {
     }
 }
 
-/// How many kinds of inputs that are read where they lie programs are kept for.
+/// The number of kinds of inputs that are read where they lie, for which programs are kept.
 const KEPT: usize = 32;
 
 /// Positions and shapes of inputs that are read where they lie.
@@ -221,7 +221,7 @@ type Places = Vec<(usize, Vec<usize>)>;
 #[derive(Debug)]
 struct Phase {
     runners: Runners,
-    /// What runs inputs that are read where they lie. The newest are last.
+    /// Programs for inputs that are read where they lie. The newest are last.
     lent: Vec<(Places, Runners)>,
     /// Positions of inputs that nodes write to.
     written: Vec<usize>,
@@ -364,7 +364,7 @@ impl Phase {
         Ok(Phase { runners, lent: Vec::new(), written, signature, outputs })
     }
 
-    /// What runs inputs, of which some lie in planes behind the first `planes`.
+    /// The programs for inputs, of which some lie in planes behind the first `planes`.
     fn runners_of(
         &mut self,
         inputs: StepInputs<'_>,
@@ -590,16 +590,6 @@ impl Module {
         Ok(())
     }
 
-    /// An evaluation step on inputs that [`Module::copies`] has checked.
-    pub(crate) fn eval_step_on(
-        &mut self,
-        state: &CheckpointState,
-        inputs: StepInputs<'_>,
-        deliver: &mut Deliver<'_>,
-    ) -> Result<()> {
-        self.run_eval(state, inputs, deliver)
-    }
-
     /// The phase for a kind of steps.
     fn phase_mut(&mut self, training: bool) -> Result<&mut Phase> {
         match training {
@@ -823,10 +813,11 @@ impl Module {
     ) -> Result<()> {
         self.check_state(state)?;
         self.phase_mut(false)?.signature.check(inputs)?;
-        self.run_eval(state, StepInputs::copied(inputs), deliver)
+        self.eval_step_on(state, StepInputs::copied(inputs), deliver)
     }
 
-    fn run_eval(
+    /// An evaluation step on inputs that [`Module::copies`] has checked.
+    pub(crate) fn eval_step_on(
         &mut self,
         state: &CheckpointState,
         inputs: StepInputs<'_>,

@@ -47,7 +47,7 @@ impl Runners {
         Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
     }
 
-    /// What runs the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
+    /// The programs of the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
     pub(crate) fn with_planes<'d>(
         &self,
         places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,

@@ -174,7 +174,7 @@ impl Entry {
     }
 }
 
-/// What an optimizer goes on from: see [`CheckpointState::from_values`].
+/// Slots and counts that an optimizer goes on from: see [`CheckpointState::from_values`].
 ///
 /// ```
 /// assert_eq!(ortrain::OptimizerValues::default().step, 0);

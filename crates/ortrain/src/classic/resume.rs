@@ -1,4 +1,4 @@
-//! What a training continues from beside its state: sums of a window, running statistics, the count of runs.
+//! Values that a training continues from beside its state: sums of a window, running statistics, the count of runs.
 
 use std::collections::BTreeMap;
 
