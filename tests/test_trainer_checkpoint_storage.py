@@ -8,10 +8,11 @@ import datetime
 import os
 import pickle
 import random
+import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
-from ortrain.trainer import _checkpoint_storage, _hdf5, _unpickler
+from ortrain.trainer import _checkpoint_storage, _hdf5, _hdf5_parts, _hdf5_write, _unpickler
 
 CONFORM = "ORTRAIN_CONFORM" in os.environ
 DAMAGES = 10_000 if CONFORM else 500
@@ -75,15 +76,17 @@ def read_by_h5py(path: Path) -> dict[str, Any]:
         return by_h5py(file)
 
 
-def write_by_h5py(path: Path, tree: dict[str, Any]) -> None:
+def write_by_h5py(path: Path, tree: dict[str, Any], **options: Any) -> None:
+    order = {"track_order": options.get("track_order", False)}
+
     def put(group: h5py.Group, members: dict[str, Any]) -> None:
         for name, value in members.items():
             if isinstance(value, dict):
-                put(group.create_group(name), value)
+                put(group.create_group(name, **order), value)
             else:
                 group[name] = value
 
-    with h5py.File(path, "w-") as file:
+    with h5py.File(path, "w-", **options) as file:
         put(file, tree)
 
 
@@ -296,11 +299,15 @@ def test_layout_as_h5py_sees_it(tmp_path: Path) -> None:
         assert_equal(_checkpoint_storage.load(path), read_by_h5py(tmp_path / "theirs"))
 
 
+@pytest.mark.parametrize("letters", ["weight", "größe", "重み"])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 256, 257, 3000])
-def test_groups_of_many_members(tmp_path: Path, count: int) -> None:
-    """B-trees of one leaf, of one node, of two levels: h5py finds each name, and goes on with the file."""
+def test_groups_of_many_members(tmp_path: Path, count: int, letters: str) -> None:
+    """B-trees of one leaf, of one node, of two levels: h5py finds each name, and goes on with the file.
+
+    It makes a group of the newer layout of ours for a new name that is not ASCII.
+    """
     rng = random.Random(SEED)
-    tree = {"group": {f"weight {rng.random()}": np.array(number) for number in range(count)}}
+    tree = {"group": {f"{letters} {rng.random()}": np.array(number) for number in range(count)}}
     _checkpoint_storage.save(tree, tmp_path / "file")
     assert_equal(_checkpoint_storage.load(tmp_path / "file"), read_by_h5py(tmp_path / "file"))
     names = list(tree["group"])
@@ -309,13 +316,13 @@ def test_groups_of_many_members(tmp_path: Path, count: int) -> None:
         assert len(group) == count
         assert [int(group[name][()]) for name in names] == list(range(count))
         for number in range(20):
-            group[f"another {number}"] = number
+            group[f"another {letters} {number}"] = number
         for name in names[::3]:
             del group[name]
         group.attrs["note"] = 1
     found = _checkpoint_storage.load(tmp_path / "file")
     assert_equal(found, read_by_h5py(tmp_path / "file"))
-    assert set(found["group"]) == {*names, *(f"another {number}" for number in range(20))} - set(names[::3])
+    assert set(found["group"]) == {*names, *(f"another {letters} {number}" for number in range(20))} - set(names[::3])
 
 
 def test_names_and_texts_of_all_letters(tmp_path: Path) -> None:
@@ -324,6 +331,136 @@ def test_names_and_texts_of_all_letters(tmp_path: Path) -> None:
     found = _checkpoint_storage.load(tmp_path / "file")
     assert_equal(found, read_by_h5py(tmp_path / "file"))
     assert found["größe"]["重み"].decode() == "ü" * 10_000
+
+
+# What h5py has options for, by the name of each kind of file.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "newest": {"libver": "latest"},
+    "1.8": {"libver": "v108"},
+    "1.12": {"libver": "v112"},
+    "ordered": {"track_order": True},
+    "newest and ordered": {"libver": "latest", "track_order": True},
+    "pages": {"fs_strategy": "page"},
+}
+# Signatures of parts that dense groups have: a heap, its blocks, and a tree with one level and with more.
+HEAP, DIRECT, INDIRECT, TREE, NODE = b"FRHP", b"FHDB", b"FHIB", b"BTHD", b"BTIN"
+
+
+def shuffled(count: int, name: str) -> list[str]:
+    names = [name.format(number) for number in range(count)]
+    random.Random(SEED).shuffle(names)
+    return names
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_values_in_files_of_h5py(tmp_path: Path, options: str) -> None:
+    """All types of values, and a state, beside groups and names of all letters."""
+    values = (np.random.default_rng(SEED).random((2, 3)) * 9).astype
+    tree = {f"größe {dtype}": values(dtype) for dtype in DTYPES} | {
+        "重み": {
+            "нет": {},
+            "text": "ü" * 10_000,
+            "bytes": b"xy",
+            "none": np.zeros((0, 2)),
+            "": True,
+            "x": np.float16(3),
+        },
+        "state": state() | {"größe": state()},
+    }
+    tree["重み"]["é"] = tree["重み"].pop("")
+    write_by_h5py(tmp_path / "file", tree, **OPTIONS[options])
+    found = _checkpoint_storage.load(tmp_path / "file")
+    assert_equal(found, read_by_h5py(tmp_path / "file"))
+    assert_equal(_checkpoint_storage.load(tmp_path / "file", key="重み/text"), ("ü" * 10_000).encode())
+    _checkpoint_storage.save(found, tmp_path / "again")
+    names = by_name(found)
+    assert by_name(read_by_h5py(tmp_path / "again")).keys() == names.keys()
+
+
+def by_name(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: by_name(value) if isinstance(value, dict) else value for name, value in sorted(tree.items())}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("count", [0, 1, 8, 9, 50, 3000] + [60_000] * CONFORM)
+def test_groups_of_many_members_of_h5py(tmp_path: Path, count: int, options: str) -> None:
+    """Links in a header, in a heap of one block and of a table of blocks, in trees of one level and of more."""
+    tree = {
+        "datasets": {name: number for number, name in enumerate(shuffled(count, "ж{}"))},
+        "groups": {name: {} for name in shuffled(min(count, 3000), "重み {}")},
+        "ascii": {name: number for number, name in enumerate(shuffled(min(count, 50), "w{}"))},
+    }
+    write_by_h5py(tmp_path / "file", tree, **OPTIONS[options])
+    found = _checkpoint_storage.load(tmp_path / "file")
+    assert_equal(found, read_by_h5py(tmp_path / "file"))
+    assert by_name(found) == by_name(tree)
+    content = (tmp_path / "file").read_bytes()
+    assert (HEAP in content) == (count > 8)
+    assert (INDIRECT in content and NODE in content) == (count >= 50)
+    levels = [content[at + 12] for at in range(len(content)) if content.startswith(TREE, at)]
+    assert max(levels, default=0) == {50: 1, 3000: 2, 60_000: 3}.get(count, 0)
+    if count:
+        name = next(iter(tree["datasets"]))
+        assert _checkpoint_storage.load(tmp_path / "file", key=f"datasets/{name}") == 0
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_long_names(tmp_path: Path, options: str) -> None:
+    """Names in headers that go on elsewhere, in blocks of a heap, and each with a part of the file of its own."""
+    for count, sizes in [(3, (3000, 32_000, 60_000)), (20, (3000, 4080, 4090, 60_000)), (200, (1000,)), (2, (66_000,))]:
+        names = [f"{'ж' * (sizes[number % len(sizes)] // 2 - 2)}{number:03}" for number in range(count)]
+        tree = {"group": dict.fromkeys(names, 1) | {"w" * 60_000: 2}}
+        (tmp_path / "file").unlink(missing_ok=True)
+        write_by_h5py(tmp_path / "file", tree, **OPTIONS[options])
+        found = _checkpoint_storage.load(tmp_path / "file")
+        assert_equal(found, read_by_h5py(tmp_path / "file"))
+        assert found == tree
+        # One tree is that of names, another one that of parts; a third one keeps the order.
+        trees = (tmp_path / "file").read_bytes().count(TREE)
+        assert trees >= 2 if count > 8 or sizes == (66_000,) else trees == 0
+
+
+def test_long_names_of_ours(tmp_path: Path) -> None:
+    tree = {"ж" * 30_000: 1, "w" * 60_000: 2, "重" * 10_000: {"é" * 100_000: 3}}
+    _checkpoint_storage.save(tree, tmp_path / "file")
+    assert (
+        by_name(_checkpoint_storage.load(tmp_path / "file"))
+        == by_name(read_by_h5py(tmp_path / "file"))
+        == by_name(tree)
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_groups_that_h5py_changed(tmp_path: Path, options: str) -> None:
+    """A heap and a tree with holes, a group that became small again, attributes beside links."""
+    with h5py.File(tmp_path / "file", "w-", **OPTIONS[options]) as file:
+        large, small = file.create_group("groß"), file.create_group("klein")
+        for number in range(1000):
+            large[f"ж{number}" + "x" * (number % 700)] = number
+            if number < 30:
+                small[f"ж{number}"] = number
+                large.attrs[f"ü{number}"] = "ü" * 100
+        for number in range(0, 1000, 3):
+            del large[f"ж{number}" + "x" * (number % 700)]
+        for number in range(28):
+            del small[f"ж{number}"]
+        for number in range(300):
+            large[f"new {number}"] = number
+    found = _checkpoint_storage.load(tmp_path / "file")
+    assert_equal(found, read_by_h5py(tmp_path / "file"))
+    assert len(found["groß"]) == 966
+    assert len(found["klein"]) == 2
+
+
+def test_newer_versions_of_the_place_of_data(tmp_path: Path) -> None:
+    """Other releases of the HDF5 library write version 4 for what is the same as version 3."""
+    write_by_h5py(tmp_path / "file", {"é": np.arange(5)})
+    content = (tmp_path / "file").read_bytes()
+    place = b"\x08\0\x18\0\0\0\0\0\x03\x01"
+    assert content.count(place) == 1
+    (tmp_path / "newer").write_bytes(content.replace(place, place[:8] + b"\x04\x01"))
+    assert_equal(_checkpoint_storage.load(tmp_path / "newer"), read_by_h5py(tmp_path / "newer"))
 
 
 def test_a_slash_in_a_name_is_a_group(tmp_path: Path) -> None:
@@ -581,31 +718,129 @@ def leaves(tree: Any) -> list[Any]:
     return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else [tree]
 
 
-def test_damaged_files(tmp_path: Path) -> None:
-    """An error or values, and never much memory. A value can be another one: the layout has no checksums."""
-    _checkpoint_storage.save(state(), tmp_path / "ours")
-    write_by_h5py(tmp_path / "theirs", state())
-    contents = [(tmp_path / name).read_bytes() for name in ("ours", "theirs")]
+# Files that are damaged: ours, and those of h5py in the older and the newer layout.
+NEWER = {f"größe {number}": {"é": number, "重み" * 40: {}} for number in range(12)}
+MANY = {f"ж{number}{'x' * (number % 9 * 500)}": {} for number in range(30)}
+DAMAGED: dict[str, Callable[[Path], None]] = {
+    "ours": lambda path: _checkpoint_storage.save(state(), path),
+    "older": lambda path: write_by_h5py(path, state()),
+    "newer": lambda path: write_by_h5py(path, NEWER | {"text": "ü", "weight": np.arange(9)}),
+    "newest": lambda path: write_by_h5py(path, NEWER | {"text": "ü", "weight": np.arange(9)}, libver="latest"),
+    "ordered": lambda path: write_by_h5py(path, NEWER, libver="latest", track_order=True),
+    "many": lambda path: write_by_h5py(path, MANY, libver="latest"),
+}
+
+
+@contextlib.contextmanager
+def within(memory: int) -> Iterator[None]:
+    """What runs within some bytes of memory."""
+    tracemalloc.start()
+    try:
+        yield
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < memory
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_files(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error or values, and never much memory. A value can be another one: checksums do not count here.
+
+    What a file says is to be refused for itself, because anyone can put the right checksum beside it.
+    """
+    monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
+    DAMAGED[kind](tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    with within(20 * len(whole)):
+        damage(whole, tmp_path / "damaged", DAMAGES)
+
+
+@pytest.mark.parametrize("kind", ["newer", "newest", "ordered", "many"])
+def test_damaged_files_with_checksums(tmp_path: Path, kind: str) -> None:
+    DAMAGED[kind](tmp_path / "file")
+    damage((tmp_path / "file").read_bytes(), tmp_path / "damaged", DAMAGES // 5)
+
+
+def damage(whole: bytes, path: Path, count: int) -> None:
+    """Write and load a number of damaged files in the place of a file."""
     chance = random.Random(SEED)
     errors = cuts = 0
-    tracemalloc.start()
-    for _ in range(DAMAGES):
-        whole = chance.choice(contents)
+    for _ in range(count):
         content = damaged(whole, chance)
-        (tmp_path / "damaged").write_bytes(content)
+        path.write_bytes(content)
         try:
-            found = _checkpoint_storage.load(tmp_path / "damaged")
+            found = _checkpoint_storage.load(path)
         except InvalidArgumentError:
             errors += 1
         else:
             assert len(content) == len(whole), "a file that was cut is an error"
             assert all(isinstance(leaf, np.ndarray | np.generic | bytes) for leaf in leaves(found))
         cuts += len(content) < len(whole)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert errors > DAMAGES / 3
-    assert cuts > DAMAGES / 10
-    assert most < 20 * max(map(len, contents))
+    assert errors > count / 4
+    assert cuts > count / 10
+
+
+@pytest.mark.parametrize("kind", ["newest", "ordered", "many"])
+def test_damaged_starts_of_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers behind signatures lead to what a group consists of: each is damaged, and no checksum tells."""
+    monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
+    DAMAGED[kind](tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    places = [
+        at
+        for magic in (b"OHDR", b"OCHK", HEAP, DIRECT, INDIRECT, TREE, NODE, b"BTLF")
+        for at in range(len(whole))
+        if whole.startswith(magic, at)
+    ]
+    chance = random.Random(SEED)
+    errors = 0
+    with within(20 * len(whole)):
+        for _ in range(DAMAGES):
+            content = bytearray(whole)
+            at = chance.choice(places) + chance.randrange(150)
+            size = chance.choice([1, 1, 2, 4, 8])
+            number = chance.choice([0, 1, 2**8 - 1, 2**16, 2**63, chance.randrange(len(whole)), *places])
+            content[at : at + size] = (number % 2 ** (8 * size)).to_bytes(size, "little")
+            (tmp_path / "damaged").write_bytes(content[: len(whole)])
+            try:
+                found = _checkpoint_storage.load(tmp_path / "damaged")
+            except InvalidArgumentError:
+                errors += 1
+            else:
+                assert all(isinstance(leaf, np.ndarray | np.generic | bytes) for leaf in leaves(found))
+    assert errors > DAMAGES / 10
+
+
+@pytest.mark.parametrize("kind", ["groups", "links"])
+def test_checksums_find_changed_bytes(tmp_path: Path, kind: str) -> None:
+    """A changed byte of a file without values is an error, or a byte that nothing is read from."""
+    tree = {"größe": {"é": {}}, "重み": {}} if kind == "groups" else {f"ж{number}": {} for number in range(9)}
+    write_by_h5py(tmp_path / "file", tree, libver="latest")
+    whole = (tmp_path / "file").read_bytes()
+    wanted = _checkpoint_storage.load(tmp_path / "file")
+    errors = 0
+    for at in range(0, len(whole), 3):
+        (tmp_path / "damaged").write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        try:
+            assert_equal(_checkpoint_storage.load(tmp_path / "damaged"), wanted)
+        except InvalidArgumentError:
+            errors += 1
+    assert errors > len(whole) / 3 / 2
+
+
+def test_more_checksums_than_a_file_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checking goes on for seconds at most, however large a file is."""
+    DAMAGED["many"](tmp_path / "file")
+    monkeypatch.setattr(_hdf5_parts, "MOST_CHECKED", (tmp_path / "file").stat().st_size // 2)
+    with pytest.raises(InvalidArgumentError, match=r"has more than \d+ bytes of names"):
+        _checkpoint_storage.load(tmp_path / "file")
+
+
+def test_the_checksum() -> None:
+    """The values that the author of the hash gives, and lengths around the twelve bytes that are hashed at a time."""
+    assert _hdf5_parts.checksum(b"Four score and seven years ago") == 0x17770551
+    assert len({_hdf5_parts.checksum(bytes(size)) for size in range(1, 40)}) == 39
 
 
 def soft_link(file: h5py.File) -> None:
@@ -670,8 +905,24 @@ def nothing(file: h5py.File) -> None:
     file["value"] = h5py.Empty("f4")
 
 
-def newer_group(file: h5py.File) -> None:
-    file.create_group("group", track_order=True)["value"] = 1
+def soft_link_of_a_newer_group(file: h5py.File) -> None:
+    file["größe"] = h5py.SoftLink("/other")
+
+
+def external_links_of_a_newer_group(file: h5py.File) -> None:
+    for number in range(20):
+        file[f"größe {number}"] = h5py.ExternalLink("secret", "/value")
+
+
+def hard_link_of_a_newer_group(file: h5py.File) -> None:
+    for number in range(20):
+        file[f"größe {number}"] = number
+    file["größe"] = file["größe 7"]
+
+
+def loop_of_newer_groups(file: h5py.File) -> None:
+    above = file.create_group("größe")
+    above.create_group("é")["größe"] = above
 
 
 def one_more_bit(file: h5py.File) -> None:
@@ -685,7 +936,7 @@ def one_more_bit(file: h5py.File) -> None:
     ("make", "sentence"),
     [
         (soft_link, "symbolic link"),
-        (external_link, "newer format"),
+        (external_link, "a link to another file"),
         (hard_link, "two names lead to one place"),
         (loop, "two names lead to one place"),
         (data_elsewhere, "data in other files"),
@@ -698,7 +949,10 @@ def one_more_bit(file: h5py.File) -> None:
         (named_type, "neither a group nor an array|does not write"),
         (references, "of a type that ORTTrainer does not write"),
         (nothing, "an array of a newer format"),
-        (newer_group, "newer format"),
+        (soft_link_of_a_newer_group, "symbolic link"),
+        (external_links_of_a_newer_group, "a link to another file"),
+        (hard_link_of_a_newer_group, "two names lead to one place"),
+        (loop_of_newer_groups, "two names lead to one place"),
         (one_more_bit, "of a type that ORTTrainer does not write"),
     ],
 )
@@ -734,11 +988,130 @@ def test_what_older_h5py_writes_beside_values(tmp_path: Path) -> None:
     assert_equal(_checkpoint_storage.load(tmp_path / "file"), read_by_h5py(tmp_path / "file"))
 
 
-def test_files_of_the_newest_format(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "file", "w-", libver="latest") as file:
-        file["value"] = 1
-    with pytest.raises(InvalidArgumentError, match="is HDF5 of a newer format"):
+# Files that are made to harm.
+
+
+def with_checksum(data: bytes) -> bytes:
+    return data + struct.pack("<I", _hdf5_parts.checksum(data))
+
+
+def newest(root: bytes, *others: bytes) -> bytes:
+    """A file of the newest format with these parts. The first one, at 48, is the header of the first group."""
+    parts = b"".join([root, *others])
+    return with_checksum(struct.pack("<8s4B4Q", _hdf5.SIGNATURE, 3, 8, 8, 0, 0, 2**64 - 1, 48 + len(parts), 48)) + parts
+
+
+def header(*messages: tuple[int, bytes]) -> bytes:
+    """A header of version 2."""
+    block = b"".join(struct.pack("<BHB", kind, len(data), 0) + data for kind, data in messages)
+    return with_checksum(struct.pack("<4s2BI", b"OHDR", 2, 2, len(block)) + block)
+
+
+def link(name: bytes, address: int, kind: int = 0) -> tuple[int, bytes]:
+    return 0x06, struct.pack("<4BH", 1, 0x19, kind, 1, len(name)) + name + struct.pack("<Q", address)
+
+
+NO_HEAP = (0x02, bytes(2) + b"\xff" * 16)
+EMPTY = header(NO_HEAP)
+SIZE_OF_TWO = len(header(NO_HEAP, link(b"a", 0), link(b"a", 0)))
+
+
+def test_a_file_that_is_made_by_hand(tmp_path: Path) -> None:
+    root = header(NO_HEAP, link("ü".encode(), 48 + SIZE_OF_TWO + 1), link(b"a", 48 + SIZE_OF_TWO + 1 + len(EMPTY)))
+    assert len(root) == SIZE_OF_TWO + 1
+    (tmp_path / "file").write_bytes(newest(root, EMPTY, EMPTY))
+    assert _checkpoint_storage.load(tmp_path / "file") == {"a": {}, "ü": {}} == read_by_h5py(tmp_path / "file")
+
+
+def going_on(at: int, size: int) -> tuple[int, bytes]:
+    return 0x10, struct.pack("<2Q", at, size)
+
+
+def further(*messages: tuple[int, bytes]) -> bytes:
+    block = b"".join(struct.pack("<BHB", kind, len(data), 0) + data for kind, data in messages)
+    return with_checksum(b"OCHK" + block)
+
+
+START = len(header(NO_HEAP, going_on(0, 0)))
+HARMFUL: dict[str, tuple[bytes, str]] = {
+    "a header that goes on in itself": (
+        newest(header(NO_HEAP, going_on(48 + START, 28)), further(going_on(48 + START, 28))),
+        "two names lead to one place",
+    ),
+    "a header that goes on past the end": (newest(header(NO_HEAP, going_on(8, 2**63))), "has a header of more than"),
+    "a header that goes on in nothing": (newest(header(NO_HEAP, going_on(1, 0))), "a checksum is wrong"),
+    "a header that goes on in a header": (
+        newest(header(NO_HEAP, going_on(48 + START, len(EMPTY))), EMPTY),
+        "there is no header where a header should go on",
+    ),
+    "a header of terabytes": (
+        newest(struct.pack("<4s2BQ", b"OHDR", 2, 3, 2**40) + bytes(50)),
+        "has a header of more than 16777216 bytes",
+    ),
+    "a header of version 3": (newest(b"OHDR\x03" + EMPTY[5:]), "objects of a newer format"),
+    "a name twice": (newest(header(NO_HEAP, link(b"a", 48), link(b"a", 48))), "a group has a name twice"),
+    "no name": (newest(header(NO_HEAP, link(b"", 48))), "there is no link where a link should be"),
+    "a path for a name": (newest(header(NO_HEAP, link(b"a/b", 48))), "there is no link where a link should be"),
+    "a name that ends early": (newest(header(NO_HEAP, link(b"a\0b", 48))), "there is no link where a link should be"),
+    "a name that is no text": (newest(header(NO_HEAP, link(b"\xff", 48))), "a name is not UTF-8"),
+    "a name that is too long": (
+        newest(header(NO_HEAP, (0x06, struct.pack("<3BH", 1, 0x11, 1, 2**16 - 1) + b"a"))),
+        "there is no link where a link should be",
+    ),
+    "a link of another kind": (newest(header(NO_HEAP, link(b"a", 48, 70))), "a link of the kind 70"),
+    "a group in itself": (newest(header(NO_HEAP, link(b"a", 48))), "two names lead to one place"),
+    "links without a group": (newest(header(link(b"a", 48))), "a group has members of two kinds"),
+    "a group of both layouts": (newest(header(NO_HEAP, (0x11, bytes(16)))), "a group has members of two kinds"),
+    "a heap past the end": (newest(header((0x02, struct.pack("<2x2Q", 2**62, 48)))), "past its end"),
+    "a heap that is a header": (newest(header((0x02, struct.pack("<2x2Q", 48, 48)))), "two names lead to one place"),
+    "links here and there": (
+        newest(header((0x02, struct.pack("<2x2Q", 48, 48)), link(b"a", 48))),
+        "there are no links where links of a group should be",
+    ),
+    "an array that is shorter than it says": (
+        newest(
+            header(
+                (0x01, struct.pack("<4BQ", 2, 1, 0, 1, 4)),
+                (0x03, b"\x10\0\0\0" + struct.pack("<I2H", 1, 0, 8)),
+                (0x08, b"\x03\0" + struct.pack("<H", 4) + b"a"),
+            )
+        ),
+        "an array in a header is longer than the header",
+    ),
+    "a file that a program has open": (
+        with_checksum(struct.pack("<8s4B4Q", _hdf5.SIGNATURE, 3, 8, 8, 1, 0, 2**64 - 1, 48, 48)),
+        "no file of ORTTrainer starts so",
+    ),
+    "a version that is not there yet": (_hdf5.SIGNATURE + b"\x04" + bytes(90), "is HDF5 of a newer format"),
+}
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_files_that_are_made_to_harm(tmp_path: Path, case: str) -> None:
+    content, sentence = HARMFUL[case]
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=sentence):
         _checkpoint_storage.load(tmp_path / "file")
+
+
+def test_links_that_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of a heap that reach from their links to the ends of their blocks are not all read."""
+    write_by_h5py(tmp_path / "file", {f"ж{number:04}": {} for number in range(3000)}, libver="latest")
+    made = bytearray((tmp_path / "file").read_bytes())
+    at = changed = 0
+    while (at := made.find(b"BTLF", at + 1)) >= 0:
+        # Each record has a hash of four bytes, and an ID: 0, an offset of four bytes, a length of two bytes.
+        for record in range(at + 6, at + 6 + 20 * 11, 11):
+            offset = int.from_bytes(made[record + 5 : record + 9], "little")
+            # Four blocks are a row, the first of 512 bytes each.
+            size = 512 << max(offset.bit_length() - 9 - 2 - 1, 0)
+            made[record + 9 : record + 11] = (size - offset % size).to_bytes(2, "little")
+            changed += 1
+    assert changed > 1000
+    (tmp_path / "made").write_bytes(made)
+    monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
+    with within(20 * len(made)), pytest.raises(InvalidArgumentError, match="its parts overlap"):
+        _checkpoint_storage.load(tmp_path / "made")
 
 
 def test_parts_that_overlap(tmp_path: Path) -> None:
@@ -746,7 +1119,7 @@ def test_parts_that_overlap(tmp_path: Path) -> None:
     count, size = 50, 100_000
     _checkpoint_storage.save({str(i): np.full(1 if i else size, i, np.int64) for i in range(count)}, tmp_path / "file")
     content = (tmp_path / "file").read_bytes()
-    large = _hdf5._Plan()
+    large = _hdf5_write.Plan()
     # The layouts and the shapes of small arrays become those of the large one.
     large_layout = content[content.index(b"\x03\x01") :][:18]
     assert large_layout[10:] == (8 * size).to_bytes(8, "little")

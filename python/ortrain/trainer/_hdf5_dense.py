@@ -1,0 +1,203 @@
+"""Fractal heaps and B-trees of version 2 in HDF5 files, where a group has its links when there are many or long ones.
+
+A heap is a table of blocks, each row with blocks of twice the size: first direct blocks with objects, then indirect
+blocks, which are tables again. Objects above a size have parts of the file of their own. A B-tree lists all objects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from ortrain.trainer._hdf5_parts import Parts, damaged
+
+__all__ = ["heap_objects"]
+
+# Levels of a B-tree, with a million of millions of names.
+_HIGHEST = 8
+# Kinds of records, and the bytes of each: of the first kind all, of the second kind a hash and the ID of an object.
+_HUGE_OBJECT, _NAME = 1, 5
+_HUGE_SIZE, _HASH_SIZE, _ID_SIZE = 24, 4, 7
+
+
+def heap_objects(parts: Parts, heap: int, tree: int) -> Iterator[bytes]:
+    """The links of a group: objects of the heap at an address, which a B-tree at another one lists by names."""
+    objects = _Heap(parts, heap)
+    for record in _records(parts, tree, _NAME, _HASH_SIZE + _ID_SIZE):
+        yield objects.object(record[_HASH_SIZE:])
+
+
+class _Heap:
+    """A fractal heap. Its width, and the sizes of its blocks, are powers of two: their exponents are kept."""
+
+    def __init__(self, parts: Parts, address: int) -> None:
+        parts.once(address)
+        self.parts, self.address = parts, address
+        magic, version, id_size, filters, flags, largest_object, self.huge_tree, *shape = struct.unpack(
+            "<4sB2HBI8xQ80xH2QH2xQH", parts.checked(address, 146)
+        )
+        width, start, largest, bits, self.root, self.rows = shape
+        if magic != b"FRHP" or version != 0 or filters != 0 or id_size != _ID_SIZE:
+            damaged("there is no heap where links of a group should be")
+        if any(size.bit_count() != 1 for size in (width, start, largest)) or not start <= largest <= 2**bits <= 2**64:
+            damaged("a heap has blocks of sizes that heaps do not have")
+        self.width, self.start = width.bit_length() - 1, start.bit_length() - 1
+        largest_bits = largest.bit_length() - 1
+        # Rows with direct blocks. The first two rows have blocks of one size.
+        self.direct_rows = largest_bits - self.start + 2
+        if self.rows > max(bits - self.start - self.width, 0) + 1:
+            damaged("a heap has more rows than it can have")
+        # Bytes of an offset and of a length in the ID of an object.
+        self.offset_size = (bits + 7) // 8
+        self.length_size = min((largest_bits + 7) // 8, _encoded_size(largest_object))
+        if 1 + self.offset_size + self.length_size > id_size:
+            damaged("a heap numbers its objects otherwise than heaps of links do")
+        self.checksums = bool(flags & 2)
+        self.blocks: dict[int, bytes] = {}
+        self.tables: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.huge: dict[int, tuple[int, int]] | None = None
+
+    def object(self, identity: bytes) -> bytes:
+        """The object with an ID."""
+        kind = identity[0]
+        if kind == 0x00:
+            data = self.managed(identity[1:])
+        elif kind == 0x10:
+            return self.huge_object(int.from_bytes(identity[1:], "little"))
+        else:
+            # An ID can hold a tiny object itself, but no link is that short.
+            damaged(f"an object of a heap is of the kind {kind:#x}")
+        # Objects may overlap.
+        self.parts.spend(len(data))
+        return data
+
+    def managed(self, place: bytes) -> bytes:
+        """The object at a place in a block."""
+        offset = int.from_bytes(place[: self.offset_size], "little")
+        length = int.from_bytes(place[self.offset_size : self.offset_size + self.length_size], "little")
+        # From the root on, a block with its offset in the heap, its size, and its rows if it is indirect.
+        address, at, size, rows = self.root, 0, self.start, self.rows
+        while rows:
+            table = self.table(address, at, rows)
+            row = max((offset - at).bit_length() - self.start - self.width, 0)
+            size = self.start + max(row - 1, 0)
+            before = (row > 0) << (size + self.width)
+            column = (offset - at - before) >> size
+            if row >= rows:
+                damaged("an object is past the end of its heap")
+            address = table[(row << self.width) + column]
+            at += before + (column << size)
+            if row < self.direct_rows:
+                break
+            # An indirect block has as many rows as make up its size.
+            rows = row - self.width
+            if rows < 1:
+                damaged("a heap has blocks of sizes that heaps do not have")
+        data = self.block(address, at, 1 << size)
+        if not 13 + self.offset_size <= offset - at <= len(data) - length:
+            damaged("an object is past the end of its block")
+        return data[offset - at : offset - at + length]
+
+    def table(self, address: int, at: int, rows: int) -> tuple[int, ...]:
+        """The addresses of blocks in an indirect block."""
+        if (at, rows) not in self.tables:
+            self.parts.once(address)
+            count = rows << self.width
+            data = self.parts.checked(address, 13 + self.offset_size + 8 * count + 4)
+            self.start_of_block(data, b"FHIB", at)
+            self.tables[at, rows] = struct.unpack_from(f"<{count}Q", data, 13 + self.offset_size)
+        return self.tables[at, rows]
+
+    def block(self, address: int, at: int, size: int) -> bytes:
+        """A direct block, with its start."""
+        if at not in self.blocks:
+            self.parts.once(address)
+            data = self.parts.part(address, size)
+            self.start_of_block(data, b"FHDB", at)
+            if self.checksums:
+                end = 13 + self.offset_size
+                # The checksum is that of a block with zeros in its place.
+                self.parts.verify(data[:end] + bytes(4) + data[end + 4 :], data[end : end + 4])
+            self.blocks[at] = data
+        return self.blocks[at]
+
+    def start_of_block(self, data: bytes, wanted: bytes, at: int) -> None:
+        """Check the start of a block: its kind, its heap, and its offset in the heap."""
+        magic, version, heap = struct.unpack_from("<4sBQ", data)
+        found = int.from_bytes(data[13 : 13 + self.offset_size], "little")
+        if (magic, version, heap, found) != (wanted, 0, self.address, at):
+            damaged("there is no block of a heap where one should be")
+
+    def huge_object(self, number: int) -> bytes:
+        """The object with a part of the file of its own."""
+        if self.huge is None:
+            found = _records(self.parts, self.huge_tree, _HUGE_OBJECT, _HUGE_SIZE)
+            self.huge = {number: (address, size) for address, size, number in map(struct.Struct("<3Q").unpack, found)}
+        if number not in self.huge:
+            damaged("an object of a heap is not there")
+        return self.parts.part(*self.huge[number])
+
+
+def _records(parts: Parts, address: int, kind: int, size: int) -> Iterator[bytes]:
+    """The records of a B-tree, each of a size, in no order."""
+    parts.once(address)
+    magic, version, found_kind, node_size, found_size, depth, root, count, total = struct.unpack(
+        "<4s2BI2H2xQHQ", parts.checked(address, 38)
+    )
+    if (magic, version, found_kind, found_size) != (b"BTHD", 0, kind, size) or depth > _HIGHEST:
+        damaged("there is no tree of links where one should be")
+    levels = _levels(node_size, size, depth)
+    left = total
+    for record in _below(parts, (root, count, depth), kind, size, levels) if total else ():
+        left -= 1
+        yield record
+    if left != 0:
+        damaged("a tree has more or less members than it says")
+
+
+def _levels(node_size: int, size: int, depth: int) -> list[tuple[int, int, int]]:
+    """Levels of a B-tree from the leaves up, by three numbers.
+
+    They are the most records of a node, and the bytes that a pointer to the node has for the count of its records and
+    for the count of all records below.
+    """
+    # A node has ten bytes beside records and pointers.
+    most = total = (node_size - 10) // size
+    count_size = _encoded_size(most)
+    levels = [(most, count_size, 0)]
+    for _ in range(depth):
+        pointer = 8 + count_size + levels[-1][2]
+        most = (node_size - 10 - pointer) // (size + pointer)
+        total = (most + 1) * total + most
+        levels.append((most, count_size, _encoded_size(total)))
+    if any(most < 1 for most, _, _ in levels):
+        damaged("the nodes of a tree are too small")
+    return levels
+
+
+def _below(
+    parts: Parts, node: tuple[int, int, int], kind: int, size: int, levels: list[tuple[int, int, int]]
+) -> Iterator[bytes]:
+    """The records of a node and of the nodes below: the node is an address, a count of records and a level."""
+    address, count, level = node
+    parts.once(address)
+    most = levels[level][0]
+    _, count_size, total_size = levels[level - 1] if level else (0, 0, 0)
+    pointer = 8 + count_size + total_size if level else 0
+    if count > most:
+        damaged("a node of a tree has more members than nodes have")
+    pointers = 6 + count * size
+    data = parts.checked(address, pointers + (count + 1) * pointer + 4)
+    if data[:6] != (b"BTIN" if level else b"BTLF") + bytes([0, kind]):
+        damaged("there is no node of a tree where one should be")
+    for start in range(6, pointers, size):
+        yield data[start : start + size]
+    for start in range(pointers, len(data), pointer) if level else ():
+        child = int.from_bytes(data[start : start + 8], "little")
+        within = int.from_bytes(data[start + 8 : start + 8 + count_size], "little")
+        yield from _below(parts, (child, within, level - 1), kind, size, levels)
+
+
+def _encoded_size(most: int) -> int:
+    """The bytes of numbers up to a number."""
+    return (max(most, 1).bit_length() - 1) // 8 + 1

@@ -1,0 +1,131 @@
+"""Headers of objects in HDF5 files: lists of messages, in the older layout and in the newer one."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from ortrain.trainer._hdf5_parts import (
+    CONTINUED,
+    FILL,
+    LAYOUT,
+    LINK,
+    LINKS,
+    MESSAGE,
+    SPACE,
+    TABLE,
+    TYPE,
+    Parts,
+    UnreadableError,
+    damaged,
+)
+
+__all__ = ["Header", "read_header"]
+
+# Messages that a header may have, and why they are not read.
+_REFUSED = {
+    0x07: "has data in other files, which ORTTrainer does not write",
+    0x0B: "has compressed data, which ORTTrainer does not write",
+}
+_KEPT = {SPACE, LINKS, TYPE, LINK, LAYOUT, TABLE}
+# Padding, an old and a new fill value, sizes of groups, comments, attributes, times, counts of names.
+_PASSED = {0x00, 0x04, FILL, 0x0A, 0x0C, 0x0D, 0x0E, 0x12, 0x15, 0x16}
+# Messages have 64 KiB at most, and a group with many links has them elsewhere.
+_LARGEST = 2**24
+_SHARED = 2
+
+
+@dataclass
+class Header:
+    """The messages of an object: those with links, and the others by kinds."""
+
+    messages: dict[int, bytes] = field(default_factory=dict)
+    links: list[bytes] = field(default_factory=list)
+
+    def take(self, kind: int, flags: int, data: bytes) -> None:
+        """Keep a message, or refuse it."""
+        if kind in _PASSED:
+            return
+        if kind in _REFUSED:
+            raise UnreadableError(_REFUSED[kind])
+        if flags & _SHARED or kind in self.messages or kind not in _KEPT:
+            raise UnreadableError(f"is damaged, or has what ORTTrainer does not write: message {kind:#x}")
+        if kind == LINK:
+            self.links.append(data)
+        else:
+            self.messages[kind] = data
+
+
+def read_header(parts: Parts, address: int) -> Header:
+    """Read the header at an address."""
+    parts.once(address)
+    newer = parts.part(address, 4) == b"OHDR"
+    block, form, count = _newer(parts, address) if newer else _older(parts, address)
+    header = Header()
+    total = len(block)
+    # A block may name further ones.
+    blocks: list[tuple[int, int]] = []
+    count -= _take(header, block, form, count, blocks)
+    for start, length in blocks:
+        parts.once(start)
+        total += length
+        _bound(total)
+        block = _continued(parts, start, length) if newer else parts.part(start, length)
+        count -= _take(header, block, form, count, blocks)
+    return header
+
+
+def _older(parts: Parts, address: int) -> tuple[bytes, struct.Struct, int]:
+    """The first messages of a header of version 1, the start of each message, and the count of all."""
+    version, count, size = struct.unpack("<BxH4xI4x", parts.part(address, 16))
+    if version != 1:
+        raise UnreadableError("is damaged, or has objects of a newer format")
+    _bound(size)
+    return parts.part(address + 16, size), MESSAGE, count
+
+
+def _newer(parts: Parts, address: int) -> tuple[bytes, struct.Struct, int]:
+    """The first messages of a header of version 2, the start of each message, and a count that is never reached."""
+    version, flags = struct.unpack("<4x2B", parts.part(address, 6))
+    if version != 2:
+        raise UnreadableError("is damaged, or has objects of a newer format")
+    # Times and limits may come before the size.
+    before = 6 + 16 * (flags >> 5 & 1) + 4 * (flags >> 4 & 1)
+    width = 1 << (flags & 3)
+    size = int.from_bytes(parts.part(address + before, width), "little")
+    before += width
+    _bound(size)
+    # A number for each message may stand behind its flags.
+    form = struct.Struct("<BHB2x" if flags & 4 else "<BHB")
+    return parts.checked(address, before + size + 4)[before:], form, _LARGEST
+
+
+def _continued(parts: Parts, address: int, length: int) -> bytes:
+    """Further messages of a header of version 2."""
+    block = parts.checked(address, max(length, 8))
+    if block[:4] != b"OCHK":
+        damaged("there is no header where a header should go on")
+    return block[4:]
+
+
+def _bound(size: int) -> None:
+    """Refuse a header that is too large."""
+    if size > _LARGEST:
+        raise UnreadableError(f"has a header of more than {_LARGEST} bytes, which ORTTrainer does not write")
+
+
+def _take(header: Header, block: bytes, form: struct.Struct, most: int, blocks: list[tuple[int, int]]) -> int:
+    """Take the messages of a block, and list the blocks that they name: the count of messages."""
+    count = at = 0
+    while count < most and at + form.size <= len(block):
+        kind, width, flags = form.unpack_from(block, at)
+        data = block[at + form.size : at + form.size + width]
+        at += form.size + width
+        count += 1
+        if at > len(block):
+            damaged("what a header says is longer than the header")
+        if kind == CONTINUED:
+            blocks.append(struct.unpack_from("<2Q", data))
+        else:
+            header.take(kind, flags, data)
+    return count

@@ -1,0 +1,161 @@
+"""Parts of HDF5 files, and what all modules that read or write such files share.
+
+Reading checks every address and every size before use. Signatures and fields have the names of the HDF5 File Format
+Specification, version 3.0.
+"""
+
+from __future__ import annotations
+
+import struct
+from io import BufferedReader
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CONTINUED",
+    "ENTRY",
+    "FILL",
+    "LAYOUT",
+    "LINK",
+    "LINKS",
+    "MESSAGE",
+    "MOST_CHECKED",
+    "NOWHERE",
+    "SIGNATURE",
+    "SMALLEST_COLLECTION",
+    "SPACE",
+    "SUPERBLOCK",
+    "TABLE",
+    "TYPE",
+    "Parts",
+    "UnreadableError",
+    "checksum",
+    "damaged",
+    "padded",
+]
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+NOWHERE = 2**64 - 1
+"""The address of a part that is not there."""
+
+SUPERBLOCK = struct.Struct("<8s8B2HI4Q2Q2I2Q")
+"""The start of a file, in version 0."""
+ENTRY = struct.Struct("<2Q2I2Q")
+"""A member of a group with a symbol table."""
+MESSAGE = struct.Struct("<HHB3x")
+"""The start of a message in an object header of version 1."""
+SPACE, LINKS, TYPE, FILL, LINK, LAYOUT, CONTINUED, TABLE = 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x10, 0x11
+"""Kinds of messages."""
+SMALLEST_COLLECTION = 4096
+"""The bytes of the smallest heap of texts."""
+MOST_CHECKED = 2**26
+"""Bytes with checksums that a file may have. Hundreds of thousands of names have fewer, and take seconds to check."""
+
+
+class UnreadableError(Exception):
+    """A file that is damaged, or has what is not read here. The text goes on after the name of the file."""
+
+
+def damaged(what: str) -> NoReturn:
+    """Raise the error of a damaged file."""
+    raise UnreadableError(f"is damaged: {what}")
+
+
+def padded(size: int) -> int:
+    """The next multiple of 8."""
+    return size + -size % 8
+
+
+class Parts:
+    """Parts of a file that is read. Each byte is read about twice at most, whatever the file says."""
+
+    def __init__(self, file: BufferedReader, size: int) -> None:
+        self.file, self.size = file, size
+        self.left = 2 * size + SMALLEST_COLLECTION
+        self.unchecked = MOST_CHECKED
+        self.seen: set[int] = set()
+
+    def part(self, address: int, count: int) -> bytes:
+        """Some bytes of the file."""
+        self.check(address, count)
+        self.file.seek(address)
+        found = self.file.read(count)
+        if len(found) < count:
+            damaged("the file became shorter meanwhile")
+        return found
+
+    def checked(self, address: int, count: int) -> bytes:
+        """Some bytes of the file, without the checksum of four bytes at their end, which is right."""
+        found = self.part(address, count)
+        self.verify(found[:-4], found[-4:])
+        return found[:-4]
+
+    def verify(self, data: bytes, wanted: bytes) -> None:
+        """Refuse bytes that do not have a checksum."""
+        self.unchecked -= len(data)
+        if self.unchecked < 0:
+            raise UnreadableError(f"has more than {MOST_CHECKED} bytes of names, which ORTTrainer does not write")
+        if checksum(data) != int.from_bytes(wanted, "little"):
+            damaged("a checksum is wrong")
+
+    def fill(self, place: npt.NDArray[np.uint8], address: int) -> None:
+        """Read bytes, which were checked, into an array."""
+        self.file.seek(address)
+        if self.file.readinto(place.data) != place.size:
+            damaged("the file became shorter meanwhile")
+
+    def check(self, address: int, count: int) -> None:
+        """Refuse bytes that the file does not have, and bytes that are read over and over."""
+        if count > self.size or address > self.size - count:
+            damaged(f"{count} bytes at {address} are past its end")
+        self.spend(count)
+
+    def spend(self, count: int) -> None:
+        """Refuse bytes that are read over and over."""
+        self.left -= count
+        if self.left < 0:
+            damaged("its parts overlap")
+
+    def once(self, address: int) -> None:
+        """Refuse a part that was read before: a part in two places, or below itself."""
+        if address in self.seen:
+            damaged("two names lead to one place")
+        self.seen.add(address)
+
+
+def checksum(data: bytes) -> int:
+    """The checksum of metadata: the hash lookup3 of Bob Jenkins, in 32 bits.
+
+    Args:
+        data: one byte at least.
+
+    """
+    mask = 0xFFFFFFFF
+    a = b = c = (0xDEADBEEF + len(data)) & mask
+    # All but the last bytes, twelve at a time.
+    whole = (len(data) - 1) // 12 * 12
+    for x, y, z in struct.iter_unpack("<3I", memoryview(data)[:whole]):
+        a, b, c = a + x & mask, b + y & mask, c + z & mask
+        a = (a - c & mask) ^ (c << 4 & mask | c >> 28)
+        c = c + b & mask
+        b = (b - a & mask) ^ (a << 6 & mask | a >> 26)
+        a = a + c & mask
+        c = (c - b & mask) ^ (b << 8 & mask | b >> 24)
+        b = b + a & mask
+        a = (a - c & mask) ^ (c << 16 & mask | c >> 16)
+        c = c + b & mask
+        b = (b - a & mask) ^ (a << 19 & mask | a >> 13)
+        a = a + c & mask
+        c = (c - b & mask) ^ (b << 4 & mask | b >> 28)
+        b = b + a & mask
+    x, y, z = struct.unpack("<3I", data[whole:].ljust(12, b"\0"))
+    a, b, c = a + x & mask, b + y & mask, c + z & mask
+    c = (c ^ b) - (b << 14 & mask | b >> 18) & mask
+    a = (a ^ c) - (c << 11 & mask | c >> 21) & mask
+    b = (b ^ a) - (a << 25 & mask | a >> 7) & mask
+    c = (c ^ b) - (b << 16 & mask | b >> 16) & mask
+    a = (a ^ c) - (c << 4 & mask | c >> 28) & mask
+    b = (b ^ a) - (a << 14 & mask | a >> 18) & mask
+    return int((c ^ b) - (b << 24 & mask | b >> 8) & mask)
