@@ -4,15 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ortrain_expr::OutOfRange;
+use ortrain_expr::{Access, OutOfRange};
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
     NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Observer, Part,
-    Place, Precision, Program, RunError, Scalars, ScheduledInstruction, UnsupportedOnBackend, Watch,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, Observer,
+    Part, Place, Precision, Program, RunError, Scalars, ScheduledInstruction, UnsupportedOnBackend, Watch,
     Workspace,
 };
 
@@ -33,7 +33,6 @@ enum Kernel {
 
 impl Kernel {
     fn new(
-        program: &Program,
         instruction: &Instruction,
         compiler: Compiler<'_>,
         bf16: Option<Bf16Unit>,
@@ -47,30 +46,30 @@ impl Kernel {
         };
         match instruction {
             // The kernel chooses the order of sums: short rows are faster down the columns.
-            Instruction::Nest(l) => {
-                NestKernel::new(&l.nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
+            Instruction::Nest(nest) => {
+                NestKernel::new(&accesses(nest), compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
             }
             Instruction::MatMul(m) => {
                 let desc = GemmDesc {
                     k: m.k,
-                    a: m.a_access.clone(),
-                    b: m.b_access.clone(),
+                    a: m.a.access.clone(),
+                    b: m.b.access.clone(),
                     products,
-                    epilogue: m.epilogue.nest.clone(),
+                    epilogue: accesses(&m.epilogue),
                 };
                 GemmKernel::new(&desc, compiler).map(Kernel::MatMul)
             }
             Instruction::Conv(c) => {
-                let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
-                let (shape, epilogue) = (c.shape.clone(), c.epilogue.nest.clone());
+                let [a, b] = [&c.a, &c.b].map(|operand| operand.access.dtype);
+                let (shape, epilogue) = (c.shape.clone(), accesses(&c.epilogue));
                 let desc = ConvDesc { shape, a, b, products, epilogue };
                 ConvKernel::new(&desc, compiler).map(Kernel::Conv)
             }
             Instruction::Attention(a) => AttentionKernel::new(&description(a), compiler)
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Instruction::Window(w) => {
-                let dtype = program.buffer(w.target).dtype;
-                let index = w.index.map(|id| program.buffer(id).dtype);
+                let dtype = w.target.access.dtype;
+                let index = w.index.as_ref().map(|index| index.access.dtype);
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index };
                 WindowKernel::new(&desc, compiler.isa()).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
@@ -80,8 +79,8 @@ impl Kernel {
                     size: s.rows,
                     count: s.count,
                     inner: s.inner,
-                    dtype: program.buffer(s.target).dtype,
-                    index: program.buffer(s.index).dtype,
+                    dtype: s.target.access.dtype,
+                    index: s.index.access.dtype,
                     last: s.last,
                 };
                 ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
@@ -102,19 +101,22 @@ impl Kernel {
     }
 }
 
+/// A nest as kernels see it: they are given the starts of its buffers when they run.
+fn accesses(nest: &Nest) -> ortrain_expr::Nest {
+    nest.map(|operand| operand.access.clone())
+}
+
 /// What a kernel is to know of an attention.
 fn description(a: &Attention) -> AttentionDesc {
     let pass = match &a.pass {
-        AttentionPass::Output(output) => {
-            ortrain_kernels::AttentionPass::Output(Box::new(output.nest.clone()))
-        }
+        AttentionPass::Output(output) => ortrain_kernels::AttentionPass::Output(Box::new(accesses(output))),
         AttentionPass::Gradients(g) => {
-            let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(|l| l.nest.clone()));
+            let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(accesses));
             ortrain_kernels::AttentionPass::Gradients(Box::new(ortrain_kernels::AttentionGradients {
                 given: g.given.access.clone(),
-                weights: g.weights.nest.clone(),
-                softmax: g.softmax.nest.clone(),
-                scores: g.scores.nest.clone(),
+                weights: accesses(&g.weights),
+                softmax: accesses(&g.softmax),
+                scores: accesses(&g.scores),
                 q,
                 k,
                 v,
@@ -127,8 +129,8 @@ fn description(a: &Attention) -> AttentionDesc {
         q: a.q.access.clone(),
         k: a.k.access.clone(),
         v: a.v.access.clone(),
-        scores: a.scores.nest.clone(),
-        weights: a.weights.nest.clone(),
+        scores: accesses(&a.scores),
+        weights: accesses(&a.weights),
         pass,
     }
 }
@@ -158,7 +160,7 @@ impl CpuExecutable {
                     instruction: scheduled.instruction.name(),
                     reason,
                 };
-                Kernel::new(&program, &scheduled.instruction, compiler, bf16).map_err(unsupported)
+                Kernel::new(&scheduled.instruction, compiler, bf16).map_err(unsupported)
             };
             program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()
         })?;
@@ -222,24 +224,22 @@ impl CpuExecutable {
         // The workspace is borrowed exclusively, so arena and scratch are this run's alone. Planes are reached through
         // raw pointers only; a user who writes to one meanwhile gets values in no particular order and nothing worse.
         match (kernel, instruction) {
-            (Kernel::Nest(kernel), Instruction::Nest(l)) => {
-                let bases = addresses.all(l.reads.iter().chain(&l.writes).copied());
+            (Kernel::Nest(kernel), Instruction::Nest(nest)) => {
+                let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::MatMul(kernel), Instruction::MatMul(m)) => {
-                let buffers = [m.a, m.b].into_iter();
-                let epilogue = m.epilogue.reads[1..].iter().chain(&m.epilogue.writes).copied();
-                let bases = addresses.all(buffers.chain(epilogue));
+                let operands = [&m.a, &m.b].into_iter().chain(m.epilogue.operands());
+                let bases = addresses.all(operands.map(|operand| operand.buffer));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::Conv(kernel), Instruction::Conv(c)) => {
-                let buffers = [c.a, c.b].into_iter();
-                let epilogue = c.epilogue.reads[1..].iter().chain(&c.epilogue.writes).copied();
-                let mut bases = addresses.all(buffers.chain(epilogue));
-                let size = self.program.buffer(c.a).dtype.size();
-                bases[0] = bases[0].wrapping_add(c.a_offset * size);
+                let operands = [&c.a, &c.b].into_iter().chain(c.epilogue.operands());
+                let mut bases = addresses.all(operands.map(|operand| operand.buffer));
+                let Access { dtype, offset, .. } = c.a.access;
+                bases[0] = bases[0].wrapping_add(offset * dtype.size());
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
@@ -250,14 +250,16 @@ impl CpuExecutable {
                 Ok(())
             }
             (Kernel::Window(kernel), Instruction::Window(w)) => {
-                let [source, target] = [w.source, w.target].map(|id| addresses.of(id));
-                let index = w.index.map_or(std::ptr::null_mut(), |id| addresses.of(id));
+                let [source, target] = [&w.source, &w.target].map(|operand| addresses.of(operand.buffer));
+                let index = w.index.as_ref();
+                let index = index.map_or(std::ptr::null_mut(), |index| addresses.of(index.buffer));
                 // SAFETY: as said above.
                 unsafe { kernel.run(source, index, target, pool, scratch) };
                 Ok(())
             }
             (Kernel::Scatter(kernel), Instruction::ScatterAdd(s)) => {
-                let [out, indices, src] = [s.target, s.index, s.source].map(|id| addresses.of(id));
+                let [out, indices, src] =
+                    [&s.target, &s.index, &s.source].map(|operand| addresses.of(operand.buffer));
                 // SAFETY: as said above.
                 unsafe { kernel.run(out, indices, src, pool) };
                 Ok(())

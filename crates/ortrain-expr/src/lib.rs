@@ -22,7 +22,7 @@ pub use dtype::DType;
 pub use expr::{
     BinaryOp, Builder, CompareOp, Evaluation, Expr, Inst, OutOfRange, Reg, RunScalar, Type, UnaryOp,
 };
-pub use nest::{Access, Dims, Nest, ReduceOp, Reduction, Segments, Strides};
+pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};

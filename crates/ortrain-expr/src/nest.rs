@@ -73,6 +73,60 @@ impl Access {
     }
 }
 
+impl AsRef<Access> for Access {
+    fn as_ref(&self) -> &Access {
+        self
+    }
+}
+
+/// What a nest loads. An operand is an [`Access`], or an access with the buffer that it reaches into.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Load<O = Access> {
+    /// Elements of a buffer.
+    Buffer(O),
+    /// The value of this type that the instruction has at each point before the nest finishes it: an element of a product, say.
+    Accumulator(DType),
+}
+
+impl<O> Load<O> {
+    /// The operand, unless it is an accumulator.
+    pub fn operand(&self) -> Option<&O> {
+        match self {
+            Load::Buffer(operand) => Some(operand),
+            Load::Accumulator(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn operand_mut(&mut self) -> Option<&mut O> {
+        match self {
+            Load::Buffer(operand) => Some(operand),
+            Load::Accumulator(_) => None,
+        }
+    }
+
+    /// True for an accumulator.
+    #[must_use]
+    pub fn is_accumulator(&self) -> bool {
+        matches!(self, Load::Accumulator(_))
+    }
+}
+
+impl<O: AsRef<Access>> Load<O> {
+    /// How the nest reaches into the buffer, unless it is an accumulator.
+    pub fn access(&self) -> Option<&Access> {
+        self.operand().map(AsRef::as_ref)
+    }
+
+    /// How the elements are stored.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Load::Buffer(operand) => operand.as_ref().dtype,
+            Load::Accumulator(dtype) => *dtype,
+        }
+    }
+}
+
 /// Row-major strides of a shape.
 #[must_use]
 pub(crate) fn row_major(dims: &[usize]) -> Strides {
@@ -170,25 +224,28 @@ impl Segments {
 /// `s`. Nothing else is read or written. A plane is loaded and stored with strides `[0, 1]`, a table of settings with
 /// `[k, 0]`, what each segment has one of with `[1, 0]`. Reductions are over the points of each segment; an empty one gives
 /// the neutral element. No element is stored twice.
+///
+/// A nest may finish what another computation makes: the epilogue of a product. The values of that are the first loads,
+/// [`Load::Accumulator`]. Where that computation takes the results as well, there are no stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Nest {
+pub struct Nest<O = Access> {
     /// Sizes of the axes.
     pub dims: Dims,
     /// How many of the last axes are reduced; 0 for a map.
     pub inner: usize,
     /// The parts of the last axis that exist; `None` if all of it does.
     pub segments: Option<Segments>,
-    /// What is read.
-    pub loads: Vec<Access>,
+    /// What is read: accumulators, then buffers.
+    pub loads: Vec<Load<O>>,
     /// What is computed; one result per store.
     pub expr: Expr,
     /// Reductions, in order; empty for a map.
     pub reductions: Vec<Reduction>,
     /// Where the results go.
-    pub stores: Vec<Access>,
+    pub stores: Vec<O>,
 }
 
-impl Nest {
+impl<O> Nest<O> {
     /// The outer axes.
     #[must_use]
     pub fn outer_dims(&self) -> &[usize] {
@@ -210,21 +267,81 @@ impl Nest {
             .any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
     }
 
+    /// True if no axis is reduced: results are computed element by element.
+    #[must_use]
+    pub fn is_map(&self) -> bool {
+        self.inner == 0
+    }
+
+    /// The number of accumulators: they are the first loads.
+    #[must_use]
+    pub fn accumulators(&self) -> usize {
+        self.loads.iter().take_while(|load| load.is_accumulator()).count()
+    }
+
+    /// The operands of the loads, in order, without accumulators.
+    pub fn loaded(&self) -> impl DoubleEndedIterator<Item = &O> {
+        self.loads.iter().filter_map(Load::operand)
+    }
+
+    /// The same, to be changed.
+    pub fn loaded_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut O> {
+        self.loads.iter_mut().filter_map(Load::operand_mut)
+    }
+
+    /// The operands of the loads and of the stores, in order.
+    pub fn operands(&self) -> impl Iterator<Item = &O> {
+        self.loaded().chain(&self.stores)
+    }
+
+    /// The same, to be changed.
+    pub fn operands_mut(&mut self) -> impl Iterator<Item = &mut O> {
+        self.loads.iter_mut().filter_map(Load::operand_mut).chain(&mut self.stores)
+    }
+
+    /// The nest with other operands.
+    pub fn map<P>(&self, operand: impl Fn(&O) -> P) -> Nest<P> {
+        let load = |load: &Load<O>| match load {
+            Load::Buffer(from) => Load::Buffer(operand(from)),
+            Load::Accumulator(dtype) => Load::Accumulator(*dtype),
+        };
+        Nest {
+            dims: self.dims.clone(),
+            inner: self.inner,
+            segments: self.segments.clone(),
+            loads: self.loads.iter().map(load).collect(),
+            expr: self.expr.clone(),
+            reductions: self.reductions.clone(),
+            stores: self.stores.iter().map(operand).collect(),
+        }
+    }
+}
+
+impl<O: AsRef<Access>> Nest<O> {
     /// The first fault of the nest, if it has one: accesses out of bounds, ranks that differ, untyped results, strides of a
     /// load that is read by computed index. A nest without a fault can be run by any backend without reading or writing
     /// outside its buffers.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
+        if self.stores.len() != self.expr.outputs().len() {
+            return Some(format!("{} stores for {} results", self.stores.len(), self.expr.outputs().len()));
+        }
+        self.operand_fault()
+    }
+
+    /// The same for a nest whose results may have no stores, because another computation takes them.
+    #[must_use]
+    pub fn operand_fault(&self) -> Option<String> {
         if self.inner > self.dims.len() {
             return Some(format!("{} reduced axes of {}", self.inner, self.dims.len()));
         }
-        if self.stores.len() != self.expr.outputs().len() {
-            return Some(format!("{} stores for {} results", self.stores.len(), self.expr.outputs().len()));
+        if self.loads[self.accumulators()..].iter().any(Load::is_accumulator) {
+            return Some("an accumulator behind the load of a buffer".into());
         }
         if self.dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none() {
             return Some(format!("the space {:?} is too large to count", self.dims));
         }
-        for access in self.loads.iter().chain(&self.stores) {
+        for access in self.operands().map(AsRef::as_ref) {
             if access.strides.len() != self.dims.len() {
                 return Some(format!("strides {:?} for {} axes", access.strides, self.dims.len()));
             }
@@ -251,16 +368,18 @@ impl Nest {
         }
         // The index says where the element lies: strides beside it would be added a second time by a pass that moves or
         // cuts axes.
-        let strided = |(slot, load): &(usize, &Access)| {
-            load.strides.iter().any(|&stride| stride != 0) && self.is_gathered(*slot)
-        };
-        if let Some((slot, load)) = self.loads.iter().enumerate().find(strided) {
-            let strides = load.strides.as_slice();
-            return Some(format!(
-                "strides {strides:?} for load {slot}, which is read by computed index: zeros are needed"
-            ));
-        }
-        None
+        self.loads.iter().enumerate().find_map(|(slot, load)| match load.access() {
+            None if self.is_gathered(slot) => Some(format!("accumulator {slot} is read by computed index")),
+            Some(Access { strides, .. })
+                if strides.iter().any(|&stride| stride != 0) && self.is_gathered(slot) =>
+            {
+                let strides = strides.as_slice();
+                Some(format!(
+                    "strides {strides:?} for load {slot}, which is read by computed index: zeros are needed"
+                ))
+            }
+            _ => None,
+        })
     }
 
     /// The fault of segments that do not fit the space, or of accesses that do not fit the segments.
@@ -281,7 +400,7 @@ impl Nest {
             }
             before = end;
         }
-        for access in self.loads.iter().chain(&self.stores) {
+        for access in self.operands().map(AsRef::as_ref) {
             let reached = segments.iter().enumerate().filter_map(|(k, range)| reached(access, k, range));
             let all = reached.reduce(|all, next| (all.0.min(next.0), all.1.max(next.1)));
             if let Some((low, high)) = all
@@ -290,7 +409,7 @@ impl Nest {
                 return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
             }
         }
-        for (k, store) in self.stores.iter().enumerate() {
+        for (k, store) in self.stores.iter().map(AsRef::as_ref).enumerate() {
             let [across, along] = [store.strides[0], store.strides[1]];
             // Where both steps go the same way, so do the elements of one segment after the other.
             let once = match (across, along) {
@@ -347,10 +466,10 @@ mod tests {
                 dims: [2, 3].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![Access {
+                loads: vec![Load::Buffer(Access {
                     strides: strides.into_iter().collect(),
                     ..Access::contiguous(DType::F32, &[2, 3])
-                }],
+                })],
                 expr: b.finish(&[value]),
                 reductions: Vec::new(),
                 stores: vec![Access::contiguous(DType::F32, &[2, 3])],
@@ -377,7 +496,7 @@ mod tests {
             dims: [3, 0].into_iter().collect(),
             inner: 1,
             segments: None,
-            loads: vec![load],
+            loads: vec![Load::Buffer(load)],
             expr: Expr::default(),
             reductions: Vec::new(),
             stores: Vec::new(),
@@ -401,7 +520,7 @@ mod tests {
             dims: [segments.len(), 10].into_iter().collect(),
             inner,
             segments: Some(Segments::new(segments.iter().cloned())),
-            loads: vec![access(0)],
+            loads: vec![Load::Buffer(access(0))],
             expr: b.finish(&[value]),
             reductions: Vec::new(),
             stores: vec![access(1)],
@@ -448,8 +567,7 @@ mod tests {
         assert_eq!(all.as_deref(), Some("2 reduced axes with segments: the last one can be reduced"));
         let more = fault(&|nest| {
             nest.dims.push(1);
-            nest.loads[0].strides.push(0);
-            nest.stores[0].strides.push(0);
+            nest.operands_mut().for_each(|access| access.strides.push(0));
         });
         assert_eq!(more.as_deref(), Some("segments in a space of 3 axes: two are needed"));
     }

@@ -2,7 +2,7 @@
 
 mod cut;
 
-use ortrain_expr::{Nest, OutOfRange};
+use ortrain_expr::{Access, Nest, OutOfRange};
 
 use crate::pool::Pool;
 use crate::tape::memory::width;
@@ -90,27 +90,30 @@ impl NestKernel {
         if let Some(fault) = nest.fault() {
             return Err(fault);
         }
+        if nest.accumulators() > 0 {
+            return Err("an accumulator of a nest that finishes nothing".to_owned());
+        }
         let kept = nest.dims.len() - nest.inner;
         let mut outer_axes: Vec<usize> = (0..kept).collect();
         let inner_axes: Vec<usize> = (kept..nest.dims.len()).collect();
         let outer: usize = nest.outer_dims().iter().product();
         let inner: usize = nest.inner_dims().iter().product();
         let (tape, shape) = if let Some(segments) = &nest.segments {
-            let plan = Plan { nest, drive: Drive::Row, outside: &[0], along: &[1], product: false };
+            let plan = Plan { nest, drive: Drive::Row, outside: &[0], along: &[1] };
             let tape = Tape::new(&plan, compiler)?;
             let cut = Cut::new(segments, nest, &tape);
             (tape, Shape::Segments(Box::new(cut)))
         } else if let Some(first) = rows_of_map(nest) {
             // Rows that reduce nothing.
             let (outside, along) = outer_axes.split_at(first);
-            let plan = Plan { nest, drive: Drive::Row, outside, along, product: false };
+            let plan = Plan { nest, drive: Drive::Row, outside, along };
             let tape = Tape::new(&plan, compiler)?;
             let count = |axes: &[usize]| axes.iter().map(|&axis| nest.dims[axis]).product::<usize>();
             let (outer, inner) = (count(outside), count(along));
             let rows = (GRAIN / inner.saturating_mul(tape.cost)).max(1);
             (tape, Shape::Row { outer, inner, rows, piece: None })
         } else if nest.inner == 0 {
-            let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes, product: false };
+            let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes };
             let tape = Tape::new(&plan, compiler)?;
             let shape = Turned::of(nest).map_or_else(
                 || {
@@ -121,8 +124,7 @@ impl NestKernel {
             );
             (tape, shape)
         } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {
-            let plan =
-                Plan { nest, drive: Drive::Row, outside: &outer_axes, along: &inner_axes, product: false };
+            let plan = Plan { nest, drive: Drive::Row, outside: &outer_axes, along: &inner_axes };
             let tape = Tape::new(&plan, compiler)?;
             let work = inner.saturating_mul(tape.cost);
             let rows = (GRAIN / work.max(1)).max(1);
@@ -136,8 +138,7 @@ impl NestKernel {
                 outer_axes.retain(|&other| other != axis);
                 outer_axes.push(axis);
             }
-            let plan =
-                Plan { nest, drive: Drive::Col, outside: &inner_axes, along: &outer_axes, product: false };
+            let plan = Plan { nest, drive: Drive::Col, outside: &inner_axes, along: &outer_axes };
             let tape = Tape::new(&plan, compiler)?;
             let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
             let (mut tile, mut piece) = (tape.tile, None);
@@ -267,13 +268,13 @@ fn rows_of_map(nest: &Nest) -> Option<usize> {
     if nest.inner > 0 {
         return None;
     }
-    let moves = |load: &ortrain_expr::Access, axes: std::ops::Range<usize>| {
+    let moves = |load: &Access, axes: std::ops::Range<usize>| {
         axes.into_iter().any(|axis| nest.dims[axis] > 1 && load.strides[axis] != 0)
     };
     let rank = nest.dims.len();
     let gain = |first: usize| {
-        let stays = |load: &&ortrain_expr::Access| moves(load, 0..first) && !moves(load, first..rank);
-        nest.loads.iter().filter(stays).count()
+        let stays = |load: &&Access| moves(load, 0..first) && !moves(load, first..rank);
+        nest.loaded().filter(stays).count()
     };
     let outer = |first: usize| nest.dims[..first].iter().product::<usize>();
     let inner = |first: usize| nest.dims[first..].iter().product::<usize>();
@@ -287,7 +288,7 @@ fn rows_of_map(nest: &Nest) -> Option<usize> {
 
 /// The smallest step that a load makes along an axis.
 fn step(nest: &Nest, axis: usize) -> usize {
-    let steps = nest.loads.iter().map(|load| load.strides[axis].unsigned_abs());
+    let steps = nest.loaded().map(|load| load.strides[axis].unsigned_abs());
     match steps.filter(|&step| step > 0).min() {
         Some(step) if nest.dims[axis] > 1 => step,
         _ => usize::MAX,
@@ -303,7 +304,7 @@ fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
     const SMALL_PIECE: usize = 64;
     let kept = nest.dims.len() - nest.inner;
     let axes = || (kept..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);
-    let in_pieces = nest.loads.iter().any(|load| {
+    let in_pieces = nest.loaded().any(|load| {
         let walk = Walk::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
         walk.is_ok_and(|walk| walk.piece().is_some_and(|piece| piece < SMALL_PIECE))
     });
@@ -312,7 +313,7 @@ fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
         return true;
     }
     let (mut rows, mut cols) = (0usize, 0usize);
-    for load in &nest.loads {
+    for load in nest.loaded() {
         let moving = || (0..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1 && load.strides[axis] != 0);
         if let Some(nearest) = moving().min_by_key(|&axis| load.strides[axis].unsigned_abs()) {
             let elements = moving().map(|axis| nest.dims[axis]).fold(1, usize::saturating_mul);

@@ -1,7 +1,7 @@
 //! Copies that turn matrices: elements lie side by side along one axis where they are read, and along another where
 //! they are written.
 
-use ortrain_expr::{Access, DType, Inst, Nest, Type};
+use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
 use crate::gemm::micro::Real;
 use crate::gemm::pack::turn;
@@ -42,7 +42,9 @@ struct Side {
 impl Turned {
     /// The copy that a map is, if it turns matrices large enough.
     pub(crate) fn of(nest: &Nest) -> Option<Turned> {
-        let ([load], [store]) = (nest.loads.as_slice(), nest.stores.as_slice()) else { return None };
+        let ([Load::Buffer(load)], [store]) = (nest.loads.as_slice(), nest.stores.as_slice()) else {
+            return None;
+        };
         let dtype = load.dtype;
         let copies = nest.inner == 0
             && nest.expr.insts() == [(Inst::Load(0), Type::of(dtype))]

@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ortrain_expr::{
-    Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, Segments, SlidingAxis, Type, UnaryOp,
+    Access, Builder, DType, Load, Nest, Precision, ReduceOp, Reduction, Segments, SlidingAxis, Type, UnaryOp,
     WindowPass, WindowShape,
 };
 use ortrain_kernels::{
@@ -70,7 +70,7 @@ fn softmax(outer: usize, inner: usize, transposed: bool) -> Nest {
         dims: [outer, inner].into_iter().collect(),
         inner: 1,
         segments: None,
-        loads: vec![access.clone()],
+        loads: vec![Load::Buffer(access.clone())],
         expr,
         reductions: vec![
             Reduction { op: ReduceOp::Max, value: values[0] },
@@ -87,8 +87,8 @@ fn softmax_of_segments(outer: usize, inner: usize) -> Nest {
     let mut nest = softmax(outer, inner, false);
     nest.dims[1] = outer * inner;
     nest.segments = Some(Segments::new(std::iter::once(0..longest).chain(rest)));
-    nest.loads[0].strides[0] = 0;
-    nest.stores[0].strides[0] = 0;
+    // The planes; sums follow.
+    nest.operands_mut().take(2).for_each(|plane| plane.strides[0] = 0);
     nest
 }
 
@@ -134,7 +134,7 @@ fn runs_allocate_nothing() {
                     dims: dims.into_iter().collect(),
                     inner: 0,
                     segments: None,
-                    loads: vec![Access::contiguous(DType::F32, &dims)],
+                    loads: vec![Load::Accumulator(DType::F32)],
                     expr: b.finish(&[result]),
                     reductions: Vec::new(),
                     stores: vec![Access::contiguous(DType::F32, &dims)],

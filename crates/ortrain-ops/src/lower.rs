@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, Builder, ConvShape, Dims, Inst, Nest, Precision, ReduceOp, Reduction, Reg, RunScalar, Scalar,
-    Segments, Strides, Type,
+    Access, Builder, ConvShape, Dims, Inst, Precision, ReduceOp, Reduction, Reg, RunScalar, Scalar, Segments,
+    Strides, Type,
 };
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, PlaneId, ProgramBuilder, SEED_FACTOR,
+    BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, ProgramBuilder,
+    SEED_FACTOR,
 };
 use rustc_hash::FxHashMap;
 
@@ -323,10 +324,8 @@ impl Lower<'_> {
             inner,
             segments: None,
             loads: Vec::new(),
-            reads: Vec::new(),
             reductions: Vec::new(),
             stores: Vec::new(),
-            writes: Vec::new(),
             results: Vec::new(),
             b: Builder::new(),
         }
@@ -354,6 +353,19 @@ impl Lower<'_> {
     #[must_use]
     pub fn buffer_len(&self, buffer: BufferId) -> usize {
         self.builder.buffer(buffer).len
+    }
+
+    /// A buffer of shape `dims`, row-major, as an operand.
+    #[must_use]
+    pub fn operand(&self, buffer: BufferId, dims: &[usize]) -> Operand {
+        let access = Access { len: self.buffer_len(buffer), ..self.whole(buffer, dims) };
+        Operand { buffer, access }
+    }
+
+    /// All elements of a buffer, in order, as an operand.
+    #[must_use]
+    pub fn flat(&self, buffer: BufferId) -> Operand {
+        self.operand(buffer, &[self.buffer_len(buffer)])
     }
 
     /// A row-major access to a buffer of shape `dims`.
@@ -411,11 +423,9 @@ pub struct NestBuilder {
     dims: Dims,
     inner: usize,
     segments: Option<Segments>,
-    loads: Vec<Access>,
-    reads: Vec<BufferId>,
+    loads: Vec<Load>,
     reductions: Vec<(ReduceOp, Reg)>,
-    stores: Vec<Access>,
-    writes: Vec<BufferId>,
+    stores: Vec<Operand>,
     results: Vec<Reg>,
     /// The expression.
     pub b: Builder,
@@ -430,8 +440,7 @@ impl NestBuilder {
 
     /// Adds a load and returns its slot.
     fn slot(&mut self, buffer: BufferId, access: Access) -> usize {
-        self.loads.push(access);
-        self.reads.push(buffer);
+        self.loads.push(Load::Buffer(Operand { buffer, access }));
         self.loads.len() - 1
     }
 
@@ -492,8 +501,7 @@ impl NestBuilder {
     /// Stores a value, converted to the type of the access.
     pub fn store(&mut self, buffer: BufferId, access: Access, value: Reg) {
         let value = self.b.convert(value, Type::of(access.dtype));
-        self.stores.push(access);
-        self.writes.push(buffer);
+        self.stores.push(Operand { buffer, access });
         self.results.push(value);
     }
 
@@ -530,14 +538,14 @@ impl NestBuilder {
         self.store(buffer, access, value);
     }
 
-    /// The nest with its buffers.
+    /// The nest.
     #[must_use]
-    pub fn finish(self) -> Loop {
+    pub fn finish(self) -> Nest {
         let values: Vec<Reg> = self.reductions.iter().map(|&(_, value)| value).collect();
         let (expr, values) = self.b.finish_keeping(&self.results, &values);
         let reductions =
             self.reductions.iter().zip(values).map(|(&(op, _), value)| Reduction { op, value }).collect();
-        let nest = Nest {
+        Nest {
             dims: self.dims,
             inner: self.inner,
             segments: self.segments,
@@ -545,8 +553,7 @@ impl NestBuilder {
             expr,
             reductions,
             stores: self.stores,
-        };
-        Loop { nest, reads: self.reads, writes: self.writes }
+        }
     }
 
     /// The nest as an instruction.
@@ -555,44 +562,32 @@ impl NestBuilder {
         Instruction::Nest(self.finish())
     }
 
-    /// The nest as the epilogue of a product; its load 0 must be the one made by [`NestBuilder::product`].
+    /// The nest as the epilogue of a product, which it has as its [accumulator](NestBuilder::accumulator).
     #[must_use]
     pub fn matmul(
         self,
         (batch, m, n, k): (&[usize], usize, usize, usize),
-        (a, a_access): (BufferId, Access),
-        (b, b_access): (BufferId, Access),
+        a: Operand,
+        b: Operand,
     ) -> Instruction {
         let batch = batch.iter().copied().collect();
         let (precision, epilogue) = (Precision::F32, self.finish());
-        Instruction::MatMul(Box::new(MatMul {
-            batch,
-            m,
-            n,
-            k,
-            a,
-            a_access,
-            b,
-            b_access,
-            precision,
-            epilogue,
-        }))
+        Instruction::MatMul(Box::new(MatMul { batch, m, n, k, a, b, precision, epilogue }))
     }
 
-    /// The nest as the epilogue of a convolution; its load 0 must be the one made by [`NestBuilder::product`], and its
-    /// space that of the result ([`ConvShape::operands`]).
+    /// The nest as the epilogue of a convolution, which it has as its [accumulator](NestBuilder::accumulator). Its space is
+    /// that of the result ([`ConvShape::operands`]).
     #[must_use]
-    pub fn conv(self, shape: ConvShape, a: BufferId, b: BufferId) -> Instruction {
+    pub fn conv(self, shape: ConvShape, a: Operand, b: Operand) -> Instruction {
         let (precision, epilogue) = (Precision::F32, self.finish());
-        Instruction::Conv(Box::new(Conv { shape, a, a_offset: 0, b, precision, epilogue }))
+        Instruction::Conv(Box::new(Conv { shape, a, b, precision, epilogue }))
     }
 
-    /// The product of the matrices (or the convolution), as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it
-    /// is not read.
-    pub fn product(&mut self, dtype: DType, placeholder: BufferId) -> Reg {
-        assert!(self.loads.is_empty(), "the product is load 0");
-        let access = Access::contiguous(dtype, &self.dims.clone());
-        self.load(placeholder, access)
+    /// An element of the product of the matrices, or of the convolution, that the nest finishes. Must be the first load.
+    pub fn accumulator(&mut self, dtype: DType) -> Reg {
+        assert!(self.loads.is_empty(), "the accumulator is the first load");
+        self.loads.push(Load::Accumulator(dtype));
+        self.b.load(0, Type::of(dtype))
     }
 }
 

@@ -1,8 +1,10 @@
 //! The instruction for attention.
 
-use ortrain_expr::{Access, DType, Dims, Inst};
+use ortrain_expr::{DType, Dims};
 
-use crate::{Buffer, BufferId, Loop};
+use crate::instruction::{nest_buffers, nest_buffers_mut};
+use crate::operand::{read_by, written_by};
+use crate::{Buffer, BufferId, BufferIds, Load, Nest, Operand, Use};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
 ///
@@ -10,10 +12,8 @@ use crate::{Buffer, BufferId, Loop};
 /// goes through `weights`; and what comes of it weighs the values, which are summed up over the keys. Everything is
 /// computed in the type of the operands, `F32` or `F64`.
 ///
-/// The space of `scores`, `weights` and their gradients is `batch + [queries, keys]`. In each of these nests the first
-/// load is what it is given and the only store is what becomes of it; both are row-major over all of the space and have
-/// no buffer (so neither `reads[0]` nor `writes[0]` is used). They gather nothing of what they are given, and cannot
-/// fail.
+/// The space of `scores`, `weights` and their gradients is `batch + [queries, keys]`. Each of these nests has an accumulator,
+/// what it is given, and one result without a store, what becomes of it. They cannot fail.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// Sizes of the batch axes: heads are one of them.
@@ -33,77 +33,54 @@ pub struct Attention {
     /// The values, over `batch + [keys, width]`.
     pub v: Operand,
     /// What becomes of the product of a query and a key: scale, mask.
-    pub scores: Loop,
+    pub scores: Nest,
     /// What becomes of the softmax: dropout.
-    pub weights: Loop,
+    pub weights: Nest,
     /// What is computed.
     pub pass: AttentionPass,
-}
-
-/// A buffer and how an instruction reaches into it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Operand {
-    /// Where it lies.
-    pub buffer: BufferId,
-    /// Where its elements are.
-    pub access: Access,
 }
 
 /// What is computed of an [`Attention`].
 #[derive(Clone, Debug)]
 pub enum AttentionPass {
-    /// The sums. The loop is their epilogue, over `batch + [queries, width]`; load 0 is the sums, and has no buffer.
-    Output(Box<Loop>),
+    /// The sums. The nest is their epilogue, over `batch + [queries, width]`; its accumulator is the sums.
+    Output(Box<Nest>),
     /// Gradients, of the one that is given for the sums.
     Gradients(Box<AttentionGradients>),
 }
 
-/// The gradients of an [`Attention`]; those that are wanted have an epilogue, whose load 0 is the gradient itself and
-/// has no buffer.
+/// The gradients of an [`Attention`]; those that are wanted have an epilogue, whose accumulator is the gradient itself.
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
     /// The gradient of the sums, over `batch + [queries, width]`.
     pub given: Operand,
-    /// From the gradient of what weighs the values to that of the softmax. Load 1 is the softmax itself, and has no
-    /// buffer either.
-    pub weights: Loop,
+    /// From the gradient of what weighs the values to that of the softmax, which is the second accumulator.
+    pub weights: Nest,
     /// What is left of the softmax where its gradient is taken: with what becomes of it here, and not with the softmax
     /// itself, the gradient of what weighs the values is multiplied. Where rows of nothing but -inf give NaN, and a graph
     /// goes on with zeros in their place, it makes these zeros.
-    pub softmax: Loop,
+    pub softmax: Nest,
     /// From the gradient of the softmax's operand to that of the product.
-    pub scores: Loop,
+    pub scores: Nest,
     /// The gradient of the queries, over their space.
-    pub q: Option<Loop>,
+    pub q: Option<Nest>,
     /// That of the keys.
-    pub k: Option<Loop>,
+    pub k: Option<Nest>,
     /// That of the values.
-    pub v: Option<Loop>,
+    pub v: Option<Nest>,
 }
 
 /// A nest of an attention.
 pub(crate) struct Part<'a> {
-    pub(crate) part: &'a Loop,
+    pub(crate) nest: &'a Nest,
     /// Its name in dumps.
     pub(crate) name: &'static str,
-    /// How many of its first loads have no buffer.
-    pub(crate) given: usize,
-    /// Whether its store has one.
-    pub(crate) stores: bool,
+    /// The number of its accumulators.
+    accumulators: usize,
+    /// Whether its result is stored.
+    stores: bool,
     /// The last two sizes of its space.
     sizes: [usize; 2],
-}
-
-impl Part<'_> {
-    /// Loads that have buffers.
-    pub(crate) fn reads(&self) -> &[BufferId] {
-        &self.part.reads[self.given..]
-    }
-
-    /// Stores that have buffers.
-    pub(crate) fn writes(&self) -> &[BufferId] {
-        if self.stores { &self.part.writes } else { &[] }
-    }
 }
 
 impl Attention {
@@ -122,12 +99,18 @@ impl Attention {
     /// The nests, in the order in which kernels take their buffers.
     pub(crate) fn parts(&self) -> Vec<Part<'_>> {
         let &Attention { queries, keys, size, width, .. } = self;
-        let scores = |part, name, given| Part { part, name, given, stores: false, sizes: [queries, keys] };
-        let mut parts = vec![scores(&self.scores, "scores", 1), scores(&self.weights, "weights", 1)];
-        let result = |part, name, lines, elements| Part {
-            part,
+        let scores = |nest, name, accumulators| Part {
+            nest,
             name,
-            given: 1,
+            accumulators,
+            stores: false,
+            sizes: [queries, keys],
+        };
+        let mut parts = vec![scores(&self.scores, "scores", 1), scores(&self.weights, "weights", 1)];
+        let result = |nest, name, lines, elements| Part {
+            nest,
+            name,
+            accumulators: 1,
             stores: true,
             sizes: [lines, elements],
         };
@@ -142,8 +125,8 @@ impl Attention {
                     (&gradients.k, "gradient of k", keys, size),
                     (&gradients.v, "gradient of v", keys, width),
                 ];
-                for (part, name, lines, elements) in results {
-                    parts.extend(part.as_ref().map(|part| result(part, name, lines, elements)));
+                for (nest, name, lines, elements) in results {
+                    parts.extend(nest.as_ref().map(|nest| result(nest, name, lines, elements)));
                 }
             }
         }
@@ -155,45 +138,40 @@ impl Attention {
     pub fn buffers(&self) -> Vec<BufferId> {
         let mut buffers: Vec<BufferId> = self.operands().map(|(operand, _)| operand.buffer).collect();
         for part in self.parts() {
-            buffers.extend(part.reads());
-            buffers.extend(part.writes());
+            buffers.extend(read_by(part.nest).chain(written_by(part.nest)));
         }
         buffers
     }
 
-    pub(crate) fn reads(&self) -> Vec<BufferId> {
-        let operands = self.operands().map(|(operand, _)| operand.buffer);
-        operands.chain(self.parts().iter().flat_map(|part| part.reads().to_vec())).collect()
+    /// Calls a function with each buffer, and how it is used.
+    pub(crate) fn each_buffer(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        self.operands().for_each(|(operand, _)| each(operand.buffer, Use::Read));
+        self.parts().iter().for_each(|part| nest_buffers(part.nest, each));
     }
 
-    pub(crate) fn writes(&self) -> Vec<BufferId> {
-        self.parts().iter().flat_map(|part| part.writes().to_vec()).collect()
+    /// The buffers it reads.
+    pub(crate) fn reads(&self) -> BufferIds {
+        let mut found = BufferIds::new();
+        self.each_buffer(&mut |id, used| found.extend(used.reads().then_some(id)));
+        found
     }
 
-    /// Puts other buffers in place of those that it reads and of those that it writes.
-    pub(crate) fn rename(
-        &mut self,
-        read: &impl Fn(BufferId) -> BufferId,
-        write: &impl Fn(BufferId) -> BufferId,
-    ) {
-        let all = |l: &mut Loop| {
-            l.reads.iter_mut().for_each(|id| *id = read(*id));
-            l.writes.iter_mut().for_each(|id| *id = write(*id));
-        };
-        for operand in [&mut self.q, &mut self.k, &mut self.v] {
-            operand.buffer = read(operand.buffer);
-        }
-        // What has no buffer may have any name.
-        all(&mut self.scores);
-        all(&mut self.weights);
-        match &mut self.pass {
-            AttentionPass::Output(output) => all(output),
+    /// The same with buffers that may be changed.
+    pub(crate) fn each_buffer_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        let Attention { q, k, v, scores, weights, pass, .. } = self;
+        [q, k, v].into_iter().for_each(|operand| each(&mut operand.buffer, Use::Read));
+        nest_buffers_mut(scores, each);
+        nest_buffers_mut(weights, each);
+        match pass {
+            AttentionPass::Output(output) => nest_buffers_mut(output, each),
             AttentionPass::Gradients(gradients) => {
-                gradients.given.buffer = read(gradients.given.buffer);
-                all(&mut gradients.weights);
-                all(&mut gradients.softmax);
-                all(&mut gradients.scores);
-                [&mut gradients.q, &mut gradients.k, &mut gradients.v].into_iter().flatten().for_each(all);
+                let AttentionGradients { given, weights, softmax, scores, q, k, v } = &mut **gradients;
+                each(&mut given.buffer, Use::Read);
+                let results = [q, k, v].into_iter().flatten();
+                [weights, softmax, scores]
+                    .into_iter()
+                    .chain(results)
+                    .for_each(|nest| nest_buffers_mut(nest, each));
             }
         }
     }
@@ -208,13 +186,13 @@ impl Attention {
             return Some(format!("an attention of {dtype} over {:?} and {sizes:?}", self.batch));
         }
         let space = |sizes: [usize; 2]| self.batch.iter().copied().chain(sizes).collect::<Dims>();
-        for (Operand { buffer: id, access }, sizes) in self.operands() {
-            let (dims, buffer) = (space(sizes), buffer(*id));
+        for (operand, sizes) in self.operands() {
+            let (dims, access) = (space(sizes), &operand.access);
             let fits = access.dtype == dtype
-                && (access.dtype, access.len) == (buffer.dtype, buffer.len)
+                && operand.fault(buffers).is_none()
                 && access.strides.len() == dims.len();
             if !fits {
-                return Some(format!("an operand's access does not fit {:?}", buffer.label));
+                return Some(format!("an operand's access does not fit {:?}", buffer(operand.buffer).label));
             }
             if let Some((low, high)) = access.reach(&dims)
                 && (low < 0 || high >= access.len as isize)
@@ -223,36 +201,24 @@ impl Attention {
             }
         }
         self.parts().iter().find_map(|part| {
-            let (Loop { nest, reads, writes }, name) = (part.part, part.name);
-            let dims = space(part.sizes);
-            if nest.dims != dims || nest.inner != 0 || nest.segments.is_some() || nest.expr.can_fail() {
+            let Part { nest, name, accumulators, stores, sizes } = *part;
+            if nest.dims != space(sizes) || nest.inner != 0 || nest.segments.is_some() || nest.expr.can_fail()
+            {
                 return Some(format!("{name} over another space"));
             }
-            if (reads.len(), writes.len()) != (nest.loads.len(), nest.stores.len())
-                || reads.len() < part.given
-            {
-                return Some(format!("loads and stores of {name} that are not those of its buffers"));
-            }
-            let whole = Access::contiguous(dtype, &dims);
-            let (given, loads) = nest.loads.split_at(part.given);
-            let given_type = given.iter().all(|load| load.dtype == dtype);
-            let row_major = given.iter().chain(&nest.stores).all(|access| *access == whole);
-            if !given_type || !part.stores && (nest.stores.len() != 1 || !row_major) {
+            let given = &nest.loads[..nest.accumulators()];
+            if given.len() != accumulators || given.iter().any(|load| *load != Load::Accumulator(dtype)) {
                 return Some(format!("{name} of another type or order"));
             }
-            let gathers =
-                |inst: Inst| matches!(inst, Inst::LoadAt(slot, _) if usize::from(slot) < part.given);
-            if nest.expr.insts().iter().any(|&(inst, _)| gathers(inst)) {
-                return Some(format!("{name} that gathers what it is given"));
+            if !stores && (nest.expr.outputs().len() != 1 || !nest.stores.is_empty()) {
+                return Some(format!("{name} of other results than one that is passed on"));
             }
-            let stores = if part.stores { nest.stores.as_slice() } else { &[] };
-            let pairs = loads.iter().zip(part.reads()).chain(stores.iter().zip(part.writes()));
-            for (access, &id) in pairs {
-                if (access.dtype, access.len) != (buffer(id).dtype, buffer(id).len) {
-                    return Some(format!("an access of {name} that does not fit {:?}", buffer(id).label));
-                }
+            if let Some(Operand { buffer: id, .. }) =
+                nest.operands().find(|operand| operand.fault(buffers).is_some())
+            {
+                return Some(format!("an access of {name} that does not fit {:?}", buffer(*id).label));
             }
-            nest.fault()
+            if stores { nest.fault() } else { nest.operand_fault() }
         })
     }
 }

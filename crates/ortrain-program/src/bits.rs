@@ -10,14 +10,14 @@
 
 use std::cmp::Reverse;
 
-use ortrain_expr::{Access, Builder, CompareOp, DType, Inst, Nest, Type};
+use ortrain_expr::{Access, Builder, CompareOp, DType, Type};
 
 use crate::builder::align;
-use crate::fuse::{factors, loop_of, with_loop};
 use crate::plan::{plan, sharing};
 use crate::versions::{NewVersions, Version, Versions};
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Loop, Place, ProgramError, ScheduledInstruction, is_work,
+    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ProgramError, ScheduledInstruction,
+    is_work,
 };
 
 /// Bits of a byte.
@@ -249,27 +249,17 @@ fn span(mut places: impl Iterator<Item = usize>) -> Option<Span> {
 
 /// True if an instruction does not mind a buffer that is longer than what it reaches.
 fn may_be_longer(instruction: &Instruction, id: BufferId) -> bool {
-    let Some((l, virtual_loads)) = loop_of(instruction) else { return false };
-    let by_index = |(inst, _): &(Inst, Type)| match *inst {
-        Inst::LoadAt(slot, _) => usize::from(slot) >= virtual_loads && l.reads[usize::from(slot)] == id,
-        _ => false,
+    let Some(nest) = instruction.flexible_nest() else { return false };
+    let by_index = |(slot, load): (usize, &Load)| {
+        load.operand().is_some_and(|from| from.buffer == id) && nest.is_gathered(slot)
     };
-    !factors(instruction).contains(&id) && !l.nest.expr.insts().iter().any(by_index)
+    !instruction.factors().contains(&id) && !nest.loads.iter().enumerate().any(by_index)
 }
 
-/// The instruction with another length of a buffer that its nest reaches.
-fn with_length(instruction: &Instruction, id: BufferId, len: usize) -> Option<Instruction> {
-    let (l, virtual_loads) = loop_of(instruction)?;
-    if !l.reads.contains(&id) && !l.writes.contains(&id) {
-        return None;
-    }
-    let mut l = l.clone();
-    let loads = l.reads.iter().zip(&mut l.nest.loads).skip(virtual_loads);
-    for (_, access) in loads.chain(l.writes.iter().zip(&mut l.nest.stores)).filter(|(other, _)| **other == id)
-    {
-        access.len = len;
-    }
-    Some(with_loop(instruction, l))
+/// Says to an instruction the new length of a buffer that its nest reaches.
+fn set_length(instruction: &mut Instruction, id: BufferId, len: usize) {
+    let operands = instruction.nest_mut().into_iter().flat_map(Nest::operands_mut);
+    operands.filter(|operand| operand.buffer == id).for_each(|operand| operand.access.len = len);
 }
 
 /// Bytes of the bits of a mask.
@@ -288,9 +278,7 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
         if len != bytes * BITS {
             buffers[buffer.0 as usize].len = bytes * BITS;
             for scheduled in instructions.iter_mut() {
-                if let Some(instruction) = with_length(&scheduled.instruction, buffer, bytes * BITS) {
-                    scheduled.instruction = instruction;
-                }
+                set_length(&mut scheduled.instruction, buffer, bytes * BITS);
             }
         }
         let first = buffers.len() as u32;
@@ -335,9 +323,10 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
 }
 
 /// Elements of a mask, one for each byte of its bits.
-fn run(bytes: usize, bit: usize) -> Access {
+fn run(mask: BufferId, bytes: usize, bit: usize) -> Operand {
     let strides = [1].into_iter().collect();
-    Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS }
+    let access = Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS };
+    Operand { buffer: mask, access }
 }
 
 /// The value of a bit. Bytes are computed as floats, which hold them exactly and which machine code is made for.
@@ -346,7 +335,7 @@ fn value_of(bit: usize) -> f64 {
 }
 
 /// Eight truths become a byte.
-fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Loop {
+fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
     let mut byte = zero;
@@ -357,20 +346,19 @@ fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Loop {
     }
     let byte = b.convert(byte, Type::I32);
     let byte = b.convert(byte, Type::U32);
-    let nest = Nest {
+    Nest {
         dims: [bytes].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: (0..BITS).map(|bit| run(bytes, bit)).collect(),
+        loads: (0..BITS).map(|bit| Load::Buffer(run(mask, bytes, bit))).collect(),
         expr: b.finish(&[byte]),
         reductions: Vec::new(),
-        stores: vec![Access::contiguous(DType::U8, &[bytes])],
-    };
-    Loop { nest, reads: vec![mask; BITS], writes: vec![bits] }
+        stores: vec![Operand::whole(bits, DType::U8, &[bytes])],
+    }
 }
 
 /// A byte becomes eight truths, from the highest bit on.
-fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Loop {
+fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
     let mut rest = b.load(0, Type::F32);
@@ -383,16 +371,15 @@ fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Loop {
         truths.push(truth);
     }
     truths.reverse();
-    let nest = Nest {
+    Nest {
         dims: [bytes].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::U8, &[bytes])],
+        loads: vec![Load::Buffer(Operand::whole(bits, DType::U8, &[bytes]))],
         expr: b.finish(&truths),
         reductions: Vec::new(),
-        stores: (0..BITS).map(|bit| run(bytes, bit)).collect(),
-    };
-    Loop { nest, reads: vec![bits], writes: vec![mask; BITS] }
+        stores: (0..BITS).map(|bit| run(mask, bytes, bit)).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -430,12 +417,7 @@ mod tests {
             f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
         ) {
             let buffer = |id: &BufferId| &self.buffers[id.0 as usize];
-            let access = |id: &BufferId| Access {
-                dtype: buffer(id).dtype,
-                offset: 0,
-                strides: [1].into_iter().collect(),
-                len: buffer(id).len,
-            };
+            let whole = |id: &BufferId| Operand::whole(*id, buffer(id).dtype, &[buffer(id).len]);
             let mut b = Builder::new();
             let loads = reads.iter().enumerate();
             let regs: Vec<Reg> = loads.map(|(slot, id)| b.load(slot, Type::of(buffer(id).dtype))).collect();
@@ -444,17 +426,16 @@ mod tests {
                 dims: [len].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: reads.iter().map(access).collect(),
+                loads: reads.iter().map(whole).map(Load::Buffer).collect(),
                 expr: b.finish(&results),
                 reductions: Vec::new(),
-                stores: writes.iter().map(access).collect(),
+                stores: writes.iter().map(whole).collect(),
             };
             for slot in (0..reads.len()).filter(|&slot| nest.is_gathered(slot)).collect::<Vec<_>>() {
-                nest.loads[slot].strides[0] = 0;
+                nest.loads[slot].operand_mut().unwrap().access.strides[0] = 0;
             }
-            let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
-            assert_eq!(map.nest.fault(), None);
-            let instruction = Instruction::Nest(map);
+            assert_eq!(nest.fault(), None);
+            let instruction = Instruction::Nest(nest);
             let versions = Versions::default();
             self.instructions.push(ScheduledInstruction {
                 instruction,

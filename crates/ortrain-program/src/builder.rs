@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, DType, Inst, Nest, Precision, Scalar, Segments, WindowPass};
+use ortrain_expr::{DType, Precision, Scalar};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
+use crate::instruction::only_moves;
 use crate::memory::ALIGNMENT;
 use crate::versions::{self, FinalVersions, Versions};
 use crate::{
-    Buffer, BufferId, Entries, HandOver, Instruction, Place, PlaneId, PlaneUse, Program,
-    ScheduledInstruction, Window, bits, fuse, is_work, narrow, parts, plan,
+    Buffer, BufferId, Entries, Instruction, Load, Operand, Place, PlaneId, PlaneUse, Program,
+    ScheduledInstruction, bits, fuse, narrow, parts, plan,
 };
 
 /// Why a program cannot be made.
@@ -75,14 +76,14 @@ impl ProgramBuilder {
 
     /// Gives every instruction the precision.
     fn set_precision(&mut self) {
-        let ProgramBuilder { instructions, buffers, precision, .. } = self;
-        let is_double = |id: BufferId| buffers[id.0 as usize].dtype == DType::F64;
+        let ProgramBuilder { instructions, precision, .. } = self;
+        let is_double = |factor: &Operand| factor.access.dtype == DType::F64;
         for scheduled in instructions {
             match &mut scheduled.instruction {
-                Instruction::MatMul(m) if !is_double(m.a) && !is_double(m.b) => {
+                Instruction::MatMul(m) if !is_double(&m.a) && !is_double(&m.b) => {
                     m.precision = precision.of_product([m.m, m.n, m.k]);
                 }
-                Instruction::Conv(c) if !is_double(c.a) && !is_double(c.b) => {
+                Instruction::Conv(c) if !is_double(&c.a) && !is_double(&c.b) => {
                     c.precision = precision.of_product(c.shape.product_sides());
                 }
                 _ => {}
@@ -182,10 +183,7 @@ impl ProgramBuilder {
     /// Whether its instructions, of which there are some, only move elements.
     #[must_use]
     pub fn only_moves(&self) -> bool {
-        let moves = |scheduled: &ScheduledInstruction| {
-            let map = scheduled.instruction.as_map();
-            map.is_some_and(|map| matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]))
-        };
+        let moves = |scheduled: &ScheduledInstruction| scheduled.instruction.as_map().is_some_and(only_moves);
         !self.instructions.is_empty() && self.instructions.iter().all(moves)
     }
 
@@ -193,38 +191,33 @@ impl ProgramBuilder {
     /// the same ones.
     fn is_checked(&self, instruction: &Instruction, entries: Entries) -> bool {
         let Some(guard) = instruction.as_map() else { return false };
-        let made_here = |id: &BufferId| matches!(self.buffer(*id).place, Place::Work(_) | Place::Constant(_));
-        guard.writes.is_empty()
-            && guard.reads.iter().all(made_here)
+        let made_here =
+            |from: &Operand| matches!(self.buffer(from.buffer).place, Place::Work(_) | Place::Constant(_));
+        guard.stores.is_empty()
+            && guard.loaded().all(made_here)
             && self.instructions.iter().any(|earlier| {
-                earlier.entries == entries
-                    && earlier
-                        .instruction
-                        .as_map()
-                        .is_some_and(|other| other.reads == guard.reads && other.nest == guard.nest)
+                earlier.entries == entries && earlier.instruction.as_map().is_some_and(|other| other == guard)
             })
     }
 
     /// Puts constants of one element into the expressions that load them.
     fn inline_constants(&mut self) {
         let ProgramBuilder { instructions, buffers, constants, .. } = self;
-        let value = |id: BufferId, access: &Access| {
-            let buffer = &buffers[id.0 as usize];
+        let value = |load: &Load| {
+            let Operand { buffer, access } = load.operand()?;
+            let buffer = &buffers[buffer.0 as usize];
             let Place::Constant(number) = buffer.place else { return None };
             let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
             let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
             stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
         };
         for scheduled in instructions {
-            let Some((l, virtual_loads)) = fuse::any_loop_of(&scheduled.instruction) else { continue };
-            let loads = l.reads.iter().zip(&l.nest.loads).enumerate();
-            let values: Vec<Option<Scalar>> = loads
-                .map(|(slot, (&id, access))| if slot < virtual_loads { None } else { value(id, access) })
-                .collect();
+            let Some(nest) = scheduled.instruction.nest() else { continue };
+            let values: Vec<Option<Scalar>> = nest.loads.iter().map(value).collect();
             if values.iter().any(Option::is_some)
-                && let Some(l) = fuse::with_constants(l, virtual_loads, &values)
+                && let Some(nest) = fuse::with_constants(nest, &values)
             {
-                scheduled.instruction = fuse::with_loop(&scheduled.instruction, l);
+                scheduled.instruction = scheduled.instruction.with_nest(nest);
                 scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
             }
         }
@@ -245,183 +238,12 @@ impl ProgramBuilder {
     }
 
     fn check(&self, instruction: &Instruction, node: &Arc<str>) -> Result<(), ProgramError> {
-        match self.fault(instruction) {
+        match instruction.fault(&self.buffers) {
             Some(fault) => {
                 Err(ProgramError::Faulty { node: node.to_string(), instruction: instruction.name(), fault })
             }
             None => Ok(()),
         }
-    }
-
-    /// What would take an instruction outside its buffers, if anything.
-    fn fault(&self, instruction: &Instruction) -> Option<String> {
-        let is_constant = |id: &BufferId| matches!(self.buffer(*id).place, Place::Constant(_));
-        if let Some(id) = instruction.writes().into_iter().find(is_constant) {
-            return Some(format!("a result that is the constant {:?}", self.buffer(id).label));
-        }
-        let (nest, reads, writes, virtual_loads) = match instruction {
-            Instruction::Nest(l) => (&l.nest, &l.reads, &l.writes, 0),
-            Instruction::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
-            Instruction::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
-            Instruction::Attention(a) => return a.fault(&self.buffers),
-            Instruction::Window(w) => return self.window_fault(w),
-            Instruction::HandOver(h) => return self.hand_over_fault(h),
-            Instruction::ScatterAdd(s) => {
-                let need = |id: BufferId, len: usize| {
-                    (self.buffer(id).len != len)
-                        .then(|| format!("{} elements where {len} are needed", self.buffer(id).len))
-                };
-                return need(s.source, s.outer * s.count * s.inner)
-                    .or_else(|| need(s.index, s.count))
-                    .or_else(|| need(s.target, s.outer * s.rows * s.inner))
-                    .or_else(|| {
-                        let dtype = self.buffer(s.index).dtype;
-                        (!matches!(dtype, DType::I32 | DType::I64))
-                            .then(|| format!("indices of type {dtype}"))
-                    })
-                    .or_else(|| {
-                        let [from, to] = [s.source, s.target].map(|id| self.buffer(id).dtype);
-                        (from != to).then(|| format!("rows of {from} for rows of {to}"))
-                    });
-            }
-        };
-        if reads.len() != nest.loads.len() || writes.len() != nest.stores.len() {
-            return Some(format!(
-                "{} loads and {} stores for {} and {} buffers",
-                nest.loads.len(),
-                nest.stores.len(),
-                reads.len(),
-                writes.len()
-            ));
-        }
-        if nest.segments.is_some() && !matches!(instruction, Instruction::Nest(_)) {
-            return Some(format!("segments with {} reduced axes", nest.inner));
-        }
-        let pairs = reads.iter().zip(&nest.loads).skip(virtual_loads).chain(writes.iter().zip(&nest.stores));
-        for (&id, access) in pairs {
-            let buffer = self.buffer(id);
-            if access.len != buffer.len || access.dtype != buffer.dtype {
-                return Some(format!(
-                    "an access of {} {} to {:?} of {} {}",
-                    access.len, access.dtype, buffer.label, buffer.len, buffer.dtype
-                ));
-            }
-        }
-        if instruction.precision() != Precision::F32 {
-            let factors = match instruction {
-                Instruction::MatMul(m) => [m.a, m.b],
-                Instruction::Conv(c) => [c.a, c.b],
-                _ => unreachable!("others have no precision"),
-            };
-            if factors.into_iter().any(|id| self.buffer(id).dtype == DType::F64) {
-                return Some(format!("factors of float64 in {}", instruction.precision()));
-            }
-        }
-        if let Instruction::MatMul(m) = instruction {
-            let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<Vec<_>>();
-            for (id, access, dims) in
-                [(m.a, &m.a_access, with([m.m, m.k])), (m.b, &m.b_access, with([m.k, m.n]))]
-            {
-                if access.len != self.buffer(id).len || access.strides.len() != dims.len() {
-                    return Some("a factor's access does not fit its buffer".into());
-                }
-                if let Some((low, high)) = access.reach(&dims)
-                    && (low < 0 || high >= access.len as isize)
-                {
-                    return Some(format!("elements {low}..={high} of a factor of {}", access.len));
-                }
-            }
-            if nest.dims.as_slice() != with([m.m, m.n]) || nest.inner != 0 {
-                return Some("an epilogue over another space than the product".into());
-            }
-        }
-        if let Instruction::Conv(c) = instruction {
-            if let Some(fault) = c.shape.fault() {
-                return Some(fault);
-            }
-            let [a, b, result] = c.shape.operands();
-            for (id, offset, dims) in [(c.a, c.a_offset, &a), (c.b, 0, &b)] {
-                let needed = dims.iter().product::<usize>().saturating_add(offset);
-                if self.buffer(id).len < needed || !self.buffer(id).dtype.is_float() {
-                    return Some(format!(
-                        "an operand {:?} that is not floats {dims:?}",
-                        self.buffer(id).label
-                    ));
-                }
-            }
-            if nest.dims != result || nest.inner != 0 {
-                return Some("an epilogue over another space than the result".into());
-            }
-        }
-        nest.fault().or_else(|| self.segments_fault(nest, reads, writes))
-    }
-
-    /// The fault of a nest with segments that stores elements which it stores or loads elsewhere, too.
-    fn segments_fault(&self, nest: &Nest, reads: &[BufferId], writes: &[BufferId]) -> Option<String> {
-        let segments = nest.segments.as_ref()?;
-        let label = |id: BufferId| &self.buffer(id).label;
-        for (k, (&to, store)) in writes.iter().zip(&nest.stores).enumerate() {
-            let earlier = writes.iter().zip(&nest.stores).take(k);
-            let mut again = earlier.filter(|&(&other, access)| {
-                share_bytes(self.buffer(to), self.buffer(other))
-                    && !(to == other && are_apart(store, access, segments))
-            });
-            if let Some((&other, _)) = again.next() {
-                return Some(format!(
-                    "stores to {:?} that may reach elements of {:?}",
-                    label(to),
-                    label(other)
-                ));
-            }
-            let mut loads = reads.iter().zip(&nest.loads).enumerate().filter(|&(slot, (&from, load))| {
-                let apart = to == from
-                    && !nest.is_gathered(slot)
-                    && (load == store || are_apart(store, load, segments));
-                share_bytes(self.buffer(to), self.buffer(from)) && !apart
-            });
-            if let Some((slot, (&from, _))) = loads.next() {
-                return Some(format!(
-                    "load {slot} of {:?} that may see what is stored to {:?}: the same access is needed",
-                    label(from),
-                    label(to)
-                ));
-            }
-        }
-        None
-    }
-
-    /// The fault of a hand-over that takes a value which is not the caller's to give.
-    fn hand_over_fault(&self, h: &HandOver) -> Option<String> {
-        let elsewhere = h.taken.iter().find(|id| !is_work(&self.buffers, **id));
-        elsewhere.map(|&id| {
-            format!("{:?} cannot be handed in: it is no value of the arena", self.buffer(id).label)
-        })
-    }
-
-    fn window_fault(&self, w: &Window) -> Option<String> {
-        if let Some(fault) = w.shape.fault() {
-            return Some(fault);
-        }
-        let [source, target] = w.shape.operands().map(Some);
-        let (from, to) = (self.buffer(w.source), self.buffer(w.target));
-        if from.dtype == DType::Bool {
-            return Some(format!("numbers are needed, {:?} is of type {}", from.label, from.dtype));
-        }
-        if (Some(from.len), Some(to.len)) != (source, target) || from.dtype != to.dtype {
-            return Some(format!(
-                "{} {} to {} {} where {source:?} to {target:?} are needed",
-                from.len, from.dtype, to.len, to.dtype
-            ));
-        }
-        let outputs = w.shape.planes * w.shape.outputs();
-        let fits =
-            |id: BufferId| self.buffer(id).len == outputs && w.shape.has_positions_in(self.buffer(id).dtype);
-        let index_fits = match w.shape.pass {
-            WindowPass::Max => w.index.is_none_or(fits),
-            WindowPass::MaxGradient => w.index.is_some_and(fits),
-            WindowPass::Sum | WindowPass::SumGradient => w.index.is_none(),
-        };
-        (!index_fits).then(|| "positions that do not fit".into())
     }
 
     /// The program with these inputs and outputs: what nobody reads and what is zero left out, instructions fused, those
@@ -438,7 +260,7 @@ impl ProgramBuilder {
         self.assert_versions(&last_versions, "narrow");
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.assert_versions(&last_versions, "remove_unused");
-        fuse::number_cells(&self.instructions, &mut self.buffers, &inputs, &outputs);
+        fuse::number_cells(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
         self.assert_versions(&last_versions, "number_cells");
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
         self.assert_versions(&last_versions, "sum_late");
@@ -513,35 +335,6 @@ impl ProgramBuilder {
     }
 }
 
-/// True if two buffers have bytes in common before any is placed in the arena.
-fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
-    match (a.place, b.place) {
-        (Place::Plane(plane, at), Place::Plane(other, other_at)) => {
-            plane == other && at < other_at + b.bytes() && other_at < at + a.bytes()
-        }
-        (Place::Constant(a), Place::Constant(b)) => a == b,
-        (Place::Work(_), Place::Work(_)) => std::ptr::eq(a, b),
-        _ => false,
-    }
-}
-
-/// True if two accesses to one buffer surely reach no element in common over segments.
-fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
-    if let (&[step, 0], &[other, 0]) = (a.strides.as_slice(), b.strides.as_slice())
-        && step == other
-        && step != 0
-    {
-        // Columns of one table.
-        return !a.offset.abs_diff(b.offset).is_multiple_of(step.unsigned_abs());
-    }
-    // Wholly before or behind each other.
-    let dims = [segments.len(), segments.iter().last().map_or(0, |range| range.end)];
-    match (a.reach(&dims), b.reach(&dims)) {
-        (Some(a), Some(b)) => a.1 < b.0 || b.1 < a.0,
-        _ => false,
-    }
-}
-
 /// What a program does with planes, the first one first.
 fn plane_uses(
     instructions: &[ScheduledInstruction],
@@ -564,10 +357,10 @@ fn plane_uses(
 
 #[cfg(test)]
 mod tests {
-    use ortrain_expr::{Builder, Nest, Type};
+    use ortrain_expr::{Builder, Type};
 
     use super::*;
-    use crate::{Loop, Part, RunError};
+    use crate::{HandOver, Nest, Part, RunError};
 
     const N: usize = 100;
 
@@ -575,17 +368,16 @@ mod tests {
     fn copy(from: BufferId, to: BufferId) -> Instruction {
         let mut e = Builder::new();
         let x = e.load(0, Type::F32);
-        let whole = Access::contiguous(DType::F32, &[N]);
-        let nest = Nest {
+        let [from, to] = [from, to].map(|id| Operand::whole(id, DType::F32, &[N]));
+        Instruction::Nest(Nest {
             dims: [N].into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![whole.clone()],
+            loads: vec![Load::Buffer(from)],
             expr: e.finish(&[x]),
             reductions: Vec::new(),
-            stores: vec![whole],
-        };
-        Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] })
+            stores: vec![to],
+        })
     }
 
     #[test]

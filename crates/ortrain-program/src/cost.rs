@@ -1,9 +1,9 @@
 //! What an instruction costs: floating-point operations and bytes for reports, and one weight by which fusion decides.
 
-use ortrain_expr::{Access, BinaryOp, Inst, Nest, SlidingAxis, Type, UnaryOp, WindowPass};
+use ortrain_expr::{Access, BinaryOp, Inst, SlidingAxis, Type, UnaryOp, WindowPass};
 use smallvec::SmallVec;
 
-use crate::{AttentionPass, Buffer, BufferId, Instruction, Loop, Program};
+use crate::{AttentionPass, Buffer, BufferId, Instruction, Load, Nest, Program};
 
 /// The work of an instruction, whoever runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,27 +39,27 @@ pub(crate) fn cost(instruction: &Instruction, buffers: &[Buffer]) -> Cost {
     let mut traffic = Traffic::new(buffers);
     let mut flops = 0u64;
     match instruction {
-        Instruction::Nest(l) => {
-            traffic.nest(l, 0);
-            flops = nest_flops(&l.nest);
+        Instruction::Nest(nest) => {
+            traffic.nest(nest);
+            flops = nest_flops(nest);
         }
         Instruction::MatMul(m) => {
-            let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<SmallVec<[_; 6]>>();
-            traffic.read(m.a, reached(&m.a_access, &with([m.m, m.k])));
-            traffic.read(m.b, reached(&m.b_access, &with([m.k, m.n])));
-            traffic.nest(&m.epilogue, 1);
+            for (factor, dims) in [&m.a, &m.b].into_iter().zip(m.spaces()) {
+                traffic.read(factor.buffer, reached(&factor.access, &dims));
+            }
+            traffic.nest(&m.epilogue);
             let products = count(m.batch.iter().copied().chain([m.m, m.n, m.k]));
-            flops = products.saturating_mul(2).saturating_add(nest_flops(&m.epilogue.nest));
+            flops = products.saturating_mul(2).saturating_add(nest_flops(&m.epilogue));
         }
         Instruction::Conv(c) => {
             let [a, ..] = c.shape.operands();
-            traffic.read(c.a, count(a));
-            traffic.read(c.b, u64::MAX);
-            traffic.nest(&c.epilogue, 1);
+            traffic.read(c.a.buffer, count(a));
+            traffic.read(c.b.buffer, u64::MAX);
+            traffic.nest(&c.epilogue);
             let s = &c.shape;
             let channels = count([s.batch, s.groups, s.channels_in, s.channels_out]);
             let products = s.axes.iter().map(pairs).fold(channels, u64::saturating_mul);
-            flops = products.saturating_mul(2).saturating_add(nest_flops(&c.epilogue.nest));
+            flops = products.saturating_mul(2).saturating_add(nest_flops(&c.epilogue));
         }
         Instruction::Attention(a) => {
             let with = |dims: [usize; 2]| a.batch.iter().copied().chain(dims).collect::<SmallVec<[_; 6]>>();
@@ -67,8 +67,8 @@ pub(crate) fn cost(instruction: &Instruction, buffers: &[Buffer]) -> Cost {
                 traffic.read(operand.buffer, reached(&operand.access, &with(sizes)));
             }
             for part in a.parts() {
-                traffic.part(part.part, part.given, part.stores);
-                flops = flops.saturating_add(nest_flops(&part.part.nest));
+                traffic.nest(part.nest);
+                flops = flops.saturating_add(nest_flops(part.nest));
             }
             let scores = count(with([a.queries, a.keys]));
             // Products: two for the output; for gradients the scores again, and what is wanted. Then the softmax.
@@ -85,13 +85,10 @@ pub(crate) fn cost(instruction: &Instruction, buffers: &[Buffer]) -> Cost {
             flops = flops.saturating_add(scores.saturating_mul(each));
         }
         Instruction::Window(w) => {
-            traffic.read(w.source, u64::MAX);
-            traffic.write(w.target, u64::MAX);
-            match (w.shape.pass, w.index) {
-                (WindowPass::Max, Some(index)) => traffic.write(index, u64::MAX),
-                (_, Some(index)) => traffic.read(index, u64::MAX),
-                (_, None) => {}
-            }
+            w.buffers(&mut |id, used| match used.writes() {
+                true => traffic.write(id, u64::MAX),
+                false => traffic.read(id, u64::MAX),
+            });
             flops = match w.shape.pass {
                 WindowPass::MaxGradient => count([w.shape.planes, w.shape.outputs()]),
                 WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => {
@@ -100,13 +97,13 @@ pub(crate) fn cost(instruction: &Instruction, buffers: &[Buffer]) -> Cost {
             };
         }
         Instruction::ScatterAdd(s) => {
-            traffic.read(s.source, u64::MAX);
-            traffic.read(s.index, u64::MAX);
+            traffic.read(s.source.buffer, u64::MAX);
+            traffic.read(s.index.buffer, u64::MAX);
             let added = count([s.outer, s.count, s.inner]);
-            traffic.write(s.target, added);
+            traffic.write(s.target.buffer, added);
             if !s.last {
-                traffic.read(s.target, added);
-                if buffers[s.target.0 as usize].dtype.is_float() {
+                traffic.read(s.target.buffer, added);
+                if s.target.access.dtype.is_float() {
                     flops = added;
                 }
             }
@@ -175,27 +172,23 @@ impl<'a> Traffic<'a> {
         self.writes.push((id, elements));
     }
 
-    fn nest(&mut self, l: &Loop, virtual_loads: usize) {
-        self.part(l, virtual_loads, true);
-    }
-
-    /// A nest whose first loads, and whose stores unless they are `stored`, have no buffers.
-    fn part(&mut self, l: &Loop, virtual_loads: usize, stored: bool) {
-        if l.nest.outer_dims().contains(&0) {
+    fn nest(&mut self, nest: &Nest) {
+        if nest.outer_dims().contains(&0) {
             return;
         }
-        let gathered = gathered(&l.nest);
-        for (slot, (access, &id)) in l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads) {
-            // The same access twice is one read.
-            let earlier = l.nest.loads.iter().zip(&l.reads).take(slot).skip(virtual_loads);
+        let gathered = gathered(nest);
+        for (slot, load) in nest.loads.iter().enumerate() {
+            let Load::Buffer(operand) = load else { continue };
             let is_gathered = gathered.contains(&(slot as u16));
-            let reached = if is_gathered { points(&l.nest, u64::MAX) } else { reached_by(&l.nest, access) };
-            if !earlier.into_iter().any(|(other, &known)| known == id && other == access) {
-                self.read(id, reached);
+            let reached =
+                if is_gathered { points(nest, u64::MAX) } else { reached_by(nest, &operand.access) };
+            // The same operand twice is one read.
+            if !nest.loads[..slot].contains(load) {
+                self.read(operand.buffer, reached);
             }
         }
-        for (access, &id) in l.nest.stores.iter().zip(&l.writes).filter(|_| stored) {
-            self.write(id, reached_by(&l.nest, access));
+        for store in &nest.stores {
+            self.write(store.buffer, reached_by(nest, &store.access));
         }
     }
 
@@ -218,11 +211,6 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Whether a load is read by computed index.
-pub(crate) fn is_gathered(nest: &Nest, slot: usize) -> bool {
-    nest.is_gathered(slot)
-}
-
 /// The loads that are read by computed index.
 fn gathered(nest: &Nest) -> SmallVec<[u16; 4]> {
     let slots = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
@@ -238,9 +226,11 @@ fn gathered(nest: &Nest) -> SmallVec<[u16; 4]> {
 /// For each instruction of a nest's expression the axes along which its result changes, as bits.
 fn axes_of(nest: &Nest) -> Vec<u64> {
     let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
-    let moving = |access: &Access| {
-        let axes = nest.dims.iter().zip(&access.strides).enumerate();
-        axes.filter(|(_, (dim, stride))| **dim > 1 && **stride != 0).fold(0, |all, (axis, _)| all | bit(axis))
+    let moving = |load: &Load| {
+        // An accumulator has a value of its own at every point.
+        let stride = |axis: usize| load.access().map_or(1, |access| access.strides[axis]);
+        let axes = nest.dims.iter().enumerate().filter(|&(axis, &dim)| dim > 1 && stride(axis) != 0);
+        axes.fold(0, |all, (axis, _)| all | bit(axis))
     };
     let outer = (0..nest.dims.len() - nest.inner).filter(|&axis| nest.dims[axis] > 1);
     let outer = outer.fold(0, |all, axis| all | bit(axis));
@@ -341,27 +331,19 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 
 /// What an instruction weighs.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer]) -> u64 {
-    let extra = match instruction {
-        Instruction::Nest(l) => Passes::of(&l.nest).weight(l, buffers, 0),
-        Instruction::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
-        Instruction::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
-        // Fusion leaves these as they are.
-        Instruction::Attention(_)
-        | Instruction::Window(_)
-        | Instruction::ScatterAdd(_)
-        | Instruction::HandOver(_) => 0,
-    };
+    // Fusion leaves instructions without a nest as they are.
+    let extra = instruction.nest().map_or(0, |nest| Passes::of(nest).weight(nest));
     START.saturating_add(cost(instruction, buffers).bytes).saturating_add(extra)
 }
 
 /// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
-pub(crate) fn read_weight(l: &Loop, slots: &[usize], buffers: &[Buffer]) -> u64 {
-    let Some(&first) = slots.first() else { return 0 };
-    let (nest, buffer) = (&l.nest, &buffers[l.reads[first].0 as usize]);
+pub(crate) fn read_weight(nest: &Nest, slots: &[usize], buffers: &[Buffer]) -> u64 {
+    let operand = |slot: &usize| nest.loads[*slot].operand();
+    let Some(first) = slots.first().and_then(operand) else { return 0 };
+    let buffer = &buffers[first.buffer.0 as usize];
     let gathered = gathered(nest);
     let (mut elements, mut walks) = (0u64, 0u64);
-    for &slot in slots {
-        let access = &nest.loads[slot];
+    for (&slot, access) in slots.iter().filter_map(|slot| Some((slot, &operand(slot)?.access))) {
         let all = gathered.contains(&(slot as u16));
         let reached = if all { points(nest, u64::MAX) } else { reached_by(nest, access) };
         elements = elements.saturating_add(reached);
@@ -410,8 +392,7 @@ impl Passes {
     }
 
     /// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
-    fn weight(&self, l: &Loop, buffers: &[Buffer], virtual_loads: usize) -> u64 {
-        let nest = &l.nest;
+    fn weight(&self, nest: &Nest) -> u64 {
         let all = points(nest, u64::MAX);
         let outer = count(nest.outer_dims().iter().copied());
         let kept = nest.dims.len() - nest.inner;
@@ -431,11 +412,10 @@ impl Passes {
         weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
 
         // What later passes read again.
-        let slots = || (virtual_loads..nest.loads.len()).map(|slot| (slot, &nest.loads[slot]));
-        let bytes = |slot: usize, access: &Access| {
-            let dtype = buffers[l.reads[slot].0 as usize].dtype;
-            reached_by(nest, access).saturating_mul(dtype.size() as u64)
-        };
+        let loads = nest.loads.iter().enumerate();
+        let loads: SmallVec<[(usize, &Access); 8]> =
+            loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
+        let bytes = |access: &Access| reached_by(nest, access).saturating_mul(access.dtype.size() as u64);
         let passes_over = |slot: usize| {
             let uses = nest.expr.insts().iter().zip(&self.needed);
             let of_slot =
@@ -448,16 +428,16 @@ impl Passes {
         };
         if nest.inner > 0 {
             let rows = if outer < FEW_ROWS { 1 } else { outer.max(1) };
-            let resident = slots().filter(|(_, access)| along_rows(access));
-            let resident = resident.fold(0u64, |sum, (slot, access)| sum.saturating_add(bytes(slot, access)));
+            let resident = loads.iter().filter(|(_, access)| along_rows(access));
+            let resident = resident.fold(0u64, |sum, (_, access)| sum.saturating_add(bytes(access)));
             let share = if resident / rows <= ROW_IN_CACHE { CACHED } else { 1 };
-            for (slot, access) in slots().filter(|(_, access)| along_rows(access)) {
+            for &(slot, access) in loads.iter().filter(|(_, access)| along_rows(access)) {
                 let again = passes_over(slot).saturating_sub(1);
-                weight = weight.saturating_add(bytes(slot, access).saturating_mul(again) / share);
+                weight = weight.saturating_add(bytes(access).saturating_mul(again) / share);
             }
         }
 
-        for access in slots().map(|(_, access)| access).chain(&nest.stores) {
+        for access in nest.operands().map(|operand| &operand.access) {
             if nest.inner > 0 && !along_rows(access) {
                 continue;
             }
@@ -496,7 +476,7 @@ mod tests {
     use ortrain_expr::{Builder, ConvPass, ConvShape, DType, Precision, WindowShape};
 
     use super::*;
-    use crate::{Conv, Entries, ProgramBuilder, Window};
+    use crate::{Conv, Entries, Operand, ProgramBuilder, Window};
 
     #[test]
     fn products_with_padding_do_not_count() {
@@ -534,11 +514,9 @@ mod tests {
         let node: Arc<str> = "node".into();
         let (x, s, y) =
             (b.work("x", DType::F32, 24), b.work("s", DType::F32, 3), b.work("y", DType::F32, 24));
-        let load = |strides: [isize; 3], len| Access {
-            dtype: DType::F32,
-            offset: 0,
-            strides: strides.into_iter().collect(),
-            len,
+        let operand = |buffer, strides: [isize; 3], len| Operand {
+            buffer,
+            access: Access { dtype: DType::F32, offset: 0, strides: strides.into_iter().collect(), len },
         };
         let mut e = Builder::new();
         let (value, scale) = (e.load(0, Type::F32), e.load(1, Type::F32));
@@ -548,13 +526,12 @@ mod tests {
             dims: [2, 3, 4].into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![load([12, 4, 1], 24), load([0, 1, 0], 3)],
+            loads: [operand(x, [12, 4, 1], 24), operand(s, [0, 1, 0], 3)].map(Load::Buffer).to_vec(),
             expr: e.finish(&[product]),
             reductions: Vec::new(),
-            stores: vec![load([12, 4, 1], 24)],
+            stores: vec![operand(y, [12, 4, 1], 24)],
         };
-        b.emit(Instruction::Nest(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node)
-            .unwrap();
+        b.emit(Instruction::Nest(nest), Entries::ALL, &node).unwrap();
         let program = b.finish(vec![x, s], vec![y]).unwrap();
         let cost = program.instructions[0].instruction.cost(&program);
         assert_eq!(cost, Cost { flops: 3 + 24, bytes: 4 * (24 + 3 + 24) });
@@ -570,15 +547,14 @@ mod tests {
         let dims = [1, 3, 4, 4];
         let mut e = Builder::new();
         let product = e.load(0, Type::F32);
-        let whole = Access::contiguous(DType::F32, &dims);
-        let nest = Nest {
+        let epilogue = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![whole.clone()],
+            loads: vec![Load::Accumulator(DType::F32)],
             expr: e.finish(&[product]),
             reductions: Vec::new(),
-            stores: vec![whole],
+            stores: vec![Operand::whole(y, DType::F32, &dims)],
         };
         let axes: smallvec::SmallVec<[SlidingAxis; 3]> = [axis, axis].into_iter().collect();
         let shape = ConvShape {
@@ -589,12 +565,14 @@ mod tests {
             channels_out: 3,
             axes: axes.clone(),
         };
-        let epilogue = Loop { nest, reads: vec![y], writes: vec![y] };
-        let conv = Conv { shape, a: x, a_offset: 0, b: f, precision: Precision::F32, epilogue };
+        let [a, filter, _] = shape.operands();
+        let (a, filter) = (Operand::whole(x, DType::F32, &a), Operand::whole(f, DType::F32, &filter));
+        let conv = Conv { shape, a, b: filter, precision: Precision::F32, epilogue };
         b.emit(Instruction::Conv(Box::new(conv)), Entries::ALL, &node).unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
-        b.emit(Instruction::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
-            .unwrap();
+        let [source, target] = [y, z].map(|id| Operand::whole(id, DType::F32, &[48]));
+        let window = Window { shape, source, index: None, target };
+        b.emit(Instruction::Window(window), Entries::ALL, &node).unwrap();
         let program = b.finish(vec![x, f], vec![z]).unwrap();
         let costs: Vec<Cost> = program.instructions.iter().map(|i| i.instruction.cost(&program)).collect();
         // Ten of twelve places along each axis lie over the input.

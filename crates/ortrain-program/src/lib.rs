@@ -13,9 +13,11 @@ mod bits;
 mod builder;
 mod cost;
 mod fuse;
+mod instruction;
 mod interrupt;
 mod memory;
 mod narrow;
+mod operand;
 mod parts;
 mod plan;
 mod program;
@@ -25,7 +27,7 @@ mod repeat;
 mod schedule;
 mod versions;
 
-pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
+pub use attention::{Attention, AttentionGradients, AttentionPass};
 pub use backend::{
     Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN,
     MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
@@ -33,14 +35,15 @@ pub use backend::{
 };
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;
+pub use instruction::{
+    BufferIds, Conv, HandOver, Instruction, MatMul, ScatterAdd, ScheduledInstruction, Window,
+};
 pub use interrupt::{Interrupt, Marks, Watch};
 pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory};
+pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;
-pub use program::{
-    Buffer, BufferId, Conv, Entries, Entry, HandOver, Instruction, Loop, MatMul, Part, Place, PlaneId,
-    PlaneUse, Program, ScatterAdd, ScheduledInstruction, Window,
-};
+pub use program::{Buffer, BufferId, Entries, Entry, Part, Place, PlaneId, PlaneUse, Program};
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
 pub use schedule::{

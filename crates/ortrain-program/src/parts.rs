@@ -8,9 +8,12 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, ConvPass, Inst};
 
+use crate::operand::{read_by, written_by};
 use crate::plan::{fullest, plan};
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Conv, Instruction, Loop, Place, ProgramError, ScheduledInstruction, is_work};
+use crate::{
+    Buffer, BufferId, Conv, Instruction, Operand, Place, ProgramError, ScheduledInstruction, is_work,
+};
 
 /// Results smaller than this stay whole: they fit a cache.
 const LEAST: usize = 4 << 20;
@@ -72,7 +75,7 @@ fn pair(
 ) -> Option<Pair> {
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
     let found = firsts.filter_map(|first| {
-        let between = convolution(&instructions[first])?.epilogue.writes[0];
+        let between = convolution(&instructions[first])?.epilogue.stores[0].buffer;
         if inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between) {
             return None;
         }
@@ -95,8 +98,8 @@ fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
         |(inst, _): &(Inst, _)| matches!(inst, Inst::Coordinate(0) | Inst::LoadAt(..) | Inst::Guard(..));
     let fits = conv.shape.pass == ConvPass::Output
         && conv.shape.batch > 1
-        && !conv.epilogue.nest.expr.insts().iter().any(by_place)
-        && !conv.epilogue.writes.is_empty();
+        && !conv.epilogue.expr.insts().iter().any(by_place)
+        && !conv.epilogue.stores.is_empty();
     fits.then_some(conv)
 }
 
@@ -108,15 +111,15 @@ fn images(
     between: BufferId,
 ) -> Option<usize> {
     let (one, other) = (convolution(&instructions[first])?, convolution(&instructions[second])?);
-    let (l, next) = (&one.epilogue, &other.epilogue);
-    let whole = Access::contiguous(l.nest.stores[0].dtype, &l.nest.dims);
+    let (nest, next) = (&one.epilogue, &other.epilogue);
+    let whole = Access::contiguous(nest.stores[0].access.dtype, &nest.dims);
     let batch = one.shape.batch;
     let bytes = buffers[between.0 as usize].bytes();
-    let fits = l.writes.len() == 1
-        && l.nest.stores[0] == whole
-        && other.a == between
-        && other.b != between
-        && !next.reads[1..].contains(&between)
+    let fits = nest.stores.len() == 1
+        && nest.stores[0].access == whole
+        && other.a.buffer == between
+        && other.b.buffer != between
+        && !read_by(next).any(|id| id == between)
         && other.shape.batch == batch
         && instructions[first].entries == instructions[second].entries
         && bytes >= LEAST;
@@ -126,13 +129,13 @@ fn images(
         i.instruction.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id))
     };
     // Parts of the second one's results are there while others are still to be read.
-    let overwrites = next.writes.iter().any(|id| next.reads[1..].contains(id) || reads.contains(id));
+    let overwrites = written_by(next).any(|id| read_by(next).any(|read| read == id) || reads.contains(&id));
     if !fits || overwrites || instructions[first + 1..second].iter().any(changed) {
         return None;
     }
     let each = bytes / batch;
     let images = (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= PART)?;
-    let filters = buffers[one.b.0 as usize].bytes().max(buffers[other.b.0 as usize].bytes());
+    let filters = buffers[one.b.buffer.0 as usize].bytes().max(buffers[other.b.buffer.0 as usize].bytes());
     (filters.saturating_mul(FILTER) <= images * each).then_some(images)
 }
 
@@ -148,7 +151,7 @@ fn in_parts(
     let batch = convolution(&instructions[first]).map_or(1, |conv| conv.shape.batch);
     let id = BufferId(buffers.len() as u32);
     let part = Buffer { label: Arc::clone(&label), dtype, len: len / batch * images, place: Place::Work(0) };
-    let stored = part.len;
+    let part_len = part.len;
     buffers.push(part);
     let mut new_versions = NewVersions::after(instructions);
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
@@ -164,11 +167,11 @@ fn in_parts(
         };
         for from in (0..batch).step_by(images) {
             let mut one = part_of(before, from, images);
-            one.epilogue.writes[0] = id;
-            one.epilogue.nest.stores[0] =
-                Access { offset: 0, len: stored, ..one.epilogue.nest.stores[0].clone() };
+            let of_part = |access: &Access| Access { offset: 0, len: part_len, ..access.clone() };
+            let stored = &mut one.epilogue.stores[0];
+            *stored = Operand { buffer: id, access: of_part(&stored.access) };
             let mut other = part_of(conv, from, images);
-            (other.a, other.a_offset) = (id, 0);
+            other.a = Operand { buffer: id, access: of_part(&other.a.access) };
             let part_made = new_versions.next();
             let mut given = instructions[second].versions.clone().with_read(id, part_made);
             if from + images < batch {
@@ -193,12 +196,9 @@ fn part_of(conv: &Conv, from: usize, images: usize) -> Conv {
     let [a, ..] = conv.shape.operands();
     let each: usize = a[1..].iter().product();
     part.shape.batch = images;
-    part.a_offset += from * each;
-    let Loop { nest, .. } = &mut part.epilogue;
-    nest.dims[0] = images;
-    // Load 0 is the result before the epilogue, part by part.
-    nest.loads[0] = Access::contiguous(nest.loads[0].dtype, &nest.dims);
-    for access in nest.loads[1..].iter_mut().chain(&mut nest.stores) {
+    part.a.access.offset += from * each;
+    part.epilogue.dims[0] = images;
+    for Operand { access, .. } in part.epilogue.operands_mut() {
         access.offset = access.offset.wrapping_add_signed(from as isize * access.strides[0]);
     }
     part
@@ -206,13 +206,11 @@ fn part_of(conv: &Conv, from: usize, images: usize) -> Conv {
 
 #[cfg(test)]
 mod tests {
-    use ortrain_expr::{
-        Builder, ConvShape, DType, Mode, Nest, Precision, Scalar, SlidingAxis, Type, UnaryOp,
-    };
+    use ortrain_expr::{Builder, ConvShape, DType, Mode, Precision, Scalar, SlidingAxis, Type, UnaryOp};
 
     use super::*;
     use crate::reference::evaluate;
-    use crate::{Entries, Program, ProgramBuilder, Scalars};
+    use crate::{Entries, Load, Nest, Program, ProgramBuilder, Scalars};
 
     const IMAGES: usize = 4;
     const CHANNELS: usize = 64;
@@ -230,8 +228,9 @@ mod tests {
         let filter = b.work(&format!("filter of {name}"), DType::F32, from * to);
         let bias = b.work(&format!("bias of {name}"), DType::F32, to);
         let result = b.work(name, DType::F32, dims.iter().product());
-        let whole = Access::contiguous(DType::F32, &dims);
-        let by_channel = Access { strides: [0, 1, 0, 0].into_iter().collect(), len: to, ..whole.clone() };
+        let whole = |id: BufferId| Operand::whole(id, DType::F32, &dims);
+        let by_channel =
+            Access { strides: [0, 1, 0, 0].into_iter().collect(), len: to, ..whole(bias).access };
         let mut e = Builder::new();
         let (product, x) = (e.load(0, Type::F32), e.load(1, Type::F32));
         let mut sum = e.add(product, x);
@@ -240,16 +239,16 @@ mod tests {
             sum = e.add(sum, x);
         }
         let y = e.unary(UnaryOp::Tanh, sum);
-        let nest = Nest {
+        let loads = [Operand { buffer: bias, access: by_channel }].into_iter().chain(added.map(whole));
+        let epilogue = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: [whole.clone(), by_channel].into_iter().chain(added.map(|_| whole.clone())).collect(),
+            loads: [Load::Accumulator(DType::F32)].into_iter().chain(loads.map(Load::Buffer)).collect(),
             expr: e.finish(&[y]),
             reductions: Vec::new(),
-            stores: vec![whole],
+            stores: vec![whole(result)],
         };
-        let reads = [result, bias].into_iter().chain(added).collect();
         let axis = SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, before: 0 };
         let shape = ConvShape {
             pass: ConvPass::Output,
@@ -259,10 +258,11 @@ mod tests {
             channels_out: to,
             axes: [axis, axis].into_iter().collect(),
         };
-        let epilogue = Loop { nest, reads, writes: vec![result] };
+        let [a_dims, b_dims, _] = shape.operands();
+        let (a, filter) =
+            (Operand::whole(a, DType::F32, &a_dims), Operand::whole(filter, DType::F32, &b_dims));
         let precision = Precision::F32;
-        let instruction =
-            Instruction::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, precision, epilogue }));
+        let instruction = Instruction::Conv(Box::new(Conv { shape, a, b: filter, precision, epilogue }));
         b.emit(instruction, Entries::ALL, &name.into()).unwrap();
         result
     }

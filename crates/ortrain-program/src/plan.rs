@@ -2,11 +2,11 @@
 
 use std::cmp::Reverse;
 
-use ortrain_expr::{Access, Inst};
+use ortrain_expr::Access;
 
 use crate::builder::align;
-use crate::fuse::{factors, loop_of};
-use crate::{Buffer, BufferId, Loop, Place, ProgramError, ScheduledInstruction, is_work};
+use crate::operand::read_by;
+use crate::{Buffer, BufferId, Nest, Operand, Place, ProgramError, ScheduledInstruction, is_work};
 
 /// First and last instruction (inputs are there before the first) at which a buffer holds something needed.
 #[derive(Clone, Copy)]
@@ -127,32 +127,32 @@ fn shared(
 ) -> Vec<usize> {
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, scheduled) in instructions.iter().enumerate() {
-        let Some((l, virtual_loads)) = loop_of(&scheduled.instruction) else { continue };
-        let factors = factors(&scheduled.instruction);
+        let Some(nest) = scheduled.instruction.flexible_nest() else { continue };
+        let factors = scheduled.instruction.factors();
         let mut taken: Vec<usize> = Vec::new();
-        for (store, &to) in l.nest.stores.iter().zip(&l.writes) {
+        for &Operand { buffer: to, access: ref store } in &nest.stores {
             let target = to.0 as usize;
             let fresh =
                 lives[target].is_some_and(|life| life.first == index as isize) && group[target] == target;
             if !fresh || !is_work(buffers, to) {
                 continue;
             }
-            let loads = l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads);
-            let reusable = loads.into_iter().find(|&(_, (load, &from))| {
+            let reusable = nest.loaded().find(|&load| {
+                let from = load.buffer;
                 let source = from.0 as usize;
                 let root = group[source];
-                let others = l.reads[virtual_loads..].iter().chain(&factors);
+                let mut others = read_by(nest).chain(factors.iter().copied());
                 is_work(buffers, from)
-                    && equal(load, store, &l.nest.dims)
+                    && equal(&load.access, store, &nest.dims)
                     && buffers[source].bytes() == buffers[target].bytes()
                     && lives[root].is_some_and(|life| life.last == index as isize)
                     && !taken.contains(&root)
                     && !factors.contains(&from)
-                    && !others.into_iter().any(|other| *other != from && group[other.0 as usize] == root)
-                    && !reads_otherwise(l, virtual_loads, from, load)
+                    && !others.any(|other| other != from && group[other.0 as usize] == root)
+                    && !reads_otherwise(nest, load)
             });
-            if let Some((_, (_, &from))) = reusable {
-                let root = group[from.0 as usize];
+            if let Some(from) = reusable {
+                let root = group[from.buffer.0 as usize];
                 group[target] = root;
                 taken.push(root);
                 let last = lives[target].map_or(0, |life| life.last);
@@ -174,13 +174,12 @@ fn equal(load: &Access, store: &Access, dims: &[usize]) -> bool {
 }
 
 /// Whether a nest reads a buffer in another way than by `load`, so that overwriting it would be seen.
-fn reads_otherwise(l: &Loop, virtual_loads: usize, buffer: BufferId, load: &Access) -> bool {
-    let gathers = |slot: usize| {
-        let mut insts = l.nest.expr.insts().iter();
-        insts.any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
-    };
-    let loads = l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads);
-    loads.into_iter().any(|(slot, (access, &id))| id == buffer && (access != load || gathers(slot)))
+fn reads_otherwise(nest: &Nest, load: &Operand) -> bool {
+    nest.loads.iter().enumerate().any(|(slot, other)| {
+        other
+            .operand()
+            .is_some_and(|other| other.buffer == load.buffer && (other != load || nest.is_gathered(slot)))
+    })
 }
 
 /// Bytes to be placed.

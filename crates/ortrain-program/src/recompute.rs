@@ -11,7 +11,9 @@ use smallvec::SmallVec;
 use crate::builder::align;
 use crate::cost::cost;
 use crate::versions;
-use crate::{Buffer, BufferId, Cost, Entries, Place, Program, ScheduledInstruction, is_work, plan};
+use crate::{
+    Buffer, BufferId, BufferIds, Cost, Entries, Place, Program, ScheduledInstruction, is_work, plan,
+};
 
 /// What a machine does in a second, roughly: only the ratio of the two decides.
 const FLOPS: f64 = 1e11;
@@ -117,7 +119,7 @@ struct Recomputation<'a> {
 impl<'a> Recomputation<'a> {
     fn new(program: &'a Program) -> Recomputation<'a> {
         let work = |id: &BufferId| is_work(&program.buffers, *id);
-        let values = |ids: Vec<BufferId>| ids.into_iter().filter(work).map(|id| id.0 as usize);
+        let values = |ids: BufferIds| ids.into_iter().filter(work).map(|id| id.0 as usize);
         let entry = |(origin, scheduled): (usize, &ScheduledInstruction)| {
             let (mut reads, mut writes): (SmallVec<[Value; 8]>, SmallVec<[Value; 2]>) = (
                 values(scheduled.instruction.reads()).collect(),
@@ -401,11 +403,12 @@ fn overlap(a: &Buffer, b: &Buffer) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use ortrain_expr::{Access, Builder, DType, Nest, Type, UnaryOp};
+    use ortrain_expr::{Builder, DType, Type, UnaryOp};
 
     use super::*;
     use crate::{
-        Backend, Bindings, Entry as Way, Instruction, Loop, ProgramBuilder, Reference, Scalars, Workspace,
+        Backend, Bindings, Entry as Way, Instruction, Load, Nest, Operand, ProgramBuilder, Reference,
+        Scalars, Workspace,
     };
 
     const N: usize = 1000;
@@ -414,7 +417,7 @@ mod tests {
     fn up_and_down(depth: usize) -> Program {
         let node: Arc<str> = "node".into();
         let mut b = ProgramBuilder::new();
-        let plane = Access::contiguous(DType::F32, &[N]);
+        let whole = |id: BufferId| Operand::whole(id, DType::F32, &[N]);
         let map = |b: &mut ProgramBuilder, reads: &[BufferId], label: String| {
             let mut e = Builder::new();
             let x: Vec<_> = (0..reads.len()).map(|slot| e.load(slot, Type::F32)).collect();
@@ -425,13 +428,12 @@ mod tests {
                 dims: [N].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![plane.clone(); reads.len()],
+                loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
                 expr: e.finish(&[y]),
                 reductions: Vec::new(),
-                stores: vec![plane.clone()],
+                stores: vec![whole(write)],
             };
-            let instruction = Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
-            b.emit(instruction, Entries::ALL, &node).unwrap();
+            b.emit(Instruction::Nest(nest), Entries::ALL, &node).unwrap();
             write
         };
         let x = b.work("x", DType::F32, N);

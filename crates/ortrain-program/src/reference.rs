@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, ConvPass, ConvShape, DType, Evaluation, Mode, Nest, OutOfRange, Precision, ReduceOp, RunScalar,
-    Scalar, SlidingAxis, Type, WindowPass, WindowShape,
+    Access, ConvPass, ConvShape, DType, Evaluation, Mode, OutOfRange, Precision, ReduceOp, RunScalar, Scalar,
+    SlidingAxis, Type, WindowPass, WindowShape,
 };
 
 use rustc_hash::FxHashSet;
 
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
-    Instruction, Loop, Marks, MatMul, Observer, Operand, OutOfMemory, Part, Place, Program, RunError,
+    Instruction, Load, Marks, MatMul, Nest, Observer, Operand, OutOfMemory, Part, Place, Program, RunError,
     Scalars, ScatterAdd, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
@@ -216,8 +216,7 @@ struct Run<'a> {
 struct Point<'a> {
     nest: &'a Nest,
     buffers: &'a [Vec<Scalar>],
-    reads: &'a [BufferId],
-    /// The first loads, where no buffer holds them: a product.
+    /// What is in the accumulators.
     given: &'a [Scalar],
     index: &'a [usize],
     reduced: &'a [Scalar],
@@ -231,16 +230,18 @@ fn position(access: &Access, index: &[usize]) -> usize {
 
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
-        match self.given.get(slot) {
-            Some(&given) => given,
-            None => self.buffers[self.reads[slot].0 as usize][position(&self.nest.loads[slot], self.index)],
+        match &self.nest.loads[slot] {
+            Load::Accumulator(_) => self.given[slot],
+            Load::Buffer(from) => self.buffers[from.buffer.0 as usize][position(&from.access, self.index)],
         }
     }
 
     fn load_at(&mut self, slot: usize, index: i64) -> Scalar {
-        let access = &self.nest.loads[slot];
+        let Load::Buffer(Operand { buffer, access }) = &self.nest.loads[slot] else {
+            unreachable!("no accumulator is read by computed index")
+        };
         let at = usize::try_from(index).ok().and_then(|index| access.offset.checked_add(index));
-        let elements = &self.buffers[self.reads[slot].0 as usize];
+        let elements = &self.buffers[buffer.0 as usize];
         match at.filter(|&at| at < access.len).map(|at| elements[at]) {
             Some(element) => element,
             None => Scalar::from_f64(Type::of(access.dtype), 0.0),
@@ -406,7 +407,7 @@ impl<'a> Run<'a> {
             before(index)?;
             let start = Instant::now();
             let outcome = match &scheduled.instruction {
-                Instruction::Nest(l) => self.nest(l, |_, _| None),
+                Instruction::Nest(nest) => self.nest(nest, |_, _| None),
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::Conv(c) => self.conv(c),
                 Instruction::Attention(a) => self.attention(a),
@@ -430,10 +431,9 @@ impl<'a> Run<'a> {
 
     fn nest(
         &mut self,
-        l: &Loop,
+        nest: &Nest,
         product: impl Fn(&Run<'_>, &[usize]) -> Option<Scalar>,
     ) -> Result<(), OutOfRange> {
-        let nest = &l.nest;
         let outer = nest.outer_dims();
         let mut at_outer = vec![0; outer.len()];
         if outer.contains(&0) || !skip_gaps(nest, &mut at_outer) {
@@ -459,7 +459,7 @@ impl<'a> Run<'a> {
                 while is_left {
                     let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
                     let given = product(self, &index);
-                    let mut point = self.point(l, &index, &reduced, given.as_slice());
+                    let mut point = self.point(nest, &index, &reduced, given.as_slice());
                     let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
                     outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                     total = combine(reduction.op, total, regs[usize::from(reduction.value.0)]);
@@ -475,7 +475,7 @@ impl<'a> Run<'a> {
                     .stores
                     .iter()
                     .map(|store| {
-                        let per_outer = store.strides[outer.len()..].iter().all(|&stride| stride == 0);
+                        let per_outer = store.access.strides[outer.len()..].iter().all(|&stride| stride == 0);
                         if per_outer { at_inner == first } else { !is_empty }
                     })
                     .collect();
@@ -495,14 +495,15 @@ impl<'a> Run<'a> {
                     }
                 }
                 let given = product(self, &index);
-                let mut point = self.point(l, &index, &reduced, given.as_slice());
+                let mut point = self.point(nest, &index, &reduced, given.as_slice());
                 let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
                 outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                 for (k, &wanted) in stores.iter().enumerate() {
                     if wanted {
                         let value = regs[usize::from(nest.expr.outputs()[k].0)];
-                        let value = stored(value, nest.stores[k].dtype, self.mode);
-                        pending.push((l.writes[k].0 as usize, position(&nest.stores[k], &index), value));
+                        let Operand { buffer, access } = &nest.stores[k];
+                        let value = stored(value, access.dtype, self.mode);
+                        pending.push((buffer.0 as usize, position(access, &index), value));
                     }
                 }
                 if is_empty || !advance(&mut at_inner, &inner) {
@@ -521,26 +522,18 @@ impl<'a> Run<'a> {
 
     fn point<'b>(
         &'b self,
-        l: &'b Loop,
+        nest: &'b Nest,
         index: &'b [usize],
         reduced: &'b [Scalar],
         given: &'b [Scalar],
     ) -> Point<'b> {
-        Point {
-            nest: &l.nest,
-            buffers: &self.buffers,
-            reads: &l.reads,
-            given,
-            index,
-            reduced,
-            scalars: self.scalars,
-        }
+        Point { nest, buffers: &self.buffers, given, index, reduced, scalars: self.scalars }
     }
 
     /// What a nest without reductions makes of given values at a point.
-    fn value(&self, l: &Loop, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
-        let mut point = self.point(l, index, &[], given);
-        Ok(l.nest.expr.evaluate(self.mode, &mut point)?[0])
+    fn value(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
+        let mut point = self.point(nest, index, &[], given);
+        Ok(nest.expr.evaluate(self.mode, &mut point)?[0])
     }
 
     /// An element of an operand, in the type that it is computed in.
@@ -618,18 +611,20 @@ impl<'a> Run<'a> {
             advance(&mut index, &a.batch);
         }
         let mut finish =
-            |l: &Loop, sums: &[Scalar]| self.nest(l, |_, index| Some(sums[flat(&l.nest.dims, index)]));
+            |nest: &Nest, sums: &[Scalar]| self.nest(nest, |_, index| Some(sums[flat(&nest.dims, index)]));
         match &a.pass {
-            AttentionPass::Output(l) => finish(l, &output),
+            AttentionPass::Output(nest) => finish(nest, &output),
             AttentionPass::Gradients(gradients) => {
                 let results = [(&gradients.q, of_q), (&gradients.k, of_k), (&gradients.v, of_v)];
-                results.iter().try_for_each(|(l, sums)| l.as_ref().map_or(Ok(()), |l| finish(l, sums)))
+                results
+                    .iter()
+                    .try_for_each(|(nest, sums)| nest.as_ref().map_or(Ok(()), |nest| finish(nest, sums)))
             }
         }
     }
 
     fn matmul(&mut self, m: &MatMul) -> Result<(), OutOfRange> {
-        let ty = match Type::of(m.a_access.dtype) {
+        let ty = match Type::of(m.a.access.dtype) {
             Type::F32 if self.mode == Mode::Widened => Type::F64,
             ty => ty,
         };
@@ -639,8 +634,8 @@ impl<'a> Run<'a> {
             for l in 0..m.k {
                 let a_index: Vec<usize> = batch.iter().copied().chain([at[0], l]).collect();
                 let b_index: Vec<usize> = batch.iter().copied().chain([l, at[1]]).collect();
-                let a = run.buffers[m.a.0 as usize][position(&m.a_access, &a_index)];
-                let b = run.buffers[m.b.0 as usize][position(&m.b_access, &b_index)];
+                let a = run.buffers[m.a.buffer.0 as usize][position(&m.a.access, &a_index)];
+                let b = run.buffers[m.b.buffer.0 as usize][position(&m.b.access, &b_index)];
                 sum.add(m.precision, a, b);
             }
             Some(sum.result(m.precision))
@@ -650,12 +645,13 @@ impl<'a> Run<'a> {
 
     fn conv(&mut self, c: &Conv) -> Result<(), OutOfRange> {
         let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = c.shape;
-        let ty = match Type::of(self.program.buffer(c.a).dtype) {
+        let ty = match Type::of(c.a.access.dtype) {
             Type::F32 if self.mode == Mode::Widened => Type::F64,
             ty => ty,
         };
         let [a_dims, b_dims, dims] = c.shape.operands();
-        let (a, b) = (&self.buffers[c.a.0 as usize][c.a_offset..], &self.buffers[c.b.0 as usize]);
+        let (a, b) = (&self.buffers[c.a.buffer.0 as usize], &self.buffers[c.b.buffer.0 as usize]);
+        let a = &a[c.a.access.offset..];
         let mut sums = vec![InnerProduct::new(ty); dims.iter().product()];
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
@@ -693,7 +689,7 @@ impl<'a> Run<'a> {
 
     fn window(&mut self, w: &Window) {
         let WindowShape { pass, planes, ref axes } = w.shape;
-        let dtype = self.program.buffer(w.target).dtype;
+        let dtype = w.target.access.dtype;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let outputs = sizes(|axis| axis.output);
         let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
@@ -703,16 +699,16 @@ impl<'a> Run<'a> {
         };
         let start = if pass == WindowPass::Max { least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
-        let index_type = w.index.map(|id| self.program.buffer(id).dtype);
+        let index_type = w.index.as_ref().map(|index| index.access.dtype);
         let numbered = index_type.is_some_and(|dtype| dtype != DType::I64);
-        let mut index: Vec<i64> = match (pass, w.index) {
-            (WindowPass::MaxGradient, Some(id)) => {
-                self.buffers[id.0 as usize].iter().map(|position| position.to_i64()).collect()
+        let mut index: Vec<i64> = match (pass, &w.index) {
+            (WindowPass::MaxGradient, Some(index)) => {
+                self.buffers[index.buffer.0 as usize].iter().map(|position| position.to_i64()).collect()
             }
             _ if numbered => vec![0; planes * per_output],
             _ => (0..planes * per_output).map(|o| (o / per_output * per_input) as i64).collect(),
         };
-        let source = &self.buffers[w.source.0 as usize];
+        let source = &self.buffers[w.source.buffer.0 as usize];
         for plane in 0..planes {
             let first = plane * per_input;
             let mut at = vec![0; axes.len()];
@@ -762,24 +758,25 @@ impl<'a> Run<'a> {
             }
         }
         let target = target.into_iter().map(|value| stored(value, dtype, self.mode)).collect();
-        self.buffers[w.target.0 as usize] = target;
-        if let (WindowPass::Max, Some(id)) = (pass, w.index) {
-            let dtype = self.program.buffer(id).dtype;
+        self.buffers[w.target.buffer.0 as usize] = target;
+        if let (WindowPass::Max, Some(Operand { buffer: id, access })) = (pass, &w.index) {
+            let dtype = access.dtype;
             let position = |position| stored(Scalar::I64(position), dtype, self.mode);
             self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }
     }
 
     fn scatter(&mut self, s: &ScatterAdd) {
-        let dtype = self.program.buffer(s.target).dtype;
+        let dtype = s.target.access.dtype;
         for outer in 0..s.outer {
             for j in 0..s.count {
-                let index = self.buffers[s.index.0 as usize][j].to_i64();
+                let index = self.buffers[s.index.buffer.0 as usize][j].to_i64();
                 let row = if index < 0 { index + s.rows as i64 } else { index };
                 let Some(row) = usize::try_from(row).ok().filter(|&row| row < s.rows) else { continue };
                 for i in 0..s.inner {
-                    let from = self.buffers[s.source.0 as usize][(outer * s.count + j) * s.inner + i];
-                    let to = &mut self.buffers[s.target.0 as usize][(outer * s.rows + row) * s.inner + i];
+                    let from = self.buffers[s.source.buffer.0 as usize][(outer * s.count + j) * s.inner + i];
+                    let to =
+                        &mut self.buffers[s.target.buffer.0 as usize][(outer * s.rows + row) * s.inner + i];
                     let from = from.convert(to.ty());
                     *to = if s.last {
                         from

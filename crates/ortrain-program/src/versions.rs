@@ -307,10 +307,10 @@ pub(crate) fn check(
 mod tests {
     use std::sync::Arc;
 
-    use ortrain_expr::{Access, Builder, DType, Nest, Type};
+    use ortrain_expr::{Builder, DType, Type};
 
     use super::*;
-    use crate::{Loop, PlaneId};
+    use crate::{Load, Nest, Operand, PlaneId};
 
     const N: usize = 8;
 
@@ -334,17 +334,17 @@ mod tests {
                 let x = b.load(slot, Type::F32);
                 sum = b.add(sum, x);
             }
-            let whole = Access::contiguous(DType::F32, &[N]);
+            let whole = |id: BufferId| Operand::whole(id, DType::F32, &[N]);
             let nest = Nest {
                 dims: [N].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![whole.clone(); reads.len()],
+                loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
                 expr: b.finish(&[sum]),
                 reductions: Vec::new(),
-                stores: vec![whole],
+                stores: vec![whole(to)],
             };
-            let instruction = Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
+            let instruction = Instruction::Nest(nest);
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
             self.instructions.push(ScheduledInstruction {
                 instruction,

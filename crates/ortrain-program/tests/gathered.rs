@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use ortrain_expr::{Access, Builder, DType, Nest, Type};
-use ortrain_program::{Entries, Instruction, Loop, ProgramBuilder};
+use ortrain_expr::{Access, Builder, DType, Type};
+use ortrain_program::{Entries, Instruction, Load, Nest, Operand, ProgramBuilder};
 
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
@@ -16,20 +16,19 @@ fn refused(strides: [isize; 2]) -> Option<String> {
     let (row, width) = (e.coordinate(0), e.int(COLUMNS as i64));
     let index = e.mul(row, width);
     let value = e.load_at(0, index, Type::F32);
-    let whole = Access::contiguous(DType::F32, &[ROWS, COLUMNS]);
+    let [from, to] = [from, to].map(|id| Operand::whole(id, DType::F32, &[ROWS, COLUMNS]));
+    let access = Access { strides: strides.into_iter().collect(), ..from.access.clone() };
     let nest = Nest {
         dims: [ROWS, COLUMNS].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access { strides: strides.into_iter().collect(), ..whole.clone() }],
+        loads: vec![Load::Buffer(from.with_access(access))],
         expr: e.finish(&[value]),
         reductions: Vec::new(),
-        stores: vec![whole],
+        stores: vec![to],
     };
-    let instruction = Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] });
-    b.emit(instruction, Entries::ALL, &"node \"turned\" (Reverse)".into())
-        .err()
-        .map(|error| error.to_string())
+    let node = "node \"turned\" (Reverse)".into();
+    b.emit(Instruction::Nest(nest), Entries::ALL, &node).err().map(|error| error.to_string())
 }
 
 #[test]

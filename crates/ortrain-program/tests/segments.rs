@@ -5,12 +5,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ortrain_expr::{
-    Access, Builder, DType, Mode, Nest, ReduceOp, Reduction, Reg, Scalar, Segments, Type, UnaryOp,
-};
+use ortrain_expr::{Access, Builder, DType, Mode, ReduceOp, Reduction, Reg, Scalar, Segments, Type, UnaryOp};
 use ortrain_program::reference::evaluate;
 use ortrain_program::{
-    BufferId, Cost, Entries, Instruction, Loop, Part, Program, ProgramBuilder, ProgramError, Scalars,
+    BufferId, Cost, Entries, Instruction, Load, Nest, Operand, Part, Program, ProgramBuilder, ProgramError,
+    Scalars,
 };
 
 /// Three segments of a plane, one of them empty, with gaps.
@@ -25,6 +24,11 @@ fn plane() -> Access {
     access([0, 1], 0, LEN)
 }
 
+/// A buffer reached as the [`plane`] is.
+fn in_plane(buffer: BufferId) -> Operand {
+    Operand { buffer, access: plane() }
+}
+
 fn node() -> Arc<str> {
     "node".into()
 }
@@ -32,8 +36,8 @@ fn node() -> Arc<str> {
 /// A nest whose load `k` is `loads[k]`, and the register of each load.
 fn nest(
     inner: usize,
-    loads: Vec<Access>,
-    stores: Vec<Access>,
+    loads: Vec<Operand>,
+    stores: Vec<Operand>,
     f: impl FnOnce(&mut Builder, &[Reg]) -> (Vec<Reg>, Vec<(ReduceOp, Reg)>),
 ) -> Nest {
     let mut b = Builder::new();
@@ -46,7 +50,7 @@ fn nest(
         dims: [SEGMENTS.len(), LEN].into_iter().collect(),
         inner,
         segments: Some(Segments::new(SEGMENTS)),
-        loads,
+        loads: loads.into_iter().map(Load::Buffer).collect(),
         expr,
         reductions,
         stores,
@@ -54,9 +58,9 @@ fn nest(
 }
 
 /// `x = x * rate` in place, with a rate for each segment, the second of two settings that each has.
-fn scaled() -> Nest {
-    let rates = access([2, 0], 1, 6);
-    nest(0, vec![plane(), rates], vec![plane()], |b, x| (vec![b.mul(x[0], x[1])], vec![]))
+fn scaled(x: BufferId, settings: BufferId) -> Nest {
+    let rates = Operand { buffer: settings, access: access([2, 0], 1, 6) };
+    nest(0, vec![in_plane(x), rates], vec![in_plane(x)], |b, x| (vec![b.mul(x[0], x[1])], vec![]))
 }
 
 fn floats(values: &[f32]) -> Vec<Scalar> {
@@ -76,8 +80,7 @@ const SETTINGS: [f32; 6] = [0.0, 2.0, 0.0, 3.0, 0.0, 5.0];
 fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
     let mut b = ProgramBuilder::new();
     let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
-    let l = Loop { nest: scaled(), reads: vec![x, settings], writes: vec![x] };
-    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(scaled(x, settings)), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, settings], vec![x]).unwrap();
     let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
     assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
@@ -91,16 +94,16 @@ fn reductions_are_over_the_points_of_a_segment() {
     let mut b = ProgramBuilder::new();
     let (x, y) = (b.work("x", DType::F32, LEN), b.work("y", DType::F32, LEN));
     let (sums, most) = (b.work("sums", DType::F32, 6), b.work("most", DType::F32, 3));
-    let stores = vec![plane(), access([2, 0], 0, 6), access([2, 0], 1, 6), access([1, 0], 0, 3)];
-    let row = nest(1, vec![plane()], stores, |b, x| {
+    let column = |k: usize| Operand { buffer: sums, access: access([2, 0], k, 6) };
+    let largest = Operand { buffer: most, access: access([1, 0], 0, 3) };
+    let row = nest(1, vec![in_plane(x)], vec![in_plane(y), column(0), column(1), largest], |b, x| {
         let sum = b.reduced(0, Type::F32);
         let rest = b.sub(x[0], sum);
         let (second, most) = (b.reduced(1, Type::F32), b.reduced(2, Type::F32));
         let reductions = vec![(ReduceOp::Sum, x[0]), (ReduceOp::Sum, rest), (ReduceOp::Max, x[0])];
         (vec![rest, sum, second, most], reductions)
     });
-    let l = Loop { nest: row, reads: vec![x], writes: vec![y, sums, sums, most] };
-    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(row), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
     let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
@@ -131,8 +134,9 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
     // Columns of a table are apart, and an equal access is that of the same point.
     let row = |load: Access, store: Access, [read, written]: [usize; 2]| {
         refused(|buffers| {
-            let nest = nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![]));
-            Instruction::Nest(Loop { nest, reads: vec![buffers[read]], writes: vec![buffers[written]] })
+            let load = Operand { buffer: buffers[read], access: load };
+            let store = Operand { buffer: buffers[written], access: store };
+            Instruction::Nest(nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![])))
         })
     };
     assert_eq!(row(column(0), column(1), [1, 1]), None);
@@ -147,8 +151,9 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
     assert_eq!(row(access([1, 0], 0, LEN - 4), plane(), [2, 0]), needs("tail", "plane"));
     let two = |first: Access, second: Access, [a, b]: [usize; 2]| {
         refused(|buffers| {
-            let nest = nest(1, vec![column(5)], vec![first, second], |_, x| (vec![x[0]; 2], vec![]));
-            Instruction::Nest(Loop { nest, reads: vec![buffers[1]], writes: vec![buffers[a], buffers[b]] })
+            let load = Operand { buffer: buffers[1], access: column(5) };
+            let stores = [(a, first), (b, second)].map(|(k, access)| Operand { buffer: buffers[k], access });
+            Instruction::Nest(nest(1, vec![load], stores.to_vec(), |_, x| (vec![x[0]; 2], vec![])))
         })
     };
     assert_eq!(two(column(0), column(1), [1, 1]), None);
@@ -160,9 +165,9 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
 #[test]
 fn segments_have_at_most_one_reduced_axis() {
     let refused = |inner: usize| {
-        let copy = nest(inner, vec![plane()], vec![plane()], |_, x| (vec![x[0]], vec![]));
         refused(|[plane, _, _, other]| {
-            Instruction::Nest(Loop { nest: copy, reads: vec![plane], writes: vec![other] })
+            let (from, to) = (in_plane(plane), in_plane(other));
+            Instruction::Nest(nest(inner, vec![from], vec![to], |_, x| (vec![x[0]], vec![])))
         })
     };
     assert_eq!((refused(0), refused(1)), (None, None));
@@ -174,17 +179,16 @@ fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
     let y = f(&mut b, x);
-    let whole = Access::contiguous(DType::F32, &[LEN]);
-    let nest = Nest {
+    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
+    Instruction::Nest(Nest {
         dims: [LEN].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![whole.clone()],
+        loads: vec![Load::Buffer(whole(from))],
         expr: b.finish(&[y]),
         reductions: Vec::new(),
-        stores: vec![whole],
-    };
-    Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] })
+        stores: vec![whole(to)],
+    })
 }
 
 /// A map, segments of what it makes, and a map that reads both: all of it would be one map without segments. Then sums of
@@ -195,16 +199,14 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
     let (settings, unread) = (b.work("settings", DType::F32, 6), b.work("unread", DType::F32, 3));
     let sums = b.work("sums", DType::F32, 3);
     b.emit(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
-    let l = Loop { nest: scaled(), reads: vec![y, settings], writes: vec![y] };
-    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(scaled(y, settings)), Entries::ALL, &node()).unwrap();
     b.emit(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
-    let per_segment = access([1, 0], 0, 3);
-    let row = nest(1, vec![plane()], vec![per_segment.clone(), per_segment], |b, x| {
+    let stores = [unread, sums].map(|buffer| Operand { buffer, access: access([1, 0], 0, 3) });
+    let row = nest(1, vec![in_plane(z)], stores.to_vec(), |b, x| {
         let (sum, most) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
         (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
     });
-    let l = Loop { nest: row, reads: vec![z], writes: vec![unread, sums] };
-    b.emit(Instruction::Nest(l), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::Nest(row), Entries::ALL, &node()).unwrap();
     b.emit(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
     finish(b, vec![x, settings], vec![z, sums])
 }

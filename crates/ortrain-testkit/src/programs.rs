@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Nest, Precision, ReduceOp,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Precision, ReduceOp,
     Reduction, Reg, Segments, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Memory, Place, PlaneId,
-    Program, ProgramBuilder, Scalars, ScatterAdd, Window, Workspace,
+    Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest, Operand,
+    Place, PlaneId, Program, ProgramBuilder, Scalars, ScatterAdd, Window, Workspace,
 };
 
 /// `SplitMix64`.
@@ -132,6 +132,18 @@ struct Value {
     kind: Kind,
 }
 
+impl Value {
+    /// The value, reached in some way.
+    fn reached(self, access: Access) -> Operand {
+        Operand { buffer: self.id, access }
+    }
+
+    /// All of the value, row-major.
+    fn whole(self, dims: &[usize]) -> Operand {
+        Operand::whole(self.id, self.dtype, dims)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Elements `[n, c, h, w]`.
@@ -179,10 +191,10 @@ impl Making {
     }
 
     /// How a value is read at the points of a space over images; `None` where the space does not know its index.
-    fn read(&mut self, value: Value, axes: &[(usize, isize)]) -> Option<Access> {
+    fn read(&mut self, value: Value, axes: &[(usize, isize)]) -> Option<Operand> {
         let Sizes { c, h, w, .. } = self.sizes;
         let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
-        Some(match value.kind {
+        let access = match value.kind {
             Kind::Image => access(value.dtype, axes, self.sizes.len()),
             Kind::One => Access { strides: axes.iter().map(|_| 0).collect(), ..access(value.dtype, &[], 1) },
             Kind::Channels => {
@@ -198,7 +210,8 @@ impl Making {
                 }
                 Access { dtype: value.dtype, offset: 0, strides, len: c }
             }
-        })
+        };
+        Some(value.reached(access))
     }
 
     /// A bounded function of some registers.
@@ -238,35 +251,30 @@ impl Making {
         self.builder.emit(instruction, entries, &self.node).expect("random instructions are sound");
     }
 
-    fn operands(&mut self, axes: &[(usize, isize)]) -> (Vec<Access>, Vec<BufferId>) {
-        let (mut loads, mut reads) = (Vec::new(), Vec::new());
+    fn loads(&mut self, axes: &[(usize, isize)]) -> Vec<Load> {
+        let mut loads = Vec::new();
         for _ in 0..1 + self.random.below(3) {
             let Some(value) = self.some(|_| true) else { continue };
-            if let Some(access) = self.read(value, axes) {
-                loads.push(access);
-                reads.push(value.id);
-            }
+            loads.extend(self.read(value, axes).map(Load::Buffer));
         }
         if loads.is_empty()
             && let Some(image) = self.some(|value| value.kind == Kind::Image)
-            && let Some(access) = self.read(image, axes)
         {
-            loads.push(access);
-            reads.push(image.id);
+            loads.extend(self.read(image, axes).map(Load::Buffer));
         }
-        (loads, reads)
+        loads
     }
 
     fn map(&mut self, kinds: Kinds) {
         let axes = self.sizes.space(&mut self.random);
         let dims: Dims = axes.iter().map(|&(size, _)| size).collect();
-        let (loads, reads) = self.operands(&axes);
+        let loads = self.loads(&axes);
         let mut b = Builder::new();
         let mut regs: Vec<Reg> = loads
             .iter()
             .enumerate()
             .map(|(slot, load)| {
-                let reg = b.load(slot, Type::of(load.dtype));
+                let reg = b.load(slot, Type::of(load.dtype()));
                 b.convert(reg, Type::F32)
             })
             .collect();
@@ -274,8 +282,7 @@ impl Making {
             let position = b.coordinate(self.random.below(dims.len()));
             regs.push(b.convert(position, Type::F32));
         }
-        let (mut stores, mut writes, mut results) = (Vec::new(), Vec::new(), Vec::new());
-        let mut made = Vec::new();
+        let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.random.chance(15) { 2 } else { 1 } {
             let dtype = match self.random.below(12) {
                 0 if kinds.narrow => DType::F16,
@@ -285,8 +292,7 @@ impl Making {
             let value = self.function(&mut b, &regs, kinds);
             let to = self.fresh(dtype, Kind::Image);
             results.push(b.convert(value, Type::of(dtype)));
-            stores.push(access(dtype, &axes, self.sizes.len()));
-            writes.push(to.id);
+            stores.push(to.reached(access(dtype, &axes, self.sizes.len())));
             made.push(to);
         }
         let nest = Nest {
@@ -298,26 +304,22 @@ impl Making {
             reductions: Vec::new(),
             stores,
         };
-        self.emit(Instruction::Nest(Loop { nest, reads, writes }), Entries::ALL);
+        self.emit(Instruction::Nest(nest), Entries::ALL);
         self.values.extend(made);
     }
 
     /// A value that is made by a map of one load.
-    fn copied(&mut self, dims: Dims, from: (Value, Access), expr: Expr, to: (Value, Access)) {
-        let ((source, load), (to, store)) = (from, to);
+    fn copied(&mut self, dims: Dims, from: Operand, expr: Expr, (to, store): (Value, Access)) {
         let nest = Nest {
             dims,
             inner: 0,
             segments: None,
-            loads: vec![load],
+            loads: vec![Load::Buffer(from)],
             expr,
             reductions: Vec::new(),
-            stores: vec![store],
+            stores: vec![to.reached(store)],
         };
-        self.emit(
-            Instruction::Nest(Loop { nest, reads: vec![source.id], writes: vec![to.id] }),
-            Entries::ALL,
-        );
+        self.emit(Instruction::Nest(nest), Entries::ALL);
         self.values.push(to);
     }
 
@@ -354,7 +356,7 @@ impl Making {
                 Access { dtype: source.dtype, offset: 0, strides: strides.iter().map(|_| 0).collect(), len };
             (load, b.load_at(0, index, ty))
         };
-        self.copied(dims, (source, load), b.finish(&[result]), (to, store));
+        self.copied(dims, source.reached(load), b.finish(&[result]), (to, store));
     }
 
     /// One index along an axis of an image in place of all, or zeros in place of all but some.
@@ -379,15 +381,15 @@ impl Making {
                 loads: Vec::new(),
                 expr: zeros.finish(&[zero]),
                 reductions: Vec::new(),
-                stores: vec![store.clone()],
+                stores: vec![to.reached(store.clone())],
             };
-            self.emit(Instruction::Nest(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
+            self.emit(Instruction::Nest(nest), Entries::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
         }
         let mut b = Builder::new();
         let result = b.load(0, Type::of(source.dtype));
-        self.copied(dims, (source, load), b.finish(&[result]), (to, store));
+        self.copied(dims, source.reached(load), b.finish(&[result]), (to, store));
     }
 
     /// An image that is updated in place: channels of another image are added to some of its own, or a map writes its
@@ -402,7 +404,7 @@ impl Making {
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
         let start = if self.random.chance(50) { x } else { self.function(&mut b, &[x], kinds) };
-        self.copied(dims.clone(), (data, whole.clone()), b.finish(&[start]), (target, whole.clone()));
+        self.copied(dims.clone(), data.whole(&dims), b.finish(&[start]), (target, whole));
         if self.random.chance(50) {
             self.map(kinds);
         }
@@ -414,9 +416,9 @@ impl Making {
                 rows: c,
                 count: c,
                 inner: h * w,
-                source: source.id,
-                index,
-                target: target.id,
+                source: source.whole(&[self.sizes.len()]),
+                index: Operand::whole(index, DType::I64, &[c]),
+                target: target.whole(&[self.sizes.len()]),
                 last: self.random.chance(30),
             };
             // What is added to itself while it is read has no order.
@@ -427,18 +429,12 @@ impl Making {
             let mut b = Builder::new();
             let operands = [b.load(0, Type::F32), b.load(1, Type::F32)];
             let result = self.function(&mut b, &operands, kinds);
-            let nest = Nest {
-                dims,
-                inner: 0,
-                segments: None,
-                loads: vec![whole.clone(), whole.clone()],
-                expr: b.finish(&[result]),
-                reductions: Vec::new(),
-                stores: vec![whole],
-            };
-            let reads = vec![target.id, source.id];
             // `finish` leaves out loads that nothing needs, but nests name all of them.
-            self.emit(Instruction::Nest(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
+            let loads = [target, source].map(|value| Load::Buffer(value.whole(&dims))).to_vec();
+            let stores = vec![target.whole(&dims)];
+            let expr = b.finish(&[result]);
+            let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
+            self.emit(Instruction::Nest(nest), Entries::ALL);
         }
     }
 
@@ -463,20 +459,19 @@ impl Making {
             let mut b = Builder::new();
             let x = b.load(0, Type::F32);
             let start = self.function(&mut b, &[x], kinds);
-            let whole = Access::contiguous(DType::F32, &[len]);
             let target = self.fresh(DType::F32, Kind::Image);
-            let dims = [len].into_iter().collect();
-            self.copied(dims, (data, whole.clone()), b.finish(&[start]), (target, whole));
+            let (dims, whole) = ([len].into_iter().collect(), Access::contiguous(DType::F32, &[len]));
+            self.copied(dims, data.whole(&[len]), b.finish(&[start]), (target, whole));
             target
         };
         let plane = access(DType::F32, &[(count, 0), (len, 1)], len);
         let table = access(DType::F32, &[(count, 1), (len, 0)], count);
-        let loads = vec![plane.clone(), plane.clone(), Access { dtype: setting.dtype, ..table.clone() }];
-        let reads = vec![target.id, other.id, setting.id];
+        let settings = setting.reached(Access { dtype: setting.dtype, ..table.clone() });
+        let loads = vec![target.reached(plane.clone()), other.reached(plane.clone()), settings];
         let mut b = Builder::new();
         let mut regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
         let inner = self.random.below(2);
-        let (mut stores, mut writes, mut results) = (vec![plane], vec![target.id], Vec::new());
+        let (mut stores, mut results) = (vec![target.reached(plane)], Vec::new());
         let mut reductions = Vec::new();
         for k in 0..if inner == 1 { self.random.below(3) } else { 0 } {
             let value = self.function(&mut b, &regs, kinds);
@@ -490,8 +485,7 @@ impl Making {
             regs.push(total);
             let kept = self.fresh(DType::F32, Kind::Channels);
             results.push(total);
-            stores.push(table.clone());
-            writes.push(kept.id);
+            stores.push(kept.reached(table.clone()));
             self.values.push(kept);
         }
         let result = self.function(&mut b, &regs, kinds);
@@ -500,9 +494,9 @@ impl Making {
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let dims = [count, len].into_iter().collect();
+        let loads = loads.into_iter().map(Load::Buffer).collect();
         let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
-        let l = Loop { nest, reads, writes };
-        self.emit(Instruction::Nest(l), Entries::ALL);
+        self.emit(Instruction::Nest(nest), Entries::ALL);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -515,13 +509,13 @@ impl Making {
             _ => (vec![(c, plane), (n, image), (h * w, 1)], Kind::Channels, 2),
         };
         let dims: Dims = axes.iter().map(|&(size, _)| size).collect();
-        let (loads, reads) = self.operands(&axes);
+        let loads = self.loads(&axes);
         let mut b = Builder::new();
         let regs: Vec<Reg> = loads
             .iter()
             .enumerate()
             .map(|(slot, load)| {
-                let reg = b.load(slot, Type::of(load.dtype));
+                let reg = b.load(slot, Type::of(load.dtype()));
                 b.convert(reg, Type::F32)
             })
             .collect();
@@ -541,13 +535,11 @@ impl Making {
         }
         let per_row: Strides =
             axes.iter().enumerate().map(|(k, _)| isize::from(k == 0 && kind == Kind::Channels)).collect();
-        let (mut stores, mut writes, mut results, mut made) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for &sum in &sums {
             let to = self.fresh(DType::F32, kind);
             let len = self.len_of(kind);
-            stores.push(Access { dtype: DType::F32, offset: 0, strides: per_row.clone(), len });
-            writes.push(to.id);
+            stores.push(to.reached(Access { dtype: DType::F32, offset: 0, strides: per_row.clone(), len }));
             results.push(sum);
             made.push(to);
         }
@@ -555,26 +547,24 @@ impl Making {
             let to = self.fresh(DType::F32, Kind::Image);
             let operands: Vec<Reg> = regs.iter().chain(&sums).copied().collect();
             results.push(self.function(&mut b, &operands, kinds));
-            stores.push(access(DType::F32, &axes, self.sizes.len()));
-            writes.push(to.id);
+            stores.push(to.reached(access(DType::F32, &axes, self.sizes.len())));
             made.push(to);
         }
         let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
-        self.emit(Instruction::Nest(Loop { nest, reads, writes }), Entries::ALL);
+        self.emit(Instruction::Nest(nest), Entries::ALL);
         self.values.extend(made);
     }
 
     /// A map over the channels alone.
     fn channels(&mut self, kinds: Kinds) {
         let c = self.sizes.c;
-        let (mut loads, mut reads) = (Vec::new(), Vec::new());
+        let mut loads = Vec::new();
         for _ in 0..1 + self.random.below(2) {
             let Some(value) = self.some(|value| value.kind == Kind::Channels) else { return };
-            loads.push(access(value.dtype, &[(c, 1)], c));
-            reads.push(value.id);
+            loads.push(Load::Buffer(value.whole(&[c])));
         }
         let mut b = Builder::new();
         let regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
@@ -587,47 +577,44 @@ impl Making {
             loads,
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![access(DType::F32, &[(c, 1)], c)],
+            stores: vec![to.whole(&[c])],
         };
-        self.emit(Instruction::Nest(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
+        self.emit(Instruction::Nest(nest), Entries::ALL);
         self.values.push(to);
     }
 
     /// An epilogue over the images that adds what it reads to the product.
-    fn epilogue(&mut self, dims: &Dims, kinds: Kinds) -> (Loop, Value) {
+    fn epilogue(&mut self, dims: &[usize], kinds: Kinds) -> (Nest, Value) {
         let mut steps: Vec<isize> = vec![1];
         for &dim in dims[1..].iter().rev() {
             steps.insert(0, steps[0] * dim as isize);
         }
         let axes: Vec<(usize, isize)> = dims.iter().copied().zip(steps).collect();
-        let product = Access::contiguous(DType::F32, dims);
         let to = self.fresh(DType::F32, Kind::Image);
-        let (mut loads, mut reads) = (vec![product.clone()], vec![to.id]);
+        let mut loads = vec![Load::Accumulator(DType::F32)];
         if self.random.chance(30) {
-            let (more, from) = self.operands(&axes);
-            loads.extend(more);
-            reads.extend(from);
+            loads.extend(self.loads(&axes));
         }
         let mut b = Builder::new();
         let regs: Vec<Reg> = loads
             .iter()
             .enumerate()
             .map(|(slot, load)| {
-                let reg = b.load(slot, Type::of(load.dtype));
+                let reg = b.load(slot, Type::of(load.dtype()));
                 b.convert(reg, Type::F32)
             })
             .collect();
         let result = if regs.len() > 1 { self.function(&mut b, &regs, kinds) } else { regs[0] };
         let nest = Nest {
-            dims: dims.clone(),
+            dims: dims.iter().copied().collect(),
             inner: 0,
             segments: None,
             loads,
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![product],
+            stores: vec![to.whole(dims)],
         };
-        (Loop { nest, reads, writes: vec![to.id] }, to)
+        (nest, to)
     }
 
     fn matmul(&mut self, kinds: Kinds) {
@@ -636,11 +623,10 @@ impl Making {
         let Some(a) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
             return;
         };
-        let (weights, dims) = (self.input(k * k), [m, k].into_iter().collect());
-        let (epilogue, to) = self.epilogue(&dims, kinds);
-        let mut b_access = Access::contiguous(DType::F32, &[k, k]);
+        let mut weights = Operand::whole(self.input(k * k), DType::F32, &[k, k]);
+        let (epilogue, to) = self.epilogue(&[m, k], kinds);
         if self.random.chance(50) {
-            b_access.strides.reverse();
+            weights.access.strides.reverse();
         }
         self.emit(
             Instruction::MatMul(Box::new(MatMul {
@@ -648,10 +634,8 @@ impl Making {
                 m,
                 n: k,
                 k,
-                a: a.id,
-                a_access: Access::contiguous(DType::F32, &[m, k]),
+                a: a.whole(&[m, k]),
                 b: weights,
-                b_access,
                 precision: Precision::F32,
                 epilogue,
             })),
@@ -702,10 +686,10 @@ impl Making {
             channels_out: channels,
             axes,
         };
-        let dims: Dims = self.sizes.all().into_iter().collect();
+        let [a_dims, b_dims, dims] = shape.operands();
         let (epilogue, to) = self.epilogue(&dims, kinds);
-        let (a, precision) = (a.id, Precision::F32);
-        let conv = Conv { shape, a, a_offset: 0, b: weights, precision, epilogue };
+        let (a, b) = (a.whole(&a_dims), Operand::whole(weights, DType::F32, &b_dims));
+        let conv = Conv { shape, a, b, precision: Precision::F32, epilogue };
         self.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
         self.values.push(to);
     }
@@ -724,19 +708,22 @@ impl Making {
         };
         let axis = if pass == WindowPass::Max { Making::covering } else { Making::axis };
         let axes: SlidingAxes = sizes.into_iter().map(|size| axis(self, size)).collect();
+        let len = self.sizes.len();
         let positions = (pass == WindowPass::Max && kinds.jumps && self.random.chance(60))
-            .then(|| self.builder.work("positions", DType::I64, self.sizes.len()));
+            .then(|| Operand::whole(self.builder.work("positions", DType::I64, len), DType::I64, &[len]));
         let shape = |pass| WindowShape { pass, planes, axes: axes.clone() };
         let to = self.fresh(DType::F32, Kind::Image);
-        let window = Window { shape: shape(pass), source: source.id, index: positions, target: to.id };
+        let (source, target) = (source.whole(&[len]), to.whole(&[len]));
+        let window = Window { shape: shape(pass), source, index: positions.clone(), target };
         self.emit(Instruction::Window(window), Entries::ALL);
         if positions.is_some()
             && self.random.chance(70)
             && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
         {
             let back = self.fresh(DType::F32, Kind::Image);
+            let (source, target) = (gradient.whole(&[len]), back.whole(&[len]));
             let shape = shape(WindowPass::MaxGradient);
-            let window = Window { shape, source: gradient.id, index: positions, target: back.id };
+            let window = Window { shape, source, index: positions, target };
             self.emit(Instruction::Window(window), Entries::ALL);
             self.values.push(back);
         }
@@ -747,28 +734,25 @@ impl Making {
     fn state(&mut self) {
         let Some(value) = self.some(|value| value.dtype == DType::F32) else { return };
         let len = self.len_of(value.kind);
-        let target = self.input(len);
-        let whole = || access(DType::F32, &[(len, 1)], len);
+        let target = Operand::whole(self.input(len), DType::F32, &[len]);
         let instruction = |add: bool| {
             let mut b = Builder::new();
             let x = b.load(0, Type::F32);
-            let (mut loads, mut reads, mut result) = (vec![whole()], vec![value.id], x);
+            let (mut loads, mut result) = (vec![Load::Buffer(value.whole(&[len]))], x);
             if add {
                 let old = b.load(1, Type::F32);
                 result = b.add(old, x);
-                loads.push(whole());
-                reads.push(target);
+                loads.push(Load::Buffer(target.clone()));
             }
-            let nest = Nest {
+            Instruction::Nest(Nest {
                 dims: [len].into_iter().collect(),
                 inner: 0,
                 segments: None,
                 loads,
                 expr: b.finish(&[result]),
                 reductions: Vec::new(),
-                stores: vec![whole()],
-            };
-            Instruction::Nest(Loop { nest, reads, writes: vec![target] })
+                stores: vec![target.clone()],
+            })
         };
         if self.random.chance(70) {
             self.emit(instruction(true), Entries::only(Entry::Accumulate));

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Nest, Precision, Reg, RunScalar, SlidingAxis, Type,
-    WindowPass, WindowShape,
+    BinaryOp, Builder, CompareOp, DType, Precision, Reg, RunScalar, SlidingAxis, Type, WindowPass,
+    WindowShape,
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, BufferId, Entries, Entry, Instruction, Loop, MatMul, PlaneId, Program, ProgramBuilder,
-    Reference, ScatterAdd, Window,
+    Backend, BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program,
+    ProgramBuilder, Reference, ScatterAdd, Window,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
 use ortrain_testkit::tolerance;
@@ -177,17 +177,16 @@ fn map(
     let mut expr = Builder::new();
     let regs: Vec<Reg> = (0..reads.len()).map(|slot| expr.load(slot, Type::F32)).collect();
     let result = f(&mut expr, &regs);
-    let whole = Access::contiguous(DType::F32, &[elements]);
-    let nest = Nest {
+    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[elements]);
+    Instruction::Nest(Nest {
         dims: [elements].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![whole.clone(); reads.len()],
+        loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
         expr: expr.finish(&[result]),
         reductions: Vec::new(),
-        stores: vec![whole],
-    };
-    Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![to] })
+        stores: vec![whole(to)],
+    })
 }
 
 /// The gradient of an embedding, and what becomes of it before it is gathered in a plane.
@@ -201,7 +200,16 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
     let mut value = b.work("gradient", DType::F32, rows * width);
     let total = b.plane("total", DType::F32, rows * width, PlaneId(0), 0);
     let zeros = map(&b, &[], value, |b, _| b.constant(Type::F32, 0.0));
-    let sums = ScatterAdd { outer: 1, rows, count, inner: width, source, index, target: value, last: false };
+    let sums = ScatterAdd {
+        outer: 1,
+        rows,
+        count,
+        inner: width,
+        source: Operand::whole(source, DType::F32, &[count * width]),
+        index: Operand::whole(index, DType::I64, &[count]),
+        target: Operand::whole(value, DType::F32, &[rows * width]),
+        last: false,
+    };
     let mut steps = vec![(zeros, Entries::ALL), (Instruction::ScatterAdd(sums), Entries::ALL)];
     if let Some(op) = between {
         let next = b.work("both", DType::F32, rows * width);
@@ -263,12 +271,11 @@ impl Dropping {
     fn product(&mut self, a: BufferId, factor: BufferId, mask: BufferId, forward: Option<u64>) -> BufferId {
         let (rows, columns) = (self.rows, self.columns);
         let result = self.b.work("product", DType::F32, rows * columns);
-        let whole = |dtype| Access::contiguous(dtype, &[rows, columns]);
-        let mut square = Access::contiguous(DType::F32, &[columns, columns]);
+        let whole = |id: BufferId, dtype| Operand::whole(id, dtype, &[rows, columns]);
+        let mut factor = Operand::whole(factor, DType::F32, &[columns, columns]);
         let mut e = Builder::new();
         let (product, zero) = (e.load(0, Type::F32), e.constant(Type::F32, 0.0));
-        let (mut loads, mut stores) = (vec![whole(DType::F32)], vec![whole(DType::F32)]);
-        let (mut reads, mut writes) = (vec![result], vec![result]);
+        let (mut loads, mut stores) = (vec![Load::Accumulator(DType::F32)], vec![whole(result, DType::F32)]);
         let kept = if let Some(stream) = forward {
             let [i, j] = [e.coordinate(0), e.coordinate(1)];
             let width = e.int(columns as i64);
@@ -279,31 +286,27 @@ impl Dropping {
             let stream = e.convert(stream, Type::U64);
             let random = e.push(ortrain_expr::Inst::Random(key, stream, at), Type::U32);
             let limit = e.constant(Type::U32, f64::from(3u32 << 30));
-            stores.push(whole(DType::Bool));
-            writes.push(mask);
+            stores.push(whole(mask, DType::Bool));
             e.compare(CompareOp::Lt, random, limit)
         } else {
-            square.strides.reverse();
-            loads.push(whole(DType::Bool));
-            reads.push(mask);
+            factor.access.strides.reverse();
+            loads.push(Load::Buffer(whole(mask, DType::Bool)));
             e.load(1, Type::Bool)
         };
         let value = e.select(kept, product, zero);
         let outputs = if forward.is_some() { vec![value, kept] } else { vec![value] };
         let expr = e.finish(&outputs);
         let dims = [rows, columns].into_iter().collect();
-        let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
+        let epilogue = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
         let instruction = MatMul {
             batch: [].into_iter().collect(),
             m: rows,
             n: columns,
             k: columns,
-            a,
-            a_access: whole(DType::F32),
+            a: whole(a, DType::F32),
             b: factor,
-            b_access: square,
             precision: Precision::F32,
-            epilogue: Loop { nest, reads, writes },
+            epilogue,
         };
         self.b
             .emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL, &self.node)
@@ -371,11 +374,13 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     let [inputs, outputs] = shape(WindowPass::Max).operands();
     let [source, back] = ["source", "back"].map(|name| b.work(name, DType::F32, inputs));
     let [gradient, target] = ["gradient", "target"].map(|name| b.work(name, DType::F32, outputs));
-    let index = Some(b.work("positions", DType::I64, outputs));
-    for (shape, source, target) in
-        [(shape(WindowPass::Max), source, target), (shape(WindowPass::MaxGradient), gradient, back)]
+    let index = b.work("positions", DType::I64, outputs);
+    for (pass, source, target) in
+        [(WindowPass::Max, source, target), (WindowPass::MaxGradient, gradient, back)]
     {
-        let instruction = Instruction::Window(Window { shape, source, index, target });
+        let whole = |id: BufferId| Operand::whole(id, b.buffer(id).dtype, &[b.buffer(id).len]);
+        let (source, index, target) = (whole(source), Some(whole(index)), whole(target));
+        let instruction = Instruction::Window(Window { shape: shape(pass), source, index, target });
         b.emit(instruction, Entries::ALL, &node).expect("it is sound");
     }
     let (inputs, outputs) = (vec![source, gradient], vec![target, back]);

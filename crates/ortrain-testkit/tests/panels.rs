@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, Builder, DType, Nest, Precision, Reg, Type};
+use ortrain_expr::{Access, Builder, DType, Precision, Reg, Type};
 use ortrain_program::{
-    BufferId, Entries, Entry, Instruction, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference,
+    BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program, ProgramBuilder,
+    Reference,
 };
 use ortrain_testkit::programs::{numbers, run_program};
 use ortrain_testkit::tolerance;
@@ -51,41 +52,41 @@ impl Net {
         let weights = b.plane("weights", DType::F32, columns * columns, PlaneId(0), 0);
         let bias = b.plane("bias", DType::F32, columns, PlaneId(0), 4 * columns * columns);
         let first = b.work("state", DType::F32, rows * columns);
-        let whole = Access::contiguous(DType::F32, &[rows, columns]);
-        let square = Access::contiguous(DType::F32, &[columns, columns]);
-        let mut side = square.clone();
-        side.strides.reverse();
-        let map = |(load, from): (&Access, BufferId),
-                   (store, to): (&Access, BufferId),
-                   f: fn(&mut Builder, Reg) -> Reg| {
+        let whole = |id: BufferId| Operand::whole(id, DType::F32, &[rows, columns]);
+        let square = |id: BufferId| Operand::whole(id, DType::F32, &[columns, columns]);
+        let side = |id: BufferId| {
+            let mut side = square(id);
+            side.access.strides.reverse();
+            side
+        };
+        let map = |from: Operand, to: Operand, f: fn(&mut Builder, Reg) -> Reg| {
             let mut e = Builder::new();
             let x = e.load(0, Type::F32);
             let result = f(&mut e, x);
-            let nest = Nest {
+            Instruction::Nest(Nest {
                 dims: [columns, columns].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![load.clone()],
+                loads: vec![Load::Buffer(from)],
                 expr: e.finish(&[result]),
                 reductions: Vec::new(),
-                stores: vec![store.clone()],
-            };
-            Instruction::Nest(Loop { nest, reads: vec![from], writes: vec![to] })
+                stores: vec![to],
+            })
         };
-        let (mut factor, mut access) = (weights, square.clone());
-        match turned {
-            Turned::No => {}
-            Turned::ByStrides => access = side,
+        let factor = match turned {
+            Turned::No => square(weights),
+            Turned::ByStrides => side(weights),
             Turned::ByMap => {
-                factor = b.work("turned", DType::F32, columns * columns);
-                let step = map((&square, weights), (&side, factor), |_, x| x);
+                let factor = b.work("turned", DType::F32, columns * columns);
+                let step = map(square(weights), side(factor), |_, x| x);
                 b.emit(step, Entries::ALL, &node).expect("it is sound");
+                square(factor)
             }
-        }
+        };
         let mut state = first;
         for step in 0..steps {
             if changed == Some(step) {
-                let step = map((&square, weights), (&square, weights), |b, x| b.mul(x, x));
+                let step = map(square(weights), square(weights), |b, x| b.mul(x, x));
                 b.emit(step, Entries::ALL, &node).expect("it is sound");
             }
             let next = b.work("state", DType::F32, rows * columns);
@@ -100,26 +101,25 @@ impl Net {
                 result = e.add(result, column);
             }
             let along = Access::broadcast(DType::F32, &[columns], &[rows, columns]);
-            let nest = Nest {
+            let bias = Load::Buffer(Operand { buffer: bias, access: along });
+            let epilogue = Nest {
                 dims: [rows, columns].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![whole.clone(), along],
+                loads: vec![Load::Accumulator(DType::F32), bias],
                 expr: e.finish(&[result]),
                 reductions: Vec::new(),
-                stores: vec![whole.clone()],
+                stores: vec![whole(next)],
             };
             let product = MatMul {
                 batch: [].into_iter().collect(),
                 m: rows,
                 n: columns,
                 k: columns,
-                a: state,
-                a_access: whole.clone(),
-                b: factor,
-                b_access: access.clone(),
+                a: whole(state),
+                b: factor.clone(),
                 precision: Precision::F32,
-                epilogue: Loop { nest, reads: vec![next, bias], writes: vec![next] },
+                epilogue,
             };
             b.emit(Instruction::MatMul(Box::new(product)), Entries::ALL, &node).expect("it is sound");
             state = next;
@@ -135,7 +135,7 @@ fn counts(program: &Program, columns: usize) -> [usize; 3] {
     let mut counts = [0; 3];
     for scheduled in &program.instructions {
         match &scheduled.instruction {
-            Instruction::Nest(l) if l.nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
+            Instruction::Nest(nest) if nest.dims.as_slice() == [columns / 16, columns, 16] => counts[0] += 1,
             Instruction::MatMul(m) if m.batch.as_slice() == [columns / 16] && m.n == 16 => counts[1] += 1,
             Instruction::MatMul(_) => counts[2] += 1,
             _ => {}

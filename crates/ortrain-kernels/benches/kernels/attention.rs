@@ -1,6 +1,6 @@
 //! Attention and its gradients. Heads lie between positions and elements, as projections leave them.
 
-use ortrain_expr::{Access, Builder, DType, Nest, Precision, Reg, Type};
+use ortrain_expr::{Access, Builder, DType, Load, Nest, Precision, Reg, Type};
 use ortrain_kernels::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass};
 
 use crate::case::{Buffers, Case, SCALARS};
@@ -38,10 +38,9 @@ pub(crate) fn cases() -> Vec<Case> {
 fn case(what: &str, sizes: [usize; 4], scores: Scores, backward: bool) -> Case {
     let [batch, heads, length, size] = sizes;
     let desc = desc(sizes, scores, backward);
-    let AttentionDesc { scores: Nest { loads: masks, .. }, .. } = &desc;
     let (inputs, outputs) = if backward { (4, 3) } else { (3, 1) };
     let mut bytes = vec![desc.q.len * 4; inputs];
-    bytes.extend(masks[1..].iter().map(|mask| mask.len * 4));
+    bytes.extend(desc.scores.loaded().map(|mask| mask.len * 4));
     bytes.resize(bytes.len() + outputs, desc.q.len * 4);
     let kind = match scores {
         Scores::Plain => "plain",
@@ -90,9 +89,8 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
     };
     let square = [batch, heads, length, length];
     let result = || {
-        let mut nest = nest(&[batch, heads, length, size], 1, None, |_, x| x[0]);
-        nest.stores[0] = operand.clone();
-        nest
+        let nest = nest(&[batch, heads, length, size], 1, None, |_, x| x[0]);
+        Nest { stores: vec![operand.clone()], ..nest }
     };
     let factor = 1.0 / (size as f64).sqrt();
     let mask = match scores {
@@ -134,15 +132,15 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
     }
 }
 
-/// A nest over `dims`; `given` of its loads have no buffer.
+/// A nest over `dims` with so many accumulators, whose result another computation takes.
 fn nest(
     dims: &[usize],
-    given: usize,
+    accumulators: usize,
     more: Option<Access>,
     f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
 ) -> Nest {
-    let whole = Access::contiguous(F32, dims);
-    let loads: Vec<Access> = std::iter::repeat_n(whole.clone(), given).chain(more).collect();
+    let accumulators = std::iter::repeat_n(Load::Accumulator(F32), accumulators);
+    let loads: Vec<Load> = accumulators.chain(more.map(Load::Buffer)).collect();
     let mut b = Builder::new();
     let x: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
     let result = f(&mut b, &x);
@@ -153,6 +151,6 @@ fn nest(
         loads,
         expr: b.finish(&[result]),
         reductions: Vec::new(),
-        stores: vec![whole],
+        stores: Vec::new(),
     }
 }

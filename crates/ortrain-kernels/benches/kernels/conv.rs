@@ -1,7 +1,8 @@
 //! Convolutions and the gradients of their operands.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Nest, Precision, SlidingAxis, Type,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Load, Nest, Precision, SlidingAxis,
+    Type,
 };
 use ortrain_kernels::{Bf16Unit, ConvDesc, ConvKernel, Products};
 
@@ -175,12 +176,12 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
             (b.select(both, result, zero), others)
         }
     };
-    let loads = std::iter::once(plane.clone()).chain(others).collect();
+    let others = others.into_iter().map(Load::Buffer);
     Nest {
         dims,
         inner: 0,
         segments: None,
-        loads,
+        loads: std::iter::once(Load::Accumulator(DType::F32)).chain(others).collect(),
         expr: b.finish(&[value]),
         reductions: Vec::new(),
         stores: vec![plane],
@@ -209,7 +210,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case 
         .count();
     let nest = epilogue(&shape, tail);
     let [a, b, _] = shape.operands().map(|dims| dims.iter().product::<usize>() * 4);
-    let others = nest.loads[1..].iter().chain(&nest.stores).map(|access| access.len * 4);
+    let others = nest.operands().map(|access| access.len * 4);
     let bytes: Vec<usize> = [a, b].into_iter().chain(others).collect();
     let letter = match pass {
         ConvPass::Output => "y",

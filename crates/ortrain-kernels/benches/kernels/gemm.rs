@@ -1,6 +1,6 @@
 //! Products of matrices.
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, Precision, Type, UnaryOp};
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Load, Nest, Precision, Type, UnaryOp};
 use ortrain_kernels::{Bf16Unit, GemmDesc, GemmKernel, Products};
 
 use crate::case::{Buffers, Case, SCALARS};
@@ -214,8 +214,7 @@ fn case(what: &str, product: Product) -> Case {
                 epilogue: nest(dtype, [batch, m, n], after),
             };
             let kernel = GemmKernel::new(&desc, isa).expect("a good description");
-            let Nest { loads, stores, .. } = &desc.epilogue;
-            let others = loads[1..].iter().chain(stores).map(|access| access.len * access.dtype.size());
+            let others = desc.epilogue.operands().map(|access| access.len * access.dtype.size());
             let sizes: Vec<usize> = bytes[..2].iter().copied().chain(others).collect();
             let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {
@@ -290,12 +289,11 @@ fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
     let ty = Type::of(dtype);
     let mut b = Builder::new();
     let mut result = b.load(0, ty);
-    let plain = Access::contiguous(dtype, &dims);
-    let mut loads = vec![plain.clone()];
-    let mut stores = vec![plain];
+    let mut loads = vec![Load::Accumulator(dtype)];
+    let mut stores = vec![Access::contiguous(dtype, &dims)];
     let mut others = Vec::new();
     if matches!(after, After::Relu | After::Residual | After::Gelu) {
-        loads.push(Access::broadcast(dtype, &[dims[2]], &dims));
+        loads.push(Load::Buffer(Access::broadcast(dtype, &[dims[2]], &dims)));
         let bias = b.load(1, ty);
         result = b.add(result, bias);
     }
@@ -304,7 +302,7 @@ fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
         After::Turn | After::TurnAndAdd => {
             stores = vec![operand(dtype, dims, true, false)];
             if after == After::TurnAndAdd {
-                loads.push(stores[0].clone());
+                loads.push(Load::Buffer(stores[0].clone()));
                 let old = b.load(1, ty);
                 result = b.add(old, result);
             }
@@ -314,7 +312,7 @@ fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
             result = b.binary(BinaryOp::Max, result, zero);
         }
         After::Residual => {
-            loads.push(stores[0].clone());
+            loads.push(Load::Buffer(stores[0].clone()));
             let around = b.load(2, ty);
             result = b.add(around, result);
         }

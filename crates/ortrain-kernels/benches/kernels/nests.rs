@@ -1,8 +1,8 @@
 //! Maps, reductions and scatter-add.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, Precision, ReduceOp, Reduction, Reg, Scalar,
-    Segments, Type, UnaryOp,
+    Access, BinaryOp, Builder, CompareOp, DType, Inst, Load, Nest, Precision, ReduceOp, Reduction, Reg,
+    Scalar, Segments, Type, UnaryOp,
 };
 use ortrain_kernels::{NestKernel, ScatterDesc, ScatterKernel};
 
@@ -81,7 +81,7 @@ fn transposed([rows, columns]: [usize; 2]) -> Case {
         dims: [rows, columns].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![load],
+        loads: vec![Load::Buffer(load)],
         expr: b.finish(&[x]),
         reductions: Vec::new(),
         stores: vec![store],
@@ -91,7 +91,7 @@ fn transposed([rows, columns]: [usize; 2]) -> Case {
 
 /// A nest; with `in_place` its stores go to its first loads.
 pub(crate) fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case {
-    let sizes: Vec<usize> = nest.loads.iter().chain(&nest.stores).map(|a| a.len * a.dtype.size()).collect();
+    let sizes: Vec<usize> = nest.operands().map(|a| a.len * a.dtype.size()).collect();
     Case {
         name,
         flops,
@@ -136,7 +136,7 @@ fn map(
         dims: [elements].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![plane.clone(); loads],
+        loads: vec![Load::Buffer(plane.clone()); loads],
         expr: b.finish(&outputs),
         reductions: Vec::new(),
         stores: vec![plane; stores],
@@ -166,7 +166,7 @@ fn dropout(dims: &[usize]) -> Case {
         dims: dims.iter().copied().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::F32, dims)],
+        loads: vec![Load::Buffer(Access::contiguous(DType::F32, dims))],
         expr: b.finish(&[y]),
         reductions: Vec::new(),
         stores: vec![Access::contiguous(DType::F32, dims)],
@@ -189,7 +189,7 @@ fn packing(elements: usize) -> Case {
         dims: [elements / 8].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::Bool, &[elements / 8]); 8],
+        loads: vec![Load::Buffer(Access::contiguous(DType::Bool, &[elements / 8])); 8],
         expr: b.finish(&[byte]),
         reductions: Vec::new(),
         stores: vec![Access::contiguous(DType::U8, &[elements / 8])],
@@ -213,7 +213,7 @@ fn unpacking(elements: usize) -> Case {
         dims: [elements / 8].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::U8, &[elements / 8])],
+        loads: vec![Load::Buffer(Access::contiguous(DType::U8, &[elements / 8]))],
         expr: b.finish(&truths),
         reductions: Vec::new(),
         stores: vec![Access::contiguous(DType::Bool, &[elements / 8]); 8],
@@ -325,7 +325,7 @@ fn adamw_of_segments(lengths: &[usize]) -> Case {
         dims: [count, len].into_iter().collect(),
         inner: 0,
         segments: Some(segments),
-        loads: (0..4).map(|_| plane.clone()).chain((0..8).map(setting)).collect(),
+        loads: (0..4).map(|_| plane.clone()).chain((0..8).map(setting)).map(Load::Buffer).collect(),
         expr: b.finish(&[p, m, v]),
         reductions: Vec::new(),
         stores: vec![plane; 3],
@@ -356,7 +356,7 @@ fn norms_of_segments(lengths: &[usize]) -> Case {
         dims: [count, len].into_iter().collect(),
         inner: 1,
         segments: Some(segments),
-        loads: vec![access([0, 1], 0, len); 2],
+        loads: vec![Load::Buffer(access([0, 1], 0, len)); 2],
         expr,
         reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
         stores: vec![access([2, 0], 0, 2 * count), access([2, 0], 1, 2 * count)],
@@ -378,7 +378,7 @@ fn gates(batch: usize, hidden: usize) -> Case {
     let mut b = Builder::new();
     let mut loads = Vec::new();
     let mut load = |b: &mut Builder, access: Access| {
-        loads.push(access);
+        loads.push(Load::Buffer(access));
         b.load(loads.len() - 1, Type::F32)
     };
     let mut gate = |b: &mut Builder, k: usize, op: UnaryOp| {
@@ -417,9 +417,9 @@ fn gates(batch: usize, hidden: usize) -> Case {
 fn gates_back(batch: usize, hidden: usize) -> Case {
     let dims = [batch, hidden];
     let mut b = Builder::new();
-    let mut loads = vec![Access::contiguous(F32, &dims); 4];
+    let mut loads = vec![Load::Buffer(Access::contiguous(F32, &dims)); 4];
     let [of_cell, of_state, cell, last] = [0, 1, 2, 3].map(|k| b.load(k, Type::F32));
-    loads.extend([0, 1, 2, 3].map(|k| columns(batch, 4 * hidden, k * hidden)));
+    loads.extend([0, 1, 2, 3].map(|k| Load::Buffer(columns(batch, 4 * hidden, k * hidden))));
     let [i, o, f, g] = [4, 5, 6, 7].map(|k| b.load(k, Type::F32));
     let one = b.constant(Type::F32, 1.0);
     let of_sigmoid = |b: &mut Builder, value, y| {
@@ -476,7 +476,7 @@ fn softmax(dims: [usize; 2]) -> Case {
         dims: dims.into_iter().collect(),
         inner: 1,
         segments: None,
-        loads: vec![plane.clone()],
+        loads: vec![Load::Buffer(plane.clone())],
         expr,
         reductions: vec![
             Reduction { op: ReduceOp::Max, value: values[0] },
@@ -521,7 +521,7 @@ fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
         dims: dims.iter().copied().collect(),
         inner,
         segments: None,
-        loads: vec![load],
+        loads: vec![Load::Buffer(load)],
         expr,
         reductions: ops.iter().zip(values).map(|(&op, value)| Reduction { op, value }).collect(),
         stores: vec![store; ops.len()],

@@ -1,7 +1,7 @@
 //! What works along rows or down channels: norms and their gradients, cross-entropy, rows that indices name.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp,
+    Access, BinaryOp, Builder, CompareOp, DType, Load, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp,
 };
 
 use crate::case::Case;
@@ -101,7 +101,7 @@ impl Body {
         let nest = Nest {
             inner,
             segments: None,
-            loads: self.loads,
+            loads: self.loads.into_iter().map(Load::Buffer).collect(),
             expr,
             reductions: self
                 .reductions

@@ -11,9 +11,10 @@ mod product;
 mod rows;
 mod run;
 
+use std::borrow::Cow;
 use std::fmt;
 
-use ortrain_expr::{Access, BinaryOp, DType, Inst, Nest, Reg, Scalar, Type};
+use ortrain_expr::{Access, BinaryOp, DType, Inst, Load, Nest, Reg, Scalar, Type};
 
 use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
@@ -25,9 +26,9 @@ use crate::views::{Parts, RunScalars, Scratch};
 
 /// Attention, or the gradients of its operands.
 ///
-/// The space of `scores`, `weights` and their gradients is that of the scores: batch axes, queries, keys. In each of
-/// these nests the first load and the only store have no buffer: they are the value that it is given and the one that
-/// it makes. They are of the type that everything is computed in (`F32` or `F64`), as are all operands.
+/// The space of `scores`, `weights` and their gradients is that of the scores: batch axes, queries, keys. Each of these nests
+/// has an accumulator, the value that it is given, and one result without a store. They are of the type that everything is
+/// computed in (`F32` or `F64`), as are all operands.
 #[derive(Clone, Debug)]
 pub struct AttentionDesc {
     /// Elements of a query and of a key.
@@ -51,7 +52,7 @@ pub struct AttentionDesc {
 /// What is computed of an attention.
 #[derive(Clone, Debug)]
 pub enum AttentionPass {
-    /// The weighted sums of the values. The nest is their epilogue, over the batch axes, queries and `width`; its load 0
+    /// The weighted sums of the values. The nest is their epilogue, over the batch axes, queries and `width`; its accumulator
     /// is the sums.
     Output(Box<Nest>),
     /// Gradients, of one given for the sums.
@@ -63,14 +64,13 @@ pub enum AttentionPass {
 pub struct AttentionGradients {
     /// The gradient of the sums, over the batch axes, queries and `width`.
     pub given: Access,
-    /// From the gradient of the weights that were used to that of the softmax. Load 1 is the softmax itself, and has
-    /// no buffer either.
+    /// From the gradient of the weights that were used to that of the softmax, which is the second accumulator.
     pub weights: Nest,
     /// The change of the softmax (a mask, a replacement of NaN) before its gradient is taken with it.
     pub softmax: Nest,
     /// From the gradient of the softmax's operand to that of the product.
     pub scores: Nest,
-    /// The epilogue of the gradient of the queries, if it is wanted, over their space; load 0 is the gradient.
+    /// The epilogue of the gradient of the queries, if it is wanted, over their space; its accumulator is the gradient.
     pub q: Option<Nest>,
     /// That of the keys.
     pub k: Option<Nest>,
@@ -357,6 +357,7 @@ impl Making<'_> {
         })
     }
 
+    /// A nest with so many accumulators. Its result goes where it stores it, or to a block.
     fn taped(
         &mut self,
         nest: &Nest,
@@ -370,21 +371,28 @@ impl Making<'_> {
             return Err(format!("a nest over {:?} that does not fit an attention", nest.dims));
         }
         let (loads, stores) = (nest.loads.len(), nest.stores.len());
-        if loads < given || nest.loads[..given].iter().any(|load| load.dtype != self.real) {
+        let accumulators =
+            nest.loads.iter().take_while(|load| **load == Load::Accumulator(self.real)).count();
+        if accumulators != given || nest.accumulators() != given {
             return Err(format!("what a nest is given is not {given} times {}", self.real));
         }
-        if loads + stores > MOST_BUFFERS {
+        let mut nest = Cow::Borrowed(nest);
+        if to_block {
+            let whole = Access::contiguous(self.real, &nest.dims);
+            nest.to_mut().stores.push(whole);
+        }
+        let nest = &*nest;
+        if loads + stores.max(1) > MOST_BUFFERS {
             return Err(format!("more than {MOST_BUFFERS} buffers"));
         }
         let outside: Vec<usize> = (0..axes).collect();
-        let plan =
-            Plan { nest, drive: Drive::Map, outside: &outside, along: &[axes, axes + 1], product: true };
+        let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &[axes, axes + 1] };
         let tape = Tape::new(&plan, self.compiler)?;
         let frame = self.cut.room(tape.frame);
-        let (buffer, buffers) = (self.cut.buffers, loads - given + if to_block { 0 } else { stores });
+        let (buffer, buffers) = (self.cut.buffers, loads - given + stores);
         self.cut.buffers += buffers;
         let whole = lines * elements;
-        let plain = (loads, stores, to_block) == (1, 1, false)
+        let plain = (loads, stores) == (1, 1)
             && nest.stores.iter().all(|store| store.dtype == self.real && store.strides[axes + 1] == 1);
         let place = match plain.then(|| simple(nest, self.real)).flatten() {
             Some(Simple { factor: None, added: None }) => Some(self.lines(&nest.stores[0], buffer)?),
@@ -401,33 +409,27 @@ impl Making<'_> {
         given: usize,
         [scalable, addable]: [bool; 2],
     ) -> Result<Pointwise, String> {
-        let whole = Access::contiguous(self.real, &nest.dims);
-        let ends = nest.loads.iter().take(given).chain(&nest.stores);
-        let gathers =
-            |&(inst, _): &(Inst, Type)| matches!(inst, Inst::LoadAt(slot, _) if usize::from(slot) < given);
-        if nest.stores.len() != 1
-            || ends.into_iter().any(|access| *access != whole)
-            || nest.expr.insts().iter().any(gathers)
-        {
+        if !nest.stores.is_empty() || nest.expr.outputs().len() != 1 {
             return Err("scores that are not passed on one by one".to_owned());
         }
         let taped = self.taped(nest, [self.cut.queries, self.cut.keys], given, true)?;
-        let side_by_side = |slot: usize| {
-            let Access { dtype, strides, .. } = &nest.loads[slot];
-            *dtype == self.real && strides.last() == Some(&1)
-        };
+        let side_by_side = |access: &Access| access.dtype == self.real && access.strides.last() == Some(&1);
         Ok(match simple(nest, self.real) {
             Some(Simple { factor: None, added: None }) => Pointwise::Nothing,
             Some(Simple { factor: Some(factor), added: None }) if scalable => Pointwise::Scale(factor),
-            Some(Simple { factor, added: Some(slot) }) if addable && slot == given && side_by_side(slot) => {
-                Pointwise::Added(factor.unwrap_or(1.0), self.lines(&nest.loads[slot], taped.buffer)?)
-            }
+            Some(Simple { factor, added: Some(slot) }) if addable && slot == given => match &nest.loads[slot]
+            {
+                Load::Buffer(access) if side_by_side(access) => {
+                    Pointwise::Added(factor.unwrap_or(1.0), self.lines(access, taped.buffer)?)
+                }
+                _ => Pointwise::Tape(Box::new(taped)),
+            },
             _ => Pointwise::Tape(Box::new(taped)),
         })
     }
 }
 
-/// What a simple nest does with its first load: it multiplies it with a constant, and then adds another load.
+/// What a simple nest does with its accumulator: it multiplies it with a constant, and then adds another load.
 struct Simple {
     factor: Option<f64>,
     added: Option<usize>,
@@ -485,7 +487,7 @@ impl<T: Computed> Kernel<T> {
         let Micro { mr, nr, .. } = micro;
         let heads = dims[..axes].iter().product();
         let differs = |mask: &Access| mask.strides.get(axes).is_some_and(|&stride| stride != 0);
-        let masked = desc.scores.loads.iter().skip(1).any(differs);
+        let masked = desc.scores.loaded().any(differs);
         let scores = if masked { MASKED_SCORES } else { SCORES };
         let cut = Cut::new(heads, [queries, keys, size, width], scores, mr);
         let mut making = Making { compiler, real, batch: &dims[..axes], cut };

@@ -420,7 +420,7 @@ impl Engine for Direct {
 
 #[cfg(test)]
 mod tests {
-    use ortrain_expr::{Access, Builder, ConvShape, Nest, SlidingAxis, Type};
+    use ortrain_expr::{Access, Builder, ConvShape, Load, Nest, SlidingAxis, Type};
 
     use super::*;
     use crate::Products;
@@ -438,17 +438,16 @@ mod tests {
             axes: [axis, axis].into_iter().collect(),
         };
         let [_, _, dims] = shape.operands();
-        let whole = Access::contiguous(DType::F32, &dims);
         let mut b = Builder::new();
         let result = b.load(0, Type::F32);
         let epilogue = Nest {
-            dims,
             inner: 0,
             segments: None,
-            loads: vec![whole.clone()],
+            loads: vec![Load::Accumulator(DType::F32)],
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![whole],
+            stores: vec![Access::contiguous(DType::F32, &dims)],
+            dims,
         };
         let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
         let finish = Arc::new(Finish::new::<f32>(&desc, isa.into()).expect("a good description"));

@@ -1,6 +1,6 @@
 //! From finished blocks of the result to what the epilogue stores.
 
-use ortrain_expr::{Access, ConvPass, DType, Inst, OutOfRange, Type};
+use ortrain_expr::{Access, ConvPass, DType, Inst, Load, OutOfRange, Type};
 
 use super::ConvDesc;
 use super::copy::lines;
@@ -61,8 +61,8 @@ impl Finish {
             return Err("an epilogue reduces nothing".to_owned());
         }
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        if nest.loads.first().is_none_or(|load| load.dtype != real) {
-            return Err(format!("load 0 of the epilogue is the result, of type {real}"));
+        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.accumulators() != 1 {
+            return Err(format!("the accumulator of the epilogue is the result, of type {real}"));
         }
         let of_plane = match desc.shape.pass {
             ConvPass::Output | ConvPass::InputGradient => 2,
@@ -73,7 +73,7 @@ impl Finish {
         let axes: Vec<usize> = (0..dims.len()).collect();
         let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
         let edges = Edges::new(desc, compiler.isa());
-        let plan = Plan { nest, drive: Drive::Map, outside, along, product: true };
+        let plan = Plan { nest, drive: Drive::Map, outside, along };
         let tape = Tape::new(&plan, compiler)?;
         let row_major = |access: &Access| {
             let mut step = 1;
@@ -83,7 +83,7 @@ impl Finish {
                 fits
             })
         };
-        let accesses = nest.loads[1..].iter().chain(&nest.stores).enumerate();
+        let accesses = nest.operands().enumerate();
         let beside = accesses.filter(|(_, access)| row_major(access));
         let beside = beside.map(|(i, access)| (2 + i, access.offset as isize, access.dtype.size())).collect();
         let mut direct = None;

@@ -52,8 +52,8 @@ pub struct ConvDesc {
     pub b: DType,
     /// How the products inside the sums are made.
     pub products: Products,
-    /// What becomes of the result, over its dimensions. Its load 0 is the result itself: it has no buffer, its access
-    /// says only the type (`F32`, or `F64` if both operands are). The other loads and the stores are buffers.
+    /// What becomes of the result, over its dimensions. The result is its accumulator: an `F32`, or an `F64` if both operands
+    /// are.
     pub epilogue: Nest,
 }
 

@@ -74,8 +74,7 @@ pub struct GemmDesc {
     pub b: Access,
     /// How the products inside the sums are made.
     pub products: Products,
-    /// What becomes of the product. Its load 0 is the product itself: it has no buffer, its access says only the type
-    /// (`F32`, or `F64` if both operands are). The other loads and the stores are buffers.
+    /// What becomes of the product, which is its accumulator: an `F32`, or an `F64` if both operands are.
     pub epilogue: Nest,
 }
 

@@ -1,6 +1,6 @@
 //! How a product is cut into tasks, and where its operands are packed. Depends on the description alone.
 
-use ortrain_expr::{Access, DType, Inst, Nest, Type};
+use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
 use super::GemmDesc;
 use super::micro::{Micro, Real};
@@ -266,15 +266,15 @@ impl Shape {
             return Err("an epilogue reduces nothing".to_owned());
         }
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        if nest.loads.first().is_none_or(|load| load.dtype != real) {
-            return Err(format!("load 0 of the epilogue is the product, of type {real}"));
+        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.accumulators() != 1 {
+            return Err(format!("the accumulator of the epilogue is the product, of type {real}"));
         }
         let Axes { turned, outside, rows, cols } = Axes::new(desc);
         let k = desc.k;
         let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
         let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
         let along = [rows.as_slice(), &cols].concat();
-        let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &along, product: true };
+        let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &along };
         let tape = Tape::new(&plan, compiler)?;
         let of_a = Operand::new((&desc.a, 0), nest, k, &outside, (axes, axes + 1))?;
         let of_b = Operand::new((&desc.b, 1), nest, k, &outside, (axes + 1, axes))?;
@@ -570,8 +570,8 @@ fn direct(nest: &Nest, outside: &[usize], (row, col): (usize, usize)) -> Result<
     let product = nest.expr.outputs()[0];
     let (inst, ty) = nest.expr.insts()[usize::from(product.0)];
     let plain = inst == Inst::Load(0)
-        && ty == Type::of(nest.loads[0].dtype)
-        && store.dtype == nest.loads[0].dtype
+        && ty == Type::of(nest.loads[0].dtype())
+        && store.dtype == nest.loads[0].dtype()
         && (store.strides[col] == 1 || nest.dims[col] == 1)
         && nest.loads.len() == 1
         && !nest.expr.can_fail();

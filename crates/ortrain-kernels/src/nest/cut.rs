@@ -75,7 +75,7 @@ impl Cut {
         let is_map = nest.inner == 0;
         let mut cut = Cut::of(segments, is_map, tape.cost, tape.tile);
         // A map goes over its segments once.
-        let along = nest.loads.iter().filter(|load| load.strides[1] != 0);
+        let along = nest.loaded().filter(|load| load.strides[1] != 0);
         let bytes = along.map(|load| load.dtype.size()).sum();
         cut.waves = cut.waves_of(if is_map { 0 } else { bytes });
         cut

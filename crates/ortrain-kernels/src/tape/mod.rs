@@ -15,8 +15,8 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, CompareOp, DType, Expr, Inst, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar, Type,
-    UnaryOp,
+    Access, BinaryOp, CompareOp, DType, Expr, Inst, Load, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar,
+    Type, UnaryOp,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -106,8 +106,18 @@ pub(crate) struct Plan<'a> {
     pub(crate) outside: &'a [usize],
     /// Axes that tiles run along.
     pub(crate) along: &'a [usize],
-    /// Whether load 0 is the finished block of a matrix product.
-    pub(crate) product: bool,
+}
+
+impl Plan<'_> {
+    /// Whether a load is the first accumulator: the finished block at [`Site::product`]. Further accumulators lie row-major
+    /// over the space, at addresses of their own.
+    fn is_product(&self, slot: u16) -> bool {
+        slot == 0 && self.has_product()
+    }
+
+    fn has_product(&self) -> bool {
+        self.nest.accumulators() > 0
+    }
 }
 
 /// A reduction inside a stage.
@@ -557,8 +567,8 @@ impl Tape {
     pub(crate) fn new<'a>(plan: &Plan<'_>, compiler: impl Into<Compiler<'a>>) -> Result<Tape, String> {
         let compiler = compiler.into();
         let nest = plan.nest;
-        check(nest, plan.product)?;
-        if nest.segments.is_some() && (plan.product || plan.drive != Drive::Row) {
+        check(nest)?;
+        if nest.segments.is_some() && (plan.has_product() || plan.drive != Drive::Row) {
             return Err("segments where rows of any length do not fit".to_owned());
         }
         let mut dims = nest.dims.clone();
@@ -567,7 +577,11 @@ impl Tape {
             dims[1] = dims[1].max(2);
         }
         let reach = |access: &Access| Reach::new(access, &dims, plan.outside, plan.along);
-        let loads = nest.loads.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let load = |load: &Load| match load {
+            Load::Buffer(access) => reach(access),
+            Load::Accumulator(dtype) => reach(&Access::contiguous(*dtype, &nest.dims)),
+        };
+        let loads = nest.loads.iter().map(load).collect::<Result<Vec<_>, _>>()?;
         let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
         let make = |memory: Option<&_>| Code::new(plan, compiler.isa(), memory, &loads, &stores);
@@ -603,7 +617,7 @@ impl Code {
         const LONG_PIECE: usize = 192;
         let pieces = loads.iter().filter_map(Reach::piece);
         // Blocks of products and tiles of columns are cut by their drivers, not by `tiles`.
-        let cut_elsewhere = plan.product || plan.drive == Drive::Col;
+        let cut_elsewhere = plan.has_product() || plan.drive == Drive::Col;
         let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
         let draft = Draft::new(plan, loads, stores, piece, false)?;
@@ -714,7 +728,7 @@ impl<'a> Draft<'a> {
     fn variation(&self, inst: Inst) -> (bool, bool) {
         let Plan { nest, drive, along, .. } = *self.plan;
         match inst {
-            Inst::Load(0) if self.plan.product => (true, true),
+            Inst::Load(slot) if self.plan.is_product(slot) => (true, true),
             Inst::Load(slot) => {
                 let reach = &self.loads[usize::from(slot)];
                 (!reach.along.stays(), !reach.outside.stays())
@@ -876,7 +890,7 @@ impl<'a> Draft<'a> {
                     return self.register(Size::Single(THERE | Place::from(slot)), section);
                 }
                 let there = match slot {
-                    0 if self.plan.product => Some(PRODUCT),
+                    _ if self.plan.is_product(slot) => Some(PRODUCT),
                     _ => {
                         let there =
                             !one && load.piece().is_some_and(|piece| piece.is_multiple_of(self.piece));
@@ -1375,7 +1389,7 @@ impl Kind {
 }
 
 /// Whether the expression is well typed and the nest can be run without reading or writing out of bounds.
-fn check(nest: &Nest, product: bool) -> Result<(), String> {
+fn check(nest: &Nest) -> Result<(), String> {
     if let Some(fault) = nest.fault() {
         return Err(fault);
     }
@@ -1391,7 +1405,6 @@ fn check(nest: &Nest, product: bool) -> Result<(), String> {
             Inst::Load(slot) | Inst::LoadAt(slot, _) if usize::from(slot) >= nest.loads.len() => {
                 return wrong("no such load");
             }
-            Inst::LoadAt(0, _) if product => return wrong("a product cannot be indexed"),
             Inst::LoadAt(_, index) if of(index) != Type::I64 => return wrong("the index is not i64"),
             Inst::Coordinate(axis) if usize::from(axis) >= nest.dims.len() => return wrong("no such axis"),
             Inst::Coordinate(_) | Inst::Guard(..) if ty != Type::I64 => return wrong("the result is i64"),

@@ -21,17 +21,14 @@ struct Key {
     drive: Drive,
     outside: Vec<usize>,
     along: Vec<usize>,
-    product: bool,
     isa: Isa,
 }
 
 impl Key {
     fn new(plan: &Plan<'_>, isa: Isa) -> Key {
         let nowhere = |access: &Access| Access { offset: 0, len: 0, ..access.clone() };
-        let list = |accesses: &[Access]| accesses.iter().map(nowhere).collect();
-        let Plan { nest, drive, outside, along, product } = *plan;
-        let nest = Nest { loads: list(&nest.loads), stores: list(&nest.stores), ..nest.clone() };
-        Key { nest, drive, outside: outside.to_vec(), along: along.to_vec(), product, isa }
+        let Plan { nest, drive, outside, along } = *plan;
+        Key { nest: nest.map(nowhere), drive, outside: outside.to_vec(), along: along.to_vec(), isa }
     }
 }
 
@@ -108,7 +105,7 @@ impl Compiler<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ortrain_expr::{Builder, DType, Type};
+    use ortrain_expr::{Builder, DType, Load, Type};
 
     use super::*;
     use crate::tape::Tape;
@@ -129,12 +126,12 @@ mod tests {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![access(from)],
+            loads: vec![Load::Buffer(access(from))],
             expr: b.finish(&[product]),
             reductions: Vec::new(),
             stores: vec![access(to)],
         };
-        let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[], along: &[0, 1], product: false };
+        let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[], along: &[0, 1] };
         Tape::new(&plan, compiler).expect("a good nest")
     }
 

@@ -1,7 +1,8 @@
 //! Attention against sums in f64.
 
 use ortrain_expr::{
-    Access, Builder, CompareOp, DType, Evaluation, Inst, Mode, Nest, Reg, RunScalar, Scalar, Strides, Type,
+    Access, Builder, CompareOp, DType, Evaluation, Inst, Load, Mode, Nest, Reg, RunScalar, Scalar, Strides,
+    Type,
 };
 use ortrain_kernels::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass, Isa, Pool};
 
@@ -56,20 +57,20 @@ fn operand(case: Case, lines: usize, elements: usize, shared: bool) -> Access {
     Access { dtype: case.dtype, offset: 0, strides, len: batch * own * lines * elements }
 }
 
-/// A nest over `dims` whose first loads (`given` of them) and, where `store` is missing, whose store have no buffer.
+/// A nest over `dims` with so many accumulators. Without a store, another computation takes its result.
 fn nest(
     dtype: DType,
     dims: &[usize],
-    given: usize,
+    accumulators: usize,
     loads: Vec<Access>,
     store: Option<Access>,
     f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
 ) -> Nest {
-    let whole = Access::contiguous(dtype, dims);
-    let loads = [vec![whole.clone(); given], loads].concat();
+    let accumulators = vec![Load::Accumulator(dtype); accumulators];
+    let loads: Vec<Load> = accumulators.into_iter().chain(loads.into_iter().map(Load::Buffer)).collect();
     let mut b = Builder::new();
     let regs: Vec<Reg> =
-        loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype))).collect();
+        loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype()))).collect();
     let result = f(&mut b, &regs);
     Nest {
         dims: dims.iter().copied().collect(),
@@ -78,7 +79,7 @@ fn nest(
         loads,
         expr: b.finish(&[result]),
         reductions: Vec::new(),
-        stores: vec![store.unwrap_or(whole)],
+        stores: store.into_iter().collect(),
     }
 }
 
@@ -270,10 +271,9 @@ struct Here<'a> {
 
 impl Evaluation for Here<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
-        let access = &self.nest.loads[slot];
-        if let Some(&given) = self.given.get(slot) {
-            return Scalar::F64(given);
-        }
+        let Some(access) = self.nest.loads[slot].access() else {
+            return Scalar::F64(self.given[slot]);
+        };
         let at: isize = access.strides.iter().zip(self.index).map(|(&s, &i)| s * i as isize).sum();
         get(self.mask.expect("there is a mask"), access.dtype, at as usize)
     }
@@ -572,6 +572,50 @@ fn what_does_not_fit_is_refused() {
     refused(&|desc| desc.width = 0);
     refused(&|desc| desc.v.offset = 1);
     refused(&|desc| desc.scores.inner = 1);
-    refused(&|desc| desc.scores.stores[0].strides[3] = 2);
     refused(&|desc| desc.weights.dims[2] = 8);
+    let scores = Access::contiguous(DType::F32, &[2, 3, 9, 35]);
+    let stored = refused(&|desc| desc.scores.stores.push(scores.clone()));
+    assert_eq!(stored, "scores that are not passed on one by one");
+}
+
+/// Each nest has one accumulator; that of the gradient of the weights has two.
+#[test]
+fn nests_have_the_accumulators_that_they_are_given() {
+    let case = Case { sizes: [2, 3, 9, 35, 8, 12], ..PLAIN };
+    let (forward, backward) = (case.desc(false), case.desc(true));
+    let refused = |desc: &AttentionDesc, change: &dyn Fn(&mut AttentionDesc)| {
+        let mut desc = desc.clone();
+        change(&mut desc);
+        AttentionKernel::new(&desc, Isa::PORTABLE).unwrap_err()
+    };
+    let of_output = |desc: &mut AttentionDesc, loads: Vec<Load>| {
+        let AttentionPass::Output(nest) = &mut desc.pass else { unreachable!("forward") };
+        nest.loads = loads;
+    };
+    let of_weights = |desc: &mut AttentionDesc, loads: Vec<Load>| {
+        let AttentionPass::Gradients(gradients) = &mut desc.pass else { unreachable!("backward") };
+        gradients.weights.loads = loads;
+    };
+    let accumulator = Load::Accumulator(DType::F32);
+    let [scores, output] =
+        [35, 12].map(|elements| Load::Buffer(Access::contiguous(DType::F32, &[2, 3, 9, elements])));
+    let not_one = "what a nest is given is not 1 times float32";
+    let not_two = "what a nest is given is not 2 times float32";
+    let behind = "an accumulator behind the load of a buffer";
+    for n in [0, 2] {
+        let loads = vec![accumulator.clone(); n];
+        assert_eq!(refused(&forward, &|desc| desc.scores.loads.clone_from(&loads)), not_one);
+        assert_eq!(refused(&forward, &|desc| desc.weights.loads.clone_from(&loads)), not_one);
+        assert_eq!(refused(&forward, &|desc| of_output(desc, loads.clone())), not_one);
+    }
+    for n in [1, 3] {
+        let loads = vec![accumulator.clone(); n];
+        assert_eq!(refused(&backward, &|desc| of_weights(desc, loads.clone())), not_two);
+    }
+    let doubles = vec![accumulator.clone(), Load::Accumulator(DType::F64)];
+    assert_eq!(refused(&backward, &|desc| of_weights(desc, doubles.clone())), not_two);
+    let loads = |buffer: &Load| vec![accumulator.clone(), buffer.clone(), accumulator.clone()];
+    assert_eq!(refused(&forward, &|desc| desc.scores.loads = loads(&scores)), behind);
+    assert_eq!(refused(&forward, &|desc| of_output(desc, loads(&output))), behind);
+    assert_eq!(refused(&backward, &|desc| of_weights(desc, loads(&scores))), not_two);
 }

@@ -1,7 +1,9 @@
 //! Products of bfloat16: what is exact, what is lost, what is infinite or no number. Small sizes: they run under an
 //! emulator, too, where the machine lacks a unit.
 
-use ortrain_expr::{Access, Builder, ConvPass, ConvShape, DType, Nest, Precision, Scalar, SlidingAxis, Type};
+use ortrain_expr::{
+    Access, Builder, ConvPass, ConvShape, DType, Load, Nest, Precision, Scalar, SlidingAxis, Type,
+};
 use ortrain_kernels::{Bf16Unit, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, Pool, Products};
 
 use crate::common::*;
@@ -21,15 +23,14 @@ fn operand(dtype: DType, rows: usize, columns: usize, transposed: bool) -> Acces
 fn stored(dtype: DType, dims: &[usize]) -> Nest {
     let mut b = Builder::new();
     let product = b.load(0, Type::of(dtype));
-    let access = Access::contiguous(dtype, dims);
     Nest {
         dims: dims.iter().copied().collect(),
         inner: 0,
         segments: None,
-        loads: vec![access.clone()],
+        loads: vec![Load::Accumulator(dtype)],
         expr: b.finish(&[product]),
         reductions: Vec::new(),
-        stores: vec![access],
+        stores: vec![Access::contiguous(dtype, dims)],
     }
 }
 

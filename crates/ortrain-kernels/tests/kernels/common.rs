@@ -142,7 +142,7 @@ pub(crate) fn run(
     let mut loads = loads.to_vec();
     let mut outs = outs.to_vec();
     let bases: Vec<*mut u8> = loads.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
-    for (access, buffer) in nest.loads.iter().chain(&nest.stores).zip(loads.iter().chain(&outs)) {
+    for (access, buffer) in nest.operands().zip(loads.iter().chain(&outs)) {
         assert!(buffer.len() >= access.len * access.dtype.size(), "buffers are as long as accesses say");
     }
     // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
@@ -170,14 +170,20 @@ struct Point<'a> {
     reduced: &'a [Scalar],
 }
 
+impl Point<'_> {
+    fn access(&self, slot: usize) -> &Access {
+        self.nest.loads[slot].access().expect("nests of these tests finish nothing")
+    }
+}
+
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
-        let access = &self.nest.loads[slot];
+        let access = self.access(slot);
         get(&self.loads[slot], access.dtype, element(access, self.index))
     }
 
     fn load_at(&mut self, slot: usize, index: i64) -> Scalar {
-        let access = &self.nest.loads[slot];
+        let access = self.access(slot);
         match usize::try_from(index)
             .ok()
             .and_then(|i| i.checked_add(access.offset))

@@ -1,8 +1,8 @@
 //! Convolutions against sums in f64 that follow the definition word by word.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Nest, OutOfRange, Precision, Scalar, SlidingAxis,
-    Type,
+    Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Load, Nest, OutOfRange, Precision, Scalar,
+    SlidingAxis, Type,
 };
 use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool, Products};
 use proptest::prelude::*;
@@ -108,7 +108,7 @@ fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDes
     let epilogue = Nest {
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(dtype, &dims)],
+        loads: vec![Load::Accumulator(dtype)],
         expr: builder.finish(&[result]),
         reductions: Vec::new(),
         stores: vec![store.unwrap_or_else(|| Access::contiguous(dtype, &dims))],
@@ -122,7 +122,7 @@ fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
     let inputs = operands(desc, random);
     let outs = [vec![0xee; store.len * store.dtype.size()]];
     let (sums, scale) = convolve(desc, &inputs);
-    let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype) {
+    let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype()) {
         (DType::F64, DType::F64) => 1e-14,
         (DType::F16, _) => 1e-3 + worst(desc.products.precision),
         _ => worst(desc.products.precision),
@@ -505,7 +505,7 @@ fn what_is_no_number_in_a_sum_that_is_added() {
             let epilogue = Nest {
                 inner: 0,
                 segments: None,
-                loads: vec![access.clone(), access.clone()],
+                loads: vec![Load::Accumulator(DType::F32), Load::Buffer(access.clone())],
                 expr: b.finish(&[sum]),
                 reductions: Vec::new(),
                 stores: vec![access],
@@ -563,7 +563,7 @@ fn with_everything(shape: ConvShape) -> ConvDesc {
     let epilogue = Nest {
         inner: 0,
         segments: None,
-        loads: vec![f32.clone(), bias, f32.clone()],
+        loads: vec![Load::Accumulator(DType::F32), Load::Buffer(bias), Load::Buffer(f32.clone())],
         expr: b.finish(&[sum, result]),
         reductions: Vec::new(),
         stores: vec![f32, Access::contiguous(DType::F16, &dims)],
@@ -642,7 +642,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
     let epilogue = Nest {
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::F32, &dims), Access::contiguous(DType::I64, &dims)],
+        loads: vec![Load::Accumulator(DType::F32), Load::Buffer(Access::contiguous(DType::I64, &dims))],
         expr: b.finish(&[sum]),
         reductions: Vec::new(),
         stores: vec![Access::contiguous(DType::F32, &dims)],
@@ -672,9 +672,31 @@ fn wrong_descriptions_are_refused() {
     ConvKernel::new(&good, Isa::PORTABLE).unwrap();
     refuse(&|desc| desc.a = DType::I32, "integers");
     refuse(&|desc| desc.b = DType::F64, "two types");
-    refuse(&|desc| desc.epilogue.loads[0].dtype = DType::F64, "the result is f32");
+    refuse(&|desc| desc.epilogue.loads[0] = Load::Accumulator(DType::F64), "the result is f32");
     refuse(&|desc| desc.epilogue.loads.clear(), "no result");
     refuse(&|desc| desc.epilogue.stores[0].len = 3, "the store is too short");
     refuse(&|desc| desc.shape.batch = 2, "an epilogue over another space");
     refuse(&|desc| desc.shape.axes[0].dilation = usize::MAX / 2, "positions that overflow");
+}
+
+#[test]
+fn an_epilogue_has_one_accumulator() {
+    let shape = shape(ConvPass::Output, 1, [1, 2, 3], &square(5, 3, 1, 1));
+    let [_, _, dims] = shape.operands();
+    let mut desc = plain(shape, [DType::F32; 2], None);
+    let result = Load::Accumulator(DType::F32);
+    let buffer = Load::Buffer(Access::contiguous(DType::F32, &dims));
+    desc.epilogue.loads = vec![result.clone(), buffer.clone()];
+    ConvKernel::new(&desc, Isa::PORTABLE).unwrap();
+    let it_is_the_result = "the accumulator of the epilogue is the result, of type float32";
+    for (loads, sentence) in [
+        (vec![buffer.clone()], it_is_the_result),
+        (vec![buffer.clone(), result.clone()], it_is_the_result),
+        (vec![result.clone(), result.clone()], it_is_the_result),
+        (vec![Load::Accumulator(DType::F64)], it_is_the_result),
+        (vec![result.clone(), buffer, result], "an accumulator behind the load of a buffer"),
+    ] {
+        desc.epilogue.loads = loads;
+        assert_eq!(ConvKernel::new(&desc, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", desc.epilogue.loads);
+    }
 }

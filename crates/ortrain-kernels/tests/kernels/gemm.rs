@@ -1,7 +1,9 @@
 //! Products of matrices against sums in f64.
 
+use std::iter::once;
+
 use ortrain_expr::{
-    Access, Builder, DType, Nest, OutOfRange, Precision, Reg, Scalar, Strides, Type, UnaryOp,
+    Access, Builder, DType, Load, Nest, OutOfRange, Precision, Reg, Scalar, Strides, Type, UnaryOp,
 };
 use ortrain_kernels::{GemmDesc, GemmKernel, Isa, Pool, Products};
 use proptest::prelude::*;
@@ -53,7 +55,7 @@ fn epilogue(
         dims: dims.into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: [vec![Access::contiguous(dtype, &dims)], loads].concat(),
+        loads: once(Load::Accumulator(dtype)).chain(loads.into_iter().map(Load::Buffer)).collect(),
         expr: b.finish(&outputs),
         reductions: Vec::new(),
         stores,
@@ -129,7 +131,7 @@ fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
     let inputs = [random_buffer(random, &desc.a), random_buffer(random, &desc.b)];
     let outs = [vec![0xee; store.len * store.dtype.size()]];
     let (c, scale) = product(desc, &inputs);
-    let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype) {
+    let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype()) {
         (DType::F64, DType::F64) => 1e-14,
         (DType::F16, _) => 1e-3 + worst(desc.products.precision),
         _ => worst(desc.products.precision),
@@ -519,7 +521,7 @@ fn wrong_descriptions_are_refused() {
     refuse(&|desc| desc.k = 7, "A is too short");
     refuse(&|desc| desc.a.dtype = DType::I32, "integers");
     refuse(&|desc| desc.b.dtype = DType::F64, "two types");
-    refuse(&|desc| desc.epilogue.loads[0].dtype = DType::F64, "the product is f32");
+    refuse(&|desc| desc.epilogue.loads[0] = Load::Accumulator(DType::F64), "the product is f32");
     refuse(&|desc| desc.epilogue.loads.clear(), "no product");
     refuse(&|desc| desc.epilogue.stores[0].len = 3, "C is too short");
     refuse(&|desc| desc.b.strides.truncate(2), "strides of another rank");
@@ -535,4 +537,24 @@ fn wrong_descriptions_are_refused() {
         },
         "the product cannot be indexed",
     );
+}
+
+#[test]
+fn an_epilogue_has_one_accumulator() {
+    let mut desc = plain(Sizes { batch: 1, m: 4, n: 5, k: 6 }, DType::F32, false, false);
+    let product = Load::Accumulator(DType::F32);
+    let buffer = Load::Buffer(Access::contiguous(DType::F32, &[1, 4, 5]));
+    desc.epilogue.loads = vec![product.clone(), buffer.clone()];
+    GemmKernel::new(&desc, Isa::PORTABLE).unwrap();
+    let it_is_the_product = "the accumulator of the epilogue is the product, of type float32";
+    for (loads, sentence) in [
+        (vec![buffer.clone()], it_is_the_product),
+        (vec![buffer.clone(), product.clone()], it_is_the_product),
+        (vec![product.clone(), product.clone()], it_is_the_product),
+        (vec![Load::Accumulator(DType::F64)], it_is_the_product),
+        (vec![product.clone(), buffer, product], "an accumulator behind the load of a buffer"),
+    ] {
+        desc.epilogue.loads = loads;
+        assert_eq!(GemmKernel::new(&desc, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", desc.epilogue.loads);
+    }
 }

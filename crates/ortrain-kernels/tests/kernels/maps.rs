@@ -1,7 +1,7 @@
 //! Maps over random spaces, strides and expressions.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, OutOfRange, Reg, RunScalar, Scalar, Type,
+    Access, BinaryOp, Builder, CompareOp, DType, Inst, Load, Nest, OutOfRange, Reg, RunScalar, Scalar, Type,
     UnaryOp,
 };
 use ortrain_kernels::{Isa, NestKernel, Order, Pool};
@@ -146,7 +146,7 @@ fn random_map(random: &mut Random) -> Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
         segments: None,
-        loads,
+        loads: loads.into_iter().map(Load::Buffer).collect(),
         expr: b.finish(&outputs),
         reductions: Vec::new(),
         stores,
@@ -156,15 +156,17 @@ fn random_map(random: &mut Random) -> Nest {
 /// The nest without strides of loads that are read by computed index.
 pub(crate) fn still_where_gathered(mut nest: Nest) -> Nest {
     for slot in 0..nest.loads.len() {
-        if nest.is_gathered(slot) {
-            nest.loads[slot].strides.iter_mut().for_each(|stride| *stride = 0);
+        if nest.is_gathered(slot)
+            && let Some(access) = nest.loads[slot].operand_mut()
+        {
+            access.strides.fill(0);
         }
     }
     nest
 }
 
 pub(crate) fn buffers(random: &mut Random, nest: &Nest) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    let loads = nest.loads.iter().map(|a| buffer(random, a.dtype, a.len)).collect();
+    let loads = nest.loaded().map(|a| buffer(random, a.dtype, a.len)).collect();
     let outs = nest.stores.iter().map(|a| buffer(random, a.dtype, a.len)).collect();
     (loads, outs)
 }
@@ -194,7 +196,7 @@ fn map(n: usize, loads: Vec<Access>, stores: Vec<Access>, build: impl Fn(&mut Bu
         dims: [n].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads,
+        loads: loads.into_iter().map(Load::Buffer).collect(),
         expr: b.finish(&outputs),
         reductions: Vec::new(),
         stores,
@@ -326,7 +328,7 @@ fn scalars_of_a_space_without_axes() {
         dims: [].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::F32, &[])],
+        loads: vec![Load::Buffer(Access::contiguous(DType::F32, &[]))],
         expr: {
             let mut b = Builder::new();
             let x = b.load(0, Type::F32);
@@ -357,7 +359,7 @@ fn what_is_overwritten_is_read_before() {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![whole.clone(), channel],
+            loads: [whole.clone(), channel].map(Load::Buffer).to_vec(),
             expr: b.finish(&[new, old]),
             reductions: Vec::new(),
             stores: vec![whole.clone(), whole],
@@ -414,13 +416,15 @@ fn rows_are_taken_by_their_indices() {
                 dims: dims.into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![
+                loads: [
                     Access {
                         strides: [1, 0].into_iter().collect(),
                         ..Access::contiguous(DType::I64, &[rows])
                     },
                     Access { dtype, offset, strides: [0, 0].into_iter().collect(), len },
-                ],
+                ]
+                .map(Load::Buffer)
+                .to_vec(),
                 expr: b.finish(&values),
                 reductions: Vec::new(),
                 stores: vec![Access::contiguous(dtype, &dims); 3],
@@ -454,7 +458,7 @@ fn rows_that_lie_apart() {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: (0..10).map(|k| apart(k % (gap + 1))).collect(),
+            loads: (0..10).map(|k| Load::Buffer(apart(k % (gap + 1)))).collect(),
             expr: b.finish(&sums),
             reductions: Vec::new(),
             stores: (0..sums.len()).map(|k| apart(k % (gap + 1))).collect(),
@@ -488,7 +492,7 @@ fn matrices_are_turned() {
                 dims: dims.into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: vec![load],
+                loads: vec![Load::Buffer(load)],
                 expr: b.finish(&[x]),
                 reductions: Vec::new(),
                 stores: vec![store],
@@ -501,5 +505,21 @@ fn matrices_are_turned() {
                 assert_same(dtype, &got[0], &want[0], &format!("{dims:?} {dtype} at {isa}"));
             }
         }
+    }
+}
+
+#[test]
+fn a_nest_that_finishes_nothing_has_no_accumulator() {
+    let access = Access::contiguous(DType::F32, &[5]);
+    let mut nest = map(5, Vec::new(), vec![access.clone()], |b| vec![b.load(0, Type::F32)]);
+    let (buffer, accumulator) = (Load::Buffer(access), Load::Accumulator(DType::F32));
+    let of_nothing = "an accumulator of a nest that finishes nothing";
+    for (loads, sentence) in [
+        (vec![accumulator.clone()], of_nothing),
+        (vec![accumulator.clone(), buffer.clone()], of_nothing),
+        (vec![buffer, accumulator], "an accumulator behind the load of a buffer"),
+    ] {
+        nest.loads = loads;
+        assert_eq!(NestKernel::new(&nest, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", nest.loads);
     }
 }

@@ -1,7 +1,7 @@
 //! Every operation, for every type it is defined for, on edge cases.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, Reg, RunScalar, Scalar, Type, UnaryOp,
+    Access, BinaryOp, Builder, CompareOp, DType, Inst, Load, Nest, Reg, RunScalar, Scalar, Type, UnaryOp,
 };
 use ortrain_kernels::{Isa, Order, vecmath};
 
@@ -103,7 +103,7 @@ fn check(expr: impl Fn(&mut Builder, Reg, Reg) -> Reg, dtype: DType, out: DType,
         dims: [n].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![access(dtype), access(dtype)],
+        loads: vec![Load::Buffer(access(dtype)); 2],
         expr: builder.finish(&[result]),
         reductions: Vec::new(),
         stores: vec![access(out)],
@@ -316,7 +316,7 @@ fn quotients_of_unsigned_numbers() {
         dims: [n].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Access::contiguous(DType::U32, &[n]); 2],
+        loads: vec![Load::Buffer(Access::contiguous(DType::U32, &[n])); 2],
         expr: b.finish(&quotients),
         reductions: Vec::new(),
         stores: vec![Access::contiguous(DType::U32, &[n]); quotients.len()],
@@ -341,7 +341,7 @@ fn ill_typed_expressions_are_refused() {
             dims: [4].into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![Access::contiguous(DType::F32, &[4])],
+            loads: vec![Load::Buffer(Access::contiguous(DType::F32, &[4]))],
             expr: b.finish(&[result]),
             reductions: Vec::new(),
             stores: vec![Access::contiguous(DType::F32, &[4])],

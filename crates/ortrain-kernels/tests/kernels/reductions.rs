@@ -1,7 +1,7 @@
 //! Reductions along rows and down columns.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, DType, Inst, Nest, OutOfRange, ReduceOp, Reduction, Reg, Type, UnaryOp,
+    Access, BinaryOp, Builder, DType, Inst, Load, Nest, OutOfRange, ReduceOp, Reduction, Reg, Type, UnaryOp,
 };
 use ortrain_kernels::{Isa, NestKernel, Order};
 use proptest::prelude::*;
@@ -79,7 +79,7 @@ fn random_reduction(random: &mut Random) -> Nest {
         dims: dims.into_iter().collect(),
         inner,
         segments: None,
-        loads,
+        loads: loads.into_iter().map(Load::Buffer).collect(),
         expr,
         reductions,
         stores,
@@ -139,7 +139,7 @@ fn over(
         dims: dims.into_iter().collect(),
         inner: 1,
         segments: None,
-        loads: vec![full],
+        loads: vec![Load::Buffer(full)],
         expr,
         reductions,
         stores,
@@ -360,7 +360,7 @@ fn guards_in_every_place_report_the_first_index() {
         dims: dims.into_iter().collect(),
         inner: 1,
         segments: None,
-        loads: vec![Access::contiguous(DType::I64, &dims), row.clone()],
+        loads: [Access::contiguous(DType::I64, &dims), row.clone()].map(Load::Buffer).to_vec(),
         expr,
         reductions: vec![Reduction { op: ReduceOp::Sum, value: moved[0] }],
         stores: vec![row],
@@ -419,7 +419,7 @@ fn running_statistics_are_updated_in_place() {
                 let kept = b.binary(BinaryOp::Mul, old, keep);
                 (vec![Reduction { op: ReduceOp::Sum, value: x }], vec![b.add(kept, mean)], vec![x])
             });
-            nest.loads.push(nest.stores[0].clone());
+            nest.loads.push(Load::Buffer(nest.stores[0].clone()));
             for isa in Isa::available() {
                 let kernel = NestKernel::new(&nest, isa).unwrap();
                 let pool = ortrain_kernels::Pool::new(3);
@@ -460,7 +460,7 @@ fn what_a_row_is_stored_over_is_read_before() {
             dims: [outer, inner].into_iter().collect(),
             inner: 1,
             segments: None,
-            loads: vec![plane.clone(), row.clone()],
+            loads: [plane.clone(), row.clone()].map(Load::Buffer).to_vec(),
             expr,
             reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
             stores: vec![row.clone(), plane, row.clone(), row],
@@ -530,7 +530,7 @@ fn columns_over_many_images() {
             dims: dims.into_iter().collect(),
             inner: 1,
             segments: None,
-            loads: vec![load],
+            loads: vec![Load::Buffer(load)],
             expr,
             reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
             stores: vec![store],

@@ -1,9 +1,10 @@
 //! Nests over segments of a plane.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, DType, Inst, Nest, OutOfRange, ReduceOp, Reduction, Reg, Segments, Type,
+    Access, BinaryOp, Builder, DType, Inst, Load, Nest, OutOfRange, ReduceOp, Reduction, Reg, Segments, Type,
     UnaryOp,
 };
 use ortrain_kernels::{Isa, NestKernel, Order, Pool};
@@ -115,7 +116,7 @@ fn random_nest(random: &mut Random) -> Nest {
         dims: dims.into_iter().collect(),
         inner,
         segments: Some(Segments::new(segments)),
-        loads,
+        loads: loads.into_iter().map(Load::Buffer).collect(),
         expr,
         reductions,
         stores,
@@ -203,7 +204,7 @@ fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
         dims: [segments.len(), *len].into_iter().collect(),
         inner: 0,
         segments: Some(segments.clone()),
-        loads: vec![plane.clone(), plane.clone(), plane.clone(), plane.clone(), settings(0), settings(3)],
+        loads: repeat_n(plane.clone(), 4).chain([0, 3].map(settings)).map(Load::Buffer).collect(),
         expr: b.finish(&[p, m, v]),
         reductions: Vec::new(),
         stores: vec![plane; 3],
@@ -236,7 +237,7 @@ fn normalized((segments, len): &(Segments, usize), dtype: DType) -> Nest {
         dims: [count, *len].into_iter().collect(),
         inner: 1,
         segments: Some(segments.clone()),
-        loads: vec![plane.clone(), state.clone()],
+        loads: [plane.clone(), state.clone()].map(Load::Buffer).to_vec(),
         expr,
         reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
         stores: vec![plane, state, table(0), table(1)],
@@ -286,7 +287,7 @@ fn a_map_updates_planes_in_place() {
         for dtype in FLOATS {
             let nest = adamw(&model, dtype);
             let mut random = Random(9);
-            let lens = nest.loads.iter().map(|load| (load.dtype, load.len));
+            let lens = nest.loaded().map(|load| (load.dtype, load.len));
             let before: Vec<Vec<u8>> = lens.map(|(dtype, len)| numbers(&mut random, dtype, len)).collect();
             let want = reference(&nest, &before, &before[..3]).unwrap();
             for isa in Isa::available() {
@@ -317,7 +318,7 @@ fn sums_of_segments_are_the_same_on_any_threads() {
             let nest = normalized(&model, dtype);
             let mut random = Random(10);
             let mut before: Vec<Vec<u8>> =
-                nest.loads.iter().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
+                nest.loaded().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
             let table = numbers(&mut random, F32, nest.stores[2].len);
             before.extend([table.clone(), table]);
             let outs = [before[0].clone(), before[1].clone(), before[2].clone(), before[3].clone()];
@@ -355,7 +356,7 @@ fn sums_are_exact_as_those_of_rows() {
         dims: [2, len + 3].into_iter().collect(),
         inner: 1,
         segments: Some(segments),
-        loads: vec![plane],
+        loads: vec![Load::Buffer(plane)],
         expr,
         reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
         stores: vec![access(F32, [1, 0], 0, 2)],
@@ -383,7 +384,7 @@ fn the_first_guard_of_segments_that_fails_is_reported() {
         dims: [segments.len(), *len].into_iter().collect(),
         inner: 0,
         segments: Some(segments.clone()),
-        loads: vec![plane.clone()],
+        loads: vec![Load::Buffer(plane.clone())],
         expr: b.finish(&[x]),
         reductions: Vec::new(),
         stores: vec![plane],

@@ -111,12 +111,12 @@ pub(super) fn emit(
     b: BufferId,
     bias: Option<BufferId>,
 ) -> Result<(), OpError> {
-    let [_, _, dims] = shape.operands();
+    let [a_dims, b_dims, dims] = shape.operands();
     let dtype = cx.out_dtype(k);
     let accumulated = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let output = cx.output(k);
     let mut nest = cx.nest(&dims, 0);
-    let mut value = nest.product(accumulated, a);
+    let mut value = nest.accumulator(accumulated);
     if let Some(bias) = bias {
         let mut per_channel = vec![1; dims.len() - 1];
         per_channel[0] = dims[1];
@@ -124,7 +124,7 @@ pub(super) fn emit(
         value = nest.b.add(value, bias);
     }
     nest.store_whole(cx, output, value);
-    cx.emit(nest.conv(shape, a, b))
+    cx.emit(nest.conv(shape, cx.operand(a, &a_dims), cx.operand(b, &b_dims)))
 }
 
 /// Emits the sum of input `from` over all axes but that of the channels, as output `k`.

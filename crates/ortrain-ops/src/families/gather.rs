@@ -108,7 +108,8 @@ fn scatter(
     last: bool,
 ) -> Result<(), OpError> {
     let &Places { place, rows, count, inner } = places;
-    let (outer, index) = (1, place);
+    let outer = 1;
+    let [source, index, target] = [source, place, target].map(|buffer| cx.flat(buffer));
     cx.emit(Instruction::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
@@ -316,18 +317,11 @@ impl Op for GatherGrad {
         let narrow = cx.buffer_dtype(output) != dtype;
         let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
         fill(cx, target, 0.0)?;
-        let index = cx.input(1);
-        let last = false;
-        cx.emit(Instruction::ScatterAdd(ScatterAdd {
-            outer,
-            rows,
-            count,
-            inner,
-            source,
-            index,
-            target,
-            last,
-        }))?;
+        let sums = {
+            let [source, index, target] = [source, cx.input(1), target].map(|buffer| cx.flat(buffer));
+            ScatterAdd { outer, rows, count, inner, source, index, target, last: false }
+        };
+        cx.emit(Instruction::ScatterAdd(sums))?;
         if narrow {
             copy(cx, target, output)?;
         }

@@ -6,7 +6,7 @@
 
 use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
-use ortrain_program::BufferId;
+use ortrain_program::{BufferId, Operand};
 
 use super::elementwise::build_unrunnable;
 use crate::OpError;
@@ -208,8 +208,8 @@ impl Op for MatMul {
             }
             Access { dtype, offset: 0, strides, len: dims.iter().product() }
         };
-        let a = (cx.input(0), access(&left, &strides_a, ta));
-        let b = (cx.input(1), access(&right, &strides_b, tb));
+        let a = Operand { buffer: cx.input(0), access: access(&left, &strides_a, ta) };
+        let b = Operand { buffer: cx.input(1), access: access(&right, &strides_b, tb) };
         let alpha = self.alpha;
         product(cx, dtype, &batch, (m, n, k), a, b, |_, nest, value| {
             let alpha = nest.b.constant(nest.b.ty(value), f64::from(alpha));
@@ -277,8 +277,8 @@ fn product(
     dtype: DType,
     batch: &[usize],
     (m, n, k): (usize, usize, usize),
-    a: (BufferId, Access),
-    b: (BufferId, Access),
+    a: Operand,
+    b: Operand,
     finish: impl FnOnce(&mut Lower<'_>, &mut NestBuilder, ortrain_expr::Reg) -> ortrain_expr::Reg,
 ) -> Result<(), OpError> {
     let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
@@ -286,7 +286,7 @@ fn product(
     if dtype.is_float() {
         let accumulated = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let mut nest = cx.nest(&dims, 0);
-        let value = nest.product(accumulated, a.0);
+        let value = nest.accumulator(accumulated);
         let value = finish(cx, &mut nest, value);
         nest.store_whole(cx, output, value);
         return cx.emit(nest.matmul((batch, m, n, k), a, b));
@@ -300,8 +300,8 @@ fn product(
         strides
     };
     let mut nest = cx.nest(&space, 1);
-    let x = nest.load_strided(cx, a.0, 0, &spread(&a.1, true));
-    let y = nest.load_strided(cx, b.0, 0, &spread(&b.1, false));
+    let x = nest.load_strided(cx, a.buffer, 0, &spread(&a.access, true));
+    let y = nest.load_strided(cx, b.buffer, 0, &spread(&b.access, false));
     let term = nest.b.mul(x, y);
     let sum = nest.reduce(ReduceOp::Sum, term);
     let value = finish(cx, &mut nest, sum);
@@ -397,15 +397,15 @@ impl Op for Gemm {
         let (dims_a, dims_b) = (cx.dims(0), cx.dims(1));
         let ((m, k), (_, n)) = (oriented(&dims_a, self.trans_a), oriented(&dims_b, self.trans_b));
         let dtype = cx.dtype(0);
-        let access = |dims: &[usize], transposed: bool| {
-            let mut access = Access::contiguous(dtype, dims);
+        let operand = |buffer: BufferId, dims: &[usize], transposed: bool| {
+            let mut operand = Operand::whole(buffer, dtype, dims);
             if transposed {
-                access.strides.swap(0, 1);
+                operand.access.strides.swap(0, 1);
             }
-            access
+            operand
         };
-        let a = (cx.input(0), access(&dims_a, self.trans_a));
-        let b = (cx.input(1), access(&dims_b, self.trans_b));
+        let a = operand(cx.input(0), &dims_a, self.trans_a);
+        let b = operand(cx.input(1), &dims_b, self.trans_b);
         let c = cx.has(2).then(|| (cx.input(2), cx.dims(2)));
         let (alpha, beta) = (f64::from(self.alpha), f64::from(self.beta));
         product(cx, dtype, &[], (m, n, k), a, b, |_, nest, value| {

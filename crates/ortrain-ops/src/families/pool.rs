@@ -110,6 +110,8 @@ fn window(
     index: Option<BufferId>,
     target: BufferId,
 ) -> Result<(), OpError> {
+    let index = index.map(|index| cx.flat(index));
+    let (source, target) = (cx.flat(source), cx.flat(target));
     cx.emit(Instruction::Window(Window { shape, source, index, target }))
 }
 

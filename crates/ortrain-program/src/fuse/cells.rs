@@ -9,31 +9,46 @@ use crate::{Buffer, BufferId, Instruction, ScheduledInstruction, Window, is_work
 
 /// Gives positions that only gradients of the same windows read the narrowest type.
 pub(crate) fn number_cells(
-    instructions: &[ScheduledInstruction],
+    instructions: &mut [ScheduledInstruction],
     buffers: &mut [Buffer],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
-    for scheduled in instructions {
-        let Instruction::Window(Window { shape, index: Some(index), .. }) = &scheduled.instruction else {
+    for at in 0..instructions.len() {
+        let Some((id, dtype)) = numbered_by(&instructions[at].instruction, instructions, buffers) else {
             continue;
         };
-        let index = *index;
-        let seen = inputs.contains(&index) || outputs.contains(&index);
-        if seen || !is_work(buffers, index) || buffers[index.0 as usize].dtype != DType::I64 {
+        if inputs.contains(&id) || outputs.contains(&id) {
             continue;
         }
-        let others = |instruction: &Instruction| match instruction {
-            Instruction::Window(w) if w.index == Some(index) => {
-                (w.shape.planes, &w.shape.axes) == (shape.planes, &shape.axes)
-                    && ![w.source, w.target].contains(&index)
+        buffers[id.0 as usize].dtype = dtype;
+        for scheduled in instructions.iter_mut() {
+            if let Instruction::Window(Window { index: Some(index), .. }) = &mut scheduled.instruction
+                && index.buffer == id
+            {
+                index.access.dtype = dtype;
             }
-            instruction => !instruction.reads().contains(&index) && !instruction.writes().contains(&index),
-        };
-        if let Some(dtype) = shape.cell_numbers()
-            && instructions.iter().all(|other| others(&other.instruction))
-        {
-            buffers[index.0 as usize].dtype = dtype;
         }
     }
+}
+
+/// The positions of a window, if only gradients of the same windows read them, and the type of numbers of cells.
+fn numbered_by(
+    instruction: &Instruction,
+    instructions: &[ScheduledInstruction],
+    buffers: &[Buffer],
+) -> Option<(BufferId, DType)> {
+    let Instruction::Window(Window { shape, index: Some(index), .. }) = instruction else { return None };
+    let id = index.buffer;
+    if !is_work(buffers, id) || index.access.dtype != DType::I64 {
+        return None;
+    }
+    let others = |other: &ScheduledInstruction| match &other.instruction {
+        Instruction::Window(w) if w.index.as_ref().is_some_and(|index| index.buffer == id) => {
+            (w.shape.planes, &w.shape.axes) == (shape.planes, &shape.axes)
+                && ![w.source.buffer, w.target.buffer].contains(&id)
+        }
+        other => !other.reads().contains(&id) && !other.writes().contains(&id),
+    };
+    shape.cell_numbers().filter(|_| instructions.iter().all(others)).map(|dtype| (id, dtype))
 }

@@ -1,9 +1,10 @@
 //! Where the points of one nest's space lie in another's.
 
-use ortrain_expr::{Access, Builder, Dims, Expr, Inst, Nest, Reduction, Reg, Strides, Type};
+use ortrain_expr::{Access, Builder, Dims, Expr, Inst, Reduction, Reg, Strides, Type};
 use smallvec::{SmallVec, smallvec};
 
-use crate::cost::is_gathered;
+use super::splice::access_of;
+use crate::{Nest, Operand};
 
 /// Most axes that a space is split into.
 const MOST_AXES: usize = 12;
@@ -122,10 +123,10 @@ impl Embedding {
         let known = self.parts.len();
         let kept = nest.dims.len() - nest.inner;
         let rest = &nest.dims[known..];
-        let access = |access: &Access| {
-            let mut split = self.split(access);
-            split.strides.extend_from_slice(&access.strides[known..]);
-            split
+        let operand = |operand: &Operand| {
+            let mut split = self.split(&operand.access);
+            split.strides.extend_from_slice(&operand.access.strides[known..]);
+            operand.with_access(split)
         };
         let inner: usize = self.parts.iter().skip(kept).map(SmallVec::len).sum();
         let first = |axis: usize| -> usize { self.parts[..axis].iter().map(SmallVec::len).sum() };
@@ -151,11 +152,9 @@ impl Embedding {
         Nest {
             dims: self.dims().into_iter().chain(rest.iter().copied()).collect(),
             inner: inner + rest.len().min(nest.inner),
-            segments: None,
-            loads: nest.loads.iter().map(access).collect(),
             expr,
             reductions,
-            stores: nest.stores.iter().map(access).collect(),
+            ..nest.map(operand)
         }
     }
 
@@ -236,10 +235,10 @@ fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
     let even = |access: &Access| {
         access.strides[digit.axis].checked_mul(digit.size as isize) == Some(access.strides[axis])
     };
-    let uneven = guest.loads.iter().enumerate().filter(|(_, access)| !even(access));
+    let mut uneven = guest.loads.iter().enumerate().filter(|(_, load)| !even(&access_of(load, &guest.dims)));
     !guest.expr.insts().iter().any(asked_for)
-        && uneven.into_iter().all(|(slot, _)| is_gathered(guest, slot))
-        && guest.stores.iter().all(even)
+        && uneven.all(|(slot, _)| guest.is_gathered(slot))
+        && guest.stores.iter().all(|store| even(&store.access))
 }
 
 /// The axes that an axis of the host is split into, and what one step along each is to the guest.

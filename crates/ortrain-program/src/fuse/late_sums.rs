@@ -7,8 +7,12 @@
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
 use super::splice::{is_injective, same, with_constants};
+use crate::operand::only_result;
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, ScheduledInstruction, is_work};
+use crate::{
+    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScatterAdd, ScheduledInstruction,
+    is_work,
+};
 
 /// Moves sums behind the maps that read their targets, one map after the other.
 pub(crate) fn sum_late(
@@ -42,7 +46,8 @@ fn moved(
     else {
         return None;
     };
-    let target = sums.target;
+    let target = sums.target.buffer;
+    let (source, index_buffer) = (sums.source.buffer, sums.index.buffer);
     let buffer = |id: BufferId| &buffers[id.0 as usize];
     let in_a_plane = |id: BufferId| matches!(buffer(id).place, Place::Plane(..));
     if sums.last
@@ -50,10 +55,10 @@ fn moved(
         || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
         || inputs.contains(&target)
         || outputs.contains(&target)
-        || in_a_plane(sums.source)
-        || in_a_plane(sums.index)
+        || in_a_plane(source)
+        || in_a_plane(index_buffer)
         // The source is needed for longer, and the target no more: that must be no loss.
-        || buffer(sums.source).bytes() > buffer(target).bytes()
+        || buffer(source).bytes() > buffer(target).bytes()
     {
         return None;
     }
@@ -66,10 +71,10 @@ fn moved(
                 return None;
             }
             starts_at_zero &=
-                other.instruction.as_map().is_some_and(|map| is_zero(map) && map.nest.segments.is_none());
+                other.instruction.as_map().is_some_and(|map| is_zero(map) && map.segments.is_none());
         }
         if other.instruction.reads().contains(&target) {
-            let map = other.instruction.as_map().filter(|map| map.nest.segments.is_none())?;
+            let map = other.instruction.as_map().filter(|map| map.segments.is_none())?;
             let goes_along =
                 entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
             if index < at || !goes_along || !only_adds(map, target, buffers) {
@@ -82,7 +87,7 @@ fn moved(
     let between = &instructions[at + 1..=*readers.last()?];
     if between
         .iter()
-        .any(|other| other.instruction.writes().iter().any(|id| [sums.source, sums.index].contains(id)))
+        .any(|other| other.instruction.writes().iter().any(|id| [source, index_buffer].contains(id)))
     {
         return None;
     }
@@ -92,8 +97,11 @@ fn moved(
             _ if index == at => {}
             Instruction::Nest(map) if readers.contains(&index) => {
                 let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
-                let (to, made) = (map.writes[0], scheduled.versions.written(map.writes[0])?);
-                let instruction = Instruction::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
+                let to = only_result(map)?;
+                let made = scheduled.versions.written(to)?;
+                let result_of_map = Operand { buffer: to, access: sums.target.access.clone() };
+                let instruction =
+                    Instruction::ScatterAdd(ScatterAdd { target: result_of_map, ..sums.clone() });
                 let mut sums = ScheduledInstruction {
                     instruction,
                     entries: scheduled.entries,
@@ -119,8 +127,8 @@ fn moved(
 }
 
 /// Whether a map fills its results with zeros.
-fn is_zero(map: &Loop) -> bool {
-    let expr = &map.nest.expr;
+fn is_zero(map: &Nest) -> bool {
+    let expr = &map.expr;
     let zero = |reg: &Reg| match expr.insts()[usize::from(reg.0)].0 {
         Inst::Const(value) => value.to_f64() == 0.0,
         _ => false,
@@ -129,23 +137,21 @@ fn is_zero(map: &Loop) -> bool {
 }
 
 /// The load that reads a buffer, if it is one.
-fn load_of(map: &Loop, id: BufferId) -> Option<usize> {
-    let mut slots = (0..map.reads.len()).filter(|&slot| map.reads[slot] == id);
-    slots.next().filter(|_| slots.next().is_none())
+fn load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
+    let loads = map.loads.iter().enumerate();
+    let mut found =
+        loads.filter_map(|(slot, load)| Some((slot, load.operand().filter(|from| from.buffer == id)?)));
+    found.next().filter(|_| found.next().is_none())
 }
 
 /// Whether a map stores, element by element, a buffer or the sum of it and something else.
-fn only_adds(map: &Loop, target: BufferId, buffers: &[Buffer]) -> bool {
-    let (Some(slot), &[to], [store]) =
-        (load_of(map, target), map.writes.as_slice(), map.nest.stores.as_slice())
-    else {
-        return false;
-    };
-    let (load, dims, expr) = (&map.nest.loads[slot], &map.nest.dims, &map.nest.expr);
-    let (from, to) = (&buffers[target.0 as usize], &buffers[to.0 as usize]);
+fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
+    let (Some((slot, load)), [store]) = (load_of(map, target), map.stores.as_slice()) else { return false };
+    let (dims, expr) = (&map.dims, &map.expr);
+    let (from, to) = (&buffers[target.0 as usize], &buffers[store.buffer.0 as usize]);
     let elements: usize = dims.iter().product();
-    if !same(load, store, dims)
-        || !is_injective(load, dims)
+    if !same(&load.access, &store.access, dims)
+        || !is_injective(&load.access, dims)
         || elements != from.len
         || (from.len, from.dtype) != (to.len, to.dtype)
         || expr.can_fail()
@@ -175,15 +181,15 @@ fn only_adds(map: &Loop, target: BufferId, buffers: &[Buffer]) -> bool {
 
 /// A map that reads zeros, without them. Nothing is left of one that would store what is there already. The outer
 /// `None`: it cannot be said.
-fn without(map: &Loop, zeros: BufferId) -> Option<Option<Loop>> {
-    let is_zeros = |id: &BufferId| (*id == zeros).then_some(Scalar::F64(0.0));
-    let rest = with_constants(map, 0, &map.reads.iter().map(is_zeros).collect::<Vec<_>>())?;
-    let nest = &rest.nest;
-    let stays = match nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)] {
-        (Inst::Load(slot), _) => {
-            let slot = usize::from(slot);
-            rest.reads[slot] == rest.writes[0] && same(&nest.loads[slot], &nest.stores[0], &nest.dims)
-        }
+fn without(map: &Nest, zeros: BufferId) -> Option<Option<Nest>> {
+    let is_zeros =
+        |load: &Load| load.operand().is_some_and(|from| from.buffer == zeros).then_some(Scalar::F64(0.0));
+    let rest = with_constants(map, &map.loads.iter().map(is_zeros).collect::<Vec<_>>())?;
+    let store = &rest.stores[0];
+    let stays = match rest.expr.insts()[usize::from(rest.expr.outputs()[0].0)] {
+        (Inst::Load(slot), _) => rest.loads[usize::from(slot)]
+            .operand()
+            .is_some_and(|load| load.buffer == store.buffer && same(&load.access, &store.access, &rest.dims)),
         _ => false,
     };
     Some((!stays).then_some(rest))

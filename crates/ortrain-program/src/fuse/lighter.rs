@@ -5,28 +5,28 @@
 
 use std::hash::{Hash, Hasher};
 
-use ortrain_expr::{Inst, Nest, Reg, Type};
+use ortrain_expr::{Inst, Reg, Type};
 use rustc_hash::{FxHashSet, FxHasher};
 use smallvec::SmallVec;
 
-use super::{is_injective, loop_of};
+use super::is_injective;
 use crate::cost::{operation, read_weight};
-use crate::{Buffer, BufferId, Instruction, Loop};
+use crate::{Buffer, BufferId, Instruction, Load, Nest};
 
 /// More points than this are not counted: the sums of weights would not be exact any more.
 const MOST_POINTS: usize = 1 << 40;
 
 /// The instructions of an expression by what they compute of which buffers, wherever in the buffers. Instructions that
 /// are equal in an expression of two nests have equal numbers.
-fn numbers(l: &Loop) -> Vec<u64> {
-    let mut numbers: Vec<u64> = Vec::with_capacity(l.nest.expr.insts().len());
-    for &(inst, ty) in l.nest.expr.insts() {
+fn numbers(nest: &Nest) -> Vec<u64> {
+    let mut numbers: Vec<u64> = Vec::with_capacity(nest.expr.insts().len());
+    for &(inst, ty) in nest.expr.insts() {
         let mut hasher = FxHasher::default();
         ty.hash(&mut hasher);
         match inst {
             Inst::Load(slot) | Inst::LoadAt(slot, _) => {
                 matches!(inst, Inst::Load(_)).hash(&mut hasher);
-                l.reads[usize::from(slot)].hash(&mut hasher);
+                nest.loads[usize::from(slot)].operand().map(|operand| operand.buffer).hash(&mut hasher);
             }
             other => other.map_operands(|_| Reg(0)).hash(&mut hasher),
         }
@@ -40,8 +40,8 @@ fn numbers(l: &Loop) -> Vec<u64> {
 pub(super) struct Known(FxHashSet<u64>);
 
 impl Known {
-    pub(super) fn of(l: &Loop) -> Known {
-        Known(numbers(l).into_iter().collect())
+    pub(super) fn of(nest: &Nest) -> Known {
+        Known(numbers(nest).into_iter().collect())
     }
 
     /// True if an instruction that computes `value` as a map does (its result `result`) instead of loading it is surely not
@@ -53,11 +53,11 @@ impl Known {
         &self,
         instruction: &Instruction,
         value: BufferId,
-        (map, result): (&Loop, usize),
+        (map, result): (&Nest, usize),
         buffers: &[Buffer],
     ) -> bool {
-        let Some((l, virtual_loads)) = loop_of(instruction) else { return false };
-        let (nest, expr) = (&l.nest, &map.nest.expr);
+        let Some(nest) = instruction.flexible_nest() else { return false };
+        let expr = &map.expr;
         let points = |nest: &Nest| nest.dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
         let Some(all) = points(nest).filter(|&all| all <= MOST_POINTS) else { return false };
         // Positions become other instructions where the spaces differ.
@@ -72,17 +72,19 @@ impl Known {
             return false;
         }
         // Where every element is read at one point, what changes from element to element changes from point to point.
-        let slots: SmallVec<[usize; 4]> =
-            (virtual_loads..l.reads.len()).filter(|&slot| l.reads[slot] == value).collect();
-        let whole = points(&map.nest) == Some(all)
-            && slots.iter().all(|&slot| is_injective(&nest.loads[slot], &nest.dims));
+        let loads = nest.loads.iter().enumerate();
+        let slots: SmallVec<[usize; 4]> = loads
+            .filter(|(_, load)| load.operand().is_some_and(|from| from.buffer == value))
+            .map(|(slot, _)| slot)
+            .collect();
+        let is_whole = |load: &Load| load.access().is_some_and(|access| is_injective(access, &nest.dims));
+        let whole = points(map) == Some(all) && slots.iter().all(|&slot| is_whole(&nest.loads[slot]));
         let mut varies: Vec<bool> = Vec::with_capacity(expr.insts().len());
         for (inst, _) in expr.insts() {
             let own = match *inst {
-                Inst::Load(slot) => {
-                    let strides = &map.nest.loads[usize::from(slot)].strides;
-                    map.nest.dims.iter().zip(strides).any(|(&dim, &stride)| dim > 1 && stride != 0)
-                }
+                Inst::Load(slot) => map.loads[usize::from(slot)].access().is_some_and(|access| {
+                    map.dims.iter().zip(&access.strides).any(|(&dim, &stride)| dim > 1 && stride != 0)
+                }),
                 _ => false,
             };
             let varying = own || inst.operands().any(|reg| varies[usize::from(reg.0)]);
@@ -100,6 +102,6 @@ impl Known {
                 added = added.saturating_add(operation(inst, ty).saturating_mul(evaluated));
             }
         }
-        added >= read_weight(l, &slots, buffers)
+        added >= read_weight(nest, &slots, buffers)
     }
 }

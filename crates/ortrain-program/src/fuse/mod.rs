@@ -27,15 +27,16 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ortrain_expr::Inst;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::builder::align;
-use crate::cost::{is_gathered, weight};
+use crate::cost::weight;
+use crate::instruction::only_moves;
+use crate::operand::{only_result, read_by, written_by};
 use crate::versions::{Version, Versions};
 use crate::{
-    Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, ScheduledInstruction, is_work,
+    Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Place, ScheduledInstruction, is_work,
 };
 pub(crate) use attention::fuse_attention;
 pub(crate) use cells::number_cells;
@@ -67,57 +68,9 @@ const NODES: &str = " + ";
 const MOST_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
-/// The nest of an instruction, and how many of its first loads are no loads; `None` if it has segments. What is done to
-/// spaces does not know these: to passes such an instruction is one without a nest.
-pub(crate) fn loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
-    any_loop_of(instruction).filter(|(l, _)| l.nest.segments.is_none())
-}
-
-/// The same for every nest: for what leaves its space as it is.
-pub(crate) fn any_loop_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
-    match instruction {
-        Instruction::Nest(l) => Some((l, 0)),
-        Instruction::MatMul(m) => Some((&m.epilogue, 1)),
-        Instruction::Conv(c) => Some((&c.epilogue, 1)),
-        Instruction::Attention(_)
-        | Instruction::Window(_)
-        | Instruction::ScatterAdd(_)
-        | Instruction::HandOver(_) => None,
-    }
-}
-
-/// The instruction with another nest.
-pub(crate) fn with_loop(instruction: &Instruction, l: Loop) -> Instruction {
-    match instruction {
-        Instruction::Nest(_) => Instruction::Nest(l),
-        Instruction::MatMul(m) => Instruction::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
-        Instruction::Conv(c) => Instruction::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
-        Instruction::Attention(_)
-        | Instruction::Window(_)
-        | Instruction::ScatterAdd(_)
-        | Instruction::HandOver(_) => {
-            unreachable!("it has no single nest")
-        }
-    }
-}
-
 /// True if axes of an instruction's nest may be split: those of products are what the product says.
 fn may_split(instruction: &Instruction) -> bool {
     matches!(instruction, Instruction::Nest(_))
-}
-
-/// Buffers that an instruction reads other than through [the nest](loop_of) that passes know.
-pub(crate) fn factors(instruction: &Instruction) -> SmallVec<[BufferId; 2]> {
-    match instruction {
-        Instruction::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
-        Instruction::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
-        Instruction::Nest(l) if l.nest.segments.is_none() => SmallVec::new(),
-        Instruction::Nest(_)
-        | Instruction::Attention(_)
-        | Instruction::Window(_)
-        | Instruction::ScatterAdd(_)
-        | Instruction::HandOver(_) => instruction.reads().into_iter().collect(),
-    }
 }
 
 /// Fuses instructions. What is kept in place of other values gets buffers of its own.
@@ -188,10 +141,10 @@ struct Fusion<'a> {
 
 /// How a buffer was made by a map that is gone, found out when somebody asks: few do.
 struct Recipe {
-    map: Rc<Loop>,
+    map: Rc<Nest>,
     versions: Rc<Versions>,
     result: usize,
-    alone: OnceCell<Loop>,
+    alone: OnceCell<Nest>,
 }
 
 /// A number for each buffer; parts of a plane that overlap have the same.
@@ -255,8 +208,8 @@ impl<'a> Fusion<'a> {
         self.slots[at].as_ref().map(|scheduled| &scheduled.instruction)
     }
 
-    fn map(&self, at: usize) -> Option<&Loop> {
-        self.instruction(at)?.as_map().filter(|map| map.nest.segments.is_none())
+    fn map(&self, at: usize) -> Option<&Nest> {
+        self.instruction(at)?.as_map().filter(|map| map.segments.is_none())
     }
 
     fn cell(&self, id: BufferId) -> usize {
@@ -394,7 +347,7 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let (map, versions) = (Rc::new(map), Rc::new(versions));
-            for (result, &id) in map.writes.iter().enumerate() {
+            for (result, id) in written_by(&map).enumerate() {
                 let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
                 if is_made && self.map_with(id).is_none() {
                     let (map, versions) = (map.clone(), versions.clone());
@@ -457,22 +410,22 @@ impl<'a> Fusion<'a> {
 
     /// True if an instruction can run: what it stores lies over no load but an equal one, and what can fail writes no state.
     fn is_sound(&self, instruction: &Instruction) -> bool {
-        let Some((l, virtual_loads)) = loop_of(instruction) else { return true };
-        let factors = factors(instruction);
-        for (k, (&to, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
-            let cell = self.cell(to);
-            let overlaps = |id: &BufferId| self.cell(*id) == cell;
-            if l.writes[..k].iter().any(overlaps) || factors.iter().any(overlaps) {
+        let Some(nest) = instruction.flexible_nest() else { return true };
+        let factors = instruction.factors();
+        for (k, store) in nest.stores.iter().enumerate() {
+            let cell = self.cell(store.buffer);
+            let overlaps = |id: BufferId| self.cell(id) == cell;
+            if written_by(nest).take(k).any(overlaps) || factors.iter().copied().any(overlaps) {
                 return false;
             }
-            let loads = l.reads.iter().zip(&l.nest.loads).enumerate().skip(virtual_loads);
-            for (slot, (from, load)) in loads {
-                if overlaps(from) && (*from != to || load != store || is_gathered(&l.nest, slot)) {
+            for (slot, load) in nest.loads.iter().enumerate() {
+                let Load::Buffer(from) = load else { continue };
+                if overlaps(from.buffer) && (from != store || nest.is_gathered(slot)) {
                     return false;
                 }
             }
         }
-        !instruction.can_fail() || l.writes.iter().all(|&id| self.is_work(id))
+        !instruction.can_fail() || written_by(nest).all(|id| self.is_work(id))
     }
 
     /// The only instruction that writes a work buffer.
@@ -497,14 +450,14 @@ impl<'a> Fusion<'a> {
     }
 
     fn is_read_by_a_map(&self, at: usize) -> bool {
-        let Some(&[value]) = self.map(at).map(|map| map.writes.as_slice()) else { return false };
+        let Some(value) = self.map(at).and_then(only_result) else { return false };
         self.readers[self.cell(value)].iter().any(|&reader| self.map(reader).is_some())
     }
 
     /// The best way to let the map at a place follow what makes one of its operands: sums alone, or anything.
     fn appended(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
         let map = self.map(at)?;
-        let mut makers: SmallVec<[usize; 8]> = map.reads.iter().filter_map(|&id| self.maker(id)).collect();
+        let mut makers: SmallVec<[usize; 8]> = read_by(map).filter_map(|id| self.maker(id)).collect();
         makers.sort_unstable();
         makers.dedup();
         let needed = splice::least_loads(map);
@@ -552,14 +505,14 @@ impl<'a> Fusion<'a> {
     /// stood, if their operands are there by then; where less memory is needed in between, if both will do.
     fn append_all(&self, maker: usize, followers: &[usize]) -> Option<Rewrite> {
         let host = self.slots[maker].as_ref()?;
-        let (l, virtual_loads) = loop_of(&host.instruction)?;
-        let keeps = |&id: &BufferId| {
+        let nest = host.instruction.flexible_nest()?;
+        let keeps = |id: BufferId| {
             let readers = &self.readers[self.cell(id)];
             let read_elsewhere = readers.iter().any(|reader| !followers.contains(reader));
             !self.is_work(id) || self.is_output[self.cell(id)] || read_elsewhere
         };
-        let keep: Vec<bool> = l.writes.iter().map(keeps).collect();
-        let kept: Vec<BufferId> = l.writes.iter().copied().filter(keeps).collect();
+        let keep: Vec<bool> = written_by(nest).map(keeps).collect();
+        let kept: Vec<BufferId> = written_by(nest).filter(|&id| keeps(id)).collect();
         if followers.len() > 1 && !kept.is_empty() || followers.len() > PLACES {
             return None;
         }
@@ -571,7 +524,7 @@ impl<'a> Fusion<'a> {
             let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
             let entries = follower.entries;
             let (made, others): (Vec<BufferId>, Vec<BufferId>) =
-                map.reads.iter().partition(|id| l.writes.contains(id));
+                read_by(map).partition(|&id| written_by(nest).any(|written| written == id));
             // What the host makes is taken from where it is made: nothing may have changed it on the way.
             let as_made = self.unchanged(&made, maker, at, entries);
             down &= as_made
@@ -579,13 +532,13 @@ impl<'a> Fusion<'a> {
                 && self.untouched(&kept, maker, at, entries);
             up &= as_made
                 && self.unchanged(&others, maker, at, entries)
-                && self.untouched(&map.writes, maker, at, entries);
+                && self.untouched(&written_by(map).collect::<Vec<_>>(), maker, at, entries);
             if !down && !up {
                 return None;
             }
-            let instruction = links(&host.instruction, l, map).into_iter().find_map(|link| {
-                let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.instruction))?;
-                Some(with_loop(&host.instruction, merged)).filter(|instruction| self.is_sound(instruction))
+            let instruction = links(&host.instruction, nest, map).into_iter().find_map(|link| {
+                let merged = append(nest, map, link, &keep, may_split(&host.instruction))?;
+                Some(host.instruction.with_nest(merged)).filter(|instruction| self.is_sound(instruction))
             })?;
             let entries = host.entries.and(entries);
             let versions =
@@ -615,8 +568,8 @@ impl<'a> Fusion<'a> {
 
     /// Whether less memory is needed between a host and its followers if they come up than if the host goes down.
     fn is_smaller_above(&self, maker: usize, followers: &[usize]) -> bool {
-        let bytes = |ids: &[BufferId], alive: &dyn Fn(usize) -> bool| {
-            let mut ids: Vec<BufferId> = ids.iter().copied().filter(|&id| self.is_work(id)).collect();
+        let bytes = |ids: &mut dyn Iterator<Item = BufferId>, alive: &dyn Fn(usize) -> bool| {
+            let mut ids: Vec<BufferId> = ids.filter(|&id| self.is_work(id)).collect();
             ids.sort_unstable();
             ids.dedup();
             let alive = ids.into_iter().filter(|&id| alive(self.cell(id)));
@@ -627,12 +580,12 @@ impl<'a> Fusion<'a> {
         };
         let host = self.instruction(maker).map(Instruction::reads).unwrap_or_default();
         // What the host reads last would have to wait for it.
-        let down = bytes(&host, &|cell| ends_by(cell, maker));
+        let down = bytes(&mut host.into_iter(), &|cell| ends_by(cell, maker));
         let (mut made, mut freed) = (0usize, 0usize);
         for map in followers.iter().filter_map(|&at| self.map(at)) {
-            made = made.saturating_add(bytes(&map.writes, &|_| true));
+            made = made.saturating_add(bytes(&mut written_by(map), &|_| true));
             let last = followers.iter().copied().max().unwrap_or(maker);
-            freed = freed.saturating_add(bytes(&map.reads, &|cell| {
+            freed = freed.saturating_add(bytes(&mut read_by(map), &|cell| {
                 ends_by(cell, last) && !self.writers[cell].contains(&maker)
             }));
         }
@@ -643,7 +596,7 @@ impl<'a> Fusion<'a> {
 
     /// The last reader of the result of the map at a place, if maps alone read it, of which no entry runs two.
     fn end_of_chain(&self, at: usize) -> Option<usize> {
-        let &[value] = self.map(at)?.writes.as_slice() else { return None };
+        let value = only_result(self.map(at)?)?;
         let readers = &self.readers[self.cell(value)];
         let mut seen = Entries::NONE;
         for &reader in readers {
@@ -659,7 +612,7 @@ impl<'a> Fusion<'a> {
     /// The map at a place computed by everyone who reads its result.
     fn inlined(&self, at: usize) -> Option<Rewrite> {
         let map = self.map(at)?;
-        let &[value] = map.writes.as_slice() else { return None };
+        let value = only_result(map)?;
         let cell = self.cell(value);
         let readers = &self.readers[cell];
         if self.maker(value) != Some(at)
@@ -670,10 +623,11 @@ impl<'a> Fusion<'a> {
         {
             return None;
         }
+        let operands: SmallVec<[BufferId; 8]> = read_by(map).collect();
         let mut change: Change = vec![(at, None)];
         for &reader in readers {
             let scheduled = self.slots[reader].as_ref()?;
-            if reader < at || !self.unchanged(&map.reads, at, reader, scheduled.entries) {
+            if reader < at || !self.unchanged(&operands, at, reader, scheduled.entries) {
                 return None;
             }
             let guest = self.slots[at].as_ref()?;
@@ -692,23 +646,23 @@ impl<'a> Fusion<'a> {
     }
 
     /// An instruction that computes a value instead of reading it.
-    fn without_load(&self, instruction: &Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
+    fn without_load(&self, instruction: &Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
         let mut instruction = instruction.clone();
-        if factors(&instruction).contains(&value) {
+        if instruction.factors().contains(&value) {
             instruction = reading_through(instruction, value, map)?;
         }
         loop {
-            let (l, virtual_loads) = loop_of(&instruction)?;
-            let slot = l.reads.iter().enumerate().skip(virtual_loads).find(|&(_, &id)| id == value);
-            let Some((slot, _)) = slot else { break };
-            let l = inline(l, virtual_loads, slot, map, may_split(&instruction))?;
-            instruction = with_loop(&instruction, l);
+            let nest = instruction.flexible_nest()?;
+            let reads_it = |load: &Load| load.operand().is_some_and(|from| from.buffer == value);
+            let Some(slot) = nest.loads.iter().position(reads_it) else { break };
+            let nest = inline(nest, slot, map, may_split(&instruction))?;
+            instruction = instruction.with_nest(nest);
         }
         self.is_sound(&instruction).then_some(instruction)
     }
 
     /// The map that makes a buffer of others, as it stands or as it was, and which versions it reads.
-    fn recipe(&self, id: BufferId) -> Option<(Loop, Versions)> {
+    fn recipe(&self, id: BufferId) -> Option<(Nest, Versions)> {
         let versions = || Some(self.slots[self.maker(id)?].as_ref()?.versions.clone());
         let gone = || {
             let Recipe { map, versions, result, alone } = self.recipes.get(&id)?;
@@ -717,14 +671,14 @@ impl<'a> Fusion<'a> {
         self.map_that_makes(id).zip(versions()).or_else(gone)
     }
 
-    fn map_that_makes(&self, id: BufferId) -> Option<Loop> {
+    fn map_that_makes(&self, id: BufferId) -> Option<Nest> {
         self.map_with(id).map(|(map, result)| result_of(map, result))
     }
 
     /// The map that makes a buffer, and which of its results that is.
-    fn map_with(&self, id: BufferId) -> Option<(&Loop, usize)> {
+    fn map_with(&self, id: BufferId) -> Option<(&Nest, usize)> {
         let map = self.map(self.maker(id)?)?;
-        Some((map, map.writes.iter().position(|&written| written == id)?))
+        Some((map, written_by(map).position(|written| written == id)?))
     }
 
     /// The instruction at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
@@ -741,27 +695,28 @@ impl<'a> Fusion<'a> {
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
             let (instruction, versions) = best.as_ref().unwrap_or(as_it_is);
-            let (l, virtual_loads) = loop_of(instruction)?;
-            let next = l.reads[virtual_loads..].iter().copied().find(|id| !tried.contains(id));
+            let nest = instruction.flexible_nest()?;
+            let next = read_by(nest).find(|id| !tried.contains(id));
             let Some(id) = next else { return best };
             tried.push(id);
             let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
             let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
             let Some(made_by) = self.map_with(id).or_else(gone_by) else { continue };
-            let own = known.get_or_insert_with(|| lighter::Known::of(l));
-            if !factors(instruction).contains(&id)
+            let own = known.get_or_insert_with(|| lighter::Known::of(nest));
+            if !instruction.factors().contains(&id)
                 && own.is_no_lighter(instruction, id, made_by, self.buffers)
             {
                 continue;
             }
             let Some((map, given)) = self.recipe(id) else { continue };
+            let operands: SmallVec<[BufferId; 8]> = read_by(&map).collect();
             let there = |&id: &BufferId| {
                 let is_made = self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty();
                 Some(id) != gone && (!self.is_work(id) || is_made)
             };
-            if !map.reads.iter().all(there)
-                || !self.unchanged(&map.reads, maker, at, entries)
-                || map.nest.expr.can_fail()
+            if !operands.iter().all(there)
+                || !self.unchanged(&operands, maker, at, entries)
+                || map.expr.can_fail()
             {
                 continue;
             }
@@ -789,59 +744,53 @@ impl<'a> Fusion<'a> {
 }
 
 /// The part of a map that makes one result.
-fn result_of(map: &Loop, result: usize) -> Loop {
-    let keep: Vec<bool> = (0..map.writes.len()).map(|k| k == result).collect();
-    splice::with_results(map, 0, &keep).unwrap_or_else(|| map.clone())
+fn result_of(map: &Nest, result: usize) -> Nest {
+    let keep: Vec<bool> = (0..map.stores.len()).map(|k| k == result).collect();
+    splice::with_results(map, &keep).unwrap_or_else(|| map.clone())
 }
 
 /// The buffers by which the space of a map may be compared with that of an instruction: results first; then, for a map that
 /// reads what is the same along a row, what both read.
-fn links(instruction: &Instruction, host: &Loop, map: &Loop) -> Vec<Link> {
+fn links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
     let mut links = Vec::new();
-    for (slot, id) in map.reads.iter().enumerate() {
-        if let Some(result) = host.writes.iter().position(|written| written == id) {
+    for (slot, id) in read_by(map).enumerate() {
+        if let Some(result) = written_by(host).position(|written| written == id) {
             links.push(Link::Result(result, slot));
         }
     }
     if instruction.is_reduction() {
-        for (slot, id) in map.reads.iter().enumerate() {
-            for own in (0..host.reads.len()).filter(|&own| host.reads[own] == *id) {
-                links.push(Link::Shared(own, slot));
-            }
+        for (slot, id) in read_by(map).enumerate() {
+            let shared = read_by(host).enumerate().filter(|&(_, own)| own == id);
+            links.extend(shared.map(|(own, _)| Link::Shared(own, slot)));
         }
     }
     links
 }
 
 /// A product that reads a factor through a map that does nothing but move elements.
-fn reading_through(instruction: Instruction, value: BufferId, map: &Loop) -> Option<Instruction> {
+fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
     let Instruction::MatMul(mut product) = instruction else { return None };
-    let (&[(Inst::Load(0), _)], [load], &[source]) =
-        (map.nest.expr.insts(), map.nest.loads.as_slice(), map.reads.as_slice())
-    else {
+    let [Load::Buffer(source)] = map.loads.as_slice() else { return None };
+    if !only_moves(map) {
         return None;
-    };
-    let with = |dims: [usize; 2]| product.batch.iter().copied().chain(dims).collect::<SmallVec<[usize; 6]>>();
-    let sides = [with([product.m, product.k]), with([product.k, product.n])];
-    let m = &mut *product;
-    for ((id, access), dims) in
-        [(&mut m.a, &mut m.a_access), (&mut m.b, &mut m.b_access)].into_iter().zip(sides)
-    {
-        if *id != value {
+    }
+    let spaces = product.spaces();
+    let MatMul { a, b, .. } = &mut *product;
+    for (factor, dims) in [a, b].into_iter().zip(spaces) {
+        if factor.buffer != value {
             continue;
         }
-        if load.dtype != access.dtype {
+        if source.access.dtype != factor.access.dtype {
             return None;
         }
-        let embedding = Embedding::new(&dims, access, &map.nest, &map.nest.stores[0], false)?;
-        let moved = embedding.access(load);
+        let embedding = Embedding::new(&dims, &factor.access, map, &map.stores[0].access, false)?;
+        let moved = embedding.access(&source.access);
         // Kernels pack lines of adjacent elements.
         let adjacent = |axis: usize| dims[axis] == 1 || moved.strides[axis] == 1;
         if !adjacent(dims.len() - 1) && !adjacent(dims.len() - 2) {
             return None;
         }
-        *access = moved;
-        *id = source;
+        *factor = source.with_access(moved);
     }
     Some(Instruction::MatMul(product))
 }

@@ -1,10 +1,11 @@
 //! Which instructions are needed, and their order.
 
-use ortrain_expr::{Access, Builder, DType, Nest, Type};
+use ortrain_expr::{Builder, DType, Type};
 
-use super::{any_loop_of, splice, with_loop};
+use super::splice;
+use crate::operand::written_by;
 use crate::versions::{NewVersions, Versions};
-use crate::{Buffer, BufferId, Instruction, Loop, Place, ScheduledInstruction, is_work};
+use crate::{Buffer, BufferId, Instruction, Load, Nest, Operand, Place, ScheduledInstruction, is_work};
 
 /// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
 pub(crate) fn remove_unused(
@@ -24,13 +25,12 @@ pub(crate) fn remove_unused(
         if !keep[index] {
             continue;
         }
-        if let Some((l, virtual_loads)) = any_loop_of(instruction)
-            && l.writes.len() > 1
-            && !l.writes.iter().copied().all(wanted)
+        if let Some(nest) = instruction.nest()
+            && nest.stores.len() > 1
         {
-            let results: Vec<bool> = l.writes.iter().copied().map(wanted).collect();
-            if let Some(fewer) = splice::with_results(l, virtual_loads, &results) {
-                scheduled.instruction = with_loop(instruction, fewer);
+            let results: Vec<bool> = written_by(nest).map(wanted).collect();
+            if let Some(fewer) = splice::with_results(nest, &results) {
+                scheduled.instruction = instruction.with_nest(fewer);
                 scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
             }
         }
@@ -115,39 +115,36 @@ fn copy_before_updates(
 }
 
 /// The map that copies a buffer.
-fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Loop {
+fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Nest {
     let mut b = Builder::new();
     let element = b.load(0, Type::of(dtype));
-    let whole = Access::contiguous(dtype, &[len]);
-    let nest = Nest {
+    Nest {
         dims: [len].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![whole.clone()],
+        loads: vec![Load::Buffer(Operand::whole(from, dtype, &[len]))],
         expr: b.finish(&[element]),
         reductions: Vec::new(),
-        stores: vec![whole],
-    };
-    Loop { nest, reads: vec![from], writes: vec![to] }
+        stores: vec![Operand::whole(to, dtype, &[len])],
+    }
 }
 
 /// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
 fn without_state(scheduled: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
-    let (l, virtual_loads) = any_loop_of(&scheduled.instruction)?;
-    let own: Vec<bool> = l.writes.iter().map(|&id| is_work(buffers, id)).collect();
+    let nest = scheduled.instruction.nest()?;
+    let own: Vec<bool> = written_by(nest).map(|id| is_work(buffers, id)).collect();
     let state: Vec<bool> = own.iter().map(|own| !own).collect();
     if !own.contains(&true) {
         return None;
     }
-    let (early, late) =
-        (splice::with_results(l, virtual_loads, &own)?, splice::with_results(l, virtual_loads, &state)?);
-    let late = with_loop(&scheduled.instruction, late);
+    let (early, late) = (splice::with_results(nest, &own)?, splice::with_results(nest, &state)?);
+    let late = scheduled.instruction.with_nest(late);
     let late = ScheduledInstruction {
         versions: scheduled.versions.of_instruction(&late),
         instruction: late,
         ..scheduled.clone()
     };
-    scheduled.instruction = with_loop(&scheduled.instruction, early);
+    scheduled.instruction = scheduled.instruction.with_nest(early);
     scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
     Some(late)
 }

@@ -5,13 +5,17 @@
 //! every few rows again. Laid out so that the columns of a panel are adjacent at each depth, and the depths follow each
 //! other, they are read in a row. Such a product is one of each panel.
 
-use ortrain_expr::{Access, Builder, DType, Inst, Nest, Precision, Strides, Type};
+use ortrain_expr::{Access, Builder, DType, Inst, Precision, Strides, Type};
 use rustc_hash::FxHashMap;
 
 use super::cells;
 use super::splice::inline;
+use crate::instruction::only_moves;
 use crate::versions::{NewVersions, Versions};
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Place, ScheduledInstruction};
+use crate::{
+    Buffer, BufferId, BufferIds, Entries, Instruction, Load, MatMul, Nest, Operand, Place,
+    ScheduledInstruction,
+};
 
 /// Columns of a panel: those of a block that is summed up in registers.
 const COLUMNS: usize = 16;
@@ -33,13 +37,13 @@ struct Group {
 pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>) {
     let cells = cells(buffers);
     let cell = |id: BufferId| cells[id.0 as usize];
-    let mut open: FxHashMap<(BufferId, Access, [usize; 2]), Group> = FxHashMap::default();
+    let mut open: FxHashMap<(Operand, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for (at, scheduled) in instructions.iter().enumerate() {
         if let Instruction::MatMul(product) = &scheduled.instruction
-            && fits(product, buffers)
+            && fits(product)
         {
-            let key = (product.b, product.b_access.clone(), [product.k, product.n]);
+            let key = (product.b.clone(), [product.k, product.n]);
             let group = open.entry(key).or_insert_with(|| Group {
                 product: (**product).clone(),
                 readers: Vec::new(),
@@ -49,7 +53,9 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
             group.entries = group.entries.or(scheduled.entries);
         }
         for written in scheduled.instruction.writes() {
-            groups.extend(open.extract_if(|key, _| cell(key.0) == cell(written)).map(|(_, group)| group));
+            groups.extend(
+                open.extract_if(|key, _| cell(key.0.buffer) == cell(written)).map(|(_, group)| group),
+            );
         }
     }
     groups.extend(open.into_values());
@@ -66,8 +72,8 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
             given.reading_also(&instructions[reader].versions.of_instruction(&map))
         });
         let given = given.expect("nothing writes a matrix between the products of a group");
-        let Instruction::Nest(l) = &map else { unreachable!("a layout is a nest") };
-        let (instruction, given) = match moved(instructions, group, l, cell) {
+        let Instruction::Nest(nest) = &map else { unreachable!("a layout is a nest") };
+        let (instruction, given) = match moved(instructions, group, nest, cell) {
             Some((source, given)) => (Instruction::Nest(source), given),
             None => (map, given),
         };
@@ -77,7 +83,7 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
     }
     for (Group { product, readers, .. }, map) in groups.iter().zip(&maps) {
         let Some((panels, version)) = map.versions.writes().next() else { continue };
-        let old = &buffers[product.b.0 as usize];
+        let old = &buffers[product.b.buffer.0 as usize];
         let (label, len) = (format!("{} in panels", old.label).into(), product.k * product.n);
         buffers.push(Buffer { label, dtype: old.dtype, len, place: Place::Work(0) });
         for &reader in readers {
@@ -95,44 +101,43 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
 }
 
 /// Whether a product would be better off with panels, if there are many like it.
-fn fits(product: &MatMul, buffers: &[Buffer]) -> bool {
-    let nest = &product.epilogue.nest;
-    let is_f32 = |id: BufferId| buffers[id.0 as usize].dtype == DType::F32;
+fn fits(product: &MatMul) -> bool {
+    let nest = &product.epilogue;
+    let is_f32 = |factor: &Operand| factor.access.dtype == DType::F32;
     product.batch.is_empty()
         && product.precision == Precision::F32
         && (ROWS.0..=ROWS.1).contains(&product.m)
         && product.n.is_multiple_of(COLUMNS)
         && product.n.saturating_mul(product.k) >= ELEMENTS
-        && is_f32(product.a)
-        && is_f32(product.b)
+        && is_f32(&product.a)
+        && is_f32(&product.b)
         // The space gets another order.
         && !nest.expr.can_fail()
         && !nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Coordinate(_)))
 }
 
 /// An access over rows and columns, as one over panels, rows and the columns of a panel.
-fn parted(access: &Access) -> Access {
-    let (row, column) = (access.strides[0], access.strides[1]);
+fn parted(operand: &Operand) -> Operand {
+    let (row, column) = (operand.access.strides[0], operand.access.strides[1]);
     let strides: Strides = [COLUMNS as isize * column, row, column].into_iter().collect();
-    Access { strides, ..access.clone() }
+    operand.with_access(Access { strides, ..operand.access.clone() })
 }
 
 /// The map that copies B of a product into panels.
-fn layout(product: &MatMul, panels: BufferId) -> Loop {
+fn layout(product: &MatMul, panels: BufferId) -> Nest {
     let dims = [product.n / COLUMNS, product.k, COLUMNS];
-    let store = Access::contiguous(product.b_access.dtype, &dims);
+    let dtype = product.b.access.dtype;
     let mut b = Builder::new();
-    let element = b.load(0, Type::of(store.dtype));
-    let nest = Nest {
+    let element = b.load(0, Type::of(dtype));
+    Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![parted(&product.b_access)],
+        loads: vec![Load::Buffer(parted(&product.b))],
         expr: b.finish(&[element]),
         reductions: Vec::new(),
-        stores: vec![store],
-    };
-    Loop { nest, reads: vec![product.b], writes: vec![panels] }
+        stores: vec![Operand::whole(panels, dtype, &dims)],
+    }
 }
 
 /// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
@@ -140,11 +145,11 @@ fn layout(product: &MatMul, panels: BufferId) -> Loop {
 fn moved(
     instructions: &[ScheduledInstruction],
     group: &Group,
-    map: &Loop,
+    map: &Nest,
     cell: impl Fn(BufferId) -> usize,
-) -> Option<(Loop, Versions)> {
-    let (value, first) = (map.reads[0], group.readers[0]);
-    let touches = |ids: Vec<BufferId>, of: BufferId| ids.into_iter().any(|id| cell(id) == cell(of));
+) -> Option<(Nest, Versions)> {
+    let (value, first) = (group.product.b.buffer, group.readers[0]);
+    let touches = |ids: BufferIds, of: BufferId| ids.into_iter().any(|id| cell(id) == cell(of));
     let writes = |at: &usize| touches(instructions[*at].instruction.writes(), value);
     let mut writers = (0..instructions.len()).filter(writes);
     let (maker, None) = (writers.next()?, writers.next()) else { return None };
@@ -154,29 +159,24 @@ fn moved(
         .iter()
         .enumerate()
         .any(|(at, scheduled)| !group.readers.contains(&at) && touches(scheduled.instruction.reads(), value));
-    let moves = guest.writes.len() == 1 && matches!(guest.nest.expr.insts(), [(Inst::Load(0), _)]);
+    let source = guest.loads.first()?.operand()?.buffer;
+    let moves = guest.stores.len() == 1 && only_moves(guest);
     let stays = maker < first
-        && !instructions[maker..first]
-            .iter()
-            .any(|other| touches(other.instruction.writes(), guest.reads[0]));
+        && !instructions[maker..first].iter().any(|other| touches(other.instruction.writes(), source));
     (moves && stays && !others && entries.and(group.entries) == group.entries)
-        .then(|| inline(map, 0, 0, guest, true))
+        .then(|| inline(map, 0, guest, true))
         .flatten()
         .map(|map| (map, versions.clone()))
 }
 
 /// Makes a product one of each panel.
 fn read_panels(product: &mut MatMul, panels: BufferId) {
-    let MatMul { batch, n, k, a_access, b, b_access, epilogue, .. } = product;
+    let MatMul { batch, n, k, a, b, epilogue, .. } = product;
     let count = *n / COLUMNS;
     batch.push(count);
     *n = COLUMNS;
-    a_access.strides.insert(0, 0);
-    *b = panels;
-    *b_access = Access::contiguous(b_access.dtype, &[count, *k, COLUMNS]);
-    let nest = &mut epilogue.nest;
-    nest.dims = [count, nest.dims[0], COLUMNS].into_iter().collect();
-    for access in nest.loads.iter_mut().chain(&mut nest.stores) {
-        *access = parted(access);
-    }
+    a.access.strides.insert(0, 0);
+    *b = Operand::whole(panels, b.access.dtype, &[count, *k, COLUMNS]);
+    epilogue.dims = [count, epilogue.dims[0], COLUMNS].into_iter().collect();
+    epilogue.operands_mut().for_each(|operand| *operand = parted(operand));
 }

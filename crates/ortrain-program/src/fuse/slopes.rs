@@ -11,8 +11,9 @@ use ortrain_expr::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type, Unar
 use super::splice::{is_injective, with_expression};
 use super::{Fusion, PLACES};
 use crate::builder::align;
+use crate::operand::read_by;
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScheduledInstruction};
+use crate::{Buffer, BufferId, Entries, Instruction, Nest, Operand, Place, ScheduledInstruction};
 
 /// What is kept must be less than this part of what it takes the place of.
 const LESS: (usize, usize) = (3, 4);
@@ -25,8 +26,8 @@ pub(super) struct Slope {
     /// The place of the map, and that of what makes the last value that the slope needs.
     at: usize,
     after: usize,
-    slope: Loop,
-    product: Loop,
+    slope: Nest,
+    product: Nest,
 }
 
 /// What a register is to another one.
@@ -55,20 +56,21 @@ impl Fusion<'_> {
     fn slope(&self, at: usize) -> Option<Slope> {
         let entries = |at: usize| self.slots[at].as_ref().map(|scheduled| scheduled.entries);
         let map = self.map(at).filter(|_| entries(at) == Some(Entries::ALL))?;
-        let (&[to], [store]) = (map.writes.as_slice(), map.nest.stores.as_slice()) else { return None };
-        let points: usize = map.nest.dims.iter().product();
-        let expr = &map.nest.expr;
+        let [result] = map.stores.as_slice() else { return None };
+        let store = &result.access;
+        let points: usize = map.dims.iter().product();
+        let expr = &map.expr;
         let plain = |(inst, _): &(Inst, Type)| !matches!(inst, Inst::LoadAt(..) | Inst::Guard(..));
         if !matches!(store.dtype, DType::F32 | DType::F64)
             || expr.ty(expr.outputs()[0]) != Type::of(store.dtype)
             || store.len != points
-            || !is_injective(store, &map.nest.dims)
+            || !is_injective(store, &map.dims)
             || !expr.insts().iter().all(plain)
         {
             return None;
         }
         // Where each load is there from: before the first place, or after an instruction.
-        let made = |&id: &BufferId| -> Option<Option<usize>> {
+        let made = |id: BufferId| -> Option<Option<usize>> {
             let writers = &self.writers[self.cell(id)];
             match writers.len() {
                 0 => Some(None),
@@ -76,23 +78,24 @@ impl Fusion<'_> {
                 _ => None,
             }
         };
-        let made: Vec<Option<usize>> = map.reads.iter().map(made).collect::<Option<_>>()?;
+        let made: Vec<Option<usize>> = read_by(map).map(made).collect::<Option<_>>()?;
         let latest = made.iter().copied().max().flatten().filter(|&latest| latest < at)?;
         let late: Vec<bool> = made.iter().map(|&made| made == Some(latest)).collect();
         let arriving = arriving(expr, &late)?;
 
-        let slope = with_expression(map, slope_of(expr, &late, arriving), store, NEW, None)?;
-        let product =
-            with_expression(map, product_with(expr, arriving, map.reads.len()), store, to, Some(NEW))?;
-        let needed = |id: &BufferId| map.reads.iter().position(|read| read == id).and_then(|slot| made[slot]);
-        let after = slope.reads.iter().filter_map(needed).max().filter(|&after| after < latest)?;
+        let to_slope = Operand { buffer: NEW, access: store.clone() };
+        let slope = with_expression(map, slope_of(expr, &late, arriving), to_slope, None)?;
+        let product = product_with(expr, arriving, map.loads.len());
+        let product = with_expression(map, product, result.clone(), Some(NEW))?;
+        let needed = |id: BufferId| read_by(map).position(|read| read == id).and_then(|slot| made[slot]);
+        let after = read_by(&slope).filter_map(needed).max().filter(|&after| after < latest)?;
         let room = after.is_multiple_of(PLACES) && self.slots[after + 1].is_none();
         if !room || entries(after) != Some(Entries::ALL) {
             return None;
         }
         // What would be kept for this map alone, most of the time.
         let soon = after + (latest - after) / 2;
-        let mut freed: Vec<BufferId> = slope.reads.clone();
+        let mut freed: Vec<BufferId> = read_by(&slope).collect();
         freed.sort_unstable();
         freed.dedup();
         freed.retain(|id| {
@@ -100,7 +103,7 @@ impl Fusion<'_> {
             let mut others = self.readers[cell].iter().filter(|&&reader| reader != at);
             self.is_work(*id)
                 && !self.is_output[cell]
-                && !product.reads.contains(id)
+                && !read_by(&product).any(|read| read == *id)
                 && others.all(|&reader| reader <= soon)
         });
         let bytes = |id: &BufferId| align(self.buffers[id.0 as usize].bytes());
@@ -124,17 +127,17 @@ pub(super) fn apart(
     let mut new_versions = NewVersions::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {
         let Some(scheduled) = &slots[at] else { continue };
-        let result = &buffers[product.writes[0].0 as usize];
+        let result = &buffers[product.stores[0].buffer.0 as usize];
         let buffer = Buffer {
             label: format!("{}/slope", result.label).into(),
             dtype: result.dtype,
-            len: slope.nest.stores[0].len,
+            len: slope.stores[0].access.len,
             place: Place::Work(0),
         };
         let id = BufferId(buffers.len() as u32);
         buffers.push(buffer);
-        slope.writes[0] = id;
-        product.reads.iter_mut().filter(|read| **read == NEW).for_each(|read| *read = id);
+        slope.stores[0].buffer = id;
+        product.loaded_mut().filter(|from| from.buffer == NEW).for_each(|from| from.buffer = id);
         let (given, version) = (scheduled.versions.clone(), new_versions.next());
         let [slope, product] = [slope, product].map(Instruction::Nest);
         let of_slope = given.clone().with_write(id, version).of_instruction(&slope);

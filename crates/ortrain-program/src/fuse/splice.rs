@@ -1,11 +1,11 @@
 //! One nest put into another.
 
-use ortrain_expr::{Access, Builder, DType, Expr, Inst, Nest, Reg, Scalar, Type};
+use std::borrow::Cow;
+
+use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type};
 
 use super::embed::{Embedding, copy, finish, finish_with};
-use super::loop_of;
-use crate::cost::is_gathered;
-use crate::{BufferId, Instruction, Loop};
+use crate::{BufferId, Instruction, Load, Nest, Operand};
 
 /// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
 const LONGEST_EXPRESSION: usize = 192;
@@ -49,56 +49,51 @@ pub(crate) fn is_injective(access: &Access, dims: &[usize]) -> bool {
 }
 
 /// The loads of a nest in the making.
-struct Loads {
-    accesses: Vec<Access>,
-    reads: Vec<BufferId>,
-    /// The first ones are no loads: the product of a matrix product or convolution.
-    virtual_loads: usize,
-}
+struct Loads(Vec<Load>);
 
 impl Loads {
-    fn find_or_add(&mut self, access: Access, id: BufferId, dims: &[usize]) -> usize {
-        let known = (self.virtual_loads..self.accesses.len())
-            .find(|&slot| self.reads[slot] == id && same(&self.accesses[slot], &access, dims));
-        known.unwrap_or_else(|| self.add(access, id))
+    fn find_or_add(&mut self, operand: Operand, dims: &[usize]) -> usize {
+        let is_known =
+            |known: &Operand| known.buffer == operand.buffer && same(&known.access, &operand.access, dims);
+        let known = self.0.iter().position(|load| load.operand().is_some_and(is_known));
+        known.unwrap_or_else(|| self.add(operand))
     }
 
     /// The load of a guest that is read by computed index. It shares none but one of the very same access.
-    fn find_or_add_gathered(&mut self, access: Access, id: BufferId) -> usize {
-        let known = (self.virtual_loads..self.accesses.len())
-            .find(|&slot| self.reads[slot] == id && self.accesses[slot] == access);
-        known.unwrap_or_else(|| self.add(access, id))
+    fn find_or_add_gathered(&mut self, operand: Operand) -> usize {
+        let known = self.0.iter().position(|load| load.operand() == Some(&operand));
+        known.unwrap_or_else(|| self.add(operand))
     }
 
-    fn add(&mut self, access: Access, id: BufferId) -> usize {
-        self.accesses.push(access);
-        self.reads.push(id);
-        self.accesses.len() - 1
+    fn add(&mut self, operand: Operand) -> usize {
+        self.0.push(Load::Buffer(operand));
+        self.0.len() - 1
     }
 
-    /// The nest with the loads that its expression still needs.
-    fn finish(self, mut nest: Nest, writes: Vec<BufferId>) -> Option<Loop> {
-        let mut used = vec![false; self.accesses.len()];
-        used[..self.virtual_loads].fill(true);
+    /// The nest with its accumulators and the loads that its expression still needs.
+    fn finish(self, nest: Nest) -> Option<Nest> {
+        self.finish_without(nest, |_| false)
+    }
+
+    /// The same without some accumulators, which the expression does not need any more.
+    fn finish_without(self, mut nest: Nest, is_gone: impl Fn(usize) -> bool) -> Option<Nest> {
+        let stays = |(slot, load): (usize, &Load)| load.is_accumulator() && !is_gone(slot);
+        let mut used: Vec<bool> = self.0.iter().enumerate().map(stays).collect();
         for (inst, _) in nest.expr.insts() {
             if let Inst::Load(slot) | Inst::LoadAt(slot, _) = *inst {
                 used[usize::from(slot)] = true;
             }
         }
         let mut slots = Vec::with_capacity(used.len());
-        let mut reads = Vec::new();
-        for ((access, id), used) in self.accesses.into_iter().zip(self.reads).zip(used) {
-            slots.push(reads.len() as u16);
-            if used {
-                nest.loads.push(access);
-                reads.push(id);
-            }
+        for (load, used) in self.0.into_iter().zip(used) {
+            slots.push(nest.loads.len() as u16);
+            nest.loads.extend(used.then_some(load));
         }
         nest.expr = nest.expr.with_slots(|slot| slots[usize::from(slot)]);
         if nest.expr.insts().len() > LONGEST_EXPRESSION || nest.loads.len() > MOST_LOADS {
             return None;
         }
-        Some(Loop { nest, reads, writes })
+        Some(nest)
     }
 }
 
@@ -115,11 +110,11 @@ fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
 }
 
 /// How many buffers a map loads at least, if those are more than a nest may: it cannot follow what makes only some.
-pub(super) fn least_loads(map: &Loop) -> usize {
-    if map.reads.len() <= MOST_LOADS {
-        return map.reads.len();
+pub(super) fn least_loads(map: &Nest) -> usize {
+    if map.loads.len() <= MOST_LOADS {
+        return map.loads.len();
     }
-    let mut ids: Vec<BufferId> = loaded(map, 0).collect();
+    let mut ids: Vec<BufferId> = loaded(map).collect();
     ids.sort_unstable();
     ids.dedup();
     ids.len()
@@ -128,21 +123,29 @@ pub(super) fn least_loads(map: &Loop) -> usize {
 /// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own
 /// results.
 pub(super) fn most_loads_behind(instruction: &Instruction) -> usize {
-    MOST_LOADS + loop_of(instruction).map_or(0, |(l, _)| l.writes.len())
+    MOST_LOADS + instruction.flexible_nest().map_or(0, |nest| nest.stores.len())
 }
 
-/// The buffers that the expression of a nest loads, the virtual ones aside.
-fn loaded(l: &Loop, virtual_loads: usize) -> impl Iterator<Item = BufferId> + '_ {
-    let slots = l.nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
-        Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(usize::from(slot)),
+/// The buffers that the expression of a nest loads.
+fn loaded(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
+    let loads = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
+        Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(&nest.loads[usize::from(slot)]),
         _ => None,
     });
-    slots.filter(move |&slot| slot >= virtual_loads).map(|slot| l.reads[slot])
+    loads.filter_map(|load| load.operand().map(|operand| operand.buffer))
+}
+
+/// How a load reaches its values: an accumulator is what a host has made, row-major over the space.
+pub(super) fn access_of<'a>(load: &'a Load, dims: &[usize]) -> Cow<'a, Access> {
+    match load {
+        Load::Buffer(operand) => Cow::Borrowed(&operand.access),
+        Load::Accumulator(dtype) => Cow::Owned(Access::contiguous(*dtype, dims)),
+    }
 }
 
 /// A map's expression in a host: its loads become loads of the host.
 struct Guest<'a> {
-    map: &'a Loop,
+    map: &'a Nest,
     embedding: &'a Embedding,
     /// Axes of the host that the embedding does not know, at the end.
     more_axes: usize,
@@ -165,7 +168,7 @@ impl Guest<'_> {
         dims: &[usize],
         known: impl Fn(usize) -> Option<Reg>,
     ) -> Option<Vec<Reg>> {
-        let nest = &self.map.nest;
+        let nest = self.map;
         let (mut gathered, mut affine) = (vec![false; nest.loads.len()], vec![false; nest.loads.len()]);
         for (inst, _) in nest.expr.insts() {
             match *inst {
@@ -175,7 +178,7 @@ impl Guest<'_> {
             }
         }
         let mut slots: Vec<Option<usize>> = Vec::with_capacity(nest.loads.len());
-        for (slot, (access, &id)) in nest.loads.iter().zip(&self.map.reads).enumerate() {
+        for (slot, load) in nest.loads.iter().enumerate() {
             if known(slot).is_some() {
                 slots.push(None);
                 continue;
@@ -183,17 +186,18 @@ impl Guest<'_> {
             if gathered[slot] && affine[slot] {
                 return None;
             }
-            let moved = self.access(access, gathered[slot]);
+            let operand = load.operand()?;
+            let moved = operand.with_access(self.access(&operand.access, gathered[slot]));
             // Strides along axes of one element make no difference but to a load that is read by computed index.
             slots.push(Some(if gathered[slot] {
-                loads.find_or_add_gathered(moved, id)
+                loads.find_or_add_gathered(moved)
             } else {
-                loads.find_or_add(moved, id, dims)
+                loads.find_or_add(moved, dims)
             }));
         }
         Some(copy(b, &nest.expr, |b, inst, ty| match inst {
             Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {
-                (None, Some(value)) => reloaded(b, value, nest.loads[usize::from(slot)].dtype, ty),
+                (None, Some(value)) => reloaded(b, value, nest.loads[usize::from(slot)].dtype(), ty),
                 (moved, _) => b.load(moved.unwrap_or(0), ty),
             },
             Inst::LoadAt(slot, at) => b.load_at(slots[usize::from(slot)].unwrap_or(0), at, ty),
@@ -216,11 +220,10 @@ fn copy_host(
 }
 
 /// The part of a loop that makes the results to be kept. `None` if that is all of it.
-pub(super) fn with_results(l: &Loop, virtual_loads: usize, keep: &[bool]) -> Option<Loop> {
+pub(super) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     if keep.iter().all(|&keep| keep) {
         return None;
     }
-    let nest = &l.nest;
     let kept = |k: &usize| keep[*k];
     let outputs: Vec<Reg> = (0..keep.len()).filter(kept).map(|k| nest.expr.outputs()[k]).collect();
     // Reductions that the results need, and those that these need.
@@ -262,14 +265,12 @@ pub(super) fn with_results(l: &Loop, virtual_loads: usize, keep: &[bool]) -> Opt
         reductions,
         stores: (0..keep.len()).filter(kept).map(|k| nest.stores[k].clone()).collect(),
     };
-    let writes = (0..keep.len()).filter(kept).map(|k| l.writes[k]).collect();
-    Loads { accesses: nest.loads.clone(), reads: l.reads.clone(), virtual_loads }.finish(part, writes)
+    Loads(nest.loads.clone()).finish(part)
 }
 
-/// A loop with the values of some loads put in their place; `None` where one of these is read by computed index too.
-pub(crate) fn with_constants(l: &Loop, virtual_loads: usize, values: &[Option<Scalar>]) -> Option<Loop> {
-    let nest = &l.nest;
-    if (0..values.len()).any(|slot| values[slot].is_some() && is_gathered(nest, slot)) {
+/// A nest with the values of some loads put in their place; `None` where one of these is read by computed index too.
+pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<Nest> {
+    if (0..values.len()).any(|slot| values[slot].is_some() && nest.is_gathered(slot)) {
         return None;
     }
     let mut b = Builder::new();
@@ -286,66 +287,57 @@ pub(crate) fn with_constants(l: &Loop, virtual_loads: usize, values: &[Option<Sc
     });
     let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
     let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
-    Loads { accesses: nest.loads.clone(), reads: l.reads.clone(), virtual_loads }
-        .finish(whole, l.writes.clone())
+    Loads(nest.loads.clone()).finish_without(whole, |slot| values[slot].is_some())
 }
 
 /// A map with the same space but another expression, of one result. It may have one load more, by the access of that.
 pub(super) fn with_expression(
-    l: &Loop,
+    map: &Nest,
     expr: Expr,
-    store: &Access,
-    to: BufferId,
+    store: Operand,
     more: Option<BufferId>,
-) -> Option<Loop> {
-    let mut loads = Loads { accesses: l.nest.loads.clone(), reads: l.reads.clone(), virtual_loads: 0 };
-    loads.accesses.extend(more.map(|_| store.clone()));
-    loads.reads.extend(more);
+) -> Option<Nest> {
+    let mut loads = Loads(map.loads.clone());
+    loads.0.extend(more.map(|buffer| Load::Buffer(Operand { buffer, access: store.access.clone() })));
     let nest = Nest {
-        dims: l.nest.dims.clone(),
-        inner: l.nest.inner,
-        segments: l.nest.segments.clone(),
+        dims: map.dims.clone(),
+        inner: map.inner,
+        segments: map.segments.clone(),
         loads: Vec::new(),
         expr,
         reductions: Vec::new(),
-        stores: vec![store.clone()],
+        stores: vec![store],
     };
-    loads.finish(nest, vec![to])
+    loads.finish(nest)
 }
 
 /// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
 /// it. `None` where the spaces do not fit.
-pub(super) fn inline(
-    host: &Loop,
-    virtual_loads: usize,
-    slot: usize,
-    guest: &Loop,
-    split: bool,
-) -> Option<Loop> {
-    let value = host.reads[slot];
-    if host.nest.segments.is_some() || guest.nest.segments.is_some() {
+pub(super) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Option<Nest> {
+    let Operand { buffer: value, access: at } = host.loads[slot].operand()?;
+    if host.segments.is_some() || guest.segments.is_some() {
         return None;
     }
-    if read_too_many(loaded(host, virtual_loads).filter(|&id| id != value).chain(loaded(guest, 0))) {
+    if read_too_many(loaded(host).filter(|id| id != value).chain(loaded(guest))) {
         return None;
     }
-    let (at, place) = (&host.nest.loads[slot], guest.nest.stores.first()?);
-    if slot < virtual_loads || is_gathered(&host.nest, slot) || !keeps(at.dtype) || at.dtype != place.dtype {
+    let place = &guest.stores.first()?.access;
+    if host.is_gathered(slot) || !keeps(at.dtype) || at.dtype != place.dtype {
         return None;
     }
-    let embedding = Embedding::new(&host.nest.dims, at, &guest.nest, place, split)?;
+    let embedding = Embedding::new(&host.dims, at, guest, place, split)?;
     // A guard looks at every element that is made, so all of them must be read.
     let points = |nest: &Nest| nest.dims.iter().product::<usize>();
-    let every_element = points(&host.nest) == points(&guest.nest) && is_injective(at, &host.nest.dims);
-    if guest.nest.expr.can_fail() && !every_element {
+    let every_element = points(host) == points(guest) && is_injective(at, &host.dims);
+    if guest.expr.can_fail() && !every_element {
         return None;
     }
-    let nest = embedding.refined(&host.nest);
-    let mut loads = Loads { accesses: nest.loads.clone(), reads: host.reads.clone(), virtual_loads };
+    let nest = embedding.refined(host);
+    let mut loads = Loads(nest.loads.clone());
     let mut b = Builder::new();
     let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
-    let value = regs[usize::from(guest.nest.expr.outputs()[0].0)];
+    let value = regs[usize::from(guest.expr.outputs()[0].0)];
     let own = copy_host(&mut b, &nest.expr, |b, load, ty| {
         (load == slot).then(|| reloaded(b, value, place.dtype, ty))
     });
@@ -359,7 +351,7 @@ pub(super) fn inline(
         reductions,
         stores: nest.stores,
     };
-    loads.finish(merged, host.writes.clone())
+    loads.finish(merged)
 }
 
 /// How a map follows a host: the buffer by which their spaces are compared.
@@ -372,52 +364,48 @@ pub(super) enum Link {
 }
 
 /// A host that goes on with a map over its space: over its outer points, or over all of them. The map reads results
-/// of the host where the host has just made them. `keep` says which results of the host are still stored.
-pub(super) fn append(
-    host: &Loop,
-    virtual_loads: usize,
-    map: &Loop,
-    link: Link,
-    keep: &[bool],
-    split: bool,
-) -> Option<Loop> {
+/// of the host where the host has just made them, as its accumulators or by the buffers that hold them. `keep` says which
+/// results of the host are still stored.
+pub(super) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
     let (at, place) = match link {
-        Link::Result(store, load) => (&host.nest.stores[store], &map.nest.loads[load]),
-        Link::Shared(own, load) => (&host.nest.loads[own], &map.nest.loads[load]),
+        Link::Result(store, load) => (&host.stores[store].access, access_of(&map.loads[load], &map.dims)),
+        Link::Shared(own, load) => (host.loads[own].access()?, access_of(&map.loads[load], &map.dims)),
     };
-    if at.dtype != place.dtype || host.nest.dims.contains(&0) {
+    if at.dtype != place.dtype || host.dims.contains(&0) {
         return None;
     }
-    if host.nest.segments.is_some() || map.nest.segments.is_some() {
+    if host.segments.is_some() || map.segments.is_some() {
         return None;
     }
-    if read_too_many(loaded(map, 0).filter(|id| !host.writes.contains(id))) {
+    let result_of = |id: BufferId| host.stores.iter().position(|store| store.buffer == id);
+    if read_too_many(loaded(map).filter(|&id| result_of(id).is_none())) {
         return None;
     }
     // What is the same along a row is made once per row.
-    let kept = host.nest.dims.len() - host.nest.inner;
-    let per_row = host.nest.inner > 0 && at.strides[kept..].iter().all(|&stride| stride == 0);
-    let space = if per_row { host.nest.outer_dims() } else { &host.nest.dims[..] };
+    let kept = host.dims.len() - host.inner;
+    let per_row = host.inner > 0 && at.strides[kept..].iter().all(|&stride| stride == 0);
+    let space = if per_row { host.outer_dims() } else { &host.dims[..] };
     let points = |dims: &[usize]| dims.iter().product::<usize>();
-    if points(space) != points(&map.nest.dims) || !is_injective(at, space) {
+    if points(space) != points(&map.dims) || !is_injective(at, space) {
         return None;
     }
-    let embedding = Embedding::new(space, at, &map.nest, place, split)?;
-    let nest = embedding.refined(&host.nest);
-    let mut loads = Loads { accesses: nest.loads.clone(), reads: host.reads.clone(), virtual_loads };
+    let embedding = Embedding::new(space, at, map, &place, split)?;
+    let nest = embedding.refined(host);
+    let mut loads = Loads(nest.loads.clone());
     let mut b = Builder::new();
     let own = copy_host(&mut b, &nest.expr, |_, _, _| None);
     let moved = |reg: &Reg| own[usize::from(reg.0)];
     let results: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
     let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
     // Results of the host are read exactly as they were written, or not at all.
-    let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.reads.len());
-    for (slot, (access, id)) in map.nest.loads.iter().zip(&map.reads).enumerate() {
-        made.push(match host.writes.iter().position(|written| written == id) {
+    let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.loads.len());
+    for (slot, load) in map.loads.iter().enumerate() {
+        made.push(match load.operand().map_or(Some(slot), |operand| result_of(operand.buffer)) {
             None => None,
             Some(result) => {
-                let exact = same(&part.access(access, false), &nest.stores[result], &nest.dims);
-                if !exact || !keeps(access.dtype) || is_gathered(&map.nest, slot) {
+                let access = access_of(load, &map.dims);
+                let exact = same(&part.access(&access, false), &nest.stores.get(result)?.access, &nest.dims);
+                if !exact || !keeps(access.dtype) || map.is_gathered(slot) {
                     return None;
                 }
                 Some(results[result])
@@ -425,17 +413,13 @@ pub(super) fn append(
         });
     }
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |slot| made[slot])?;
-    let (mut outputs, mut stores, mut writes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut outputs, mut stores) = (Vec::new(), Vec::new());
     for (result, _) in keep.iter().enumerate().filter(|&(_, &keep)| keep) {
         outputs.push(results[result]);
         stores.push(nest.stores[result].clone());
-        writes.push(host.writes[result]);
     }
-    for (store, (reg, &id)) in map.nest.stores.iter().zip(map.nest.expr.outputs().iter().zip(&map.writes)) {
-        outputs.push(regs[usize::from(reg.0)]);
-        stores.push(part.access(store, false));
-        writes.push(id);
-    }
+    outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
+    stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
     let (expr, reductions) = finish_with(b, &outputs, &nest.reductions, &own);
     let merged = Nest {
         dims: nest.dims,
@@ -446,5 +430,5 @@ pub(super) fn append(
         reductions,
         stores,
     };
-    loads.finish(merged, writes)
+    loads.finish(merged)
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Mode, Nest, Precision, ReduceOp,
-    Reduction, Reg, Scalar, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Mode, Precision, ReduceOp, Reduction,
+    Reg, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
 };
 
 use crate::reference::evaluate;
 use crate::{
-    Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Memory, Place, PlaneId,
-    Program, ProgramBuilder, Reference, Scalars, Window, Workspace,
+    Backend, Bindings, BufferId, BufferIds, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest,
+    Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window, Workspace,
 };
 
 /// Images of a program: `[n, c, h * w]`.
@@ -43,12 +43,18 @@ impl Images {
         self.b.work(name, DType::F32, self.c)
     }
 
-    fn accesses(&self, list: Reads<'_>) -> (Vec<Access>, Vec<BufferId>) {
-        let access = |&(id, strides): &(BufferId, &[isize])| {
+    fn operands(&self, list: Reads<'_>) -> Vec<Operand> {
+        let operand = |&(id, strides): &(BufferId, &[isize])| {
             let (dtype, len) = (self.b.buffer(id).dtype, self.b.buffer(id).len);
-            (Access { dtype, offset: 0, strides: strides.iter().copied().collect(), len }, id)
+            let strides = strides.iter().copied().collect();
+            Operand { buffer: id, access: Access { dtype, offset: 0, strides, len } }
         };
-        list.iter().map(access).unzip()
+        list.iter().map(operand).collect()
+    }
+
+    /// A buffer in the order in which it lies there.
+    fn whole(&self, id: BufferId) -> Operand {
+        Operand::whole(id, self.b.buffer(id).dtype, &[self.b.buffer(id).len])
     }
 
     fn nest(
@@ -57,23 +63,22 @@ impl Images {
         loads: Reads<'_>,
         stores: Reads<'_>,
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
-    ) -> Loop {
-        let ((loads, reads), (stores, writes)) = (self.accesses(loads), self.accesses(stores));
+    ) -> Nest {
+        let loads: Vec<Load> = self.operands(loads).into_iter().map(Load::Buffer).collect();
         let mut b = Builder::new();
         let regs: Vec<Reg> =
-            loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype))).collect();
+            loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype()))).collect();
         let results = f(&mut b, &regs);
         let dims = dims.iter().copied().collect();
-        let nest = Nest {
+        Nest {
             dims,
             inner: 0,
             segments: None,
             loads,
             expr: b.finish(&results),
             reductions: Vec::new(),
-            stores,
-        };
-        Loop { nest, reads, writes }
+            stores: self.operands(stores),
+        }
     }
 
     fn emit(&mut self, instruction: Instruction, entries: Entries) {
@@ -113,7 +118,7 @@ impl Images {
             .collect();
         let stores: Vec<(BufferId, &[isize])> = to.iter().map(|&id| (id, &[1, 0, 0][..])).collect();
         let mut values = Vec::new();
-        let mut l = self.nest(&[self.c, self.n, self.h * self.w], &loads, &stores, |b, regs| {
+        let mut nest = self.nest(&[self.c, self.n, self.h * self.w], &loads, &stores, |b, regs| {
             let first = f(b, regs);
             let sum = b.reduced(0, Type::F32);
             let second = g(b, regs, sum);
@@ -122,19 +127,19 @@ impl Images {
             // Kept alive through the results: `finish` drops what is not needed.
             vec![sum, squares, first, second]
         });
-        let outputs = l.nest.expr.outputs().to_vec();
+        let outputs = nest.expr.outputs().to_vec();
         let reductions =
             outputs[2..].iter().map(|&value| Reduction { op: ReduceOp::Sum, value }).collect::<Vec<_>>();
         let mut b = Builder::new();
-        for &(inst, ty) in l.nest.expr.insts() {
+        for &(inst, ty) in nest.expr.insts() {
             b.push(inst, ty);
         }
         let (expr, kept) = b.finish_keeping(&outputs[..2], &outputs[2..]);
-        l.nest.expr = expr;
-        l.nest.inner = 2;
-        l.nest.reductions =
+        nest.expr = expr;
+        nest.inner = 2;
+        nest.reductions =
             reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
-        self.emit(Instruction::Nest(l), Entries::ALL);
+        self.emit(Instruction::Nest(nest), Entries::ALL);
     }
 
     /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
@@ -196,9 +201,6 @@ impl Images {
     }
 
     fn conv(&mut self, pass: ConvPass, a: BufferId, filter: BufferId, to: BufferId) {
-        let dims = [self.n, self.c, self.h, self.w];
-        let strides: Strides = Access::contiguous(DType::F32, &dims).strides;
-        let epilogue = self.nest(&dims, &[(to, &strides)], &[(to, &strides)], |_, regs| vec![regs[0]]);
         let axis =
             |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
         let shape = ConvShape {
@@ -209,8 +211,7 @@ impl Images {
             channels_out: self.c,
             axes: [axis(self.h), axis(self.w)].into_iter().collect(),
         };
-        let conv = Conv { shape, a, a_offset: 0, b: filter, precision: Precision::F32, epilogue };
-        self.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
+        self.emit(conv_of(shape, a, filter, to), Entries::ALL);
     }
 
     fn filter(&mut self) -> BufferId {
@@ -223,12 +224,36 @@ impl Images {
             |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
         let axes = [axis(self.h), axis(self.w)].into_iter().collect();
         let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
-        self.emit(Instruction::Window(Window { shape, source: from, index: None, target: to }), Entries::ALL);
+        let (source, target) = (self.whole(from), self.whole(to));
+        self.emit(Instruction::Window(Window { shape, source, index: None, target }), Entries::ALL);
     }
 
     fn finish(self, inputs: &[BufferId], outputs: &[BufferId]) -> Program {
         self.b.finish(inputs.to_vec(), outputs.to_vec()).unwrap()
     }
+}
+
+/// An epilogue that stores what it is given.
+fn epilogue(dims: &[usize], to: BufferId) -> Nest {
+    let mut b = Builder::new();
+    let value = b.load(0, Type::F32);
+    Nest {
+        dims: dims.iter().copied().collect(),
+        inner: 0,
+        segments: None,
+        loads: vec![Load::Accumulator(DType::F32)],
+        expr: b.finish(&[value]),
+        reductions: Vec::new(),
+        stores: vec![Operand::whole(to, DType::F32, dims)],
+    }
+}
+
+/// A convolution of two whole buffers.
+fn conv_of(shape: ConvShape, a: BufferId, b: BufferId, to: BufferId) -> Instruction {
+    let [a_dims, b_dims, dims] = shape.operands();
+    let [a, b] = [(a, a_dims), (b, b_dims)].map(|(id, dims)| Operand::whole(id, DType::F32, &dims));
+    let epilogue = epilogue(&dims, to);
+    Instruction::Conv(Box::new(Conv { shape, a, b, precision: Precision::F32, epilogue }))
 }
 
 /// `gradient where y > 0, else 0`.
@@ -273,7 +298,7 @@ fn normalisation_and_activation_follow_their_statistics() {
     assert_eq!(names(&program), ["Reduce"], "{program}");
     assert_eq!(shape_of(&program, 0), (2, 2), "{program}");
     let Instruction::Nest(row) = &program.instructions[0].instruction else { unreachable!() };
-    assert_eq!(row.writes, [mean, y], "{program}");
+    assert_eq!(row.stores.iter().map(|store| store.buffer).collect::<Vec<_>>(), [mean, y], "{program}");
 }
 
 #[test]
@@ -406,9 +431,6 @@ fn gradients_gather_where_they_are_made() {
     let [x, g] = ["x", "g"].map(|name| i.image(name));
     let made = i.b.work("made", DType::F32, 81);
     let total = i.b.plane("total", DType::F32, 81, PlaneId(1), 0);
-    let dims = [3, 3, 3, 3];
-    let strides: Strides = Access::contiguous(DType::F32, &dims).strides;
-    let epilogue = i.nest(&dims, &[(made, &strides)], &[(made, &strides)], |_, regs| vec![regs[0]]);
     let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, before: 1 };
     let shape = ConvShape {
         pass: ConvPass::FilterGradient,
@@ -418,8 +440,7 @@ fn gradients_gather_where_they_are_made() {
         channels_out: 3,
         axes: [axis, axis].into_iter().collect(),
     };
-    let conv = Conv { shape, a: g, a_offset: 0, b: x, precision: Precision::F32, epilogue };
-    i.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
+    i.emit(conv_of(shape, g, x, made), Entries::ALL);
     let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
@@ -430,7 +451,7 @@ fn gradients_gather_where_they_are_made() {
     assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
     for (scheduled, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
         assert_eq!(scheduled.entries, Entries::only(entry));
-        assert_eq!(scheduled.instruction.writes(), [total]);
+        assert_eq!(scheduled.instruction.writes().as_slice(), [total]);
     }
 }
 
@@ -524,25 +545,22 @@ fn a_product_reads_through_a_transposition() {
     let right = i.b.work("b", DType::F32, k * n);
     let product = i.b.work("product", DType::F32, m * n);
     i.map(&[m, k], &[(a, &[1, m as isize])], &[(turned, &[k as isize, 1])], |_, regs| vec![regs[0]]);
-    let strides = [n as isize, 1];
-    let epilogue = i.nest(&[m, n], &[(product, &strides)], &[(product, &strides)], |_, regs| vec![regs[0]]);
     let instruction = MatMul {
         batch: [].into_iter().collect(),
         m,
         n,
         k,
-        a: turned,
-        a_access: Access::contiguous(DType::F32, &[m, k]),
-        b: right,
-        b_access: Access::contiguous(DType::F32, &[k, n]),
+        a: Operand::whole(turned, DType::F32, &[m, k]),
+        b: Operand::whole(right, DType::F32, &[k, n]),
         precision: Precision::F32,
-        epilogue,
+        epilogue: epilogue(&[m, n], product),
     };
     i.emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL);
     let program = i.finish(&[a, right], &[product]);
     assert_eq!(names(&program), ["MatMul"], "{program}");
     let Instruction::MatMul(instruction) = &program.instructions[0].instruction else { unreachable!() };
-    assert_eq!((instruction.a, instruction.a_access.strides.as_slice()), (a, &[1, m as isize][..]));
+    let factor = &instruction.a;
+    assert_eq!((factor.buffer, factor.access.strides.as_slice()), (a, &[1, m as isize][..]));
 }
 
 /// What can fail comes before every write to state, also where one instruction makes both what is checked and state.
@@ -640,7 +658,7 @@ fn a_slope_is_kept_and_not_what_it_is_made_of() {
     let program = activated(true, false);
     let slope = program.buffers.iter().position(|buffer| &*buffer.label == "dx/slope").unwrap();
     let slope = BufferId(slope as u32);
-    let places = |wanted: &dyn Fn(&Instruction) -> Vec<BufferId>| -> Vec<usize> {
+    let places = |wanted: &dyn Fn(&Instruction) -> BufferIds| -> Vec<usize> {
         let all = program.instructions.iter().enumerate();
         all.filter(|(_, i)| wanted(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
     };
@@ -704,6 +722,7 @@ fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
     let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, before };
     let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
     let mut window = |shape, source, target| {
+        let [source, index, target] = [source, index, target].map(|id| images.whole(id));
         images.emit(Instruction::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
     };
     window(shape(WindowPass::Max), x, y);
@@ -783,6 +802,6 @@ fn loads_of_one_buffer_are_one_load() {
         let sum = regs.iter().copied().reduce(|sum, value| b.binary(BinaryOp::Add, sum, value));
         vec![sum.unwrap()]
     });
-    assert_eq!(map.reads.len(), 40);
+    assert_eq!(map.loads.len(), 40);
     assert_eq!(super::splice::least_loads(&map), 2);
 }

@@ -15,13 +15,15 @@ mod band;
 mod product;
 mod zeros;
 
-use ortrain_expr::{Access, Builder, Dims, Inst, Nest, Scalar, Type};
+use ortrain_expr::{Access, Builder, Inst, Scalar, Type};
 use smallvec::SmallVec;
 
-use crate::cost::is_gathered;
-use crate::fuse::{copy, finish, is_injective, loop_of, with_constants, with_loop};
+use crate::fuse::{copy, finish, is_injective, with_constants};
+use crate::operand::only_result;
 use crate::versions::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, ScheduledInstruction, is_work};
+use crate::{
+    Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, is_work,
+};
 use band::{Band, Cuts, Narrowed, hull, points, share};
 use product::{Narrow, narrowed_product};
 use zeros::{is_made_of_sums_alone, zero_registers};
@@ -79,12 +81,6 @@ pub(crate) fn narrow(
     compact(instructions, buffers, inputs, outputs);
 }
 
-/// The spaces over which the factors of a product are read.
-fn spaces(m: &MatMul) -> [Dims; 2] {
-    let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect();
-    [with([m.m, m.k]), with([m.k, m.n])]
-}
-
 /// All of each buffer that is seen outside of the work of a program, one of these lists among them, and nothing of others.
 fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<Band> {
     let band = |(k, buffer): (u32, &Buffer)| {
@@ -95,9 +91,9 @@ fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<Band> {
     (0..).zip(buffers).map(band).collect()
 }
 
-/// The nest of an instruction whose space can be narrowed, and how many of its first loads are no loads.
-fn nest_of(instruction: &Instruction) -> Option<(&Loop, usize)> {
-    loop_of(instruction).filter(|_| !matches!(instruction, Instruction::Conv(_)))
+/// The nest of an instruction whose space can be narrowed.
+fn nest_of(instruction: &Instruction) -> Option<&Nest> {
+    instruction.flexible_nest().filter(|_| !matches!(instruction, Instruction::Conv(_)))
 }
 
 // --- Zeros ------------------------------------------------------------------------------------------------------------
@@ -109,7 +105,7 @@ fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs:
     let mut all = Vec::with_capacity(instructions.len());
     for ScheduledInstruction { instruction, .. } in instructions {
         let found = match instruction {
-            Instruction::Nest(l) if l.nest.segments.is_none() => zeros_of_nest(l, &written),
+            Instruction::Nest(nest) if nest.segments.is_none() => zeros_of_nest(nest, &written),
             Instruction::MatMul(m) => zeros_of_product(m, &written),
             Instruction::Nest(_)
             | Instruction::Conv(_)
@@ -120,11 +116,11 @@ fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs:
         };
         for (k, id) in instruction.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
-            let reached = match (found.results.get(k), loop_of(instruction)) {
+            let reached = match (found.results.get(k), instruction.flexible_nest()) {
                 (Some(Part::Nowhere), _) => Band::none(len),
-                (Some(Part::Points(cuts)), Some((l, _))) => {
-                    let left = Narrowed::new(&l.nest.dims, cuts);
-                    Band::reached(&left.access(&l.nest.stores[k]), &left.dims())
+                (Some(Part::Points(cuts)), Some(nest)) => {
+                    let left = Narrowed::new(&nest.dims, cuts);
+                    Band::reached(&left.access(&nest.stores[k].access), &left.dims())
                 }
                 _ => Band::whole(len),
             };
@@ -143,15 +139,15 @@ fn part_of(access: &Access, dims: &[usize], written: Band) -> Part {
     Part::Points(points(dims, access, written))
 }
 
-/// Where the loads of a nest may be other than zero; nothing is said of the first ones, which are no loads.
-fn parts_of_loads(l: &Loop, virtual_loads: usize, written: &[Band]) -> Vec<Part> {
-    let part = |(slot, (id, load)): (usize, (&BufferId, &Access))| {
-        if slot < virtual_loads || is_gathered(&l.nest, slot) {
-            return Part::anywhere();
+/// Where the loads of a nest may be other than zero; nothing is said of accumulators.
+fn parts_of_loads(nest: &Nest, written: &[Band]) -> Vec<Part> {
+    let part = |(slot, load): (usize, &Load)| match load {
+        Load::Buffer(from) if !nest.is_gathered(slot) => {
+            part_of(&from.access, &nest.dims, written[from.buffer.0 as usize])
         }
-        part_of(load, &l.nest.dims, written[id.0 as usize])
+        _ => Part::anywhere(),
     };
-    l.reads.iter().zip(&l.nest.loads).enumerate().map(part).collect()
+    nest.loads.iter().enumerate().map(part).collect()
 }
 
 /// Whether loads are zero outside of a part.
@@ -190,12 +186,11 @@ fn zero_loads(parts: &[Part]) -> Vec<usize> {
     (0..parts.len()).filter(|&slot| parts[slot] == Part::Nowhere).collect()
 }
 
-fn zeros_of_nest(l: &Loop, written: &[Band]) -> Zeros {
-    let nest = &l.nest;
+fn zeros_of_nest(nest: &Nest, written: &[Band]) -> Zeros {
     if nest.expr.can_fail() {
         return Zeros::default();
     }
-    let parts = parts_of_loads(l, 0, written);
+    let parts = parts_of_loads(nest, written);
     let kept = nest.dims.len() - nest.inner;
     let outer: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis < kept)).collect();
     let mut terms = Cuts::new();
@@ -216,19 +211,19 @@ fn zeros_of_nest(l: &Loop, written: &[Band]) -> Zeros {
 }
 
 fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
-    let nest = &m.epilogue.nest;
+    let nest = &m.epilogue;
     if nest.expr.can_fail() {
         return Zeros::default();
     }
-    let mut parts = parts_of_loads(&m.epilogue, 1, written);
+    let mut parts = parts_of_loads(nest, written);
     let mut loads = zero_loads(&parts);
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
     // Axes of the factors, as those of the product and its sums.
-    let factors = [(m.a, &m.a_access, [rows, sums]), (m.b, &m.b_access, [sums, columns])];
+    let factors = [(&m.a, [rows, sums]), (&m.b, [sums, columns])];
     let mut terms = Cuts::new();
     let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
-    for ((id, access, last), dims) in factors.into_iter().zip(spaces(m)) {
-        let mut part = part_of(access, &dims, written[id.0 as usize]);
+    for ((factor, last), dims) in factors.into_iter().zip(m.spaces()) {
+        let mut part = part_of(&factor.access, &dims, written[factor.buffer.0 as usize]);
         if let Part::Points(cuts) = &mut part {
             for cut in cuts.iter_mut().filter(|cut| cut.axis >= rows) {
                 cut.axis = last[cut.axis - rows];
@@ -287,13 +282,11 @@ impl Demand {
     fn is_overwritten(&self, scheduled: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
         let ScheduledInstruction { instruction, entries, .. } = scheduled;
         let Some(map) = instruction.as_map() else { return false };
-        let &[id] = map.writes.as_slice() else { return false };
+        let Some(id) = only_result(map) else { return false };
         let sees_it = |(band, later): (Band, Entries)| {
             !band.holds(self.wanted[id.0 as usize]) || later.and(*entries) != *entries
         };
-        is_work(buffers, id)
-            && !map.nest.expr.can_fail()
-            && !self.overwritten[id.0 as usize].is_none_or(sees_it)
+        is_work(buffers, id) && !map.expr.can_fail() && !self.overwritten[id.0 as usize].is_none_or(sees_it)
     }
 
     /// Takes in what an instruction writes.
@@ -301,9 +294,10 @@ impl Demand {
         for id in instruction.writes() {
             self.overwritten[id.0 as usize] = None;
         }
-        let Some((Loop { nest, writes, .. }, _)) = nest_of(instruction) else { return };
-        for (&id, store) in writes.iter().zip(&nest.stores) {
-            self.overwritten[id.0 as usize] = written_whole(store, &nest.dims).map(|band| (band, entries));
+        let Some(nest) = nest_of(instruction) else { return };
+        for store in &nest.stores {
+            self.overwritten[store.buffer.0 as usize] =
+                written_whole(&store.access, &nest.dims).map(|band| (band, entries));
         }
     }
 
@@ -320,13 +314,13 @@ impl Demand {
     fn part(
         &self,
         instruction: &Instruction,
-        l: &Loop,
+        nest: &Nest,
         zeros: &Zeros,
         buffers: &[Buffer],
     ) -> (Cuts, SmallVec<[BufferId; 2]>) {
-        let (dims, kept) = (&l.nest.dims, l.nest.dims.len() - l.nest.inner);
+        let (dims, kept) = (&nest.dims, nest.dims.len() - nest.inner);
         let (mut part, mut fills): (Option<Cuts>, _) = (None, SmallVec::new());
-        for (k, (&id, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
+        for (k, &Operand { buffer: id, access: ref store }) in nest.stores.iter().enumerate() {
             let wanted = self.wanted[id.0 as usize];
             if wanted.is_none() {
                 continue;
@@ -368,13 +362,13 @@ fn leave_out(
             continue;
         }
         demand.write(&scheduled.instruction, scheduled.entries);
-        let mut before: SmallVec<[Loop; 2]> = SmallVec::new();
-        if let Some((l, virtual_loads)) = nest_of(&scheduled.instruction)
-            && !l.nest.expr.can_fail()
+        let mut before: SmallVec<[Nest; 2]> = SmallVec::new();
+        if let Some(nest) = nest_of(&scheduled.instruction)
+            && !nest.expr.can_fail()
         {
-            let (cuts, fills) = demand.part(&scheduled.instruction, l, &zeros, buffers);
+            let (cuts, fills) = demand.part(&scheduled.instruction, nest, &zeros, buffers);
             before.extend(fills.into_iter().map(|id| fill(id, &buffers[id.0 as usize])));
-            let instruction = without_zeros(&scheduled.instruction, l, virtual_loads, &zeros.loads);
+            let instruction = without_zeros(&scheduled.instruction, nest, &zeros.loads);
             let (instruction, copies) = narrowed(instruction, &cuts, &zeros.terms, buffers);
             demand.know(buffers);
             before.extend(copies);
@@ -385,7 +379,7 @@ fn leave_out(
         let before: SmallVec<[ScheduledInstruction; 2]> = before
             .into_iter()
             .map(|map| {
-                let (to, version) = (map.writes[0], new_versions.next());
+                let (to, version) = (map.stores[0].buffer, new_versions.next());
                 scheduled.versions = scheduled.versions.clone().with_read(to, version);
                 let instruction = Instruction::Nest(map);
                 let versions = given.clone().with_write(to, version).of_instruction(&instruction);
@@ -404,19 +398,13 @@ fn leave_out(
 }
 
 /// An instruction that does not load what is zero. A product that is zero is none.
-fn without_zeros(instruction: &Instruction, l: &Loop, virtual_loads: usize, zeros: &[usize]) -> Instruction {
+fn without_zeros(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Instruction {
     let zero = |slot: usize| zeros.contains(&slot).then_some(Scalar::F64(0.0));
-    let values: Vec<Option<Scalar>> = (0..l.reads.len()).map(zero).collect();
-    let is_product = virtual_loads > 0 && !zeros.contains(&0);
-    let fewer = if zeros.is_empty() {
-        None
-    } else {
-        with_constants(l, if is_product { virtual_loads } else { 0 }, &values)
-    };
-    match fewer {
+    let values: Vec<Option<Scalar>> = (0..nest.loads.len()).map(zero).collect();
+    match if zeros.is_empty() { None } else { with_constants(nest, &values) } {
         None => instruction.clone(),
-        Some(fewer) if virtual_loads > 0 && !is_product => Instruction::Nest(fewer),
-        Some(fewer) => with_loop(instruction, fewer),
+        Some(fewer) if fewer.accumulators() == 0 => Instruction::Nest(fewer),
+        Some(fewer) => instruction.with_nest(fewer),
     }
 }
 
@@ -425,7 +413,7 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
     let band = Band::reached(store, dims);
     // What is the same along an axis is written there, too.
     let moves = |(&dim, &stride)| if stride == 0 { 1 } else { dim };
-    let dims: Dims = dims.iter().zip(&store.strides).map(moves).collect();
+    let dims: ortrain_expr::Dims = dims.iter().zip(&store.strides).map(moves).collect();
     let elements: usize = dims.iter().product();
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
@@ -433,7 +421,7 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
 /// The parts of buffers that an instruction reads.
 fn reads(instruction: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
     let mut found = Vec::new();
-    let Some((l, virtual_loads)) = nest_of(instruction) else {
+    let Some(nest) = nest_of(instruction) else {
         return instruction
             .reads()
             .into_iter()
@@ -441,35 +429,34 @@ fn reads(instruction: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)>
             .collect();
     };
     if let Instruction::MatMul(m) = instruction {
-        let factors = [(m.a, &m.a_access), (m.b, &m.b_access)];
-        found.extend(factors.into_iter().zip(spaces(m)).map(|((id, a), dims)| (id, Band::reached(a, &dims))));
+        let factors = [&m.a, &m.b].into_iter().zip(m.spaces());
+        found.extend(factors.map(|(factor, dims)| (factor.buffer, Band::reached(&factor.access, &dims))));
     }
-    for slot in virtual_loads..l.reads.len() {
-        let load = &l.nest.loads[slot];
-        let band = if is_gathered(&l.nest, slot) {
-            Band::whole(load.len)
+    for (slot, load) in nest.loads.iter().enumerate() {
+        let Load::Buffer(from) = load else { continue };
+        let band = if nest.is_gathered(slot) {
+            Band::whole(from.access.len)
         } else {
-            Band::reached(load, &l.nest.dims)
+            Band::reached(&from.access, &nest.dims)
         };
-        found.push((l.reads[slot], band));
+        found.push((from.buffer, band));
     }
     found
 }
 
 /// Zeros all over a buffer.
-fn fill(id: BufferId, buffer: &Buffer) -> Loop {
+fn fill(id: BufferId, buffer: &Buffer) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::of(buffer.dtype), 0.0);
-    let nest = Nest {
+    Nest {
         dims: [buffer.len].into_iter().collect(),
         inner: 0,
         segments: None,
         loads: Vec::new(),
         expr: b.finish(&[zero]),
         reductions: Vec::new(),
-        stores: vec![Access::contiguous(buffer.dtype, &[buffer.len])],
-    };
-    Loop { nest, reads: Vec::new(), writes: vec![id] }
+        stores: vec![Operand::whole(id, buffer.dtype, &[buffer.len])],
+    }
 }
 
 /// An instruction over a part of its space and some of the terms of its sums, and the maps that make operands of it. What
@@ -479,7 +466,7 @@ fn narrowed(
     cuts: &Cuts,
     terms: &Cuts,
     buffers: &mut Vec<Buffer>,
-) -> (Instruction, SmallVec<[Loop; 2]>) {
+) -> (Instruction, SmallVec<[Nest; 2]>) {
     if cuts.is_empty() && terms.is_empty() {
         return (instruction, SmallVec::new());
     }
@@ -489,13 +476,12 @@ fn narrowed(
             None => (instruction, SmallVec::new()),
         };
     }
-    let (l, _) = loop_of(&instruction).expect("a step with a nest");
+    let nest = instruction.flexible_nest().expect("an instruction with a nest");
     let cuts = cuts.iter().chain(terms).copied().collect();
-    (with_loop(&instruction, narrowed_loop(l, &cuts)), SmallVec::new())
+    (instruction.with_nest(narrowed_nest(nest, &cuts)), SmallVec::new())
 }
 
-fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {
-    let nest = &l.nest;
+fn narrowed_nest(nest: &Nest, cuts: &Cuts) -> Nest {
     let left = Narrowed::new(&nest.dims, cuts);
     let mut b = Builder::new();
     let regs = copy(&mut b, &nest.expr, |b, inst, ty| {
@@ -510,16 +496,8 @@ fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {
         sum
     });
     let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
-    let nest = Nest {
-        dims: left.dims(),
-        inner: left.last(nest.inner),
-        segments: None,
-        loads: nest.loads.iter().map(|load| left.access(load)).collect(),
-        expr,
-        reductions,
-        stores: nest.stores.iter().map(|store| left.access(store)).collect(),
-    };
-    Loop { nest, ..l.clone() }
+    let narrowed = nest.map(|operand| operand.with_access(left.access(&operand.access)));
+    Nest { dims: left.dims(), inner: left.last(nest.inner), expr, reductions, ..narrowed }
 }
 
 // --- Buffers ----------------------------------------------------------------------------------------------------------
@@ -534,9 +512,9 @@ fn compact(
     let mut used = seen_outside(buffers, &[inputs, outputs]);
     for ScheduledInstruction { instruction, .. } in instructions.iter() {
         let writes: Vec<(BufferId, Band)> = match nest_of(instruction) {
-            Some((Loop { nest, writes, .. }, _)) => {
-                let reached = |store| Band::reached(store, &nest.dims);
-                writes.iter().copied().zip(nest.stores.iter().map(reached)).collect()
+            Some(nest) => {
+                let reached = |store: &Operand| (store.buffer, Band::reached(&store.access, &nest.dims));
+                nest.stores.iter().map(reached).collect()
             }
             None => instruction
                 .writes()
@@ -554,24 +532,20 @@ fn compact(
         if nest_of(instruction).is_none() {
             continue;
         }
+        let compact = |operand: &mut Operand, dims: &[usize]| {
+            if let Some(band) = band_of(operand.buffer) {
+                operand.access = band.compact(&operand.access, dims);
+            }
+        };
         if let Instruction::MatMul(m) = instruction {
-            let [a_space, b_space] = spaces(m);
-            if let Some(band) = band_of(m.a) {
-                m.a_access = band.compact(&m.a_access, &a_space);
-            }
-            if let Some(band) = band_of(m.b) {
-                m.b_access = band.compact(&m.b_access, &b_space);
-            }
+            let [a_space, b_space] = m.spaces();
+            compact(&mut m.a, &a_space);
+            compact(&mut m.b, &b_space);
         }
-        let (l, virtual_loads) = loop_of(instruction).expect("a step with a nest");
-        let mut l = l.clone();
-        let reads = l.reads.iter().zip(&mut l.nest.loads).skip(virtual_loads);
-        for (&id, access) in reads.chain(l.writes.iter().zip(&mut l.nest.stores)) {
-            if let Some(band) = band_of(id) {
-                *access = band.compact(access, &l.nest.dims);
-            }
+        if let Some(nest) = instruction.nest_mut() {
+            let dims = nest.dims.clone();
+            nest.operands_mut().for_each(|operand| compact(operand, &dims));
         }
-        *instruction = with_loop(instruction, l);
     }
     for (buffer, band) in buffers.iter_mut().zip(used) {
         if !band.is_none() {

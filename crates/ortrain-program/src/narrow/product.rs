@@ -1,22 +1,21 @@
 //! Products over parts of their axes.
 
-use ortrain_expr::{Access, Builder, Dims, Nest, Strides, Type};
+use ortrain_expr::{Access, Builder, Dims, Strides, Type};
 use smallvec::SmallVec;
 
 use super::band::{Cut, Cuts, Narrowed};
-use super::{narrowed_loop, spaces};
-use crate::{Buffer, BufferId, Loop, MatMul, Place};
+use super::narrowed_nest;
+use crate::{Buffer, BufferId, Load, MatMul, Nest, Operand, Place};
 
 /// A product, and the maps that make factors of it.
 pub(super) struct Narrow {
     pub(super) product: Box<MatMul>,
-    pub(super) copies: SmallVec<[Loop; 2]>,
+    pub(super) copies: SmallVec<[Nest; 2]>,
 }
 
 /// A factor, over its batch, its lines or columns, and the axes of its terms.
 struct Factor {
-    id: BufferId,
-    access: Access,
+    operand: Operand,
     dims: Dims,
 }
 
@@ -42,11 +41,11 @@ pub(super) fn narrowed_product(
         };
         cuts.iter().chain(terms).filter_map(moved).collect()
     };
-    let [a_space, b_space] = spaces(m);
+    let [a_space, b_space] = m.spaces();
     let a = Narrowed::new(&a_space, &of_factor([rows, sums]));
     let b = Narrowed::new(&b_space, &of_factor([sums, columns]));
-    let mut a = Factor { id: m.a, access: a.access(&m.a_access), dims: a.dims() };
-    let mut b = Factor { id: m.b, access: b.access(&m.b_access), dims: b.dims() };
+    let mut a = Factor { operand: m.a.with_access(a.access(&m.a.access)), dims: a.dims() };
+    let mut b = Factor { operand: m.b.with_access(b.access(&m.b.access)), dims: b.dims() };
     let mut copies = SmallVec::new();
     let is_split = |cut: &&Cut| cut.turn != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
     if terms.iter().any(|cut| is_split(&cut)) {
@@ -58,29 +57,25 @@ pub(super) fn narrowed_product(
     if cuts.iter().filter(|cut| cut.axis == rows).any(|cut| is_split(&cut)) {
         let at = b.dims.len() - 2;
         b.dims.insert(at, a.dims[at]);
-        b.access.strides.insert(at, 0);
+        b.operand.access.strides.insert(at, 0);
     }
     let batch = a.dims.len() - 2;
     // Kernels read lines of adjacent elements.
-    let adjacent = |Factor { dims, access, .. }: &Factor| {
-        let last = dims.iter().zip(&access.strides).skip(batch);
+    let adjacent = |Factor { dims, operand }: &Factor| {
+        let last = dims.iter().zip(&operand.access.strides).skip(batch);
         last.into_iter().any(|(&dim, &stride)| dim == 1 || stride == 1)
     };
     if !adjacent(&a) || !adjacent(&b) {
         return None;
     }
-    let mut epilogue = narrowed_loop(&m.epilogue, &cuts);
-    epilogue.nest.loads[0] = Access::contiguous(epilogue.nest.loads[0].dtype, &epilogue.nest.dims);
     let product = MatMul {
         batch: a.dims[..batch].iter().copied().collect(),
         m: a.dims[batch],
         n: b.dims[batch + 1],
         k: b.dims[batch],
-        a: a.id,
-        a_access: a.access,
-        b: b.id,
-        b_access: b.access,
-        epilogue,
+        a: a.operand,
+        b: b.operand,
+        epilogue: narrowed_nest(&m.epilogue, &cuts),
         precision: m.precision,
     };
     Some(Narrow { product: Box::new(product), copies })
@@ -88,15 +83,16 @@ pub(super) fn narrowed_product(
 
 impl Factor {
     /// Copies the factor, so that an axis and the one behind it are one. `None` if it does not move along them.
-    fn with_one_axis(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Loop> {
+    fn with_one_axis(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Nest> {
         let inner = outer + 1;
-        if self.access.strides[inner] == 0 {
+        let Operand { buffer, access } = &self.operand;
+        if access.strides[inner] == 0 {
             return None;
         }
         // As the elements lay, but for the outer axis, which follows the inner one.
         let mut axes: SmallVec<[usize; 6]> =
-            (0..self.dims.len()).filter(|&axis| axis != outer && self.access.strides[axis] != 0).collect();
-        axes.sort_by_key(|&axis| self.access.strides[axis].unsigned_abs());
+            (0..self.dims.len()).filter(|&axis| axis != outer && access.strides[axis] != 0).collect();
+        axes.sort_by_key(|&axis| access.strides[axis].unsigned_abs());
         let mut strides: Strides = self.dims.iter().map(|_| 0).collect();
         let mut len = 1;
         for axis in axes {
@@ -107,33 +103,31 @@ impl Factor {
                 len *= self.dims[outer];
             }
         }
-        let (source, dtype) = (&buffers[self.id.0 as usize], self.access.dtype);
+        let (source, dtype) = (&buffers[buffer.0 as usize], access.dtype);
         let label = format!("{}/part", source.label).into();
         buffers.push(Buffer { label, dtype, len, place: Place::Work(0) });
         let to = BufferId(buffers.len() as u32 - 1);
-        let store = Access { dtype, offset: 0, strides, len };
+        let copied = Operand { buffer: to, access: Access { dtype, offset: 0, strides, len } };
         let mut b = Builder::new();
         let value = b.load(0, Type::of(dtype));
         // What is the same along an axis is copied once.
         let dims: Dims = self
             .dims
             .iter()
-            .zip(&store.strides)
+            .zip(&copied.access.strides)
             .map(|(&dim, &stride)| if stride == 0 { 1 } else { dim })
             .collect();
-        let nest = Nest {
+        let copy = Nest {
             dims,
             inner: 0,
             segments: None,
-            loads: vec![self.access.clone()],
+            loads: vec![Load::Buffer(self.operand.clone())],
             expr: b.finish(&[value]),
             reductions: Vec::new(),
-            stores: vec![store.clone()],
+            stores: vec![copied.clone()],
         };
-        let copy = Loop { nest, reads: vec![self.id], writes: vec![to] };
-        self.id = to;
-        self.access = store;
-        self.access.strides.remove(outer);
+        self.operand = copied;
+        self.operand.access.strides.remove(outer);
         let turns = self.dims.remove(outer);
         self.dims[outer] *= turns;
         Some(copy)

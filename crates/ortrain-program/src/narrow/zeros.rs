@@ -1,6 +1,8 @@
 //! What is zero because something else is.
 
-use ortrain_expr::{BinaryOp, Inst, Nest, ReduceOp, Reg, UnaryOp};
+use ortrain_expr::{BinaryOp, Inst, ReduceOp, Reg, UnaryOp};
+
+use crate::Nest;
 
 /// For each register of a nest whether it is zero where some of its loads are. `sums` says whether these are zero in all
 /// terms of a sum, which then is zero as well.
@@ -75,10 +77,12 @@ pub(super) fn is_made_of_sums_alone(nest: &Nest) -> bool {
     let stays = |strides: &[isize]| strides[kept..].iter().all(|&stride| stride == 0);
     let needed = nest.expr.needed_by(nest.expr.outputs());
     nest.reductions.iter().all(|reduction| reduction.op == ReduceOp::Sum)
-        && nest.stores.iter().all(|store| stays(&store.strides))
+        && nest.stores.iter().all(|store| stays(&store.access.strides))
         && nest.expr.insts().iter().zip(needed).filter(|&(_, needed)| needed).all(
             |((inst, _), _)| match *inst {
-                Inst::Load(slot) => stays(&nest.loads[usize::from(slot)].strides),
+                Inst::Load(slot) => {
+                    nest.loads[usize::from(slot)].access().is_some_and(|access| stays(&access.strides))
+                }
                 Inst::Coordinate(axis) => usize::from(axis) < kept,
                 _ => true,
             },

@@ -1,7 +1,8 @@
 //! With and without machine code, results have the same bits.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Nest, ReduceOp, Reduction, Reg, Segments, Type, UnaryOp,
+    Access, BinaryOp, Builder, CompareOp, DType, Load, Nest, ReduceOp, Reduction, Reg, Segments, Type,
+    UnaryOp,
 };
 use proptest::prelude::*;
 
@@ -90,7 +91,7 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     let mut all = true;
     for isa in levels() {
         let drive = if nest.inner == 0 { Drive::Map } else { Drive::Row };
-        let plan = Plan { nest, drive, outside: &[], along: &[0], product: false };
+        let plan = Plan { nest, drive, outside: &[], along: &[0] };
         let (tape, plain) = (
             Tape::new(&plan, isa).expect("good"),
             Tape::new(&plan, Compiler::without_code(isa)).expect("good"),
@@ -160,7 +161,7 @@ fn segments_anywhere() {
             dims: [count, len].into_iter().collect(),
             inner,
             segments: Some(segments.clone()),
-            loads: vec![plane.clone(), plane.clone(), setting(0), setting(5)],
+            loads: [plane.clone(), plane.clone(), setting(0), setting(5)].map(Load::Buffer).to_vec(),
             expr,
             reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
             stores,
@@ -216,11 +217,12 @@ fn single_values_of_rows() {
             strides: [2, 0].into_iter().collect(),
             len: SINGLES + 2 * ROWS,
         };
-        let loads = std::iter::once(plane.clone()).chain((0..SINGLES).map(single)).collect();
+        let loads =
+            std::iter::once(plane.clone()).chain((0..SINGLES).map(single)).map(Load::Buffer).collect();
         let dims = [ROWS, n].into_iter().collect();
         let (expr, stores) = (b.finish(&[value]), vec![plane]);
         let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
-        let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[0], along: &[1], product: false };
+        let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[0], along: &[1] };
         let x = numbers(ROWS * n, 1);
         let few = numbers(SINGLES + 2 * ROWS, 2);
         let bytes: Vec<u8> = [0].into_iter().chain(few.iter().flat_map(|v| v.to_ne_bytes())).collect();
@@ -310,7 +312,7 @@ fn nest(n: usize, loads: usize, build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<
         dims: [n].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![plane.clone(); loads],
+        loads: vec![Load::Buffer(plane.clone()); loads],
         stores: vec![plane; outputs.len()],
         expr: b.finish(&outputs),
         reductions: Vec::new(),
@@ -384,7 +386,7 @@ fn folds() {
                     dims: [n].into_iter().collect(),
                     inner: 1,
                     segments: None,
-                    loads: vec![plane.clone()],
+                    loads: vec![Load::Buffer(plane.clone())],
                     stores: vec![plane],
                     expr,
                     reductions: values.into_iter().map(|value| Reduction { op, value }).collect(),
@@ -520,7 +522,7 @@ fn coordinates_are_compared() {
                     dims: dims.into_iter().collect(),
                     inner: 0,
                     segments: None,
-                    loads: vec![plane.clone(), Access { dtype: DType::I64, ..single }],
+                    loads: [plane.clone(), Access { dtype: DType::I64, ..single }].map(Load::Buffer).to_vec(),
                     stores: vec![plane.clone(), plane],
                     expr: b.finish(&outputs),
                     reductions: Vec::new(),
@@ -534,13 +536,7 @@ fn coordinates_are_compared() {
                 let number: Vec<f32> =
                     [one as u32, (one >> 32) as u32].into_iter().map(f32::from_bits).collect();
                 for isa in Isa::available() {
-                    let plan = Plan {
-                        nest: &nest,
-                        drive: Drive::Map,
-                        outside: &[],
-                        along: &[0, 1, 2],
-                        product: false,
-                    };
+                    let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[], along: &[0, 1, 2] };
                     let tape = Tape::new(&plan, isa).expect("good");
                     let ops = tape.stages.iter().flat_map(|stage| &stage.body);
                     assert!(!ops.clone().any(|op| matches!(op.kind, Kind::Coordinate { .. })));

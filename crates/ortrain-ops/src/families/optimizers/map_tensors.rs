@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, Builder, Expr, Inst, Nest, ReduceOp, Reg, Segments, Type};
+use ortrain_expr::{Access, Builder, Expr, Inst, ReduceOp, Reg, Segments, Type};
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
-use ortrain_program::{BufferId, Instruction, Loop, Place, ProgramBuilder};
+use ortrain_program::{BufferId, Instruction, Nest, Operand, Place, ProgramBuilder};
 use rustc_hash::FxHashMap;
 
 use crate::infer::Infer;
@@ -568,18 +568,17 @@ fn lift_instruction(
     known: &mut FxHashMap<BufferId, Value>,
     sums: &mut Vec<(ReduceOp, Reg)>,
 ) -> Result<(), OpError> {
-    let Instruction::Nest(l) = instruction else {
+    let Instruction::Nest(nest) = instruction else {
         return Err(not_by_element());
     };
-    let Loop { nest, reads, writes } = l;
     let points: usize = nest.dims.iter().product();
     let outer: usize = nest.outer_dims().iter().product();
     if points != 1 && points != length || nest.inner > 0 && outer != 1 {
         return Err(not_by_element());
     }
-    let mut loads = Vec::with_capacity(reads.len());
-    for (access, &buffer) in nest.loads.iter().zip(reads) {
-        let value = value_of(buffer, builder, b, known)?;
+    let mut loads = Vec::with_capacity(nest.loads.len());
+    for Operand { buffer, access } in nest.loaded() {
+        let value = value_of(*buffer, builder, b, known)?;
         if value.rounded || !at_the_same_place(access, nest, value.varies) {
             return Err(not_by_element());
         }
@@ -615,7 +614,7 @@ fn lift_instruction(
     for reduction in &nest.reductions {
         sums.push((reduction.op, made[usize::from(reduction.value.0)].0));
     }
-    for ((access, &buffer), reg) in nest.stores.iter().zip(writes).zip(nest.expr.outputs()) {
+    for (&Operand { buffer, ref access }, reg) in nest.stores.iter().zip(nest.expr.outputs()) {
         let (reg, varies) = made[usize::from(reg.0)];
         let narrow = access.dtype.size() < 4 && access.dtype != DType::Bool;
         let whole = builder.buffer(buffer).len == length;

@@ -2,7 +2,7 @@
 
 use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Type};
 use ortrain_graph::{DType, Tensor};
-use ortrain_program::BufferId;
+use ortrain_program::{BufferId, Operand};
 
 use super::{Kind, R, X};
 use crate::OpError;
@@ -72,13 +72,14 @@ impl Matrix {
         nest.store_strided(cx, self.buffer, self.offset, self.strides.iter().copied().collect(), value);
     }
 
-    fn access(self, cx: &Lower<'_>) -> Access {
-        Access {
+    fn operand(self, cx: &Lower<'_>) -> Operand {
+        let access = Access {
             dtype: cx.buffer_dtype(self.buffer),
             offset: self.offset,
             strides: self.strides.iter().copied().collect(),
             len: cx.buffer_len(self.buffer),
-        }
+        };
+        Operand { buffer: self.buffer, access }
     }
 }
 
@@ -135,10 +136,9 @@ pub(super) fn product<'a>(
 ) -> Result<(), OpError> {
     let dtype = wide(cx);
     let mut nest = cx.nest(&[m, n], 0);
-    let value = nest.product(dtype, a.buffer);
+    let value = nest.accumulator(dtype);
     finish(cx, &mut nest, value);
-    let (a_access, b_access) = (a.access(cx), b.access(cx));
-    cx.emit(nest.matmul((&[], m, n, k), (a.buffer, a_access), (b.buffer, b_access)))
+    cx.emit(nest.matmul((&[], m, n, k), a.operand(cx), b.operand(cx)))
 }
 
 /// Emits `a b` as it is, and returns it. Of few rows it is stored from registers; whatever is added to it costs a pass

@@ -7,14 +7,16 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, Nest, ReduceOp, Reg, Type, UnaryOp};
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, Type, UnaryOp};
 
 use super::embed::Embedding;
 use super::splice::{Link, append, inline, same};
-use super::{Change, Fusion, joined, loop_of};
+use super::{Change, Fusion, joined};
+use crate::instruction::only_moves;
+use crate::operand::{only_result, read_by, written_by};
 use crate::versions::Versions;
 use crate::{
-    Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Loop, MatMul,
+    Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest,
     Operand, ScheduledInstruction,
 };
 
@@ -41,15 +43,15 @@ pub(crate) fn fuse_attention(
 }
 
 /// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
-fn rows(instruction: &Instruction) -> Option<(&Loop, usize)> {
-    let (Instruction::Nest(_), (l, _)) = (instruction, loop_of(instruction)?) else { return None };
-    let &[keys] = l.nest.inner_dims() else { return None };
-    let accesses = || l.nest.loads.iter().chain(&l.nest.stores);
-    let dtype = l.nest.stores.first()?.dtype;
-    let whole = Access::contiguous(dtype, &l.nest.dims);
-    let fits = matches!(dtype, DType::F32 | DType::F64)
-        && accesses().all(|access| access.len == whole.len && same(access, &whole, &l.nest.dims));
-    (fits && l.writes.len() == 1).then_some((l, keys))
+fn rows(instruction: &Instruction) -> Option<(&Nest, usize)> {
+    let (Instruction::Nest(_), nest) = (instruction, instruction.flexible_nest()?) else { return None };
+    let &[keys] = nest.inner_dims() else { return None };
+    let dtype = nest.stores.first()?.access.dtype;
+    let whole = Access::contiguous(dtype, &nest.dims);
+    let is_whole =
+        |operand: &Operand| operand.access.len == whole.len && same(&operand.access, &whole, &nest.dims);
+    let fits = matches!(dtype, DType::F32 | DType::F64) && nest.operands().all(is_whole);
+    (fits && nest.stores.len() == 1).then_some((nest, keys))
 }
 
 /// The operands of a binary operation.
@@ -66,9 +68,10 @@ fn is(nest: &Nest, reg: Reg, inst: Inst) -> bool {
 
 /// The softmax of rows: what it reads, what it writes, and the elements of a row.
 fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
-    let (l, keys) = rows(instruction)?;
-    let nest = &l.nest;
-    let ([from], [most, sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
+    let (nest, keys) = rows(instruction)?;
+    let ([Load::Buffer(from)], [most, sum]) = (nest.loads.as_slice(), nest.reductions.as_slice()) else {
+        return None;
+    };
     let [power, total] = operands(nest, nest.expr.outputs()[0], BinaryOp::Div)?;
     let Inst::Unary(UnaryOp::Exp, shifted) = nest.expr.insts()[usize::from(power.0)].0 else { return None };
     let [x, largest] = operands(nest, shifted, BinaryOp::Sub)?;
@@ -77,15 +80,18 @@ fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
         && is(nest, x, Inst::Load(0))
         && is(nest, largest, Inst::Reduced(0))
         && is(nest, total, Inst::Reduced(1))
-        && nest.expr.ty(x) == Type::of(nest.loads[0].dtype);
-    fits.then(|| (*from, l.writes[0], keys))
+        && nest.expr.ty(x) == Type::of(from.access.dtype);
+    fits.then(|| (from.buffer, nest.stores[0].buffer, keys))
 }
 
 /// The gradient of the softmax `y` of rows: the gradient that it reads, and the one that it writes.
 fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
-    let (l, _) = rows(instruction)?;
-    let nest = &l.nest;
-    let (&[a, b], [sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
+    let (nest, _) = rows(instruction)?;
+    let ([Load::Buffer(a), Load::Buffer(b)], [sum]) = (nest.loads.as_slice(), nest.reductions.as_slice())
+    else {
+        return None;
+    };
+    let (a, b) = (a.buffer, b.buffer);
     let (given, slots) = match () {
         () if b == y && a != y => (a, [0, 1]),
         () if a == y && b != y => (b, [1, 0]),
@@ -102,7 +108,7 @@ fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId,
     let fits = sum.op == ReduceOp::Sum
         && either(operands(nest, sum.value, BinaryOp::Mul)?, &is_g, &is_y)
         && either(operands(nest, nest.expr.outputs()[0], BinaryOp::Mul)?, &is_y, &rest);
-    fits.then(|| (given, l.writes[0]))
+    fits.then(|| (given, nest.stores[0].buffer))
 }
 
 /// An access with its last two axes exchanged.
@@ -113,16 +119,18 @@ fn turned(access: &Access) -> Access {
     access
 }
 
-/// A loop over a space whose last two axes are exchanged.
-fn turned_loop(l: &Loop) -> Loop {
-    let axes = l.nest.dims.len();
-    let mut nest = l.nest.clone();
-    nest.dims.swap(axes - 2, axes - 1);
-    for access in nest.loads.iter_mut().chain(&mut nest.stores) {
-        access.strides.swap(axes - 2, axes - 1);
-    }
+/// An operand with its last two axes exchanged.
+fn turned_operand(operand: &Operand) -> Operand {
+    operand.with_access(turned(&operand.access))
+}
+
+/// A nest over a space whose last two axes are exchanged.
+fn turned_nest(nest: &Nest) -> Nest {
+    let axes = nest.dims.len();
+    let mut turned = nest.map(turned_operand);
+    turned.dims.swap(axes - 2, axes - 1);
     let mut b = Builder::new();
-    for &(inst, ty) in l.nest.expr.insts() {
+    for &(inst, ty) in nest.expr.insts() {
         b.push(
             match inst {
                 Inst::Coordinate(axis) if usize::from(axis) == axes - 2 => Inst::Coordinate(axis + 1),
@@ -132,8 +140,8 @@ fn turned_loop(l: &Loop) -> Loop {
             ty,
         );
     }
-    nest.expr = b.finish(l.nest.expr.outputs());
-    Loop { nest, ..l.clone() }
+    turned.expr = b.finish(nest.expr.outputs());
+    turned
 }
 
 /// A product `left · right`, whichever way it stands in the program.
@@ -145,26 +153,26 @@ struct View {
     rows: usize,
     cols: usize,
     /// Over the batch axes, rows and columns.
-    epilogue: Loop,
+    epilogue: Nest,
 }
 
 /// A product as seen from one of its factors.
 fn seen_from(m: &MatMul, id: BufferId) -> Option<View> {
-    match (m.a == id, m.b == id) {
+    match (m.a.buffer == id, m.b.buffer == id) {
         (true, false) => Some(View {
-            left: m.a_access.clone(),
-            right: Operand { buffer: m.b, access: m.b_access.clone() },
+            left: m.a.access.clone(),
+            right: m.b.clone(),
             rows: m.m,
             cols: m.n,
             epilogue: m.epilogue.clone(),
         }),
         // The transposed product.
         (false, true) => Some(View {
-            left: turned(&m.b_access),
-            right: Operand { buffer: m.a, access: turned(&m.a_access) },
+            left: turned(&m.b.access),
+            right: turned_operand(&m.a),
             rows: m.n,
             cols: m.m,
-            epilogue: turned_loop(&m.epilogue),
+            epilogue: turned_nest(&m.epilogue),
         }),
         _ => None,
     }
@@ -182,6 +190,11 @@ struct Space {
 impl Space {
     fn with(&self, sizes: [usize; 2]) -> Dims {
         self.batch.iter().copied().chain(sizes).collect()
+    }
+
+    /// A buffer that holds the elements of the space in order.
+    fn whole_of(&self, buffer: BufferId) -> Operand {
+        Operand { buffer, access: self.whole.clone() }
     }
 
     /// Whether an access over it goes through a buffer in order.
@@ -209,7 +222,7 @@ struct Replaced {
 struct Behind {
     at: usize,
     product: usize,
-    of_weights: Loop,
+    of_weights: Nest,
     given: Operand,
     of_operand: BufferId,
 }
@@ -230,59 +243,55 @@ impl Fusion<'_> {
     fn product_behind(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
         let maker = self.maker(id)?;
         match self.instruction(maker)? {
-            Instruction::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
-            Instruction::Nest(map) if maps > 0 && map.is_map() && map.nest.segments.is_none() => {
+            Instruction::MatMul(m) => (m.n == keys && only_result(&m.epilogue) == Some(id)).then_some(maker),
+            Instruction::Nest(map) if maps > 0 && map.is_map() && map.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
-                let mut whole = map.reads.iter().filter(|read| self.buffers[read.0 as usize].len == len);
-                whole.find_map(|&read| self.product_behind(read, keys, maps - 1))
+                let mut whole = read_by(map).filter(|read| self.buffers[read.0 as usize].len == len);
+                whole.find_map(|read| self.product_behind(read, keys, maps - 1))
             }
             _ => None,
         }
     }
 
-    /// What element-wise maps make of given buffers until they have made `value`, as a nest over the scores. Nobody
-    /// stores what they make in between.
-    fn made_of(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Loop> {
+    /// What element-wise maps make of given buffers until they have made `value`, as a nest over the scores whose accumulators
+    /// are the given ones, and whose result has no store. Nobody stores what they make in between.
+    fn made_of(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Nest> {
         let dtype = space.whole.dtype;
         let mut b = Builder::new();
         let outputs: Vec<Reg> = (0..given.len()).map(|slot| b.load(slot, Type::of(dtype))).collect();
-        let host = |outputs: &[Reg], b: Builder| Loop {
-            nest: Nest {
-                dims: space.dims.clone(),
-                inner: 0,
-                segments: None,
-                loads: vec![space.whole.clone(); given.len()],
-                expr: b.finish(outputs),
-                reductions: Vec::new(),
-                stores: vec![space.whole.clone(); outputs.len()],
-            },
-            reads: given.to_vec(),
-            writes: given[..outputs.len()].to_vec(),
+        let host = |outputs: &[Reg], b: Builder, stores: Vec<Operand>| Nest {
+            dims: space.dims.clone(),
+            inner: 0,
+            segments: None,
+            loads: vec![Load::Accumulator(dtype); given.len()],
+            expr: b.finish(outputs),
+            reductions: Vec::new(),
+            stores,
         };
         if value == given[0] {
-            return Some(host(&outputs[..1], b));
+            return Some(host(&outputs[..1], b, Vec::new()));
         }
-        let host = host(&outputs, b);
-        let mut l = self.map_that_makes(value)?;
+        let host = host(&outputs, b, given.iter().map(|&id| space.whole_of(id)).collect());
+        let mut map = self.map_that_makes(value)?;
         let mut tried: Vec<BufferId> = given.to_vec();
         for _ in 0..MOST_MAPS * MOST_MAPS {
             let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
-            let Some(&id) = l.reads.iter().find(|id| !tried.contains(id) && is_whole(id)) else { break };
+            let Some(id) = read_by(&map).find(|id| !tried.contains(id) && is_whole(id)) else { break };
             tried.push(id);
-            let Some(map) = self.map_that_makes(id) else { continue };
-            while let Some(slot) = l.reads.iter().position(|read| *read == id) {
-                let Some(inlined) = inline(&l, 0, slot, &map, false) else { break };
-                l = inlined;
+            let Some(before) = self.map_that_makes(id) else { continue };
+            loop {
+                let slot = read_by(&map).position(|read| read == id);
+                let Some(inlined) = slot.and_then(|slot| inline(&map, slot, &before, false)) else { break };
+                map = inlined;
             }
         }
-        let slot = l.reads.iter().position(|read| *read == given[0])?;
-        let keep = vec![false; host.writes.len()];
-        let mut made = append(&host, given.len(), &l, Link::Result(0, slot), &keep, false)?;
-        let fits = made.nest.dims == space.dims
-            && made.nest.stores.len() == 1
-            && space.is_whole(&made.nest.stores[0])
-            && !made.nest.expr.can_fail();
-        made.nest.stores = vec![space.whole.clone()];
+        let slot = read_by(&map).position(|read| read == given[0])?;
+        let keep = vec![false; host.stores.len()];
+        let mut made = append(&host, &map, Link::Result(0, slot), &keep, false)?;
+        let fits = made.dims == space.dims
+            && matches!(made.stores.as_slice(), [store] if space.is_whole(&store.access))
+            && !made.expr.can_fail();
+        made.stores.clear();
         fits.then_some(made)
     }
 
@@ -290,24 +299,20 @@ impl Fusion<'_> {
     fn through_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
         let mut found = operand;
         while let Some(map) = self.map_that_makes(found.buffer) {
-            let (&[(Inst::Load(0), _)], [load], &[source]) =
-                (map.nest.expr.insts(), map.nest.loads.as_slice(), map.reads.as_slice())
-            else {
-                break;
-            };
-            if load.dtype != found.access.dtype {
+            let [Load::Buffer(source)] = map.loads.as_slice() else { break };
+            if !only_moves(&map) || source.access.dtype != found.access.dtype {
                 break;
             }
-            let place = &map.nest.stores[0];
-            let Some(embedding) = Embedding::new(dims, &found.access, &map.nest, place, false) else { break };
-            found = Operand { buffer: source, access: embedding.access(load) };
+            let place = &map.stores[0].access;
+            let Some(embedding) = Embedding::new(dims, &found.access, &map, place, false) else { break };
+            found = source.with_access(embedding.access(&source.access));
         }
         found
     }
 
     /// An epilogue that goes on with maps that do nothing but move the result. Those that it went on with are noted.
-    fn with_moves(&self, mut l: Loop, entries: Entries, gone: &mut Vec<usize>) -> Loop {
-        while let &[value] = l.writes.as_slice() {
+    fn with_moves(&self, mut nest: Nest, entries: Entries, gone: &mut Vec<usize>) -> Nest {
+        while let Some(value) = only_result(&nest) {
             let readers = &self.readers[self.cell(value)];
             let (Some(&reader), 1) = (readers.first(), readers.len()) else { break };
             if !self.is_work(value) || self.is_output[self.cell(value)] {
@@ -317,16 +322,16 @@ impl Fusion<'_> {
                 break;
             };
             let Some(map) = instruction.as_map() else { break };
-            let moves = matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]) && map.writes.len() == 1;
+            let Some(moved) = only_result(map).filter(|_| only_moves(map)) else { break };
             // What others write to as well, as parts of a whole, is left to them.
-            if !moves || *own != entries || self.maker(map.writes[0]) != Some(reader) {
+            if *own != entries || self.maker(moved) != Some(reader) {
                 break;
             }
-            let Some(longer) = append(&l, 1, map, Link::Result(0, 0), &[false], false) else { break };
-            l = longer;
+            let Some(longer) = append(&nest, map, Link::Result(0, 0), &[false], false) else { break };
+            nest = longer;
             gone.push(reader);
         }
-        l
+        nest
     }
 
     /// The attention whose softmax stands at a place.
@@ -340,30 +345,26 @@ impl Fusion<'_> {
         let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
         let Instruction::MatMul(scores) = self.instruction(scores_at)? else { return None };
         let dims: Dims = scores.batch.iter().copied().chain([scores.m, keys]).collect();
-        let dtype = scores.a_access.dtype;
+        let dtype = scores.a.access.dtype;
         let whole = Access::contiguous(dtype, &dims);
         let space = Space { batch: scores.batch.clone(), queries: scores.m, dims, whole, entries };
-        let &[product] = scores.epilogue.writes.as_slice() else { return None };
+        let product = only_result(&scores.epilogue)?;
         let fits = matches!(dtype, DType::F32 | DType::F64)
-            && scores.b_access.dtype == dtype
+            && scores.b.access.dtype == dtype
             && self.buffers[softmax.0 as usize].len == space.whole.len
             && self.slots[scores_at].as_ref()?.entries == entries
-            && scores.epilogue.nest.stores.iter().all(|store| space.is_whole(store));
+            && scores.epilogue.stores.iter().all(|store| space.is_whole(&store.access));
         if !fits || scores.k == 0 {
             return None;
         }
         // Scale and mask: behind what the product does itself.
         let after = self.made_of(operand, &[product], &space)?;
         let mut before = scores.epilogue.clone();
-        before.nest.stores = vec![space.whole.clone()];
-        let mut of_scores = append(&before, 1, &after, Link::Result(0, 0), &[false], false)?;
-        of_scores.nest.loads[0] = space.whole.clone();
-        of_scores.nest.stores = vec![space.whole.clone()];
-        let q = Operand { buffer: scores.a, access: scores.a_access.clone() };
-        let k = Operand { buffer: scores.b, access: turned(&scores.b_access) };
+        before.stores = vec![space.whole_of(product)];
+        let of_scores = append(&before, &after, Link::Result(0, 0), &[false], false)?;
         let size = scores.k;
-        let q = self.through_moves(q, &space.with([space.queries, size]));
-        let k = self.through_moves(k, &space.with([keys, size]));
+        let q = self.through_moves(scores.a.clone(), &space.with([space.queries, size]));
+        let k = self.through_moves(turned_operand(&scores.b), &space.with([keys, size]));
 
         let (weights, sums_at) = self.weighs_values(softmax, &space)?;
         let sums = seen_from(self.product(sums_at, &space)?, weights)?;
@@ -580,16 +581,12 @@ impl Fusion<'_> {
         let &Attention { queries, keys, width, .. } = forward;
         let product = self.product_behind(of_softmax, keys, MOST_MAPS)?;
         let m = self.product(product, space)?;
-        let l = &m.epilogue;
-        let is_plain = is(&l.nest, l.nest.expr.outputs()[0], Inst::Load(0))
-            && l.nest.stores.iter().all(|store| space.is_whole(store));
-        let (&[of_weight], true) = (l.writes.as_slice(), is_plain && (m.m, m.k) == (queries, width)) else {
-            return None;
-        };
-        let v = Operand { buffer: m.b, access: turned(&m.b_access) };
-        let v = self.through_moves(v, &space.with([keys, width]));
-        let given = Operand { buffer: m.a, access: m.a_access.clone() };
-        let given = self.through_moves(given, &space.with([queries, width]));
+        let nest = &m.epilogue;
+        let is_plain = is(nest, nest.expr.outputs()[0], Inst::Load(0))
+            && nest.stores.iter().all(|store| space.is_whole(&store.access));
+        let of_weight = only_result(nest).filter(|_| is_plain && (m.m, m.k) == (queries, width))?;
+        let v = self.through_moves(turned_operand(&m.b), &space.with([keys, width]));
+        let given = self.through_moves(m.a.clone(), &space.with([queries, width]));
         let fits =
             v.buffer == forward.v.buffer && same(&v.access, &forward.v.access, &space.with([keys, width]));
         let of_weights = self.made_of(of_softmax, &[of_weight, softmax], space)?;
@@ -607,9 +604,9 @@ impl Fusion<'_> {
                 match self.instruction(reader)? {
                     Instruction::MatMul(_) => products.push((value, reader)),
                     Instruction::Nest(map)
-                        if values.len() < MOST_MAPS && map.is_map() && map.nest.segments.is_none() =>
+                        if values.len() < MOST_MAPS && map.is_map() && map.segments.is_none() =>
                     {
-                        let &[made] = map.writes.as_slice() else { return None };
+                        let made = only_result(map)?;
                         if self.buffers[made.0 as usize].len != space.whole.len {
                             return None;
                         }
@@ -657,9 +654,9 @@ impl Fusion<'_> {
                 if let Some(map) = self.map(reader)
                     && values.len() < MOST_MAPS
                 {
-                    let whole = |id: &&BufferId| self.buffers[id.0 as usize].len == space.whole.len;
-                    let more = map.writes.iter().filter(whole).filter(|id| !values.contains(id));
-                    let more: Vec<BufferId> = more.copied().collect();
+                    let whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
+                    let more = written_by(map).filter(whole).filter(|id| !values.contains(id));
+                    let more: Vec<BufferId> = more.collect();
                     values.extend(more);
                 }
             }

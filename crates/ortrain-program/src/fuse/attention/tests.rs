@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{
-    Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp,
-};
+use ortrain_expr::{Access, Builder, DType, Precision, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp};
 
-use crate::{AttentionPass, BufferId, Entries, Instruction, Loop, MatMul, Program, ProgramBuilder};
+use crate::{
+    AttentionPass, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder,
+};
 
 const BATCH: usize = 2;
 const HEADS: usize = 3;
@@ -18,9 +18,9 @@ struct Making {
     node: Arc<str>,
 }
 
-fn access(strides: &[usize], len: usize) -> Access {
+fn operand(buffer: BufferId, strides: &[usize], len: usize) -> Operand {
     let strides: Strides = strides.iter().map(|&stride| stride as isize).collect();
-    Access { dtype: DType::F32, offset: 0, strides, len }
+    Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len } }
 }
 
 impl Making {
@@ -44,17 +44,18 @@ impl Making {
         let mut b = Builder::new();
         let regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
         let result = f(&mut b, &regs);
+        let load =
+            |&(id, strides): &(BufferId, &[usize])| Load::Buffer(operand(id, strides, self.b.buffer(id).len));
         let nest = Nest {
             dims: dims.iter().copied().collect(),
             inner: 0,
             segments: None,
-            loads: loads.iter().map(|(id, strides)| access(strides, self.b.buffer(*id).len)).collect(),
+            loads: loads.iter().map(load).collect(),
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![Access::contiguous(DType::F32, dims)],
+            stores: vec![Operand::whole(to, DType::F32, dims)],
         };
-        let reads = loads.iter().map(|&(id, _)| id).collect();
-        self.emit(Instruction::Nest(Loop { nest, reads, writes: vec![to] }));
+        self.emit(Instruction::Nest(nest));
         to
     }
 
@@ -65,34 +66,31 @@ impl Making {
         (a, ta): (BufferId, bool),
         (b, tb): (BufferId, bool),
     ) -> BufferId {
-        let factor = |rows: usize, columns: usize, turned: bool| {
+        let factor = |id: BufferId, rows: usize, columns: usize, turned: bool| {
             let (row, column) = if turned { (1, rows) } else { (columns, 1) };
-            access(&[HEADS * rows * columns, rows * columns, row, column], BATCH * HEADS * rows * columns)
+            let strides = [HEADS * rows * columns, rows * columns, row, column];
+            operand(id, &strides, BATCH * HEADS * rows * columns)
         };
         let dims = [BATCH, HEADS, m, n];
         let to = self.buffer("product", dims.iter().product());
-        let whole = Access::contiguous(DType::F32, &dims);
         let mut e = Builder::new();
         let value = e.load(0, Type::F32);
-        let nest = Nest {
+        let epilogue = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: vec![whole.clone()],
+            loads: vec![Load::Accumulator(DType::F32)],
             expr: e.finish(&[value]),
             reductions: Vec::new(),
-            stores: vec![whole],
+            stores: vec![Operand::whole(to, DType::F32, &dims)],
         };
-        let epilogue = Loop { nest, reads: vec![to], writes: vec![to] };
         self.emit(Instruction::MatMul(Box::new(MatMul {
             batch: [BATCH, HEADS].into_iter().collect(),
             m,
             n,
             k,
-            a,
-            a_access: factor(m, k, ta),
-            b,
-            b_access: factor(k, n, tb),
+            a: factor(a, m, k, ta),
+            b: factor(b, k, n, tb),
             precision: Precision::F32,
             epilogue,
         })));
@@ -114,11 +112,11 @@ impl Making {
         let (expr, values) = b.finish_keeping(&[result], &values);
         let reductions =
             reductions.into_iter().zip(values).map(|((op, _), value)| Reduction { op, value }).collect();
-        let line = access(&[SEQ, 1, 1], rows * SEQ);
+        let line = |id: BufferId| operand(id, &[SEQ, 1, 1], rows * SEQ);
         let dims = [rows, 1, SEQ].into_iter().collect();
-        let loads = vec![line.clone(); reads.len()];
-        let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line] };
-        self.emit(Instruction::Nest(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
+        let loads = reads.iter().map(|&id| Load::Buffer(line(id))).collect();
+        let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line(to)] };
+        self.emit(Instruction::Nest(nest));
         to
     }
 

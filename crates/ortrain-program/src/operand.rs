@@ -1,0 +1,94 @@
+//! What instructions read and write: buffers, and how they reach into them.
+
+use ortrain_expr::{Access, DType};
+
+use crate::{Buffer, BufferId};
+
+/// A buffer and how an instruction reaches into it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// Where it lies.
+    pub buffer: BufferId,
+    /// Where its elements are.
+    pub access: Access,
+}
+
+/// An expression over a space of indices, with the buffers that it reads and writes.
+pub type Nest = ortrain_expr::Nest<Operand>;
+
+/// What a [`Nest`] reads: a buffer, or what the instruction has made that the nest finishes.
+pub type Load = ortrain_expr::Load<Operand>;
+
+impl Operand {
+    /// A whole buffer, row-major.
+    #[must_use]
+    pub fn whole(buffer: BufferId, dtype: DType, dims: &[usize]) -> Operand {
+        Operand { buffer, access: Access::contiguous(dtype, dims) }
+    }
+
+    /// The same buffer reached in another way.
+    #[must_use]
+    pub fn with_access(&self, access: Access) -> Operand {
+        Operand { buffer: self.buffer, access }
+    }
+
+    /// The fault of an access that is not one to its buffer.
+    pub(crate) fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        let (buffer, access) = (&buffers[self.buffer.0 as usize], &self.access);
+        ((access.len, access.dtype) != (buffer.len, buffer.dtype)).then(|| {
+            format!(
+                "an access of {} {} to {:?} of {} {}",
+                access.len, access.dtype, buffer.label, buffer.len, buffer.dtype
+            )
+        })
+    }
+}
+
+impl AsRef<Access> for Operand {
+    fn as_ref(&self) -> &Access {
+        &self.access
+    }
+}
+
+/// How an instruction uses a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It reads it.
+    Read,
+    /// It writes it.
+    Write,
+    /// It adds to what the buffer holds.
+    Update,
+}
+
+impl Use {
+    /// True if the instruction sees what the buffer holds.
+    #[must_use]
+    pub fn reads(self) -> bool {
+        matches!(self, Use::Read | Use::Update)
+    }
+
+    /// True if the buffer holds something else afterwards.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        matches!(self, Use::Write | Use::Update)
+    }
+}
+
+/// The buffers that the loads of a nest read, in order.
+pub(crate) fn read_by(nest: &Nest) -> impl Iterator<Item = BufferId> {
+    nest.loaded().map(|operand| operand.buffer)
+}
+
+/// The buffers that the stores of a nest write, in order.
+pub(crate) fn written_by(nest: &Nest) -> impl DoubleEndedIterator<Item = BufferId> + ExactSizeIterator {
+    nest.stores.iter().map(|operand| operand.buffer)
+}
+
+/// The buffer that a nest of one store writes.
+pub(crate) fn only_result(nest: &Nest) -> Option<BufferId> {
+    match nest.stores.as_slice() {
+        [store] => Some(store.buffer),
+        _ => None,
+    }
+}

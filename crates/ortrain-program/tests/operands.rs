@@ -1,0 +1,215 @@
+//! Operands that do not fit their instruction: programs with them are refused when they are made.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use ortrain_expr::{
+    Access, Builder, ConvPass, ConvShape, DType, Dims, Precision, SlidingAxes, SlidingAxis, Type, WindowPass,
+    WindowShape,
+};
+use ortrain_program::{
+    Conv, Entries, Instruction, Load, MatMul, Nest, Operand, ProgramBuilder, ScatterAdd, Window,
+};
+
+/// The sizes of the factors of a product, which are square.
+const SIDE: usize = 3;
+
+fn floats(b: &mut ProgramBuilder, name: &str, dims: &[usize]) -> Operand {
+    Operand::whole(b.work(name, DType::F32, dims.iter().product()), DType::F32, dims)
+}
+
+/// The sentence by which an instruction is refused; `None` if it is taken.
+fn refused(mut b: ProgramBuilder, instruction: Instruction) -> Option<String> {
+    b.emit(instruction, Entries::ALL, &"node \"y\" (Op)".into()).err().map(|error| error.to_string())
+}
+
+fn faulty(instruction: &str, fault: &str) -> Option<String> {
+    Some(format!("node \"y\" (Op) was lowered to a faulty {instruction} instruction: {fault}"))
+}
+
+/// A map that stores the sum of what it loads.
+fn sum(loads: Vec<Load>, store: Operand, dims: &[usize]) -> Nest {
+    let mut e = Builder::new();
+    let mut result = e.constant(Type::F32, 0.0);
+    for slot in 0..loads.len() {
+        let value = e.load(slot, Type::F32);
+        result = e.add(result, value);
+    }
+    Nest {
+        dims: dims.iter().copied().collect(),
+        inner: 0,
+        segments: None,
+        loads,
+        expr: e.finish(&[result]),
+        reductions: Vec::new(),
+        stores: vec![store],
+    }
+}
+
+/// The sentence about a product whose epilogue has these loads beside a bias.
+fn product(loads: impl FnOnce(Load) -> Vec<Load>) -> Option<String> {
+    let dims = [SIDE, SIDE];
+    let mut b = ProgramBuilder::new();
+    let [left, right, bias, y] = ["a", "b", "bias", "y"].map(|name| floats(&mut b, name, &dims));
+    let product = MatMul {
+        batch: Dims::new(),
+        m: SIDE,
+        n: SIDE,
+        k: SIDE,
+        a: left,
+        b: right,
+        precision: Precision::F32,
+        epilogue: sum(loads(Load::Buffer(bias)), y, &dims),
+    };
+    refused(b, Instruction::MatMul(Box::new(product)))
+}
+
+#[test]
+fn an_epilogue_has_one_accumulator_and_it_comes_first() {
+    let given = || Load::Accumulator(DType::F32);
+    assert_eq!(product(|_| vec![given()]), None);
+    assert_eq!(product(|bias| vec![given(), bias]), None);
+    assert_eq!(product(|bias| vec![bias]), faulty("MatMul", "accumulators [] where [float32] are needed"));
+    assert_eq!(
+        product(|bias| vec![given(), given(), bias]),
+        faulty("MatMul", "accumulators [float32, float32] where [float32] are needed")
+    );
+    // The first loads alone can be accumulators.
+    assert_eq!(
+        product(|bias| vec![given(), bias, given()]),
+        faulty("MatMul", "an accumulator behind the load of a buffer")
+    );
+}
+
+#[test]
+fn a_map_has_no_accumulator() {
+    let map = |load: fn(Operand) -> Vec<Load>| {
+        let mut b = ProgramBuilder::new();
+        let [x, y] = ["x", "y"].map(|name| floats(&mut b, name, &[SIDE]));
+        refused(b, Instruction::Nest(sum(load(x), y, &[SIDE])))
+    };
+    assert_eq!(map(|x| vec![Load::Buffer(x)]), None);
+    let expected = faulty("Map", "accumulators [float32] where [] are needed");
+    assert_eq!(map(|_| vec![Load::Accumulator(DType::F32)]), expected);
+    assert_eq!(map(|x| vec![Load::Accumulator(DType::F32), Load::Buffer(x)]), expected);
+}
+
+fn axes() -> SlidingAxes {
+    let axis = SlidingAxis { input: 4, output: 3, kernel: 2, stride: 1, dilation: 1, before: 0 };
+    [axis, axis].into_iter().collect()
+}
+
+/// The sentence about a convolution of operands that are changed first. Each buffer has an element more than is needed.
+fn convolution(change: impl FnOnce(&mut Operand, &mut Operand)) -> Option<String> {
+    let shape = ConvShape {
+        pass: ConvPass::Output,
+        batch: 2,
+        groups: 1,
+        channels_in: 2,
+        channels_out: 5,
+        axes: axes(),
+    };
+    let [a_dims, b_dims, dims] = shape.operands();
+    let mut b = ProgramBuilder::new();
+    let mut longer = |name: &str, dims: &Dims| {
+        let len = dims.iter().product::<usize>() + 1;
+        let access = Access { len, ..Access::contiguous(DType::F32, dims) };
+        Operand { buffer: b.work(name, DType::F32, len), access }
+    };
+    let (mut image, mut filter) = (longer("image", &a_dims), longer("filter", &b_dims));
+    change(&mut image, &mut filter);
+    let y = floats(&mut b, "y", &dims);
+    let epilogue = sum(vec![Load::Accumulator(DType::F32)], y, &dims);
+    let conv = Conv { shape, a: image, b: filter, precision: Precision::F32, epilogue };
+    refused(b, Instruction::Conv(Box::new(conv)))
+}
+
+#[test]
+fn operands_of_a_convolution_are_row_major() {
+    assert_eq!(convolution(|_, _| {}), None);
+    let of = |name: &str| faulty("Conv", &format!("an access of an operand that does not fit {name:?}"));
+    // Rows and columns change places.
+    assert_eq!(convolution(|image, _| image.access.strides.swap(2, 3)), of("image"));
+    assert_eq!(convolution(|_, filter| filter.access.strides.swap(2, 3)), of("filter"));
+    // One axis more, and one less.
+    assert_eq!(convolution(|image, _| image.access.strides.push(0)), of("image"));
+    assert_eq!(convolution(|_, filter| filter.access.strides.truncate(3)), of("filter"));
+    // Another length or type than that of the buffer.
+    assert_eq!(convolution(|image, _| image.access.len -= 1), of("image"));
+    assert_eq!(convolution(|_, filter| filter.access.dtype = DType::F16), of("filter"));
+}
+
+#[test]
+fn operand_b_of_a_convolution_starts_at_the_first_element() {
+    assert_eq!(convolution(|image, _| image.access.offset = 1), None);
+    let expected = faulty("Conv", "an operand B behind the first element of its buffer");
+    assert_eq!(convolution(|_, filter| filter.access.offset = 1), expected);
+    let expected = faulty("Conv", "an operand \"image\" that is not floats [2, 2, 4, 4]");
+    assert_eq!(convolution(|image, _| image.access.offset = 2), expected, "one element is missing");
+}
+
+/// Accesses to a buffer of some elements that are not all of it in order.
+fn partial_accesses(dtype: DType, len: usize) -> Vec<Access> {
+    let whole = Access::contiguous(dtype, &[len]);
+    vec![
+        Access { offset: 1, ..whole.clone() },
+        Access { offset: len - 1, strides: [-1].into_iter().collect(), ..whole.clone() },
+        Access { len: len - 1, ..whole },
+        Access::contiguous(dtype, &[len, 1]),
+        Access::contiguous(DType::U8, &[len]),
+    ]
+}
+
+/// Asserts that an instruction of these whole buffers is taken, and refused if one of them is reached in any other way.
+fn assert_needs_whole_buffers<const N: usize>(
+    name: &str,
+    buffers: [(&str, DType, usize); N],
+    instruction: impl Fn([Operand; N]) -> Instruction,
+) {
+    let refused_with = |changed: Option<(usize, Access)>| {
+        let mut b = ProgramBuilder::new();
+        let mut operands =
+            buffers.map(|(label, dtype, len)| Operand::whole(b.work(label, dtype, len), dtype, &[len]));
+        if let Some((k, access)) = changed {
+            operands[k].access = access;
+        }
+        refused(b, instruction(operands))
+    };
+    assert_eq!(refused_with(None), None);
+    for (k, (label, dtype, len)) in buffers.into_iter().enumerate() {
+        let expected = faulty(name, &format!("an access to {label:?} that is not all of it, in order"));
+        for access in partial_accesses(dtype, len) {
+            assert_eq!(refused_with(Some((k, access.clone()))), expected, "{access:?}");
+        }
+    }
+}
+
+#[test]
+fn a_window_takes_whole_buffers() {
+    let shape = |pass| WindowShape { pass, planes: 2, axes: axes() };
+    let [inputs, outputs] = shape(WindowPass::Max).operands();
+    let (x, y) = (("x", DType::F32, inputs), ("y", DType::F32, outputs));
+    let positions = ("positions", DType::I64, outputs);
+    assert_needs_whole_buffers("Window", [x, positions, y], |[source, index, target]| {
+        Instruction::Window(Window { shape: shape(WindowPass::Max), source, index: Some(index), target })
+    });
+    assert_needs_whole_buffers("Window", [y, positions, x], |[source, index, target]| {
+        let shape = shape(WindowPass::MaxGradient);
+        Instruction::Window(Window { shape, source, index: Some(index), target })
+    });
+    assert_needs_whole_buffers("Window", [x, y], |[source, target]| {
+        Instruction::Window(Window { shape: shape(WindowPass::Sum), source, index: None, target })
+    });
+}
+
+#[test]
+fn sums_at_rows_take_whole_buffers() {
+    let (outer, rows, count, inner) = (2, 4, 3, 5);
+    let source = ("x", DType::F32, outer * count * inner);
+    let index = ("index", DType::I64, count);
+    let target = ("y", DType::F32, outer * rows * inner);
+    for last in [false, true] {
+        assert_needs_whole_buffers("ScatterAdd", [source, index, target], |[source, index, target]| {
+            Instruction::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last })
+        });
+    }
+}
