@@ -104,9 +104,17 @@ def _run(arguments: list[str] | None) -> int:
     command.add_argument("model", metavar="MODEL", help="an .onnx file")
     command.add_argument(
         "--stage",
-        choices=["graph", "gradient", "program"],
+        metavar="STAGE",
         default="graph",
-        help="the graph as read, with its gradient, or as the program that runs",
+        help="graph: as read; gradient: with its gradient; program: the program that runs; the name of a pass: the program "
+        "behind it",
+    )
+    command.add_argument(
+        "--passes",
+        dest="stage",
+        action="store_const",
+        const="passes",
+        help="say what each pass does, and how much it changes",
     )
     command.add_argument(
         "--shape",

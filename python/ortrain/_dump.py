@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from ortrain import _ortrain
 from ortrain._operators import OperatorLibrary, with_operators
@@ -14,7 +13,7 @@ __all__ = ["dump"]
 
 def dump(
     model: ModelLike,
-    stage: Literal["graph", "gradient", "program"] = "graph",
+    stage: str = "graph",
     shapes: Mapping[str, Sequence[int]] | None = None,
     *,
     operators: OperatorLibrary | None = None,
@@ -25,8 +24,9 @@ def dump(
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         stage: ``"graph"`` is the model as read, in the newest versions of its operators and with all types;
             ``"gradient"`` the same with the gradients of its first output; ``"program"`` the schedule that runs:
-            segments, instructions, offsets and peak bytes.
-        shapes: sizes of inputs with open dimensions, by name, for ``"program"``; a dimension that nothing says is 1.
+            segments, instructions, offsets and peak bytes; ``"passes"`` what each pass of the compiler does, and how much
+            it changes in each program; the name of a pass, such as ``"fusion"``, each program behind that pass.
+        shapes: sizes of inputs with open dimensions, by name, for stages of programs; a dimension that nothing says is 1.
         operators: operators and gradients of one's own.
 
     Raises:
@@ -48,6 +48,9 @@ def dump(
     <BLANKLINE>
     >>> "MatMul" in ortrain.dump(ortrain.examples.perceptron(), "program", {"x": [32, 64]})
     True
+    >>> before, after = (ortrain.dump(ortrain.examples.perceptron(), name) for name in ("number_cells", "fusion"))
+    >>> before.count("Map"), after.count("Map")  # the activation is computed where the product is made
+    (1, 0)
 
     """
     wanted = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}

@@ -12,7 +12,8 @@ use std::time::Duration;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
 pub use ortrain_kernels::{Limits, UnknownIsa};
 use ortrain_program::{
-    Backend, Bf16Fallback, Executable, Memory, Precision, Program, UnsupportedOnBackend, UnsupportedPrecision,
+    Backend, Bf16Fallback, Executable, Memory, Precision, Program, Target, UnsupportedOnBackend,
+    UnsupportedPrecision,
 };
 
 /// The backend that runs programs on the CPU.
@@ -125,6 +126,10 @@ impl Backend for Cpu {
 
     fn bf16_unit(&self) -> Option<&'static str> {
         self.bf16.map(Bf16Unit::name)
+    }
+
+    fn target(&self) -> Target {
+        Target::CPU
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {

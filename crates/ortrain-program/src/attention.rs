@@ -2,9 +2,8 @@
 
 use ortrain_expr::{DType, Dims};
 
-use crate::instruction::{nest_buffers, nest_buffers_mut};
-use crate::operand::{read_by, written_by};
-use crate::{Buffer, BufferId, BufferIds, Load, Nest, Operand, Use};
+use crate::buffer::{Buffer, BufferId, BufferIds};
+use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut, read_by, written_by};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
 ///

@@ -9,6 +9,7 @@ use std::time::Instant;
 use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::interrupt::Watch;
+use crate::target::Target;
 use crate::{Buffer, Entry, Interrupt, Memory, OutOfMemory, Part, Place, Program, ScheduledInstruction};
 
 /// Scalars that are the same for a whole run.
@@ -556,6 +557,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// The name of what multiplies bfloat16 here; `None` where nothing was chosen, as for `f32`, or nothing is to be chosen.
     fn bf16_unit(&self) -> Option<&'static str>;
+
+    /// What passes are to know of the machine when they make programs for it.
+    fn target(&self) -> Target;
 
     /// Prepares a program. May allocate; runs do not.
     ///

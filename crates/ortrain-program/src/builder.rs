@@ -2,47 +2,20 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{DType, Precision, Scalar};
+use ortrain_expr::{DType, Precision};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
-use crate::instruction::only_moves;
+use crate::draft::Draft;
+use crate::error::ProgramError;
 use crate::memory::ALIGNMENT;
-use crate::versions::{self, FinalVersions, Versions};
-use crate::{
-    Buffer, BufferId, Entries, Instruction, Load, Operand, Place, PlaneId, PlaneUse, Program,
-    ScheduledInstruction, bits, fuse, narrow, parts, plan,
-};
+use crate::operand::only_moves;
+use crate::passes::{self, PassLog};
+use crate::target::Target;
+use crate::versions::Versions;
+use crate::{Buffer, BufferId, Entries, Instruction, Operand, Place, PlaneId, Program, ScheduledInstruction};
 
-/// Why a program cannot be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProgramError {
-    /// An instruction that a backend could not run safely: a mistake in a lowering or in what became of it.
-    #[error("{node} was lowered to a faulty {instruction} instruction: {fault}")]
-    Faulty {
-        /// The node.
-        node: String,
-        /// The instruction.
-        instruction: &'static str,
-        /// What is wrong.
-        fault: String,
-    },
-    /// A pass has put a write to state, or to a result, behind a later one: a mistake of the pass.
-    #[error("{label:?} would not hold the last of its updates at the end of the program")]
-    LostUpdate {
-        /// The value.
-        label: String,
-    },
-    /// More memory than can be addressed.
-    #[error("the buffer for {label:?} is too large to address")]
-    TooLarge {
-        /// The value.
-        label: String,
-    },
-}
-
-/// Collects buffers and instructions; [`ProgramBuilder::finish`] fuses, orders and plans them.
+/// Collects buffers and instructions; [`ProgramBuilder::finish`] makes a program of them.
 #[derive(Debug, Default)]
 pub struct ProgramBuilder {
     buffers: Vec<Buffer>,
@@ -50,12 +23,6 @@ pub struct ProgramBuilder {
     constants: Vec<Tensor>,
     placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
     precision: Precision,
-}
-
-/// The next multiple of the alignment.
-#[must_use]
-pub fn align(bytes: usize) -> usize {
-    bytes.next_multiple_of(ALIGNMENT)
 }
 
 impl ProgramBuilder {
@@ -72,23 +39,6 @@ impl ProgramBuilder {
     pub fn precision(mut self, precision: Precision) -> ProgramBuilder {
         self.precision = precision;
         self
-    }
-
-    /// Gives every instruction the precision.
-    fn set_precision(&mut self) {
-        let ProgramBuilder { instructions, precision, .. } = self;
-        let is_double = |factor: &Operand| factor.access.dtype == DType::F64;
-        for scheduled in instructions {
-            match &mut scheduled.instruction {
-                Instruction::MatMul(m) if !is_double(&m.a) && !is_double(&m.b) => {
-                    m.precision = precision.of_product([m.m, m.n, m.k]);
-                }
-                Instruction::Conv(c) if !is_double(&c.a) && !is_double(&c.b) => {
-                    c.precision = precision.of_product(c.shape.product_sides());
-                }
-                _ => {}
-            }
-        }
     }
 
     fn push(&mut self, label: &str, dtype: DType, len: usize, place: Place) -> BufferId {
@@ -154,17 +104,15 @@ impl ProgramBuilder {
         entries: Entries,
         node: &Arc<str>,
     ) -> Result<(), ProgramError> {
-        self.check(&instruction, node)?;
+        if let Some(fault) = instruction.fault(&self.buffers) {
+            return Err(ProgramError::faulty(node, &instruction, fault));
+        }
         let hands_over = |instruction: &Instruction| matches!(instruction, Instruction::HandOver(_));
         if hands_over(&instruction)
             && self.instructions.iter().any(|earlier| hands_over(&earlier.instruction))
         {
             let fault = "a second point at which the caller takes over".to_owned();
-            return Err(ProgramError::Faulty {
-                node: node.to_string(),
-                instruction: instruction.name(),
-                fault,
-            });
+            return Err(ProgramError::faulty(node, &instruction, fault));
         }
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
@@ -200,159 +148,45 @@ impl ProgramBuilder {
             })
     }
 
-    /// Puts constants of one element into the expressions that load them.
-    fn inline_constants(&mut self) {
-        let ProgramBuilder { instructions, buffers, constants, .. } = self;
-        let value = |load: &Load| {
-            let Operand { buffer, access } = load.operand()?;
-            let buffer = &buffers[buffer.0 as usize];
-            let Place::Constant(number) = buffer.place else { return None };
-            let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
-            let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
-            stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
-        };
-        for scheduled in instructions {
-            let Some(nest) = scheduled.instruction.nest() else { continue };
-            let values: Vec<Option<Scalar>> = nest.loads.iter().map(value).collect();
-            if values.iter().any(Option::is_some)
-                && let Some(nest) = fuse::with_constants(nest, &values)
-            {
-                scheduled.instruction = scheduled.instruction.with_nest(nest);
-                scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
-            }
-        }
-    }
-
-    /// Lets go of the elements of constants that nothing reads.
-    fn forget_unused_constants(&mut self, outputs: &[BufferId]) {
-        let mut used = vec![false; self.constants.len()];
-        let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
-        for id in reads.chain(outputs.iter().copied()) {
-            if let Place::Constant(number) = self.buffers[id.0 as usize].place {
-                used[number] = true;
-            }
-        }
-        for (constant, _) in self.constants.iter_mut().zip(used).filter(|(_, used)| !used) {
-            *constant = Tensor::filled(constant.dtype(), &[0], 0.0);
-        }
-    }
-
-    fn check(&self, instruction: &Instruction, node: &Arc<str>) -> Result<(), ProgramError> {
-        match instruction.fault(&self.buffers) {
-            Some(fault) => {
-                Err(ProgramError::Faulty { node: node.to_string(), instruction: instruction.name(), fault })
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// The program with these inputs and outputs: what nobody reads and what is zero left out, instructions fused, those
-    /// that can fail first, state written last, masks packed where that takes less memory, every work buffer placed.
+    /// The program with these inputs and outputs, as all [`PASSES`](crate::PASSES) make it for a processor.
     ///
     /// # Errors
-    /// When the plan cannot be addressed, or an instruction became faulty.
-    pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
-        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
-        self.inline_constants();
-        self.assert_versions(&last_versions, "inline_constants");
-        narrow::narrow(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
-        self.assert_versions(&last_versions, "narrow");
-        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        self.assert_versions(&last_versions, "remove_unused");
-        fuse::number_cells(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
-        self.assert_versions(&last_versions, "number_cells");
-        fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
-        self.assert_versions(&last_versions, "sum_late");
-        fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
-        self.assert_versions(&last_versions, "fuse_attention");
-        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        self.assert_versions(&last_versions, "remove_unused");
-        fuse::fuse(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
-        self.assert_versions(&last_versions, "fuse");
-        self.planned(inputs, outputs, last_versions, true)
+    /// When the plan cannot be addressed, or a pass has made a mistake.
+    pub fn finish(self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
+        self.finish_for(&Target::default(), inputs, outputs, None)
     }
 
-    /// The program as it was put together, with nothing fused: what fusion is compared with.
+    /// The same for a target; a log takes down what each pass does.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::finish`].
+    pub fn finish_for(
+        self,
+        target: &Target,
+        inputs: Vec<BufferId>,
+        outputs: Vec<BufferId>,
+        log: Option<&PassLog>,
+    ) -> Result<Program, ProgramError> {
+        passes::run(self.draft(inputs, outputs), target, true, log).map(Draft::into_program)
+    }
+
+    /// The program as it was put together, after those passes alone that every program needs: nothing is fused. The oracle of
+    /// the others.
     ///
     /// # Errors
     /// As [`ProgramBuilder::finish`].
     pub fn finish_unfused(
-        mut self,
+        self,
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
     ) -> Result<Program, ProgramError> {
-        let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
-        self.planned(inputs, outputs, last_versions, false)
+        passes::run(self.draft(inputs, outputs), &Target::default(), false, None).map(Draft::into_program)
     }
 
-    /// In builds with assertions, checks after a pass that every read still sees the version that it was given.
-    fn assert_versions(&self, last: &FinalVersions, pass: &str) {
-        if cfg!(debug_assertions)
-            && let Err(stale) = versions::check(&self.instructions, &self.buffers, last)
-        {
-            panic!("after {pass}: {}", stale.error(&self.instructions, &self.buffers));
-        }
+    fn draft(self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Draft {
+        let ProgramBuilder { buffers, instructions, constants, precision, .. } = self;
+        Draft::new(instructions, buffers, constants, (inputs, outputs), precision)
     }
-
-    fn planned(
-        mut self,
-        inputs: Vec<BufferId>,
-        outputs: Vec<BufferId>,
-        last_versions: FinalVersions,
-        fused: bool,
-    ) -> Result<Program, ProgramError> {
-        self.set_precision();
-        if fused {
-            fuse::lay_panels(&mut self.instructions, &mut self.buffers);
-        }
-        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        fuse::order(&mut self.instructions, &mut self.buffers);
-        let work_bytes = if fused {
-            bits::pack_masks(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?;
-            parts::plan_in_parts(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?
-        } else {
-            plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?
-        };
-        // Backends trust programs: a mistake of a pass must not take them outside of buffers.
-        for ScheduledInstruction { instruction, node, .. } in &self.instructions {
-            self.check(instruction, node)?;
-        }
-        versions::check(&self.instructions, &self.buffers, &last_versions)
-            .map_err(|stale| stale.error(&self.instructions, &self.buffers))?;
-        self.forget_unused_constants(&outputs);
-        let planes = plane_uses(&self.instructions, &self.buffers, &outputs);
-        Ok(Program {
-            buffers: self.buffers,
-            instructions: self.instructions,
-            constants: self.constants,
-            inputs,
-            outputs,
-            work_bytes,
-            planes,
-            last_versions,
-        })
-    }
-}
-
-/// What a program does with planes, the first one first.
-fn plane_uses(
-    instructions: &[ScheduledInstruction],
-    buffers: &[Buffer],
-    outputs: &[BufferId],
-) -> Vec<PlaneUse> {
-    let mut uses = Vec::new();
-    let mut is_early = true;
-    let buffer = |id: &BufferId| &buffers[id.0 as usize];
-    for ScheduledInstruction { instruction, .. } in instructions {
-        instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
-        // What is handed over is read where it lies.
-        is_early &= !matches!(instruction, Instruction::HandOver(_));
-        instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
-    }
-    outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
-    uses.sort_unstable_by_key(|used| used.plane);
-    uses
 }
 
 #[cfg(test)]
@@ -360,7 +194,7 @@ mod tests {
     use ortrain_expr::{Builder, Type};
 
     use super::*;
-    use crate::{HandOver, Nest, Part, RunError};
+    use crate::{HandOver, Load, Nest, Part, RunError};
 
     const N: usize = 100;
 

@@ -3,6 +3,7 @@
 use ortrain_expr::{Access, BinaryOp, Inst, SlidingAxis, Type, UnaryOp, WindowPass};
 use smallvec::SmallVec;
 
+use crate::target::FusionWeights;
 use crate::{AttentionPass, Buffer, BufferId, Instruction, Load, Nest, Program};
 
 /// The work of an instruction, whoever runs it.
@@ -283,26 +284,7 @@ fn nest_flops(nest: &Nest) -> u64 {
 
 // --- The weight by which fusion decides -----------------------------------------------------------------------------
 //
-// A rewrite is made if the instructions weigh less after it than before it. Weights are in bytes of memory traffic: what
-// else takes time is said as the number of bytes that could be moved meanwhile. The numbers are those of an ordinary core
-// with its share of the memory; they are constants, so that what is fused depends on shapes alone.
-
-/// Starting an instruction.
-const START: u64 = 8 << 10;
-
-/// One step from an evenly spaced run of elements to the next, for each load and store; a part of it where the run is of
-/// one element.
-const RUN: u64 = 64;
-const SAME: u64 = 4;
-
-/// Loads of a row that stay in the second-level cache, so that a later pass over it finds them there.
-const ROW_IN_CACHE: u64 = 1 << 20;
-
-/// With fewer rows than this the rows themselves are split between threads, and a pass is over all of them.
-const FEW_ROWS: u64 = 16;
-
-/// What reading a byte of a row again from the cache weighs, as a part of reading it from memory.
-const CACHED: u64 = 4;
+// A rewrite is made if the instructions weigh less after it than before it: see [`FusionWeights`].
 
 /// One arithmetic operation on one element of four bytes.
 pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
@@ -330,14 +312,18 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 }
 
 /// What an instruction weighs.
-pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer]) -> u64 {
+pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
     // Fusion leaves instructions without a nest as they are.
-    let extra = instruction.nest().map_or(0, |nest| Passes::of(nest).weight(nest));
-    START.saturating_add(cost(instruction, buffers).bytes).saturating_add(extra)
+    let extra = instruction.nest().map_or(0, |nest| Passes::of(nest).weight(nest, weights));
+    weights.start.saturating_add(cost(instruction, buffers).bytes).saturating_add(extra)
 }
 
 /// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
-pub(crate) fn read_weight(nest: &Nest, slots: &[usize], buffers: &[Buffer]) -> u64 {
+pub(crate) fn read_weight(
+    nest: &Nest,
+    slots: &[usize],
+    (buffers, weights): (&[Buffer], &FusionWeights),
+) -> u64 {
     let operand = |slot: &usize| nest.loads[*slot].operand();
     let Some(first) = slots.first().and_then(operand) else { return 0 };
     let buffer = &buffers[first.buffer.0 as usize];
@@ -347,7 +333,7 @@ pub(crate) fn read_weight(nest: &Nest, slots: &[usize], buffers: &[Buffer]) -> u
         let all = gathered.contains(&(slot as u16));
         let reached = if all { points(nest, u64::MAX) } else { reached_by(nest, access) };
         elements = elements.saturating_add(reached);
-        walks = walks.saturating_add(runs(access, &nest.dims, 0).saturating_mul(RUN));
+        walks = walks.saturating_add(runs(access, &nest.dims, 0).saturating_mul(weights.run));
     }
     elements.min(buffer.len as u64).saturating_mul(buffer.dtype.size() as u64).saturating_add(walks)
 }
@@ -392,7 +378,7 @@ impl Passes {
     }
 
     /// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
-    fn weight(&self, nest: &Nest) -> u64 {
+    fn weight(&self, nest: &Nest, weights: &FusionWeights) -> u64 {
         let all = points(nest, u64::MAX);
         let outer = count(nest.outer_dims().iter().copied());
         let kept = nest.dims.len() - nest.inner;
@@ -427,10 +413,10 @@ impl Passes {
             strides.into_iter().any(|(&stride, &dim)| stride != 0 && dim > 1)
         };
         if nest.inner > 0 {
-            let rows = if outer < FEW_ROWS { 1 } else { outer.max(1) };
+            let rows = if outer < weights.few_rows { 1 } else { outer.max(1) };
             let resident = loads.iter().filter(|(_, access)| along_rows(access));
             let resident = resident.fold(0u64, |sum, (_, access)| sum.saturating_add(bytes(access)));
-            let share = if resident / rows <= ROW_IN_CACHE { CACHED } else { 1 };
+            let share = if resident / rows <= weights.row_in_cache { weights.cached } else { 1 };
             for &(slot, access) in loads.iter().filter(|(_, access)| along_rows(access)) {
                 let again = passes_over(slot).saturating_sub(1);
                 weight = weight.saturating_add(bytes(access).saturating_mul(again) / share);
@@ -444,7 +430,8 @@ impl Passes {
             let runs = runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
             let last = nest.dims.iter().rposition(|&dim| dim > 1);
             let stays = last.is_some_and(|axis| access.strides[axis] == 0);
-            weight = weight.saturating_add(runs.saturating_mul(RUN) / if stays { SAME } else { 1 });
+            weight = weight
+                .saturating_add(runs.saturating_mul(weights.run) / if stays { weights.same } else { 1 });
         }
         weight
     }

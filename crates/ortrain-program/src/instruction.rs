@@ -1,18 +1,13 @@
 //! The closed set of instructions.
 
-use std::sync::Arc;
-
 use ortrain_expr::{
     Access, ConvShape, DType, Dims, Precision, Segments, SlidingAxis, WindowPass, WindowShape,
 };
 use smallvec::SmallVec;
 
-use crate::operand::{read_by, written_by};
-use crate::versions::Versions;
-use crate::{Attention, Buffer, BufferId, Entries, Load, Nest, Operand, Place, Use, is_work};
-
-/// Buffers of an instruction: most have few.
-pub type BufferIds = SmallVec<[BufferId; 8]>;
+use crate::attention::Attention;
+use crate::buffer::{Buffer, BufferId, BufferIds, Place, is_work};
+use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// Batched matrix product with an epilogue.
 ///
@@ -130,32 +125,7 @@ pub enum Instruction {
     HandOver(HandOver),
 }
 
-/// An instruction with the entries it belongs to and the node it came from.
-#[derive(Clone, Debug)]
-pub struct ScheduledInstruction {
-    /// What to do.
-    pub instruction: Instruction,
-    /// When.
-    pub entries: Entries,
-    /// The node, as messages name it.
-    pub node: Arc<str>,
-    /// Which writes it sees of what it reads.
-    pub(crate) versions: Versions,
-}
-
 // --- What each instruction says of itself ----------------------------------------------------------------------------
-
-/// Calls a function with each buffer of a nest, and how the nest uses it.
-pub(crate) fn nest_buffers(nest: &Nest, each: &mut dyn FnMut(BufferId, Use)) {
-    read_by(nest).for_each(|id| each(id, Use::Read));
-    written_by(nest).for_each(|id| each(id, Use::Write));
-}
-
-/// The same with buffers that may be changed.
-pub(crate) fn nest_buffers_mut(nest: &mut Nest, each: &mut dyn FnMut(&mut BufferId, Use)) {
-    nest.loaded_mut().for_each(|operand| each(&mut operand.buffer, Use::Read));
-    nest.stores.iter_mut().for_each(|operand| each(&mut operand.buffer, Use::Write));
-}
 
 /// The fault of a nest whose accesses are not those of its buffers, or whose accumulators are not the given ones.
 fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]) -> Option<String> {
@@ -677,10 +647,4 @@ impl Instruction {
             Instruction::HandOver(h) => h.fault(buffers),
         }
     }
-}
-
-/// Whether a nest only moves elements: its one result is a load.
-pub(crate) fn only_moves(nest: &Nest) -> bool {
-    matches!(nest.expr.insts(), [(ortrain_expr::Inst::Load(0), _)])
-        && matches!(nest.loads.as_slice(), [Load::Buffer(_)])
 }

@@ -9,22 +9,28 @@
 
 mod attention;
 mod backend;
-mod bits;
+mod buffer;
 mod builder;
 mod cost;
-mod fuse;
+mod draft;
+mod editor;
+mod entries;
+mod error;
 mod instruction;
 mod interrupt;
+mod liveness;
 mod memory;
-mod narrow;
 mod operand;
-mod parts;
-mod plan;
+mod passes;
 mod program;
-mod recompute;
 pub mod reference;
 mod repeat;
+mod rewrite;
 mod schedule;
+mod scheduled;
+mod target;
+mod text;
+mod uses;
 mod versions;
 
 pub use attention::{Attention, AttentionGradients, AttentionPass};
@@ -33,20 +39,24 @@ pub use backend::{
     MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
     UnsupportedPrecision, Workspace, index_of, place,
 };
-pub use builder::{ProgramBuilder, ProgramError, align};
+pub(crate) use buffer::is_work;
+pub use buffer::{Buffer, BufferId, BufferIds, Place, PlaneId};
+pub use builder::ProgramBuilder;
 pub use cost::Cost;
-pub use instruction::{
-    BufferIds, Conv, HandOver, Instruction, MatMul, ScatterAdd, ScheduledInstruction, Window,
-};
+pub use entries::{Entries, Entry};
+pub use error::ProgramError;
+pub use instruction::{Conv, HandOver, Instruction, MatMul, ScatterAdd, Window};
 pub use interrupt::{Interrupt, Marks, Watch};
-pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory};
+pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory, align};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision};
-pub(crate) use program::is_work;
-pub use program::{Buffer, BufferId, Entries, Entry, Part, Place, PlaneId, PlaneUse, Program};
+pub use passes::{PASSES, Pass, PassLog, PassRecord};
+pub use program::{Part, PlaneUse, Program};
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
 pub use schedule::{
     Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, Handed, HostFunction, PlanePlace,
     Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Suspended,
 };
+pub use scheduled::ScheduledInstruction;
+pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};

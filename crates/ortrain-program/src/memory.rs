@@ -10,6 +10,12 @@ use bytemuck::allocation::try_zeroed_slice_box;
 /// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
 pub const ALIGNMENT: usize = 256;
 
+/// The next multiple of the alignment.
+#[must_use]
+pub fn align(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
 /// The system does not give as much memory as is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the system does not give {bytes} bytes of memory")]

@@ -1,8 +1,10 @@
 //! What instructions read and write: buffers, and how they reach into them.
 
-use ortrain_expr::{Access, DType};
+use std::borrow::Cow;
 
-use crate::{Buffer, BufferId};
+use ortrain_expr::{Access, DType, Inst};
+
+use crate::buffer::{Buffer, BufferId};
 
 /// A buffer and how an instruction reaches into it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -90,5 +92,30 @@ pub(crate) fn only_result(nest: &Nest) -> Option<BufferId> {
     match nest.stores.as_slice() {
         [store] => Some(store.buffer),
         _ => None,
+    }
+}
+
+/// Calls a function with each buffer of a nest, and how the nest uses it.
+pub(crate) fn nest_buffers(nest: &Nest, each: &mut dyn FnMut(BufferId, Use)) {
+    read_by(nest).for_each(|id| each(id, Use::Read));
+    written_by(nest).for_each(|id| each(id, Use::Write));
+}
+
+/// The same with buffers that may be changed.
+pub(crate) fn nest_buffers_mut(nest: &mut Nest, each: &mut dyn FnMut(&mut BufferId, Use)) {
+    nest.loaded_mut().for_each(|operand| each(&mut operand.buffer, Use::Read));
+    nest.stores.iter_mut().for_each(|operand| each(&mut operand.buffer, Use::Write));
+}
+
+/// Whether a nest only moves elements: its one result is a load.
+pub(crate) fn only_moves(nest: &Nest) -> bool {
+    matches!(nest.expr.insts(), [(Inst::Load(0), _)]) && matches!(nest.loads.as_slice(), [Load::Buffer(_)])
+}
+
+/// How a load reaches its values: an accumulator is what a host has made, row-major over the space.
+pub(crate) fn access_of<'a>(load: &'a Load, dims: &[usize]) -> Cow<'a, Access> {
+    match load {
+        Load::Buffer(operand) => Cow::Borrowed(&operand.access),
+        Load::Accumulator(dtype) => Cow::Owned(Access::contiguous(*dtype, dims)),
     }
 }

@@ -1,117 +1,16 @@
 //! Programs: instructions over buffers, with a memory plan.
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
-use ortrain_expr::DType;
 use ortrain_graph::Tensor;
-use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::versions::FinalVersions;
-use crate::{Cost, HandOver, Instruction, RunError, ScheduledInstruction};
-
-/// A buffer of a [`Program`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BufferId(pub u32);
-
-/// A plane of the state a program is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PlaneId(pub u32);
-
-/// Where a buffer lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// In the work arena, at this byte. The planner decides it.
-    Work(usize),
-    /// In a plane, at this byte.
-    Plane(PlaneId, usize),
-    /// The program's constant of this number.
-    Constant(usize),
-}
-
-/// A contiguous run of elements.
-#[derive(Clone, Debug)]
-pub struct Buffer {
-    /// The name of the value it holds, for dumps and messages.
-    pub label: Arc<str>,
-    /// The element type.
-    pub dtype: DType,
-    /// The number of elements.
-    pub len: usize,
-    /// Where it lies.
-    pub place: Place,
-}
-
-impl Buffer {
-    /// Its size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.len * self.dtype.size()
-    }
-}
-
-/// Whether a buffer lies in the work arena.
-pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
-    matches!(buffers[id.0 as usize].place, Place::Work(_))
-}
-
-/// A set of entries: ways to run a program that share its plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Entries(u8);
-
-/// One way to run a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Entry {
-    /// Gradients are added to what the buffers hold. Also the entry of programs that have only one.
-    Accumulate,
-    /// Gradients replace what the buffers hold.
-    Overwrite,
-}
-
-impl Entries {
-    /// Every entry.
-    pub const ALL: Entries = Entries(0b11);
-
-    /// No entry.
-    pub const NONE: Entries = Entries(0);
-
-    /// One entry.
-    #[must_use]
-    pub fn only(entry: Entry) -> Entries {
-        Entries(1 << entry as u8)
-    }
-
-    /// Whether an entry belongs to the set.
-    #[must_use]
-    pub fn contains(self, entry: Entry) -> bool {
-        self.0 & (1 << entry as u8) != 0
-    }
-
-    /// The entries in both.
-    #[must_use]
-    pub fn and(self, other: Entries) -> Entries {
-        Entries(self.0 & other.0)
-    }
-
-    /// The entries in either.
-    #[must_use]
-    pub fn or(self, other: Entries) -> Entries {
-        Entries(self.0 | other.0)
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// How many there are.
-    pub(crate) fn count(self) -> u64 {
-        u64::from(self.0.count_ones())
-    }
-}
+use crate::backend::RunError;
+use crate::buffer::{Buffer, BufferId, Place, PlaneId};
+use crate::cost::Cost;
+use crate::entries::Entry;
+use crate::instruction::{HandOver, Instruction};
+use crate::scheduled::{FinalVersions, ScheduledInstruction};
 
 /// The part of a program, or of a schedule, that a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -238,75 +137,22 @@ impl Program {
     }
 }
 
-impl fmt::Display for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "program: {} instructions, {} buffers, work {} bytes, constants {} bytes",
-            self.instructions.len(),
-            self.buffers.len(),
-            self.work_bytes,
-            self.constant_bytes()
-        )?;
-        let Cost { flops, bytes } = self.cost(Entry::Accumulate);
-        writeln!(f, "  a run takes {flops} flops and moves at least {bytes} bytes")?;
-        for PlaneUse { plane, bytes, .. } in &self.planes {
-            writeln!(f, "  plane {}: {bytes} bytes", plane.0)?;
-        }
-        let used: FxHashSet<BufferId> = self
-            .instructions
-            .iter()
-            .flat_map(|i| i.instruction.reads().into_iter().chain(i.instruction.writes()))
-            .chain(self.inputs.iter().chain(&self.outputs).copied())
-            .collect();
-        for (k, buffer) in self.buffers.iter().enumerate() {
-            let id = BufferId(k as u32);
-            if !used.contains(&id) {
-                continue;
-            }
-            let place = match buffer.place {
-                Place::Work(offset) => format!("work@{offset}"),
-                Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
-                Place::Constant(number) => format!("const{number}"),
-            };
-            let role = match (self.inputs.contains(&id), self.outputs.contains(&id)) {
-                (true, _) => "  input",
-                (_, true) => "  output",
-                _ => "",
-            };
-            writeln!(f, "  b{k}: {}[{}] {place} {:?}{role}", buffer.dtype, buffer.len, buffer.label)?;
-        }
-        for (k, scheduled) in self.instructions.iter().enumerate() {
-            let when = match scheduled.entries {
-                Entries::ALL => "",
-                other if other.contains(Entry::Overwrite) => " (overwrite)",
-                _ => " (accumulate)",
-            };
-            let list =
-                |ids: &[BufferId]| ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ");
-            write!(
-                f,
-                "  {k:3} {:10} {} <- {}{when}",
-                scheduled.instruction.name(),
-                list(&scheduled.instruction.writes()),
-                list(&scheduled.instruction.reads())
-            )?;
-            write!(f, "  {}", scheduled.instruction.shapes())?;
-            let Cost { flops, bytes } = scheduled.instruction.cost(self);
-            write!(f, "  ({flops} flops, {bytes} bytes)")?;
-            writeln!(f, "  # {}", scheduled.node)?;
-            if let Some(nest) = scheduled.instruction.nest() {
-                for (i, reduction) in nest.reductions.iter().enumerate() {
-                    writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
-                }
-                writeln!(f, "        {}", nest.expr)?;
-            }
-            if let Instruction::Attention(attention) = &scheduled.instruction {
-                for part in attention.parts() {
-                    writeln!(f, "        {}: {}", part.name, part.nest.expr)?;
-                }
-            }
-        }
-        Ok(())
+/// What a program does with planes, the first one first.
+pub(crate) fn plane_uses(
+    instructions: &[ScheduledInstruction],
+    buffers: &[Buffer],
+    outputs: &[BufferId],
+) -> Vec<PlaneUse> {
+    let mut uses = Vec::new();
+    let mut is_early = true;
+    let buffer = |id: &BufferId| &buffers[id.0 as usize];
+    for ScheduledInstruction { instruction, .. } in instructions {
+        instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
+        // What is handed over is read where it lies.
+        is_early &= !matches!(instruction, Instruction::HandOver(_));
+        instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
     }
+    outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
+    uses.sort_unstable_by_key(|used| used.plane);
+    uses
 }

@@ -15,7 +15,7 @@ use rustc_hash::FxHashSet;
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
     Instruction, Load, Marks, MatMul, Nest, Observer, Operand, OutOfMemory, Part, Place, Program, RunError,
-    Scalars, ScatterAdd, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
+    Scalars, ScatterAdd, Target, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -44,6 +44,11 @@ impl Backend for Reference {
 
     fn bf16_unit(&self) -> Option<&'static str> {
         None
+    }
+
+    /// That of a processor: it is the oracle of programs that are made for one.
+    fn target(&self) -> Target {
+        Target::CPU
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {

@@ -713,12 +713,7 @@ pub(crate) fn dump(
     stage: &str,
     shapes: HashMap<String, Vec<usize>>,
 ) -> PyResult<String> {
-    let stage = match stage {
-        "graph" => Stage::Graph,
-        "gradient" => Stage::Gradient,
-        "program" => Stage::Program,
-        other => return Err(unknown("stage", other)),
-    };
+    let stage = Stage::named(stage).map_err(raise)?;
     let shapes: Vec<(String, Vec<usize>)> = shapes.into_iter().collect();
     py.detach(|| ortrain::dump(model.0, stage, &shapes)).map_err(raise)
 }

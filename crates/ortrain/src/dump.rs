@@ -3,7 +3,7 @@
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
 use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
 use ortrain_ops::{PartTensor, PlanePart, Role, Specialiser};
-use ortrain_program::{ALIGNMENT, PlaneId, align};
+use ortrain_program::{ALIGNMENT, PASSES, PassLog, PassRecord, PlaneId, align};
 
 use crate::binding::{RESET_FLAG, parameter_of_gradient};
 use crate::module::graph_of;
@@ -31,9 +31,54 @@ pub enum Stage {
     Gradient,
     /// The schedule: its programs with their instructions, buffers, offsets and peak bytes.
     Program,
+    /// Each program behind the pass of this name: one of those that [`PASSES`] lists.
+    Pass(&'static str),
+    /// What each pass does, and what it changes in each program.
+    Passes,
 }
 
-/// Prints a stage of a model. `shapes` gives the shapes of inputs, by name, for [`Stage::Program`]; symbolic sizes that
+impl Stage {
+    /// The stage of this name: `graph`, `gradient`, `program`, `passes`, or the name of a pass.
+    ///
+    /// ```
+    /// use ortrain::Stage;
+    ///
+    /// assert_eq!(Stage::named("fusion")?, Stage::Pass("fusion"));
+    /// assert!(Stage::named("fusoin").unwrap_err().to_string().contains("fusion"));
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for another name.
+    pub fn named(name: &str) -> Result<Stage> {
+        Ok(match name {
+            "graph" => Stage::Graph,
+            "gradient" => Stage::Gradient,
+            "program" => Stage::Program,
+            "passes" => Stage::Passes,
+            _ => match PASSES.iter().find(|pass| pass.name == name) {
+                Some(pass) => Stage::Pass(pass.name),
+                None => {
+                    let passes = PASSES.iter().map(|pass| pass.name);
+                    let known: Vec<&str> =
+                        ["graph", "gradient", "program", "passes"].into_iter().chain(passes).collect();
+                    let hint = hint(name, known.iter().copied());
+                    return Err(Error::Argument(format!(
+                        "there is no stage {name:?}{hint}; stages are graph, gradient, program, passes, and each pass: {}",
+                        known[4..].join(", ")
+                    )));
+                }
+            },
+        })
+    }
+
+    /// Whether programs must be made to print it.
+    fn is_of_programs(self) -> bool {
+        matches!(self, Stage::Program | Stage::Pass(_) | Stage::Passes)
+    }
+}
+
+/// Prints a stage of a model. `shapes` gives the shapes of inputs, by name, for stages of programs; symbolic sizes that
 /// it does not determine are 1. Values of inputs that reach a shape are zeros there.
 ///
 /// ```
@@ -52,9 +97,9 @@ pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -
     let gradients = stage == Stage::Gradient;
     let model = if gradients { model.load_for_gradients()? } else { model.load()? };
     if let (Some((graph, scalars)), false) = (graph_over_planes(&label, &model), gradients) {
-        return match stage {
-            Stage::Program => program(&label, graph, shapes, false, &scalars),
-            _ => Ok(graph.to_string()),
+        return match stage.is_of_programs() {
+            true => program(&label, stage, graph, shapes, false, &scalars),
+            false => Ok(graph.to_string()),
         };
     }
     let mut graph = graph_of(&label, &model)?;
@@ -71,7 +116,9 @@ pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -
             infer(&mut graph).map_err(fail)?;
             Ok(graph.to_string())
         }
-        Stage::Program => program(&label, graph, shapes, training, &[]),
+        Stage::Program | Stage::Pass(_) | Stage::Passes => {
+            program(&label, stage, graph, shapes, training, &[])
+        }
     }
 }
 
@@ -115,6 +162,7 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
 /// The schedule of a graph. Sequences of the names in `scalars` have one number for each parameter.
 fn program(
     label: &str,
+    stage: Stage,
     graph: Graph,
     shapes: &[(String, Vec<usize>)],
     training: bool,
@@ -207,8 +255,40 @@ fn program(
             }
         }
     }
-    let specialiser = Specialiser::new(graph, roles);
+    let log = match stage {
+        Stage::Pass(name) => PassLog::with_text_after(name)
+            .ok_or_else(|| Error::Argument(format!("there is no pass {name:?}")))?,
+        _ => PassLog::new(),
+    };
+    let specialiser = Specialiser::new(graph, roles).log(log.clone());
     let dims: Vec<&[usize]> = inputs.iter().map(Vec::as_slice).collect();
     let schedule = specialiser.schedule_of_shapes(&dims).map_err(|source| Error::model(label, source))?;
-    Ok(schedule.to_string())
+    Ok(match stage {
+        Stage::Pass(_) => texts(&log),
+        Stage::Passes => changes(&log),
+        _ => schedule.to_string(),
+    })
+}
+
+/// The programs behind a pass.
+fn texts(log: &PassLog) -> String {
+    let programs = log.programs();
+    let texts = programs.iter().flatten().filter_map(|record| record.text.as_deref());
+    texts.enumerate().map(|(k, text)| format!("program {k}\n{text}")).collect()
+}
+
+/// What each pass does, then the number of its changes, and of instructions behind it, in each program.
+fn changes(log: &PassLog) -> String {
+    let width = PASSES.iter().map(|pass| pass.name.len()).max().unwrap_or(0);
+    let mut text = String::from("passes, in the order in which they run\n");
+    for pass in PASSES {
+        text += &format!("  {:width$}  {}\n", pass.name, pass.about);
+    }
+    for (k, records) in log.programs().iter().enumerate() {
+        text += &format!("program {k}\n  {:width$}  changes  instructions\n", "pass");
+        for PassRecord { pass, changes, instructions, .. } in records {
+            text += &format!("  {pass:width$}  {changes:7}  {instructions:12}\n");
+        }
+    }
+    text
 }

@@ -29,7 +29,7 @@ pub(crate) struct Runners {
 impl Runners {
     pub(crate) fn new(graph: Graph, roles: Vec<Role>, backend: Arc<dyn Backend>) -> Runners {
         Runners {
-            specialiser: Specialiser::new(graph, roles),
+            specialiser: Specialiser::new(graph, roles).target(backend.target()),
             backend,
             compiled: Vec::with_capacity(KEPT + 1),
         }

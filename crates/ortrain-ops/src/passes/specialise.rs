@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ortrain_expr::Precision;
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Branch, BranchSource, Branches, Code, Count, Handed, PlaneId, PlanePlace, Program, ProgramBuilder,
-    Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Stacked,
+    Branch, BranchSource, Branches, Code, Count, Handed, PassLog, PlaneId, PlanePlace, Program,
+    ProgramBuilder, Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Stacked, Target,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -68,12 +68,27 @@ pub struct Specialiser {
 }
 
 /// What a schedule depends on besides its graph and its inputs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Settings {
     /// How many nodes loops may be written out to.
     unrolled_nodes: usize,
     /// Of inner products.
     precision: Precision,
+    /// The machine that programs are made for.
+    target: Target,
+    /// Takes down what passes do.
+    log: Option<PassLog>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            unrolled_nodes: UNROLLED_NODES,
+            precision: Precision::F32,
+            target: Target::default(),
+            log: None,
+        }
+    }
 }
 
 impl Specialiser {
@@ -94,8 +109,7 @@ impl Specialiser {
     /// For a part of a graph that was prepared already.
     fn of_part(graph: Graph, roles: Vec<Role>) -> Specialiser {
         let (shape_inputs, cache) = (Mutex::default(), Mutex::default());
-        let settings = Settings { unrolled_nodes: UNROLLED_NODES, precision: Precision::F32 };
-        Specialiser { graph, roles, shape_inputs, cache, settings }
+        Specialiser { graph, roles, shape_inputs, cache, settings: Settings::default() }
     }
 
     /// The same graph, state and settings with other results.
@@ -104,7 +118,7 @@ impl Specialiser {
         let mut graph = self.graph.clone();
         graph.outputs = outputs;
         let mut shown = Specialiser::of_part(graph, self.roles.clone());
-        shown.settings = self.settings;
+        shown.settings = self.settings.clone();
         shown
     }
 
@@ -120,7 +134,7 @@ impl Specialiser {
         // What cannot be inferred is found when it is run.
         let _ = infer_known(&mut graph);
         let mut written = Specialiser::of_part(graph, self.roles.clone());
-        written.settings = self.settings;
+        written.settings = self.settings.clone();
         Some(written)
     }
 
@@ -142,7 +156,7 @@ impl Specialiser {
             roles[at] = Role::Plane(plane, 0);
         }
         let mut placed = Specialiser::of_part(graph, roles);
-        placed.settings = self.settings;
+        placed.settings = self.settings.clone();
         placed
     }
 
@@ -159,6 +173,20 @@ impl Specialiser {
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> Specialiser {
         self.settings.precision = precision;
+        self
+    }
+
+    /// The same for another machine than a processor.
+    #[must_use]
+    pub fn target(mut self, target: Target) -> Specialiser {
+        self.settings.target = target;
+        self
+    }
+
+    /// The same, which takes down what passes do to each program that is made from now on.
+    #[must_use]
+    pub fn log(mut self, log: PassLog) -> Specialiser {
+        self.settings.log = Some(log);
         self
     }
 
@@ -253,7 +281,7 @@ impl Specialiser {
                 .collect::<Result<_, Error>>()?;
             let known: Vec<Option<Known<'_>>> =
                 key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
-            match compile(&self.graph, &self.roles, &known, self.settings)? {
+            match compile(&self.graph, &self.roles, &known, &self.settings)? {
                 Compiled::Schedule(schedule) => {
                     let schedule = Arc::new(schedule);
                     let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -324,7 +352,7 @@ fn compile(
     source: &Graph,
     roles: &[Role],
     known: &[Option<Known<'_>>],
-    settings: Settings,
+    settings: &Settings,
 ) -> Result<Compiled, Error> {
     let mut graph = source.clone();
     // Lowerings may count on a first output, even if nobody asked for it.
@@ -524,7 +552,7 @@ fn segments(
     roles: &[Role],
     kinds: &[Kind],
     late: &FxHashSet<ValueId>,
-    settings: Settings,
+    settings: &Settings,
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
     let mut maker = SegmentMaker { graph, roles, schedule, slots, settings };
@@ -652,7 +680,7 @@ struct SegmentMaker<'a> {
     roles: &'a [Role],
     schedule: Schedule,
     slots: FxHashMap<ValueId, SlotId>,
-    settings: Settings,
+    settings: &'a Settings,
 }
 
 impl SegmentMaker<'_> {
@@ -700,8 +728,7 @@ impl SegmentMaker<'_> {
         let code = if late {
             Code::Late(Arc::new(self.late(members, inputs, outputs)))
         } else {
-            let precision = self.settings.precision;
-            let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs, precision)?;
+            let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs, self.settings)?;
             Code::Ready(Arc::new(program), shapes)
         };
         let inputs = given.into_iter().map(|id| self.slot(id)).collect();
@@ -717,7 +744,7 @@ impl SegmentMaker<'_> {
         graph.inputs = inputs.to_vec();
         graph.outputs = outputs.to_vec();
         let roles = inputs.iter().map(|&id| self.role(id).cloned().unwrap_or(Role::User)).collect();
-        Specialiser { settings: self.settings, ..Specialiser::of_part(graph, roles) }
+        Specialiser { settings: self.settings.clone(), ..Specialiser::of_part(graph, roles) }
     }
 
     /// A segment of a node that runs outside programs.
@@ -881,7 +908,7 @@ impl SegmentMaker<'_> {
         }
         body.inputs = inputs;
         body.remove_unused();
-        let child = Child { graph: body, roles, known, settings: self.settings };
+        let child = Child { graph: body, roles, known, settings: self.settings.clone() };
         let undetermined = || Error::at(self.graph, node, OpError::unsupported(UNDETERMINED));
         let schedule = child.compiled()?.ok_or_else(undetermined)?;
         let body = child.graph;
@@ -970,7 +997,7 @@ impl SegmentMaker<'_> {
         let mut asked = asked.into_iter();
         graph.outputs.retain(|_| asked.next() == Some(true));
         graph.remove_unused();
-        Ok(Branch::new(Box::new(Child { graph, roles, known, settings: self.settings })))
+        Ok(Branch::new(Box::new(Child { graph, roles, known, settings: self.settings.clone() })))
     }
 }
 
@@ -991,7 +1018,7 @@ impl Child {
         loop {
             let shapes: Vec<Option<Known<'_>>> =
                 known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
-            match compile(&self.graph, &self.roles, &shapes, self.settings)? {
+            match compile(&self.graph, &self.roles, &shapes, &self.settings)? {
                 Compiled::Schedule(schedule) => return Ok(Some(schedule)),
                 Compiled::NeedsValues(wanted) => {
                     // What depends on these values is compiled when they are known.
@@ -1025,9 +1052,9 @@ fn lower(
     members: &[usize],
     inputs: &[ValueId],
     outputs: &[ValueId],
-    precision: Precision,
+    settings: &Settings,
 ) -> Result<(Program, Vec<Vec<usize>>), Error> {
-    let mut builder = ProgramBuilder::new().precision(precision);
+    let mut builder = ProgramBuilder::new().precision(settings.precision);
     let mut values = Values::default();
     let dims_of = |id: ValueId| -> Result<Vec<usize>, Error> {
         graph.value(id).ty.shape().and_then(Shape::concrete).ok_or_else(|| {
@@ -1079,5 +1106,6 @@ fn lower(
         results.push(buffer);
         shapes.push(dims_of(id)?);
     }
-    Ok((builder.finish(buffers, results)?, shapes))
+    let program = builder.finish_for(&settings.target, buffers, results, settings.log.as_ref())?;
+    Ok((program, shapes))
 }

@@ -9,8 +9,9 @@ use ortrain_expr::{Inst, Reg, Type};
 use rustc_hash::{FxHashSet, FxHasher};
 use smallvec::SmallVec;
 
-use super::is_injective;
 use crate::cost::{operation, read_weight};
+use crate::rewrite::splice::is_injective;
+use crate::target::FusionWeights;
 use crate::{Buffer, BufferId, Instruction, Load, Nest};
 
 /// More points than this are not counted: the sums of weights would not be exact any more.
@@ -54,7 +55,7 @@ impl Known {
         instruction: &Instruction,
         value: BufferId,
         (map, result): (&Nest, usize),
-        buffers: &[Buffer],
+        machine: (&[Buffer], &FusionWeights),
     ) -> bool {
         let Some(nest) = instruction.flexible_nest() else { return false };
         let expr = &map.expr;
@@ -102,6 +103,6 @@ impl Known {
                 added = added.saturating_add(operation(inst, ty).saturating_mul(evaluated));
             }
         }
-        added >= read_weight(nest, &slots, buffers)
+        added >= read_weight(nest, &slots, machine)
     }
 }

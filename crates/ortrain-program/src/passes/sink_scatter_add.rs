@@ -1,4 +1,4 @@
-//! Sums at given rows that go straight to where they are gathered.
+//! Moves sums at given rows behind the maps that read them, straight to where they are gathered.
 //!
 //! The gradient of an embedding is zeros with sums at a few rows, and it is added to what was gathered before. Said like
 //! that it takes three passes over all rows. Here the sums go past every map that does nothing but add their target to
@@ -6,30 +6,32 @@
 
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
-use super::splice::{is_injective, same, with_constants};
+use super::Changed;
+use crate::draft::Draft;
+use crate::error::ProgramError;
 use crate::operand::only_result;
-use crate::versions::NewVersions;
+use crate::rewrite::splice::{is_injective, same, with_constants};
+use crate::scheduled::NewVersions;
+use crate::target::Target;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScatterAdd, ScheduledInstruction,
     is_work,
 };
 
 /// Moves sums behind the maps that read their targets, one map after the other.
-pub(crate) fn sum_late(
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &[Buffer],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let mut new_versions = NewVersions::after(instructions.iter());
-    let mut at = 0;
+    let (mut at, mut changes) = (0, 0);
     while at < instructions.len() {
         if let Some(moved) = moved(instructions, buffers, inputs, outputs, at, &mut new_versions) {
             *instructions = moved;
+            changes += 1;
         } else {
             at += 1;
         }
     }
+    Ok(Changed(changes))
 }
 
 /// The instructions with the sums at `at` behind the maps that read them, if that is all that becomes of them.

@@ -9,8 +9,8 @@ use ortrain_expr::{
 
 use crate::reference::evaluate;
 use crate::{
-    Backend, Bindings, BufferId, BufferIds, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest,
-    Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window, Workspace,
+    Backend, Bindings, BufferId, BufferIds, Conv, Entries, Entry, FusionWeights, Instruction, Load, MatMul,
+    Memory, Nest, Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window, Workspace,
 };
 
 /// Images of a program: `[n, c, h * w]`.
@@ -776,7 +776,7 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
         images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
     let known = super::lighter::Known::of(&reader);
     let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
-    known.is_no_lighter(&Instruction::Nest(reader), y, (&map, 0), &buffers)
+    known.is_no_lighter(&Instruction::Nest(reader), y, (&map, 0), (&buffers, &FusionWeights::ORDINARY))
 }
 
 /// Something is said only of instructions that read each element at one point: of others, the parts of the value may be

@@ -1,24 +1,37 @@
-//! The memory planner: where every work buffer lies, decided before anything is allocated.
+//! Places every work buffer in the arena, before anything is allocated.
 
 use std::cmp::Reverse;
 
 use ortrain_expr::Access;
 
-use crate::builder::align;
+use super::Changed;
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::liveness::{Life, Liveness, alive};
+use crate::memory::align;
 use crate::operand::read_by;
-use crate::{Buffer, BufferId, Nest, Operand, Place, ProgramError, ScheduledInstruction, is_work};
+use crate::target::Target;
+use crate::{Buffer, BufferId, Nest, Operand, Place, ScheduledInstruction, is_work};
 
-/// First and last instruction (inputs are there before the first) at which a buffer holds something needed.
-#[derive(Clone, Copy)]
-struct Life {
-    first: isize,
-    last: isize,
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    draft.work_bytes = plan(buffers, instructions, inputs, outputs)?;
+    Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Work(_))).count()))
 }
 
-impl Life {
-    fn meets(self, other: Life) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
+/// The size of the arena that a draft needs.
+pub(super) fn arena(draft: &Draft) -> Result<usize, ProgramError> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    Ok(packed(buffers, instructions, inputs, outputs)?.total)
+}
+
+/// Where each block lies, and whose bytes it is.
+struct Packed {
+    /// For each buffer the first of those that share its bytes.
+    group: Vec<usize>,
+    blocks: Vec<Block>,
+    offsets: Vec<usize>,
+    total: usize,
 }
 
 /// Gives every work buffer its offset and returns the size of the arena.
@@ -32,21 +45,7 @@ pub(crate) fn plan(
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Result<usize, ProgramError> {
-    let mut lives = lives(buffers.len(), instructions, inputs, outputs);
-    let group = shared(buffers, instructions, &mut lives);
-    let mut blocks = Vec::new();
-    for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
-        let Some(life) = lives[k] else { continue };
-        let size = buffers[k].bytes().max(1).checked_next_multiple_of(align(1));
-        let size = size.filter(|&size| isize::try_from(size).is_ok());
-        let size = size.ok_or_else(|| ProgramError::TooLarge { label: buffers[k].label.to_string() })?;
-        blocks.push(Block { buffer: k, size, life });
-    }
-    let packed = pack(&blocks, instructions.len());
-    let Some((offsets, total)) = packed else {
-        let largest = blocks.iter().max_by_key(|block| block.size).map_or(0, |block| block.buffer);
-        return Err(ProgramError::TooLarge { label: buffers[largest].label.to_string() });
-    };
+    let Packed { group, blocks, offsets, total } = packed(buffers, instructions, inputs, outputs)?;
     for (block, offset) in blocks.iter().zip(offsets) {
         buffers[block.buffer].place = Place::Work(offset);
     }
@@ -58,73 +57,50 @@ pub(crate) fn plan(
     Ok(total)
 }
 
-/// For each buffer the first of those that share its bytes, because results take the place of what is read last.
-pub(crate) fn sharing(
+/// The blocks of a program, packed.
+fn packed(
     buffers: &[Buffer],
     instructions: &[ScheduledInstruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
-) -> Vec<usize> {
-    let mut lives = lives(buffers.len(), instructions, inputs, outputs);
-    shared(buffers, instructions, &mut lives)
+) -> Result<Packed, ProgramError> {
+    let mut lives = Liveness::of(buffers.len(), instructions, inputs, outputs);
+    let group = shared(buffers, instructions, &mut lives);
+    let mut blocks = Vec::new();
+    for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
+        let Some(life) = lives.life(k) else { continue };
+        let size = buffers[k].bytes().max(1).checked_next_multiple_of(align(1));
+        let size = size.filter(|&size| isize::try_from(size).is_ok());
+        let size = size.ok_or_else(|| ProgramError::TooLarge { label: buffers[k].label.to_string() })?;
+        blocks.push(Block { buffer: k, size, life });
+    }
+    let Some((offsets, total)) = pack(&blocks, instructions.len()) else {
+        let largest = blocks.iter().max_by_key(|block| block.size).map_or(0, |block| block.buffer);
+        return Err(ProgramError::TooLarge { label: buffers[largest].label.to_string() });
+    };
+    Ok(Packed { group, blocks, offsets, total })
+}
+
+/// For each buffer the first of those that share its bytes, because results take the place of what is read last.
+pub(super) fn sharing(draft: &Draft) -> Vec<usize> {
+    shared(&draft.buffers, &draft.instructions, &mut draft.liveness())
 }
 
 /// The instruction at which most is alive.
-pub(crate) fn fullest(
-    buffers: &[Buffer],
-    instructions: &[ScheduledInstruction],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) -> Option<usize> {
-    let mut lives = lives(buffers.len(), instructions, inputs, outputs);
+pub(super) fn fullest(draft: &Draft) -> Option<usize> {
+    let Draft { instructions, buffers, .. } = draft;
+    let mut lives = draft.liveness();
     let group = shared(buffers, instructions, &mut lives);
-    let mut change = vec![0i128; instructions.len() + 3];
-    for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
-        let Some(life) = lives[k] else { continue };
-        change[(life.first + 1) as usize] += buffers[k].bytes() as i128;
-        change[(life.last + 2) as usize] -= buffers[k].bytes() as i128;
-    }
-    let mut alive = change[0];
-    let sums = (0..instructions.len()).map(|at| {
-        alive += change[at + 1];
-        (at, alive)
-    });
-    sums.max_by_key(|&(at, alive)| (alive, Reverse(at))).map(|(at, _)| at)
-}
-
-fn lives(
-    count: usize,
-    instructions: &[ScheduledInstruction],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) -> Vec<Option<Life>> {
-    let mut lives: Vec<Option<Life>> = vec![None; count];
-    let mut touch = |id: BufferId, at: isize| {
-        let life = lives[id.0 as usize].get_or_insert(Life { first: at, last: at });
-        life.first = life.first.min(at);
-        life.last = life.last.max(at);
-    };
-    for &input in inputs {
-        touch(input, -1);
-    }
-    for (index, scheduled) in instructions.iter().enumerate() {
-        for id in scheduled.instruction.reads().into_iter().chain(scheduled.instruction.writes()) {
-            touch(id, index as isize);
-        }
-    }
-    for &output in outputs {
-        touch(output, instructions.len() as isize);
-    }
-    lives
+    let is_block = |&(k, _): &(usize, Life)| group[k] == k && is_work(buffers, BufferId(k as u32));
+    let blocks = lives.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
+    let alive = alive(instructions.len(), blocks);
+    // The first number is that of what is there before the first instruction.
+    (0..instructions.len()).max_by_key(|&at| (alive[at + 1], Reverse(at)))
 }
 
 /// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes.
 /// Its life becomes that of all of them.
-fn shared(
-    buffers: &[Buffer],
-    instructions: &[ScheduledInstruction],
-    lives: &mut [Option<Life>],
-) -> Vec<usize> {
+fn shared(buffers: &[Buffer], instructions: &[ScheduledInstruction], lives: &mut Liveness) -> Vec<usize> {
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, scheduled) in instructions.iter().enumerate() {
         let Some(nest) = scheduled.instruction.flexible_nest() else { continue };
@@ -132,8 +108,8 @@ fn shared(
         let mut taken: Vec<usize> = Vec::new();
         for &Operand { buffer: to, access: ref store } in &nest.stores {
             let target = to.0 as usize;
-            let fresh =
-                lives[target].is_some_and(|life| life.first == index as isize) && group[target] == target;
+            let fresh = lives.life(target).is_some_and(|life| life.first == index as isize)
+                && group[target] == target;
             if !fresh || !is_work(buffers, to) {
                 continue;
             }
@@ -145,7 +121,7 @@ fn shared(
                 is_work(buffers, from)
                     && equal(&load.access, store, &nest.dims)
                     && buffers[source].bytes() == buffers[target].bytes()
-                    && lives[root].is_some_and(|life| life.last == index as isize)
+                    && lives.life(root).is_some_and(|life| life.last == index as isize)
                     && !taken.contains(&root)
                     && !factors.contains(&from)
                     && !others.any(|other| other != from && group[other.0 as usize] == root)
@@ -155,8 +131,8 @@ fn shared(
                 let root = group[from.buffer.0 as usize];
                 group[target] = root;
                 taken.push(root);
-                let last = lives[target].map_or(0, |life| life.last);
-                if let Some(life) = &mut lives[root] {
+                let last = lives.life(target).map_or(0, |life| life.last);
+                if let Some(life) = lives.life_mut(root) {
                     life.last = life.last.max(last);
                 }
             }
@@ -241,17 +217,8 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
 
 /// The most bytes that are alive at an instruction: no plan needs less.
 fn alive_at_most(blocks: &[Block], instructions: usize) -> u128 {
-    let mut change = vec![0i128; instructions + 3];
-    for block in blocks {
-        change[(block.life.first + 1) as usize] += block.size as i128;
-        change[(block.life.last + 2) as usize] -= block.size as i128;
-    }
-    let mut alive = 0;
-    let sums = change.into_iter().map(|change| {
-        alive += change;
-        alive
-    });
-    sums.max().unwrap_or(0).unsigned_abs()
+    let alive = alive(instructions, blocks.iter().map(|block| (block.life, block.size as i128)));
+    alive.into_iter().max().unwrap_or(0).unsigned_abs()
 }
 
 /// Places blocks in the given order, each as low as it fits.

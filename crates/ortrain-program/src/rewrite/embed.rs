@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, Builder, Dims, Expr, Inst, Reduction, Reg, Strides, Type};
 use smallvec::{SmallVec, smallvec};
 
-use super::splice::access_of;
+use crate::operand::access_of;
 use crate::{Nest, Operand};
 
 /// Most axes that a space is split into.
@@ -15,7 +15,7 @@ const MOST_AXES: usize = 12;
 /// the host's order and grouping of axes, its steps through the buffer are then steps of the guest. Where a host walks
 /// several axes of the guest as one, its axis is split.
 #[derive(Debug)]
-pub(super) struct Embedding {
+pub(crate) struct Embedding {
     /// For each axis of the host the axes that it becomes.
     parts: Vec<SmallVec<[usize; 2]>>,
     digits: Vec<Digit>,
@@ -43,7 +43,7 @@ type Part = (usize, SmallVec<[(usize, usize); 2]>);
 impl Embedding {
     /// The embedding of `guest`, a map that reaches all elements of a buffer through `place`, into a space of sizes
     /// `host` that reaches them, or some of them, through `at`. `split` says whether axes of the host may be split.
-    pub(super) fn new(
+    pub(crate) fn new(
         host: &[usize],
         at: &Access,
         guest: &Nest,
@@ -116,7 +116,7 @@ impl Embedding {
 
     /// The host after the split of its axes, of which the embedding knows the first ones at least (the reduced ones it
     /// does not know stay as they are).
-    pub(super) fn refined(&self, nest: &Nest) -> Nest {
+    pub(crate) fn refined(&self, nest: &Nest) -> Nest {
         if !self.is_split() {
             return nest.clone();
         }
@@ -159,7 +159,7 @@ impl Embedding {
     }
 
     /// An access of the guest as one of the split host.
-    pub(super) fn access(&self, access: &Access) -> Access {
+    pub(crate) fn access(&self, access: &Access) -> Access {
         let mut moved = Access { strides: self.dims().iter().map(|_| 0).collect(), ..access.clone() };
         let mut offset = access.offset as isize;
         for digit in &self.digits {
@@ -174,12 +174,12 @@ impl Embedding {
     }
 
     /// An access of the guest that is read by computed index alone.
-    pub(super) fn gathered(&self, access: &Access) -> Access {
+    pub(crate) fn gathered(&self, access: &Access) -> Access {
         Access { strides: self.dims().iter().map(|_| 0).collect(), ..access.clone() }
     }
 
     /// The guest's position along one of its axes, as the split host sees it.
-    pub(super) fn coordinate(&self, b: &mut Builder, axis: usize) -> Reg {
+    pub(crate) fn coordinate(&self, b: &mut Builder, axis: usize) -> Reg {
         let Some(digit) = self.digits.iter().find(|digit| digit.axis == axis) else { return b.int(0) };
         debug_assert!(!digit.merged, "axes whose positions are asked for are not merged");
         let mut sum = b.int(digit.base as i64);
@@ -293,7 +293,7 @@ pub(crate) fn finish(
 }
 
 /// The same with other results.
-pub(super) fn finish_with(
+pub(crate) fn finish_with(
     b: Builder,
     outputs: &[Reg],
     reductions: &[Reduction],

@@ -1,4 +1,4 @@
-//! Less memory for more time: values are dropped and computed again before they are needed next.
+//! Takes less memory for more time: values are dropped and computed again before they are needed next.
 //!
 //! The instructions of a fused program stay what they are; some run twice. Which ones is decided greedily: at the place
 //! where most is alive, the value goes whose absence lowers what is alive above the goal most for the seconds that making
@@ -8,16 +8,17 @@
 
 use smallvec::SmallVec;
 
-use crate::builder::align;
+use super::memory_plan::plan;
 use crate::cost::cost;
-use crate::versions;
-use crate::{
-    Buffer, BufferId, BufferIds, Cost, Entries, Place, Program, ScheduledInstruction, is_work, plan,
-};
+use crate::liveness::{Life, Liveness, alive};
+use crate::memory::align;
+use crate::scheduled;
+use crate::target::{Speed, Target};
 
-/// What a machine does in a second, roughly: only the ratio of the two decides.
-const FLOPS: f64 = 1e11;
-const BYTES: f64 = 2e10;
+use crate::{Buffer, BufferId, BufferIds, Cost, Entries, Place, Program, ScheduledInstruction, is_work};
+
+/// By which the times of instructions are compared.
+const SPEED: Speed = Target::PLAIN.speed;
 /// Values that are tried at a time, and generations of what makes them that run again with it.
 const CANDIDATES: usize = 12;
 const DEPTHS: [usize; 4] = [0, 1, 2, 4];
@@ -39,10 +40,10 @@ impl Program {
             }
             let reached = work.lower(goal as i64);
             let (mut buffers, instructions) = work.result();
-            let planned = plan::plan(&mut buffers, &instructions, &self.inputs, &self.outputs);
+            let planned = plan(&mut buffers, &instructions, &self.inputs, &self.outputs);
             let Ok(planned) = planned else { break };
             // An order in which something would be read before or after its update is none.
-            if versions::check(&instructions, &buffers, &self.last_versions).is_err() {
+            if scheduled::check(&instructions, &buffers, &self.last_versions).is_err() {
                 break;
             }
             if planned < smallest {
@@ -99,10 +100,17 @@ struct Order {
     roots: Vec<Value>,
 }
 
-/// Where each value is needed first and last, and what is alive at each entry.
+/// Where each value is needed, and how many bytes are alive at each entry.
 struct Lives {
-    spans: Vec<Option<(usize, usize)>>,
+    of_values: Liveness,
     alive: Vec<i64>,
+}
+
+impl Lives {
+    /// Where a value is needed first and last.
+    fn span(&self, value: Value) -> Option<(usize, usize)> {
+        self.of_values.life(value).map(|Life { first, last }| (first.unsigned_abs(), last.unsigned_abs()))
+    }
 }
 
 struct Recomputation<'a> {
@@ -177,7 +185,7 @@ impl<'a> Recomputation<'a> {
         let until =
             (at..instructions.len()).find(|&later| !planes.is_empty() && changes(&instructions[later]));
         Origin {
-            seconds: flops as f64 / FLOPS + bytes as f64 / BYTES,
+            seconds: flops as f64 / SPEED.flops + bytes as f64 / SPEED.bytes,
             repeats: own && steady && *entries == Entries::ALL && !instruction.must_stay(),
             until: until.unwrap_or(usize::MAX),
         }
@@ -188,37 +196,23 @@ impl<'a> Recomputation<'a> {
     }
 
     fn lives(&self, order: &Order) -> Lives {
-        let mut spans: Vec<Option<(usize, usize)>> = vec![None; order.roots.len()];
-        let count = order.entries.len();
-        let mut touch = |value: Value, at: usize| {
-            let span = spans[value].get_or_insert((at, at));
-            *span = (span.0.min(at), span.1.max(at));
-        };
+        let mut lives = Liveness::new(order.roots.len());
+        // Inputs and outputs are alive in a program of no instructions, too.
+        let places = order.entries.len().max(1);
         for value in 0..self.inputs.len() {
             if self.inputs[value] {
-                touch(value, 0);
+                lives.touch(value, 0);
             }
             if self.outputs[value] {
-                touch(value, count.saturating_sub(1));
+                lives.touch(value, places as isize - 1);
             }
         }
         for (at, entry) in order.entries.iter().enumerate() {
-            entry.reads.iter().chain(&entry.writes).for_each(|&value| touch(value, at));
+            entry.reads.iter().chain(&entry.writes).for_each(|&value| lives.touch(value, at as isize));
         }
-        // Inputs and outputs are alive in a program of no instructions, too.
-        let mut change = vec![0i64; count.max(1) + 1];
-        for (value, span) in spans.iter().enumerate() {
-            if let Some((first, last)) = *span {
-                change[first] += self.size(order, value);
-                change[last + 1] -= self.size(order, value);
-            }
-        }
-        let mut sum = 0;
-        let alive = change[..count.max(1)].iter().map(|change| {
-            sum += change;
-            sum
-        });
-        Lives { alive: alive.collect(), spans }
+        let taken = lives.iter().map(|(value, life)| (life, i128::from(self.size(order, value))));
+        let alive = alive(places, taken)[1..=places].iter().map(|&bytes| bytes as i64).collect();
+        Lives { of_values: lives, alive }
     }
 
     fn peak(&self) -> i64 {
@@ -262,7 +256,7 @@ impl<'a> Recomputation<'a> {
             let origin = &self.origins[entry.origin];
             for &value in &entry.writes {
                 let reads = |at: &usize| entries[*at].reads.contains(&value);
-                let alive = lives.spans[value].is_some_and(|(_, last)| last > peak);
+                let alive = lives.span(value).is_some_and(|(_, last)| last > peak);
                 if !origin.repeats || !alive || reads(&peak) {
                     continue;
                 }
@@ -362,8 +356,8 @@ impl<'a> Recomputation<'a> {
     /// The version of a value that lives longest among those made before an entry, and how long it lives.
     fn version(&self, order: &Order, lives: &Lives, value: Value, to: usize) -> (Value, usize) {
         let root = order.roots[value];
-        let versions = lives.spans.iter().enumerate().filter_map(|(other, span)| {
-            let (first, last) = (*span)?;
+        let versions = (0..order.roots.len()).filter_map(|other| {
+            let (first, last) = lives.span(other)?;
             (order.roots[other] == root && first < to).then_some((other, last))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))

@@ -9,45 +9,28 @@
 //!
 //! Every pass goes over the instructions once, in order, so the same program is always fused in the same way.
 
-mod attention;
-mod cells;
-mod embed;
-mod late_sums;
 mod lighter;
-mod lives;
-mod order;
-mod panels;
-mod slopes;
-mod splice;
 #[cfg(test)]
 mod tests;
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
-use crate::builder::align;
+use super::Changed;
 use crate::cost::weight;
-use crate::instruction::only_moves;
-use crate::operand::{only_result, read_by, written_by};
-use crate::versions::{Version, Versions};
-use crate::{
-    Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Place, ScheduledInstruction, is_work,
-};
-pub(crate) use attention::fuse_attention;
-pub(crate) use cells::number_cells;
-use embed::Embedding;
-pub(crate) use embed::{copy, finish};
-pub(crate) use late_sums::sum_late;
-use lives::Lives;
-pub(crate) use order::{order, remove_unused};
-pub(crate) use panels::lay_panels;
-use splice::{Link, append, inline};
-pub(crate) use splice::{is_injective, with_constants};
+use crate::draft::Draft;
+use crate::editor::{Change, Editor, PLACES, joined, result_of};
+use crate::error::ProgramError;
+use crate::operand::{only_moves, only_result, read_by, written_by};
+use crate::rewrite::embed::Embedding;
+use crate::rewrite::splice::{self, Link, append, inline};
+use crate::target::{FusionWeights, Target};
+use crate::versions::Versions;
+use crate::{BufferId, Entries, Instruction, Load, MatMul, Nest, ScheduledInstruction};
 
 /// A result with more readers than this is stored.
 const MOST_READERS: usize = 8;
@@ -55,66 +38,31 @@ const MOST_READERS: usize = 8;
 /// Places between which nothing is alive for long.
 const CLOSE: usize = 16;
 
-/// Places for each instruction: one for each entry, where several come up to the place of one.
-const PLACES: usize = 2;
-
 /// The peak of memory may rise by one part in so many: what is kept for each channel is no reason to do without.
 const TRIFLE: i64 = 64;
-
-/// Between the nodes of an instruction that was made of several.
-const NODES: &str = " + ";
-
-/// More nodes are not named.
-const MOST_NODES: usize = 4;
-const MORE_NODES: &str = "…";
 
 /// True if axes of an instruction's nest may be split: those of products are what the product says.
 fn may_split(instruction: &Instruction) -> bool {
     matches!(instruction, Instruction::Nest(_))
 }
 
-/// Fuses instructions. What is kept in place of other values gets buffers of its own.
-pub(crate) fn fuse(
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &mut Vec<Buffer>,
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) {
-    let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
+/// Makes one map of maps that follow each other. What is alive between close ones is no reason not to.
+pub(super) fn fuse_chains(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+    let mut work = Fusion::new(draft, target);
     work.join_chains();
-    let slopes = work.slopes();
-    let slots = if slopes.is_empty() {
-        work.join_all()
-    } else {
-        let mut slots = work.slots;
-        slopes::apart(slopes, &mut slots, buffers);
-        Fusion::new(slots.into_iter().flatten().collect(), buffers, inputs, outputs).join_all()
-    };
-    instructions.extend(slots.into_iter().flatten());
+    let (instructions, changes) = work.finish();
+    draft.instructions = instructions;
+    Ok(changes)
 }
 
-/// The nodes of two instructions that became one. Where one of them can fail, messages name that one.
-fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction) -> Arc<str> {
-    match (first.instruction.can_fail(), second.instruction.can_fail()) {
-        (true, false) => return first.node.clone(),
-        (false, true) => return second.node.clone(),
-        _ => {}
-    }
-    let mut nodes: Vec<&str> = first.node.split(NODES).collect();
-    for node in second.node.split(NODES) {
-        if !nodes.contains(&node) {
-            nodes.push(node);
-        }
-    }
-    if nodes.len() > MOST_NODES {
-        nodes.truncate(MOST_NODES);
-        nodes.push(MORE_NODES);
-    }
-    nodes.join(NODES).into()
+/// Lets maps go to where an operand is made, or to where their result is read.
+pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+    let mut work = Fusion::new(draft, target);
+    work.join_all();
+    let (instructions, changes) = work.finish();
+    draft.instructions = instructions;
+    Ok(changes)
 }
-
-/// What stands at some places after a rewrite.
-type Change = Vec<(usize, Option<ScheduledInstruction>)>;
 
 /// A rewrite and by how much it makes the program lighter.
 struct Rewrite {
@@ -123,20 +71,28 @@ struct Rewrite {
     changes: SmallVec<[Change; 2]>,
 }
 
-/// Instructions while they are fused, and who reads and writes what.
+/// Instructions while they are fused.
 struct Fusion<'a> {
-    slots: Vec<Option<ScheduledInstruction>>,
-    buffers: &'a [Buffer],
-    /// Buffers that share bytes are one cell.
-    cells: Vec<usize>,
-    is_input: Vec<bool>,
-    is_output: Vec<bool>,
-    readers: Vec<BTreeSet<usize>>,
-    writers: Vec<BTreeSet<usize>>,
-    lives: Lives,
+    editor: Editor<'a>,
+    weights: FusionWeights,
     lowest_peak: i64,
     /// How a buffer can be made of others by a map, where what makes it is no map any more.
     recipes: FxHashMap<BufferId, Recipe>,
+    changes: usize,
+}
+
+impl<'a> Deref for Fusion<'a> {
+    type Target = Editor<'a>;
+
+    fn deref(&self) -> &Editor<'a> {
+        &self.editor
+    }
+}
+
+impl DerefMut for Fusion<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.editor
+    }
 }
 
 /// How a buffer was made by a map that is gone, found out when somebody asks: few do.
@@ -147,125 +103,20 @@ struct Recipe {
     alone: OnceCell<Nest>,
 }
 
-/// A number for each buffer; parts of a plane that overlap have the same.
-pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
-    let mut cells: Vec<usize> = (0..buffers.len()).collect();
-    let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
-    for (k, buffer) in buffers.iter().enumerate() {
-        if let Place::Plane(plane, offset) = buffer.place {
-            parts.push((plane.0, offset, offset + buffer.bytes(), k));
-        }
-    }
-    parts.sort_unstable();
-    let mut open: Option<(u32, usize, usize)> = None;
-    for (plane, from, to, k) in parts {
-        match &mut open {
-            Some((known, end, cell)) if *known == plane && from < *end => {
-                cells[k] = *cell;
-                *end = to.max(*end);
-            }
-            _ => open = Some((plane, to, k)),
-        }
-    }
-    cells
-}
-
 impl<'a> Fusion<'a> {
-    fn new(
-        instructions: Vec<ScheduledInstruction>,
-        buffers: &'a [Buffer],
-        inputs: &[BufferId],
-        outputs: &[BufferId],
-    ) -> Fusion<'a> {
-        // Absurd sizes are refused when they are placed.
-        let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
-        let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
-        let mut work = Fusion {
-            slots: instructions.iter().flat_map(|_| [const { None }; PLACES]).collect(),
-            buffers,
-            cells: cells(buffers),
-            is_input: vec![false; buffers.len()],
-            is_output: vec![false; buffers.len()],
-            readers: vec![BTreeSet::new(); buffers.len()],
-            writers: vec![BTreeSet::new(); buffers.len()],
-            lives: Lives::new(PLACES * instructions.len(), bytes),
+    fn new(draft: &'a mut Draft, target: &Target) -> Fusion<'a> {
+        Fusion {
+            editor: Editor::new(draft),
+            weights: target.weights,
             lowest_peak: i64::MAX,
             recipes: FxHashMap::default(),
-        };
-        for input in inputs {
-            work.is_input[input.0 as usize] = true;
+            changes: 0,
         }
-        for output in outputs {
-            work.is_output[output.0 as usize] = true;
-        }
-        for (at, scheduled) in instructions.into_iter().enumerate() {
-            work.put(PLACES * at, Some(scheduled));
-        }
-        work
     }
 
-    fn instruction(&self, at: usize) -> Option<&Instruction> {
-        self.slots[at].as_ref().map(|scheduled| &scheduled.instruction)
-    }
-
-    fn map(&self, at: usize) -> Option<&Nest> {
-        self.instruction(at)?.as_map().filter(|map| map.segments.is_none())
-    }
-
-    fn cell(&self, id: BufferId) -> usize {
-        self.cells[id.0 as usize]
-    }
-
-    fn is_work(&self, id: BufferId) -> bool {
-        is_work(self.buffers, id)
-    }
-
-    /// Puts an instruction into its place and returns what stood there.
-    fn put(&mut self, at: usize, new: Option<ScheduledInstruction>) -> Option<ScheduledInstruction> {
-        let mut touched: SmallVec<[usize; 16]> = SmallVec::new();
-        let old = self.slots[at].take();
-        if let Some(old) = &old {
-            for id in old.instruction.reads() {
-                let cell = self.cell(id);
-                self.readers[cell].remove(&at);
-                touched.push(cell);
-            }
-            for id in old.instruction.writes() {
-                let cell = self.cell(id);
-                self.writers[cell].remove(&at);
-                touched.push(cell);
-            }
-        }
-        if let Some(new) = &new {
-            for id in new.instruction.reads() {
-                let cell = self.cell(id);
-                self.readers[cell].insert(at);
-                touched.push(cell);
-            }
-            for id in new.instruction.writes() {
-                let cell = self.cell(id);
-                self.writers[cell].insert(at);
-                touched.push(cell);
-            }
-        }
-        self.slots[at] = new;
-        touched.sort_unstable();
-        touched.dedup();
-        for cell in touched {
-            let id = BufferId(cell as u32);
-            if !self.is_work(id) {
-                continue;
-            }
-            let (readers, writers) = (&self.readers[cell], &self.writers[cell]);
-            let first = if self.is_input[cell] { Some(0) } else { writers.first().copied() };
-            let last = if self.is_output[cell] {
-                Some(self.slots.len().saturating_sub(1))
-            } else {
-                readers.last().max(writers.last()).copied()
-            };
-            self.lives.set(cell, first.zip(last));
-        }
-        old
+    /// The instructions, and how often they were changed.
+    fn finish(self) -> (Vec<ScheduledInstruction>, Changed) {
+        (self.editor.finish(), Changed(self.changes))
     }
 
     /// Chains of maps become one. What is alive between close ones is no reason not to.
@@ -275,15 +126,17 @@ impl<'a> Fusion<'a> {
             if let Some(found) = self.inlined(at) {
                 if last - at > CLOSE {
                     self.apply(found);
-                } else if let Some(change) = found.changes.into_iter().next() {
-                    self.put_sound(change);
+                } else if let Some(change) = found.changes.into_iter().next()
+                    && self.put_sound(change).is_some()
+                {
+                    self.changes += 1;
                 }
             }
         }
     }
 
     /// A map goes to where an operand is made, or to where its result is read.
-    fn join_all(mut self) -> Vec<Option<ScheduledInstruction>> {
+    fn join_all(&mut self) {
         let count = self.slots.len();
         // A map that needs the sums of its own operands follows them, while the row is in the cache. Then each goes to where
         // an operand is made, or to where its result is read, whichever is lighter.
@@ -302,7 +155,6 @@ impl<'a> Fusion<'a> {
                 self.apply(found);
             }
         }
-        self.slots
     }
 
     /// Makes a rewrite, unless it raises the peak of memory by more than a trifle.
@@ -310,34 +162,14 @@ impl<'a> Fusion<'a> {
         rewrite.changes.into_iter().any(|change| self.make(change))
     }
 
-    /// Puts all instructions of a change into their places and returns what stood there.
-    fn put_all(&mut self, change: Change) -> Change {
-        change.into_iter().map(|(at, new)| (at, self.put(at, new))).collect()
-    }
-
-    /// The same, unless one of them would read another version of a buffer than it was given.
-    fn put_sound(&mut self, change: Change) -> Option<Change> {
-        let undo = self.put_all(change);
-        if undo.iter().all(|&(at, _)| self.reads_its_versions(at)) {
-            return Some(undo);
-        }
-        self.take_back(undo);
-        None
-    }
-
-    fn take_back(&mut self, undo: Change) {
-        for (at, old) in undo.into_iter().rev() {
-            self.put(at, old);
-        }
-    }
-
     fn make(&mut self, change: Change) -> bool {
-        self.lowest_peak = self.lowest_peak.min(self.lives.peak());
+        self.lowest_peak = self.lowest_peak.min(self.peak());
         let Some(undo) = self.put_sound(change) else { return false };
-        if self.lives.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
+        if self.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
             self.take_back(undo);
             return false;
         }
+        self.changes += 1;
         // A map that went behind something else can still be computed by who has its operands.
         for (_, old) in undo {
             let Some(ScheduledInstruction { instruction: Instruction::Nest(map), versions, .. }) = old else {
@@ -348,7 +180,7 @@ impl<'a> Fusion<'a> {
             }
             let (map, versions) = (Rc::new(map), Rc::new(versions));
             for (result, id) in written_by(&map).enumerate() {
-                let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
+                let is_made = self.is_work(id) && !self.writers(id).is_empty();
                 if is_made && self.map_with(id).is_none() {
                     let (map, versions) = (map.clone(), versions.clone());
                     self.recipes.insert(id, Recipe { map, versions, result, alone: OnceCell::new() });
@@ -361,7 +193,8 @@ impl<'a> Fusion<'a> {
     /// By how much changes, any one of which will do, make the program lighter, if they do.
     fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
         let weigh = |scheduled: &ScheduledInstruction| {
-            weight(&scheduled.instruction, self.buffers).saturating_mul(scheduled.entries.count())
+            weight(&scheduled.instruction, self.buffers, &self.weights)
+                .saturating_mul(scheduled.entries.count())
         };
         let (mut before, mut after) = (0u64, 0u64);
         for (at, new) in changes.first()? {
@@ -370,68 +203,6 @@ impl<'a> Fusion<'a> {
         }
         let gain = before.checked_sub(after).filter(|&gain| gain > 0)?;
         Some(Rewrite { gain, changes })
-    }
-
-    /// Whether instructions of some entries between two places are among these.
-    fn between(&self, set: &BTreeSet<usize>, from: usize, to: usize, entries: Entries) -> bool {
-        let runs = |at: &usize| {
-            let scheduled = self.slots[*at].as_ref();
-            scheduled.is_some_and(|scheduled| !scheduled.entries.and(entries).is_empty())
-        };
-        from + 1 < to && set.range(from + 1..to).any(runs)
-    }
-
-    /// Whether buffers hold the same at both places in runs of some entries.
-    fn unchanged(&self, reads: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
-        reads.iter().all(|&id| !self.between(&self.writers[self.cell(id)], from, to, entries))
-    }
-
-    /// Whether the buffers that the instruction at a place reads hold the versions that it was given.
-    fn reads_its_versions(&self, at: usize) -> bool {
-        let Some(scheduled) = &self.slots[at] else { return true };
-        scheduled.versions.hold(scheduled.entries, |id, entry| {
-            let runs = |&before: &&usize| {
-                self.slots[*before].as_ref().is_some_and(|before| before.entries.contains(entry))
-            };
-            let writer = self.writers[self.cell(id)].range(..at).rev().find(runs);
-            let written = writer.and_then(|&writer| {
-                let versions = &self.slots[writer].as_ref()?.versions;
-                versions.writes().find(|&(written, _)| self.cell(written) == self.cell(id))
-            });
-            written.map_or(Version::BEFORE, |(_, version)| version)
-        })
-    }
-
-    /// Whether nobody between two places reads or writes the buffers in runs of some entries.
-    fn untouched(&self, writes: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
-        self.unchanged(writes, from, to, entries)
-            && writes.iter().all(|&id| !self.between(&self.readers[self.cell(id)], from, to, entries))
-    }
-
-    /// True if an instruction can run: what it stores lies over no load but an equal one, and what can fail writes no state.
-    fn is_sound(&self, instruction: &Instruction) -> bool {
-        let Some(nest) = instruction.flexible_nest() else { return true };
-        let factors = instruction.factors();
-        for (k, store) in nest.stores.iter().enumerate() {
-            let cell = self.cell(store.buffer);
-            let overlaps = |id: BufferId| self.cell(id) == cell;
-            if written_by(nest).take(k).any(overlaps) || factors.iter().copied().any(overlaps) {
-                return false;
-            }
-            for (slot, load) in nest.loads.iter().enumerate() {
-                let Load::Buffer(from) = load else { continue };
-                if overlaps(from.buffer) && (from != store || nest.is_gathered(slot)) {
-                    return false;
-                }
-            }
-        }
-        !instruction.can_fail() || written_by(nest).all(|id| self.is_work(id))
-    }
-
-    /// The only instruction that writes a work buffer.
-    fn maker(&self, id: BufferId) -> Option<usize> {
-        let writers = &self.writers[self.cell(id)];
-        (self.is_work(id) && writers.len() == 1).then(|| writers.first().copied()).flatten()
     }
 
     // --- Append ---------------------------------------------------------------------------------------------------
@@ -451,7 +222,7 @@ impl<'a> Fusion<'a> {
 
     fn is_read_by_a_map(&self, at: usize) -> bool {
         let Some(value) = self.map(at).and_then(only_result) else { return false };
-        self.readers[self.cell(value)].iter().any(|&reader| self.map(reader).is_some())
+        self.readers(value).iter().any(|reader| self.map(reader).is_some())
     }
 
     /// The best way to let the map at a place follow what makes one of its operands: sums alone, or anything.
@@ -486,19 +257,19 @@ impl<'a> Fusion<'a> {
         }
         // A host whose only result is read by maps of different entries: no run makes it twice.
         let &[value] = host.instruction.writes().as_slice() else { return None };
-        let readers = &self.readers[self.cell(value)];
-        if !self.is_work(value) || self.is_output[self.cell(value)] {
+        let readers = self.readers(value);
+        if !self.is_work(value) || self.is_output(value) {
             return None;
         }
         let mut seen = Entries::NONE;
-        for &reader in readers {
+        for reader in readers.iter() {
             let entries = self.slots[reader].as_ref()?.entries;
             if reader < maker || !seen.and(entries).is_empty() {
                 return None;
             }
             seen = seen.or(entries);
         }
-        self.append_all(maker, &readers.iter().copied().collect::<Vec<_>>())
+        self.append_all(maker, &readers.iter().collect::<Vec<_>>())
     }
 
     /// Maps behind a host. They stand where they stood, if the host's results are not needed before, or where the host
@@ -507,9 +278,9 @@ impl<'a> Fusion<'a> {
         let host = self.slots[maker].as_ref()?;
         let nest = host.instruction.flexible_nest()?;
         let keeps = |id: BufferId| {
-            let readers = &self.readers[self.cell(id)];
-            let read_elsewhere = readers.iter().any(|reader| !followers.contains(reader));
-            !self.is_work(id) || self.is_output[self.cell(id)] || read_elsewhere
+            let readers = self.readers(id);
+            let read_elsewhere = readers.iter().any(|reader| !followers.contains(&reader));
+            !self.is_work(id) || self.is_output(id) || read_elsewhere
         };
         let keep: Vec<bool> = written_by(nest).map(keeps).collect();
         let kept: Vec<BufferId> = written_by(nest).filter(|&id| keeps(id)).collect();
@@ -568,25 +339,25 @@ impl<'a> Fusion<'a> {
 
     /// Whether less memory is needed between a host and its followers if they come up than if the host goes down.
     fn is_smaller_above(&self, maker: usize, followers: &[usize]) -> bool {
-        let bytes = |ids: &mut dyn Iterator<Item = BufferId>, alive: &dyn Fn(usize) -> bool| {
+        let bytes = |ids: &mut dyn Iterator<Item = BufferId>, alive: &dyn Fn(BufferId) -> bool| {
             let mut ids: Vec<BufferId> = ids.filter(|&id| self.is_work(id)).collect();
             ids.sort_unstable();
             ids.dedup();
-            let alive = ids.into_iter().filter(|&id| alive(self.cell(id)));
+            let alive = ids.into_iter().filter(|&id| alive(id));
             alive.fold(0usize, |sum, id| sum.saturating_add(self.buffers[id.0 as usize].bytes()))
         };
-        let ends_by = |cell: usize, at: usize| {
-            !self.is_output[cell] && self.readers[cell].last().is_none_or(|&last| last <= at)
+        let ends_by = |id: BufferId, at: usize| {
+            !self.is_output(id) && self.readers(id).last().is_none_or(|last| last <= at)
         };
         let host = self.instruction(maker).map(Instruction::reads).unwrap_or_default();
         // What the host reads last would have to wait for it.
-        let down = bytes(&mut host.into_iter(), &|cell| ends_by(cell, maker));
+        let down = bytes(&mut host.into_iter(), &|id| ends_by(id, maker));
         let (mut made, mut freed) = (0usize, 0usize);
         for map in followers.iter().filter_map(|&at| self.map(at)) {
             made = made.saturating_add(bytes(&mut written_by(map), &|_| true));
             let last = followers.iter().copied().max().unwrap_or(maker);
-            freed = freed.saturating_add(bytes(&mut read_by(map), &|cell| {
-                ends_by(cell, last) && !self.writers[cell].contains(&maker)
+            freed = freed.saturating_add(bytes(&mut read_by(map), &|id| {
+                ends_by(id, last) && !self.writers(id).contains(maker)
             }));
         }
         made < down.saturating_add(freed)
@@ -597,27 +368,26 @@ impl<'a> Fusion<'a> {
     /// The last reader of the result of the map at a place, if maps alone read it, of which no entry runs two.
     fn end_of_chain(&self, at: usize) -> Option<usize> {
         let value = only_result(self.map(at)?)?;
-        let readers = &self.readers[self.cell(value)];
+        let readers = self.readers(value);
         let mut seen = Entries::NONE;
-        for &reader in readers {
+        for reader in readers.iter() {
             let scheduled = self.slots[reader].as_ref()?;
             if !seen.and(scheduled.entries).is_empty() || scheduled.instruction.as_map().is_none() {
                 return None;
             }
             seen = seen.or(scheduled.entries);
         }
-        readers.last().copied().filter(|&last| last > at)
+        readers.last().filter(|&last| last > at)
     }
 
     /// The map at a place computed by everyone who reads its result.
     fn inlined(&self, at: usize) -> Option<Rewrite> {
         let map = self.map(at)?;
         let value = only_result(map)?;
-        let cell = self.cell(value);
-        let readers = &self.readers[cell];
+        let readers = self.readers(value);
         if self.maker(value) != Some(at)
-            || self.is_output[cell]
-            || self.is_input[cell]
+            || self.is_output(value)
+            || self.is_input(value)
             || readers.is_empty()
             || readers.len() > MOST_READERS
         {
@@ -625,7 +395,7 @@ impl<'a> Fusion<'a> {
         }
         let operands: SmallVec<[BufferId; 8]> = read_by(map).collect();
         let mut change: Change = vec![(at, None)];
-        for &reader in readers {
+        for reader in readers.iter() {
             let scheduled = self.slots[reader].as_ref()?;
             if reader < at || !self.unchanged(&operands, at, reader, scheduled.entries) {
                 return None;
@@ -671,16 +441,6 @@ impl<'a> Fusion<'a> {
         self.map_that_makes(id).zip(versions()).or_else(gone)
     }
 
-    fn map_that_makes(&self, id: BufferId) -> Option<Nest> {
-        self.map_with(id).map(|(map, result)| result_of(map, result))
-    }
-
-    /// The map that makes a buffer, and which of its results that is.
-    fn map_with(&self, id: BufferId) -> Option<(&Nest, usize)> {
-        let map = self.map(self.maker(id)?)?;
-        Some((map, written_by(map).position(|written| written == id)?))
-    }
-
     /// The instruction at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
     /// `gone` any more.
     fn recomputed(
@@ -704,14 +464,14 @@ impl<'a> Fusion<'a> {
             let Some(made_by) = self.map_with(id).or_else(gone_by) else { continue };
             let own = known.get_or_insert_with(|| lighter::Known::of(nest));
             if !instruction.factors().contains(&id)
-                && own.is_no_lighter(instruction, id, made_by, self.buffers)
+                && own.is_no_lighter(instruction, id, made_by, (self.buffers, &self.weights))
             {
                 continue;
             }
             let Some((map, given)) = self.recipe(id) else { continue };
             let operands: SmallVec<[BufferId; 8]> = read_by(&map).collect();
             let there = |&id: &BufferId| {
-                let is_made = self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty();
+                let is_made = self.is_input(id) || !self.writers(id).is_empty();
                 Some(id) != gone && (!self.is_work(id) || is_made)
             };
             if !operands.iter().all(there)
@@ -722,7 +482,8 @@ impl<'a> Fusion<'a> {
             }
             let Some(lighter) = self.without_load(instruction, id, &map) else { continue };
             let given = given.of_instruction(&Instruction::Nest(map));
-            if weight(&lighter, self.buffers) < weight(instruction, self.buffers)
+            if weight(&lighter, self.buffers, &self.weights)
+                < weight(instruction, self.buffers, &self.weights)
                 && let Some(versions) = versions.clone().reading_also(&given)
             {
                 (best, known) = (Some((lighter, versions)), None);
@@ -741,12 +502,6 @@ impl<'a> Fusion<'a> {
             Some(ScheduledInstruction { instruction, versions, ..scheduled.clone() })
         )]])
     }
-}
-
-/// The part of a map that makes one result.
-fn result_of(map: &Nest, result: usize) -> Nest {
-    let keep: Vec<bool> = (0..map.stores.len()).map(|k| k == result).collect();
-    splice::with_results(map, &keep).unwrap_or_else(|| map.clone())
 }
 
 /// The buffers by which the space of a map may be compared with that of an instruction: results first; then, for a map that

@@ -18,9 +18,15 @@ mod zeros;
 use ortrain_expr::{Access, Builder, Inst, Scalar, Type};
 use smallvec::SmallVec;
 
-use crate::fuse::{copy, finish, is_injective, with_constants};
+use super::Changed;
+use super::remove_unused::remove_unused;
+use crate::draft::Draft;
+use crate::error::ProgramError;
 use crate::operand::only_result;
-use crate::versions::NewVersions;
+use crate::rewrite::embed::{copy, finish};
+use crate::rewrite::splice::{is_injective, with_constants};
+use crate::scheduled::NewVersions;
+use crate::target::Target;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, is_work,
 };
@@ -70,15 +76,12 @@ impl Part {
 }
 
 /// Narrows instructions, which stand in the order in which they run.
-pub(crate) fn narrow(
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &mut Vec<Buffer>,
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let zeros = find_zeros(instructions, buffers, inputs);
-    leave_out(instructions, buffers, outputs, zeros);
+    let changes = leave_out(instructions, buffers, outputs, zeros);
     compact(instructions, buffers, inputs, outputs);
+    Ok(Changed(changes + remove_unused(draft)))
 }
 
 /// All of each buffer that is seen outside of the work of a program, one of these lists among them, and nothing of others.
@@ -353,12 +356,14 @@ fn leave_out(
     buffers: &mut Vec<Buffer>,
     outputs: &[BufferId],
     zeros: Vec<Zeros>,
-) {
+) -> usize {
+    let mut changes = 0;
     let mut demand = Demand::new(instructions, buffers, outputs);
     let mut new_versions = NewVersions::after(instructions.iter());
     let mut reversed: Vec<ScheduledInstruction> = Vec::with_capacity(instructions.len());
     for (mut scheduled, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
         if demand.is_overwritten(&scheduled, buffers) {
+            changes += 1;
             continue;
         }
         demand.write(&scheduled.instruction, scheduled.entries);
@@ -367,6 +372,7 @@ fn leave_out(
             && !nest.expr.can_fail()
         {
             let (cuts, fills) = demand.part(&scheduled.instruction, nest, &zeros, buffers);
+            changes += usize::from(!(cuts.is_empty() && zeros.terms.is_empty() && zeros.loads.is_empty()));
             before.extend(fills.into_iter().map(|id| fill(id, &buffers[id.0 as usize])));
             let instruction = without_zeros(&scheduled.instruction, nest, &zeros.loads);
             let (instruction, copies) = narrowed(instruction, &cuts, &zeros.terms, buffers);
@@ -395,6 +401,7 @@ fn leave_out(
     }
     reversed.reverse();
     *instructions = reversed;
+    changes
 }
 
 /// An instruction that does not load what is zero. A product that is zero is none.

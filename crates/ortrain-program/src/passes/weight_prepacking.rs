@@ -1,4 +1,4 @@
-//! Matrices that many products of few rows read, laid in panels once.
+//! Lays matrices that many products of few rows read in panels, once.
 //!
 //! A recurrent net multiplies its state with the same weights at every step. A product of so few rows is over before
 //! packing would have paid, and reading the columns of a block where they lie touches a new page at every depth, for
@@ -8,23 +8,20 @@
 use ortrain_expr::{Access, Builder, DType, Inst, Precision, Strides, Type};
 use rustc_hash::FxHashMap;
 
-use super::cells;
-use super::splice::inline;
-use crate::instruction::only_moves;
-use crate::versions::{NewVersions, Versions};
+use super::Changed;
+use super::remove_unused::remove_unused;
+use crate::buffer::cells;
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::operand::only_moves;
+use crate::rewrite::splice::inline;
+use crate::scheduled::NewVersions;
+use crate::target::{Panels, Target};
+use crate::versions::Versions;
 use crate::{
     Buffer, BufferId, BufferIds, Entries, Instruction, Load, MatMul, Nest, Operand, Place,
     ScheduledInstruction,
 };
-
-/// Columns of a panel: those of a block that is summed up in registers.
-const COLUMNS: usize = 16;
-/// Rows of the products, from and to: fewer are multiplied without such blocks, with more it pays to pack each time.
-const ROWS: (usize, usize) = (9, 64);
-/// Products that a matrix is laid out for, at least: that takes about as long as one of them.
-const PRODUCTS: usize = 8;
-/// Elements of a matrix that is laid out, at least: a smaller one stays in the first-level cache.
-const ELEMENTS: usize = 1 << 13;
 
 /// Products that read the same elements of a buffer between two writes to it.
 struct Group {
@@ -33,15 +30,26 @@ struct Group {
     entries: Entries,
 }
 
-/// Lays matrices in panels.
-pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>) {
+pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+    let Some(panels) = target.panels else { return Ok(Changed(0)) };
+    let changes = lay_panels(panels, &mut draft.instructions, &mut draft.buffers);
+    // A map that moved elements to where a matrix was read may have become one into panels.
+    Ok(Changed(changes + remove_unused(draft)))
+}
+
+/// Lays matrices in panels; returns their number.
+fn lay_panels(
+    shape: Panels,
+    instructions: &mut Vec<ScheduledInstruction>,
+    buffers: &mut Vec<Buffer>,
+) -> usize {
     let cells = cells(buffers);
     let cell = |id: BufferId| cells[id.0 as usize];
     let mut open: FxHashMap<(Operand, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for (at, scheduled) in instructions.iter().enumerate() {
         if let Instruction::MatMul(product) = &scheduled.instruction
-            && fits(product)
+            && fits(product, shape)
         {
             let key = (product.b.clone(), [product.k, product.n]);
             let group = open.entry(key).or_insert_with(|| Group {
@@ -59,7 +67,7 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
         }
     }
     groups.extend(open.into_values());
-    groups.retain(|group| group.readers.len() >= PRODUCTS);
+    groups.retain(|group| group.readers.len() >= shape.products);
     // Maps of hashes have no order.
     groups.sort_unstable_by_key(|group| group.readers[0]);
 
@@ -67,7 +75,7 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
     let mut maps: Vec<ScheduledInstruction> = Vec::with_capacity(groups.len());
     for (k, group) in groups.iter().enumerate() {
         let panels = BufferId((buffers.len() + k) as u32);
-        let map = Instruction::Nest(layout(&group.product, panels));
+        let map = Instruction::Nest(layout(&group.product, panels, shape.columns));
         let given = group.readers.iter().try_fold(Versions::default(), |given, &reader| {
             given.reading_also(&instructions[reader].versions.of_instruction(&map))
         });
@@ -89,7 +97,7 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
         for &reader in readers {
             let ScheduledInstruction { instruction, versions, .. } = &mut instructions[reader];
             if let Instruction::MatMul(product) = instruction {
-                read_panels(product, panels);
+                read_panels(product, panels, shape.columns);
             }
             *versions = versions.clone().with_read(panels, version).of_instruction(instruction);
         }
@@ -98,17 +106,18 @@ pub(crate) fn lay_panels(instructions: &mut Vec<ScheduledInstruction>, buffers: 
     for (group, map) in groups.iter().zip(maps).rev() {
         instructions.insert(group.readers[0], map);
     }
+    groups.len()
 }
 
 /// Whether a product would be better off with panels, if there are many like it.
-fn fits(product: &MatMul) -> bool {
+fn fits(product: &MatMul, shape: Panels) -> bool {
     let nest = &product.epilogue;
     let is_f32 = |factor: &Operand| factor.access.dtype == DType::F32;
     product.batch.is_empty()
         && product.precision == Precision::F32
-        && (ROWS.0..=ROWS.1).contains(&product.m)
-        && product.n.is_multiple_of(COLUMNS)
-        && product.n.saturating_mul(product.k) >= ELEMENTS
+        && (shape.rows.0..=shape.rows.1).contains(&product.m)
+        && product.n.is_multiple_of(shape.columns)
+        && product.n.saturating_mul(product.k) >= shape.elements
         && is_f32(&product.a)
         && is_f32(&product.b)
         // The space gets another order.
@@ -117,15 +126,15 @@ fn fits(product: &MatMul) -> bool {
 }
 
 /// An access over rows and columns, as one over panels, rows and the columns of a panel.
-fn parted(operand: &Operand) -> Operand {
+fn parted(operand: &Operand, columns: usize) -> Operand {
     let (row, column) = (operand.access.strides[0], operand.access.strides[1]);
-    let strides: Strides = [COLUMNS as isize * column, row, column].into_iter().collect();
+    let strides: Strides = [columns as isize * column, row, column].into_iter().collect();
     operand.with_access(Access { strides, ..operand.access.clone() })
 }
 
 /// The map that copies B of a product into panels.
-fn layout(product: &MatMul, panels: BufferId) -> Nest {
-    let dims = [product.n / COLUMNS, product.k, COLUMNS];
+fn layout(product: &MatMul, panels: BufferId, columns: usize) -> Nest {
+    let dims = [product.n / columns, product.k, columns];
     let dtype = product.b.access.dtype;
     let mut b = Builder::new();
     let element = b.load(0, Type::of(dtype));
@@ -133,7 +142,7 @@ fn layout(product: &MatMul, panels: BufferId) -> Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Load::Buffer(parted(&product.b))],
+        loads: vec![Load::Buffer(parted(&product.b, columns))],
         expr: b.finish(&[element]),
         reductions: Vec::new(),
         stores: vec![Operand::whole(panels, dtype, &dims)],
@@ -170,13 +179,13 @@ fn moved(
 }
 
 /// Makes a product one of each panel.
-fn read_panels(product: &mut MatMul, panels: BufferId) {
+fn read_panels(product: &mut MatMul, panels: BufferId, columns: usize) {
     let MatMul { batch, n, k, a, b, epilogue, .. } = product;
-    let count = *n / COLUMNS;
+    let count = *n / columns;
     batch.push(count);
-    *n = COLUMNS;
+    *n = columns;
     a.access.strides.insert(0, 0);
-    *b = Operand::whole(panels, b.access.dtype, &[count, *k, COLUMNS]);
-    epilogue.dims = [count, epilogue.dims[0], COLUMNS].into_iter().collect();
-    epilogue.operands_mut().for_each(|operand| *operand = parted(operand));
+    *b = Operand::whole(panels, b.access.dtype, &[count, *k, columns]);
+    epilogue.dims = [count, epilogue.dims[0], columns].into_iter().collect();
+    epilogue.operands_mut().for_each(|operand| *operand = parted(operand, columns));
 }

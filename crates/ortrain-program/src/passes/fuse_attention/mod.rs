@@ -9,37 +9,39 @@ use std::collections::BTreeSet;
 
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, Type, UnaryOp};
 
-use super::embed::Embedding;
-use super::splice::{Link, append, inline, same};
-use super::{Change, Fusion, joined};
-use crate::instruction::only_moves;
-use crate::operand::{only_result, read_by, written_by};
+use super::Changed;
+use super::remove_unused::remove_unused;
+use crate::draft::Draft;
+use crate::editor::{Change, Editor, joined};
+use crate::error::ProgramError;
+use crate::operand::{only_moves, only_result, read_by, written_by};
+use crate::rewrite::embed::Embedding;
+use crate::rewrite::splice::{Link, append, inline, same};
+use crate::target::Target;
 use crate::versions::Versions;
 use crate::{
-    Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest,
+    Attention, AttentionGradients, AttentionPass, BufferId, Entries, Instruction, Load, MatMul, Nest,
     Operand, ScheduledInstruction,
 };
 
 /// Maps between two instructions, at most.
 const MOST_MAPS: usize = 8;
 
-/// Replaces attentions. What is not needed any more is left to be dropped.
-pub(crate) fn fuse_attention(
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &[Buffer],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) {
-    if !instructions.iter().any(|scheduled| softmax(&scheduled.instruction).is_some()) {
-        return;
-    }
-    let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
-    for at in 0..work.slots.len() {
-        if let Some(found) = work.attention(at) {
-            work.put_all(found);
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let mut changes = 0;
+    if draft.instructions.iter().any(|scheduled| softmax(&scheduled.instruction).is_some()) {
+        let mut work = Editor::new(draft);
+        for at in 0..work.len() {
+            if let Some(found) = work.attention(at) {
+                work.put_all(found);
+                changes += 1;
+            }
         }
+        let instructions = work.finish();
+        draft.instructions = instructions;
     }
-    instructions.extend(work.slots.into_iter().flatten());
+    // What is not needed any more is left to be dropped.
+    Ok(Changed(changes + remove_unused(draft)))
 }
 
 /// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
@@ -227,7 +229,7 @@ struct Behind {
     of_operand: BufferId,
 }
 
-impl Fusion<'_> {
+impl Editor<'_> {
     fn product(&self, at: usize, space: &Space) -> Option<&MatMul> {
         match self.slots[at].as_ref()? {
             ScheduledInstruction { instruction: Instruction::MatMul(m), entries, .. }
@@ -313,9 +315,8 @@ impl Fusion<'_> {
     /// An epilogue that goes on with maps that do nothing but move the result. Those that it went on with are noted.
     fn with_moves(&self, mut nest: Nest, entries: Entries, gone: &mut Vec<usize>) -> Nest {
         while let Some(value) = only_result(&nest) {
-            let readers = &self.readers[self.cell(value)];
-            let (Some(&reader), 1) = (readers.first(), readers.len()) else { break };
-            if !self.is_work(value) || self.is_output[self.cell(value)] {
+            let Some(reader) = self.readers(value).only() else { break };
+            if !self.is_work(value) || self.is_output(value) {
                 break;
             }
             let Some(ScheduledInstruction { instruction, entries: own, .. }) = &self.slots[reader] else {
@@ -408,11 +409,10 @@ impl Fusion<'_> {
             for id in self.instruction(at)?.reads() {
                 let Some(maker) = self.maker(id).filter(|maker| !gone.contains(maker)) else { continue };
                 let is_dead = |id: &BufferId| {
-                    let cell = self.cell(*id);
                     self.is_work(*id)
-                        && !self.is_output[cell]
-                        && !live.contains(&cell)
-                        && self.readers[cell].iter().all(|reader| gone.contains(reader))
+                        && !self.is_output(*id)
+                        && !live.contains(&self.cell(*id))
+                        && self.readers(*id).iter().all(|reader| gone.contains(&reader))
                 };
                 let instruction = self.instruction(maker)?;
                 if !instruction.can_fail() && instruction.writes().iter().all(is_dead) {
@@ -428,7 +428,7 @@ impl Fusion<'_> {
             let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
             // Made once and by then, or the same from the scores on.
             let is_there = |&id: &BufferId| {
-                if self.is_work(id) && !self.is_input[self.cell(id)] {
+                if self.is_work(id) && !self.is_input(id) {
                     self.maker(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
                 } else {
                     self.unchanged(&[id], first, *place, entries)
@@ -470,8 +470,8 @@ impl Fusion<'_> {
     ) -> Option<Versions> {
         let mut found = Versions::default();
         for read in instruction.reads() {
-            let readers = self.readers[self.cell(read)].range(..=place);
-            for reader in readers.filter_map(|&reader| self.slots[reader].as_ref()) {
+            let readers = self.readers(read).within(0..place + 1);
+            for reader in readers.filter_map(|reader| self.slots[reader].as_ref()) {
                 found = found.reading_also(&reader.versions.read_of(read))?;
             }
         }
@@ -498,7 +498,7 @@ impl Fusion<'_> {
         let equal = |a: &Operand, b: &Operand, sizes: [usize; 2]| {
             a.buffer == b.buffer && same(&a.access, &b.access, &dims(sizes))
         };
-        for &reader in self.readers[self.cell(weights)].iter().filter(|&&reader| reader != sums_at) {
+        for reader in self.readers(weights).iter().filter(|&reader| reader != sums_at) {
             let Some(view) = self.product(reader, space).and_then(|m| seen_from(m, weights)) else {
                 continue;
             };
@@ -600,7 +600,7 @@ impl Fusion<'_> {
         let mut next = 0;
         while let Some(&value) = values.get(next) {
             next += 1;
-            for &reader in &self.readers[self.cell(value)] {
+            for reader in self.readers(value).iter() {
                 match self.instruction(reader)? {
                     Instruction::MatMul(_) => products.push((value, reader)),
                     Instruction::Nest(map)
@@ -647,7 +647,7 @@ impl Fusion<'_> {
         let mut next = 0;
         while let Some(&value) = values.get(next) {
             next += 1;
-            for &reader in &self.readers[self.cell(value)] {
+            for reader in self.readers(value).iter() {
                 if let Some(found) = is_it(value, reader) {
                     return Some(found);
                 }

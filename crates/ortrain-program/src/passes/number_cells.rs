@@ -1,19 +1,20 @@
-//! Positions of maxima as numbers of cells.
+//! Makes positions of maxima numbers of cells, where gradients alone read them.
 //!
 //! A gradient that knows where the windows lie needs of each maximum only which cell of its window it was: a byte in place
 //! of the eight of a position. Positions that anything else reads stay what they are.
 
 use ortrain_expr::DType;
 
+use super::Changed;
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::target::Target;
 use crate::{Buffer, BufferId, Instruction, ScheduledInstruction, Window, is_work};
 
 /// Gives positions that only gradients of the same windows read the narrowest type.
-pub(crate) fn number_cells(
-    instructions: &mut [ScheduledInstruction],
-    buffers: &mut [Buffer],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    let mut changes = 0;
     for at in 0..instructions.len() {
         let Some((id, dtype)) = numbered_by(&instructions[at].instruction, instructions, buffers) else {
             continue;
@@ -22,6 +23,7 @@ pub(crate) fn number_cells(
             continue;
         }
         buffers[id.0 as usize].dtype = dtype;
+        changes += 1;
         for scheduled in instructions.iter_mut() {
             if let Instruction::Window(Window { index: Some(index), .. }) = &mut scheduled.instruction
                 && index.buffer == id
@@ -30,6 +32,7 @@ pub(crate) fn number_cells(
             }
         }
     }
+    Ok(Changed(changes))
 }
 
 /// The positions of a window, if only gradients of the same windows read them, and the type of numbers of cells.

@@ -1,4 +1,4 @@
-//! Slopes instead of what they are made of.
+//! Keeps slopes in place of what they are made of.
 //!
 //! On its way back a gradient is multiplied by something made of values of the way there: that of an activation by the
 //! activation's slope, say. Where several of these values would be kept for that alone, the slope is made as soon as they
@@ -8,11 +8,15 @@
 
 use ortrain_expr::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryOp};
 
-use super::splice::{is_injective, with_expression};
-use super::{Fusion, PLACES};
-use crate::builder::align;
+use super::Changed;
+use crate::draft::Draft;
+use crate::editor::{Editor, PLACES};
+use crate::error::ProgramError;
+use crate::memory::align;
 use crate::operand::read_by;
-use crate::versions::NewVersions;
+use crate::rewrite::splice::{is_injective, with_expression};
+use crate::scheduled::NewVersions;
+use crate::target::Target;
 use crate::{Buffer, BufferId, Entries, Instruction, Nest, Operand, Place, ScheduledInstruction};
 
 /// What is kept must be less than this part of what it takes the place of.
@@ -22,7 +26,7 @@ const LESS: (usize, usize) = (3, 4);
 const NEW: BufferId = BufferId(u32::MAX);
 
 /// A map in two: the slope, and its product with what arrives.
-pub(super) struct Slope {
+struct Slope {
     /// The place of the map, and that of what makes the last value that the slope needs.
     at: usize,
     after: usize,
@@ -40,9 +44,19 @@ enum Share {
     Other,
 }
 
-impl Fusion<'_> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let work = Editor::new(draft);
+    let slopes = work.slopes();
+    let mut slots = work.slots;
+    let changes = slopes.len();
+    apart(slopes, &mut slots, &mut draft.buffers);
+    draft.instructions = slots.into_iter().flatten().collect();
+    Ok(Changed(changes))
+}
+
+impl Editor<'_> {
     /// The maps that are better made in two.
-    pub(super) fn slopes(&self) -> Vec<Slope> {
+    fn slopes(&self) -> Vec<Slope> {
         let mut found: Vec<Slope> = Vec::new();
         for at in 0..self.slots.len() {
             let Some(slope) = self.slope(at) else { continue };
@@ -71,10 +85,10 @@ impl Fusion<'_> {
         }
         // Where each load is there from: before the first place, or after an instruction.
         let made = |id: BufferId| -> Option<Option<usize>> {
-            let writers = &self.writers[self.cell(id)];
+            let writers = self.writers(id);
             match writers.len() {
                 0 => Some(None),
-                1 if self.is_work(id) && !self.is_input[self.cell(id)] => Some(writers.first().copied()),
+                1 if self.is_work(id) && !self.is_input(id) => Some(writers.first()),
                 _ => None,
             }
         };
@@ -99,12 +113,11 @@ impl Fusion<'_> {
         freed.sort_unstable();
         freed.dedup();
         freed.retain(|id| {
-            let cell = self.cell(*id);
-            let mut others = self.readers[cell].iter().filter(|&&reader| reader != at);
+            let mut others = self.readers(*id).iter().filter(|&reader| reader != at);
             self.is_work(*id)
-                && !self.is_output[cell]
+                && !self.is_output(*id)
                 && !read_by(&product).any(|read| read == *id)
-                && others.all(|&reader| reader <= soon)
+                && others.all(|reader| reader <= soon)
         });
         let bytes = |id: &BufferId| align(self.buffers[id.0 as usize].bytes());
         let freed = freed.iter().map(bytes).fold(0, usize::saturating_add);
@@ -119,11 +132,7 @@ impl Fusion<'_> {
 }
 
 /// Makes maps in two; slopes get buffers of their own.
-pub(super) fn apart(
-    found: Vec<Slope>,
-    slots: &mut [Option<ScheduledInstruction>],
-    buffers: &mut Vec<Buffer>,
-) {
+fn apart(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers: &mut Vec<Buffer>) {
     let mut new_versions = NewVersions::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {
         let Some(scheduled) = &slots[at] else { continue };

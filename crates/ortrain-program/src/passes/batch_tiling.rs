@@ -1,5 +1,5 @@
-//! Batches in parts: where most is alive, a convolution and the one that alone reads its result go through the batch a few
-//! images at a time.
+//! Takes pairs of convolutions through a batch in parts: where most is alive, a convolution and the one that alone reads its
+//! result go through the batch a few images at a time.
 //!
 //! What lies between them is then as large as these images need, and stays in a cache. Frozen layers and evaluations gain
 //! from it, where nothing is kept for gradients: their peak is the largest result of a layer with the next one.
@@ -8,54 +8,37 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, ConvPass, Inst};
 
+use super::Changed;
+use super::memory_plan::{arena, fullest};
+use crate::draft::Draft;
+use crate::error::ProgramError;
 use crate::operand::{read_by, written_by};
-use crate::plan::{fullest, plan};
-use crate::versions::NewVersions;
-use crate::{
-    Buffer, BufferId, Conv, Instruction, Operand, Place, ProgramError, ScheduledInstruction, is_work,
-};
+use crate::scheduled::NewVersions;
+use crate::target::{BatchTiles, Target};
+use crate::{Buffer, BufferId, Conv, Instruction, Operand, Place, ScheduledInstruction, is_work};
 
-/// Results smaller than this stay whole: they fit a cache.
-const LEAST: usize = 4 << 20;
-/// Bytes of a part, at least.
-const PART: usize = 1 << 20;
-/// A filter, which every part packs anew, is at most this share of a part.
-const FILTER: usize = 4;
 /// Pairs that are tried.
 const MOST: usize = 32;
-/// The arena must become smaller by one part in so many.
-const WORTH: usize = 16;
-
-/// Plans a program as [`plan`] does, in parts where that takes less memory. Returns the size of the arena.
-pub(crate) fn plan_in_parts(
-    buffers: &mut Vec<Buffer>,
-    instructions: &mut Vec<ScheduledInstruction>,
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) -> Result<usize, ProgramError> {
-    let whole = plan(buffers, instructions, inputs, outputs)?;
-    if whole < LEAST {
-        return Ok(whole);
-    }
-    let next = |buffers: &[Buffer], instructions: &[ScheduledInstruction]| {
-        let at = fullest(buffers, instructions, inputs, outputs)?;
-        pair(buffers, instructions, inputs, outputs, at)
-    };
-    let Some(mut found) = next(buffers, instructions) else { return Ok(whole) };
-    let (mut grown, mut tried) = (buffers.clone(), instructions.clone());
-    let mut best: Option<(usize, Vec<Buffer>, Vec<ScheduledInstruction>)> = None;
-    for _ in 0..MOST {
-        tried = in_parts(&mut grown, &tried, &found);
-        let planned = plan(&mut grown, &tried, inputs, outputs)?;
-        if planned < best.as_ref().map_or(whole - whole / WORTH, |best| best.0) {
-            best = Some((planned, grown.clone(), tried.clone()));
+/// Puts pairs in parts where that takes less memory.
+pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+    let Some(tiles) = target.batch_tiles else { return Ok(Changed(0)) };
+    let next = |draft: &Draft| pair(draft, tiles, fullest(draft)?);
+    let Some(mut found) = next(draft) else { return Ok(Changed(0)) };
+    let whole = arena(draft)?;
+    let mut tried = draft.clone();
+    let mut best: Option<(usize, usize, Draft)> = None;
+    for pairs in 1..=MOST {
+        tried.instructions = in_parts(&mut tried.buffers, &tried.instructions, &found);
+        let planned = arena(&tried)?;
+        if planned < best.as_ref().map_or(whole - whole / tiles.worth, |best| best.0) {
+            best = Some((planned, pairs, tried.clone()));
         }
-        let Some(more) = next(&grown, &tried) else { break };
+        let Some(more) = next(&tried) else { break };
         found = more;
     }
-    let Some((planned, parted, steps)) = best else { return Ok(whole) };
-    (*buffers, *instructions) = (parted, steps);
-    Ok(planned)
+    let Some((_, pairs, parted)) = best else { return Ok(Changed(0)) };
+    *draft = parted;
+    Ok(Changed(pairs))
 }
 
 /// Two convolutions, by their numbers, and how many images go through them at a time.
@@ -66,13 +49,8 @@ struct Pair {
 }
 
 /// The pair whose result in between is the largest of those alive at an instruction.
-fn pair(
-    buffers: &[Buffer],
-    instructions: &[ScheduledInstruction],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-    at: usize,
-) -> Option<Pair> {
+fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
     let found = firsts.filter_map(|first| {
         let between = convolution(&instructions[first])?.epilogue.stores[0].buffer;
@@ -85,7 +63,7 @@ fn pair(
         };
         let mut others = instructions.iter().enumerate().filter_map(touches);
         let second = others.next().filter(|&second| second >= at && others.next().is_none())?;
-        let images = images(buffers, instructions, (first, second), between)?;
+        let images = images(draft, tiles, (first, second), between)?;
         Some((buffers[between.0 as usize].bytes(), Pair { first, second, images }))
     });
     found.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
@@ -105,11 +83,12 @@ fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
 
 /// How many images go through two convolutions at a time, if that can be and is worth it.
 fn images(
-    buffers: &[Buffer],
-    instructions: &[ScheduledInstruction],
+    draft: &Draft,
+    tiles: BatchTiles,
     (first, second): (usize, usize),
     between: BufferId,
 ) -> Option<usize> {
+    let Draft { instructions, buffers, .. } = draft;
     let (one, other) = (convolution(&instructions[first])?, convolution(&instructions[second])?);
     let (nest, next) = (&one.epilogue, &other.epilogue);
     let whole = Access::contiguous(nest.stores[0].access.dtype, &nest.dims);
@@ -122,7 +101,7 @@ fn images(
         && !read_by(next).any(|id| id == between)
         && other.shape.batch == batch
         && instructions[first].entries == instructions[second].entries
-        && bytes >= LEAST;
+        && bytes >= tiles.least;
     // The first one is made where the second one is.
     let reads = instructions[first].instruction.reads();
     let changed = |i: &ScheduledInstruction| {
@@ -134,9 +113,9 @@ fn images(
         return None;
     }
     let each = bytes / batch;
-    let images = (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= PART)?;
+    let images = (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= tiles.part)?;
     let filters = buffers[one.b.buffer.0 as usize].bytes().max(buffers[other.b.buffer.0 as usize].bytes());
-    (filters.saturating_mul(FILTER) <= images * each).then_some(images)
+    (filters.saturating_mul(tiles.filter) <= images * each).then_some(images)
 }
 
 /// The instructions with a pair in parts.

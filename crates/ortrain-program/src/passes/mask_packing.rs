@@ -1,4 +1,4 @@
-//! Masks as bits.
+//! Keeps masks as bits where most is alive.
 //!
 //! A gradient may need to know of each element whether it was kept, or which of two was larger, and nothing else says it any
 //! more: a byte for each element, from the way there to the way back. Masks that are alive when most is are packed eight to
@@ -12,18 +12,20 @@ use std::cmp::Reverse;
 
 use ortrain_expr::{Access, Builder, CompareOp, DType, Type};
 
-use crate::builder::align;
-use crate::plan::{plan, sharing};
-use crate::versions::{NewVersions, Version, Versions};
-use crate::{
-    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ProgramError, ScheduledInstruction,
-    is_work,
-};
+use super::Changed;
+use super::memory_plan::{arena, sharing};
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::liveness::{Life, alive};
+use crate::memory::align;
+use crate::scheduled::NewVersions;
+use crate::target::Target;
+use crate::uses::Uses;
+use crate::versions::{Version, Versions};
+use crate::{Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScheduledInstruction};
 
 /// Bits of a byte.
 const BITS: usize = 8;
-/// Masks of fewer elements stay what they are.
-const LEAST: usize = 4096;
 /// Places for each instruction: packing comes behind it, unpacking in front of it.
 const PLACES: usize = 4;
 
@@ -37,124 +39,104 @@ struct Mask {
 }
 
 /// Packs the masks whose packing makes the arena smaller.
-///
-/// # Errors
-/// When the plan cannot be addressed.
-pub(crate) fn pack_masks(
-    buffers: &mut Vec<Buffer>,
-    instructions: &mut Vec<ScheduledInstruction>,
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) -> Result<(), ProgramError> {
-    let masks = Choice::new(instructions, buffers, inputs, outputs).masks();
+pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+    let masks = Choice::new(draft, target.least_mask).masks();
     if masks.is_empty() {
-        return Ok(());
+        return Ok(Changed(0));
     }
-    let whole = plan(buffers, instructions, inputs, outputs)?;
-    let (mut more, mut packed) = (buffers.clone(), instructions.clone());
-    pack(&mut packed, &mut more, &masks);
+    let mut packed = draft.clone();
+    pack(&mut packed, &masks);
     // What is alive is not yet where it lies.
-    if plan(&mut more, &packed, inputs, outputs)? < whole {
-        (*buffers, *instructions) = (more, packed);
+    if arena(&packed)? >= arena(draft)? {
+        return Ok(Changed(0));
     }
-    Ok(())
-}
-
-/// Where a buffer is written and read.
-#[derive(Clone, Debug, Default)]
-struct Uses {
-    writers: Vec<usize>,
-    readers: Vec<usize>,
+    *draft = packed;
+    Ok(Changed(masks.len()))
 }
 
 /// Which masks are packed.
 struct Choice<'a> {
-    instructions: &'a [ScheduledInstruction],
-    buffers: &'a [Buffer],
-    uses: Vec<Uses>,
+    draft: &'a Draft,
+    /// Elements of a mask, at least.
+    least: usize,
+    uses: Uses,
     is_input: Vec<bool>,
     is_output: Vec<bool>,
     /// Of each buffer whose bytes it has, and between which places they are taken.
     owners: Vec<usize>,
-    spans: Vec<Option<Span>>,
+    lives: Vec<Option<Life>>,
     /// Of each buffer how it is packed, if it is.
     packed: Vec<Option<Mask>>,
 }
 
-/// First and last of some places.
-type Span = (usize, usize);
-
 impl<'a> Choice<'a> {
-    fn new(
-        instructions: &'a [ScheduledInstruction],
-        buffers: &'a [Buffer],
-        inputs: &[BufferId],
-        outputs: &[BufferId],
-    ) -> Choice<'a> {
-        let mut uses = vec![Uses::default(); buffers.len()];
-        for (at, scheduled) in instructions.iter().enumerate() {
-            scheduled.instruction.writes().iter().for_each(|id| uses[id.0 as usize].writers.push(at));
-            scheduled.instruction.reads().iter().for_each(|id| uses[id.0 as usize].readers.push(at));
-        }
+    fn new(draft: &'a Draft, least: usize) -> Choice<'a> {
+        let count = draft.buffers.len();
         let flags = |ids: &[BufferId]| {
-            let mut flags = vec![false; buffers.len()];
+            let mut flags = vec![false; count];
             ids.iter().for_each(|id| flags[id.0 as usize] = true);
             flags
         };
         let mut choice = Choice {
-            instructions,
-            buffers,
-            uses,
-            is_input: flags(inputs),
-            is_output: flags(outputs),
-            owners: sharing(buffers, instructions, inputs, outputs),
-            spans: Vec::new(),
-            packed: vec![None; buffers.len()],
+            draft,
+            least,
+            uses: draft.uses(),
+            is_input: flags(&draft.inputs),
+            is_output: flags(&draft.outputs),
+            owners: sharing(draft),
+            lives: Vec::new(),
+            packed: vec![None; count],
         };
-        choice.spans = (0..buffers.len()).map(|k| choice.span(k)).collect();
-        for k in 0..buffers.len() {
+        choice.lives = (0..count).map(|k| choice.life(BufferId(k as u32))).collect();
+        for k in 0..count {
             let owner = choice.owners[k];
-            let both = choice.spans[k].into_iter().chain(choice.spans[owner]);
-            choice.spans[owner] = span(both.flat_map(|(first, last)| [first, last]));
+            let both = choice.lives[k].into_iter().chain(choice.lives[owner]);
+            choice.lives[owner] = both.reduce(Life::hull);
         }
         choice
     }
 
     /// The places at which a buffer holds something needed.
-    fn span(&self, k: usize) -> Option<Span> {
-        let Uses { writers, readers } = &self.uses[k];
+    fn life(&self, id: BufferId) -> Option<Life> {
+        let k = id.0 as usize;
         let given = self.is_input[k].then_some(0);
-        let wanted = self.is_output[k].then_some(self.places() - 1);
-        span(writers.iter().chain(readers).map(|at| at * PLACES).chain(given).chain(wanted))
+        let wanted = self.is_output[k].then_some(self.places() as isize - 1);
+        Life::over(self.touched(id).map(|at| at as isize).chain(given).chain(wanted))
+    }
+
+    /// The places at which a buffer is written or read.
+    fn touched(&self, id: BufferId) -> impl Iterator<Item = usize> + '_ {
+        self.uses.writers(id).iter().chain(self.uses.readers(id).iter()).map(|at| at * PLACES)
     }
 
     fn places(&self) -> usize {
-        (self.instructions.len() * PLACES).max(1)
+        (self.draft.instructions.len() * PLACES).max(1)
     }
 
     /// Whether a buffer is a mask that one instruction makes and that lies where the program likes, alone.
     fn may_be_packed(&self, id: BufferId) -> bool {
         let k = id.0 as usize;
-        let (buffer, Uses { writers, readers }) = (&self.buffers[k], &self.uses[k]);
+        let buffer = &self.draft.buffers[k];
         if buffer.dtype != DType::Bool
-            || buffer.len < LEAST
-            || !is_work(self.buffers, id)
+            || buffer.len < self.least
+            || !self.draft.is_work(id)
             || self.is_input[k]
             || self.is_output[k]
             || self.owners.iter().enumerate().any(|(other, &owner)| (owner == k) != (other == k))
         {
             return false;
         }
-        let &[writer] = writers.as_slice() else { return false };
-        let touches = || readers.iter().chain([&writer]).map(|&at| &self.instructions[at].instruction);
-        self.instructions[writer].entries == Entries::ALL
+        let Some(writer) = self.uses.writers(id).only() else { return false };
+        let instructions = &self.draft.instructions;
+        let touches = || self.uses.readers(id).iter().chain([writer]).map(|at| &instructions[at].instruction);
+        instructions[writer].entries == Entries::ALL
             && (buffer.len.is_multiple_of(BITS)
                 || touches().all(|instruction| may_be_longer(instruction, id)))
     }
 
     /// The masks whose packing lowers what is alive where most is, in the order of buffers.
     fn masks(mut self) -> Vec<Mask> {
-        let all = (0..self.buffers.len()).map(|k| BufferId(k as u32));
+        let all = (0..self.draft.buffers.len()).map(|k| BufferId(k as u32));
         let mut candidates: Vec<BufferId> = all.filter(|&id| self.may_be_packed(id)).collect();
         if candidates.is_empty() {
             return Vec::new();
@@ -167,7 +149,7 @@ impl<'a> Choice<'a> {
             let largest = candidates
                 .iter()
                 .filter_map(|&id| self.across(id, top))
-                .max_by_key(|mask| (self.buffers[mask.buffer.0 as usize].len, Reverse(mask.buffer)));
+                .max_by_key(|mask| (self.draft.buffers[mask.buffer.0 as usize].len, Reverse(mask.buffer)));
             let Some(mask) = largest else { break };
             candidates.retain(|&id| id != mask.buffer);
             self.packed[mask.buffer.0 as usize] = Some(mask);
@@ -192,59 +174,41 @@ impl<'a> Choice<'a> {
 
     /// How a mask is packed across a place, if nothing reads it there.
     fn across(&self, buffer: BufferId, place: usize) -> Option<Mask> {
-        let Uses { writers, readers } = &self.uses[buffer.0 as usize];
-        let writer = *writers.first()?;
-        let reader = readers.iter().copied().find(|&reader| reader * PLACES > place)?;
+        let readers = self.uses.readers(buffer);
+        let writer = self.uses.writers(buffer).first()?;
+        let reader = readers.iter().find(|&reader| reader * PLACES > place)?;
         let packed = writer * PLACES + 1 < place && place + 1 < reader * PLACES;
-        let waits = readers.iter().all(|&other| other > writer && other * PLACES != place);
+        let waits = readers.iter().all(|other| other > writer && other * PLACES != place);
         (packed && waits).then_some(Mask { buffer, writer, reader })
     }
 
     /// Bytes that are alive at each place.
-    fn alive(&self) -> Vec<i64> {
-        let places = self.places();
-        let mut changes = vec![0i64; places + 1];
-        let mut add = |bytes: usize, span: Option<Span>| {
-            if let Some((first, last)) = span {
-                // Absurd sizes are refused when they are placed.
-                let bytes = align(bytes.min(1 << 48)) as i64;
-                changes[first] += bytes;
-                changes[last + 1] -= bytes;
-            }
+    fn alive(&self) -> Vec<i128> {
+        let mut lives: Vec<(Life, i128)> = Vec::with_capacity(self.lives.len());
+        let mut add = |bytes: usize, life: Option<Life>| {
+            // Absurd sizes are refused when they are placed.
+            lives.extend(life.map(|life| (life, align(bytes.min(1 << 48)) as i128)));
         };
-        for (k, buffer) in self.buffers.iter().enumerate() {
-            if !is_work(self.buffers, BufferId(k as u32)) || self.owners[k] != k {
+        for (k, buffer) in self.draft.buffers.iter().enumerate() {
+            let id = BufferId(k as u32);
+            if !self.draft.is_work(id) || self.owners[k] != k {
                 continue;
             }
             let bytes = buffer.len.saturating_mul(buffer.dtype.size());
             let Some(Mask { writer, reader, .. }) = self.packed[k] else {
-                add(bytes, self.spans[k]);
+                add(bytes, self.lives[k]);
                 continue;
             };
-            let (packed, unpacked) = (writer * PLACES + 1, reader * PLACES - 1);
-            let (early, late): (Vec<usize>, Vec<usize>) = {
-                let Uses { writers, readers } = &self.uses[k];
-                let uses = writers.iter().chain(readers).map(|at| at * PLACES);
-                uses.partition(|&at| at < unpacked)
-            };
-            add(bytes, span(early.into_iter().chain([packed])));
-            add(bytes_of(buffer.len), Some((packed, unpacked)));
-            add(bytes, span(late.into_iter().chain([unpacked])));
+            let (packed, unpacked) = ((writer * PLACES + 1) as isize, (reader * PLACES - 1) as isize);
+            let (early, late): (Vec<isize>, Vec<isize>) =
+                self.touched(id).map(|at| at as isize).partition(|&at| at < unpacked);
+            add(bytes, Life::over(early.into_iter().chain([packed])));
+            add(bytes_of(buffer.len), Some(Life { first: packed, last: unpacked }));
+            add(bytes, Life::over(late.into_iter().chain([unpacked])));
         }
-        let mut sum = 0;
-        changes.truncate(places);
-        for bytes in &mut changes {
-            sum += *bytes;
-            *bytes = sum;
-        }
-        changes
+        let alive = alive(self.places(), lives);
+        alive[1..=self.places()].to_vec()
     }
-}
-
-/// The first and the last of some places.
-fn span(mut places: impl Iterator<Item = usize>) -> Option<Span> {
-    let first = places.next()?;
-    Some(places.fold((first, first), |(first, last), at| (first.min(at), last.max(at))))
 }
 
 /// True if an instruction does not mind a buffer that is longer than what it reaches.
@@ -268,7 +232,8 @@ fn bytes_of(len: usize) -> usize {
 }
 
 /// Packs masks and unpacks them.
-fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>, masks: &[Mask]) {
+fn pack(draft: &mut Draft, masks: &[Mask]) {
+    let Draft { instructions, buffers, .. } = draft;
     // Of each mask the buffer of its bits, and that of the mask from then on, with the only version of each.
     let mut made: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
     let mut new_versions = NewVersions::after(instructions.iter());
@@ -323,7 +288,7 @@ fn pack(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>,
 }
 
 /// Elements of a mask, one for each byte of its bits.
-fn run(mask: BufferId, bytes: usize, bit: usize) -> Operand {
+fn lane(mask: BufferId, bytes: usize, bit: usize) -> Operand {
     let strides = [1].into_iter().collect();
     let access = Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS };
     Operand { buffer: mask, access }
@@ -350,7 +315,7 @@ fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
         dims: [bytes].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: (0..BITS).map(|bit| Load::Buffer(run(mask, bytes, bit))).collect(),
+        loads: (0..BITS).map(|bit| Load::Buffer(lane(mask, bytes, bit))).collect(),
         expr: b.finish(&[byte]),
         reductions: Vec::new(),
         stores: vec![Operand::whole(bits, DType::U8, &[bytes])],
@@ -378,7 +343,7 @@ fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Nest {
         loads: vec![Load::Buffer(Operand::whole(bits, DType::U8, &[bytes]))],
         expr: b.finish(&truths),
         reductions: Vec::new(),
-        stores: (0..BITS).map(|bit| run(mask, bytes, bit)).collect(),
+        stores: (0..BITS).map(|bit| lane(mask, bytes, bit)).collect(),
     }
 }
 
@@ -390,8 +355,7 @@ mod tests {
 
     use super::*;
     use crate::reference::evaluate;
-    use crate::versions::FinalVersions;
-    use crate::{Program, Scalars};
+    use crate::{Precision, Program, Scalars};
 
     /// What is put together by hand, fused already.
     #[derive(Clone, Default)]
@@ -446,10 +410,15 @@ mod tests {
         }
 
         fn packed(&self) -> Sketch {
-            let mut packed = self.clone();
-            let Sketch { buffers, instructions, inputs, outputs } = &mut packed;
-            pack_masks(buffers, instructions, inputs, outputs).unwrap();
-            packed
+            let mut draft = self.clone().draft();
+            super::run(&mut draft, &Target::CPU).unwrap();
+            let Draft { buffers, instructions, inputs, outputs, .. } = draft;
+            Sketch { buffers, instructions, inputs, outputs }
+        }
+
+        fn draft(self) -> Draft {
+            let Sketch { buffers, instructions, inputs, outputs } = self;
+            Draft::new(instructions, buffers, Vec::new(), (inputs, outputs), Precision::F32)
         }
 
         /// Labels of the masks that are kept as bits.
@@ -458,11 +427,9 @@ mod tests {
         }
 
         fn program(self) -> Program {
-            let Sketch { mut buffers, instructions, inputs, outputs } = self;
-            let work_bytes = plan(&mut buffers, &instructions, &inputs, &outputs).unwrap();
-            let (constants, planes) = (Vec::new(), Vec::new());
-            let last_versions = FinalVersions::default();
-            Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
+            let mut draft = self.draft();
+            super::super::memory_plan::run(&mut draft, &Target::CPU).unwrap();
+            draft.into_program()
         }
     }
 
@@ -556,7 +523,7 @@ mod tests {
     /// Masks that are small, wanted, given, or read by index to an odd end stay what they are.
     #[test]
     fn others_stay_bytes() {
-        assert!(layers(LEAST - 1, false).packed().bits().is_empty());
+        assert!(layers(Target::CPU.least_mask - 1, false).packed().bits().is_empty());
         assert!(layers(4097, true).packed().bits().is_empty());
         assert_eq!(layers(4104, true).packed().bits().len(), LAYERS - 1);
         assert_eq!(run(layers(4104, true).packed()), run(layers(4104, true)));

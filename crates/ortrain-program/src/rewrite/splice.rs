@@ -1,10 +1,9 @@
 //! One nest put into another.
 
-use std::borrow::Cow;
-
 use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type};
 
 use super::embed::{Embedding, copy, finish, finish_with};
+use crate::operand::access_of;
 use crate::{BufferId, Instruction, Load, Nest, Operand};
 
 /// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
@@ -29,7 +28,7 @@ fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
 }
 
 /// Whether both accesses reach the same elements over a space.
-pub(super) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
+pub(crate) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
     a.offset == b.offset
         && a.dtype == b.dtype
         && dims.iter().zip(a.strides.iter().zip(&b.strides)).all(|(&dim, (x, y))| dim == 1 || x == y)
@@ -110,7 +109,7 @@ fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
 }
 
 /// How many buffers a map loads at least, if those are more than a nest may: it cannot follow what makes only some.
-pub(super) fn least_loads(map: &Nest) -> usize {
+pub(crate) fn least_loads(map: &Nest) -> usize {
     if map.loads.len() <= MOST_LOADS {
         return map.loads.len();
     }
@@ -122,7 +121,7 @@ pub(super) fn least_loads(map: &Nest) -> usize {
 
 /// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own
 /// results.
-pub(super) fn most_loads_behind(instruction: &Instruction) -> usize {
+pub(crate) fn most_loads_behind(instruction: &Instruction) -> usize {
     MOST_LOADS + instruction.flexible_nest().map_or(0, |nest| nest.stores.len())
 }
 
@@ -133,14 +132,6 @@ fn loaded(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
         _ => None,
     });
     loads.filter_map(|load| load.operand().map(|operand| operand.buffer))
-}
-
-/// How a load reaches its values: an accumulator is what a host has made, row-major over the space.
-pub(super) fn access_of<'a>(load: &'a Load, dims: &[usize]) -> Cow<'a, Access> {
-    match load {
-        Load::Buffer(operand) => Cow::Borrowed(&operand.access),
-        Load::Accumulator(dtype) => Cow::Owned(Access::contiguous(*dtype, dims)),
-    }
 }
 
 /// A map's expression in a host: its loads become loads of the host.
@@ -220,7 +211,7 @@ fn copy_host(
 }
 
 /// The part of a loop that makes the results to be kept. `None` if that is all of it.
-pub(super) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
+pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     if keep.iter().all(|&keep| keep) {
         return None;
     }
@@ -291,7 +282,7 @@ pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<N
 }
 
 /// A map with the same space but another expression, of one result. It may have one load more, by the access of that.
-pub(super) fn with_expression(
+pub(crate) fn with_expression(
     map: &Nest,
     expr: Expr,
     store: Operand,
@@ -313,7 +304,7 @@ pub(super) fn with_expression(
 
 /// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
 /// it. `None` where the spaces do not fit.
-pub(super) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Option<Nest> {
+pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Option<Nest> {
     let Operand { buffer: value, access: at } = host.loads[slot].operand()?;
     if host.segments.is_some() || guest.segments.is_some() {
         return None;
@@ -356,7 +347,7 @@ pub(super) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
 
 /// How a map follows a host: the buffer by which their spaces are compared.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Link {
+pub(crate) enum Link {
     /// A result of the host (by number) that the map reads (by slot).
     Result(usize, usize),
     /// A buffer that both read: slots of the host and of the map.
@@ -366,7 +357,7 @@ pub(super) enum Link {
 /// A host that goes on with a map over its space: over its outer points, or over all of them. The map reads results
 /// of the host where the host has just made them, as its accumulators or by the buffers that hold them. `keep` says which
 /// results of the host are still stored.
-pub(super) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
+pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
     let (at, place) = match link {
         Link::Result(store, load) => (&host.stores[store].access, access_of(&map.loads[load], &map.dims)),
         Link::Shared(own, load) => (host.loads[own].access()?, access_of(&map.loads[load], &map.dims)),

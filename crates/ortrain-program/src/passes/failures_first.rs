@@ -1,57 +1,31 @@
-//! Which instructions are needed, and their order.
+//! Puts instructions that can fail, and what they need, before those that write state: a step that fails has changed nothing.
 
 use ortrain_expr::{Builder, DType, Type};
 
-use super::splice;
+use super::Changed;
+use crate::draft::Draft;
+use crate::error::ProgramError;
 use crate::operand::written_by;
-use crate::versions::{NewVersions, Versions};
+use crate::rewrite::splice;
+use crate::scheduled::NewVersions;
+use crate::target::Target;
+use crate::versions::Versions;
 use crate::{Buffer, BufferId, Instruction, Load, Nest, Operand, Place, ScheduledInstruction, is_work};
-
-/// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
-pub(crate) fn remove_unused(
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &[Buffer],
-    outputs: &[BufferId],
-) {
-    let mut needed = vec![false; buffers.len()];
-    for output in outputs {
-        needed[output.0 as usize] = true;
-    }
-    let mut keep = vec![false; instructions.len()];
-    for (index, scheduled) in instructions.iter_mut().enumerate().rev() {
-        let instruction = &scheduled.instruction;
-        let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
-        keep[index] = instruction.must_stay() || instruction.writes().into_iter().any(wanted);
-        if !keep[index] {
-            continue;
-        }
-        if let Some(nest) = instruction.nest()
-            && nest.stores.len() > 1
-        {
-            let results: Vec<bool> = written_by(nest).map(wanted).collect();
-            if let Some(fewer) = splice::with_results(nest, &results) {
-                scheduled.instruction = instruction.with_nest(fewer);
-                scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
-            }
-        }
-        for id in scheduled.instruction.reads() {
-            needed[id.0 as usize] = true;
-        }
-    }
-    let mut kept = keep.into_iter();
-    instructions.retain(|_| kept.next() == Some(true));
-}
 
 /// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
 /// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
 /// updated in the first part is copied before the update.
-pub(crate) fn order(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut Vec<Buffer>) {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let Draft { instructions, buffers, .. } = draft;
     let writes_state =
         |i: &ScheduledInstruction| i.instruction.writes().iter().any(|&id| !is_work(buffers, id));
-    let Some(last_failing) = instructions.iter().rposition(|i| i.instruction.can_fail()) else { return };
+    let Some(last_failing) = instructions.iter().rposition(|i| i.instruction.can_fail()) else {
+        return Ok(Changed(0));
+    };
     if !instructions[..last_failing].iter().any(writes_state) {
-        return;
+        return Ok(Changed(0));
     }
+    let moved = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
     let mut early = vec![false; instructions.len()];
     let mut wanted: Vec<bool> = vec![false; buffers.len()];
     // What is written early has been read, and written before, by then.
@@ -78,6 +52,7 @@ pub(crate) fn order(instructions: &mut Vec<ScheduledInstruction>, buffers: &mut 
     }
     copy_before_updates(&mut first, &mut rest, buffers);
     instructions.extend(first.into_iter().chain(rest));
+    Ok(Changed(moved))
 }
 
 /// Lets later instructions read copies of the buffers that earlier ones update before they come.

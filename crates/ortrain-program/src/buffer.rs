@@ -1,0 +1,77 @@
+//! Buffers: runs of elements, and where they lie.
+
+use std::sync::Arc;
+
+use ortrain_expr::DType;
+use smallvec::SmallVec;
+
+/// A buffer of a [`crate::Program`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// Buffers of an instruction: most have few.
+pub type BufferIds = SmallVec<[BufferId; 8]>;
+
+/// A plane of the state a program is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PlaneId(pub u32);
+
+/// Where a buffer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the work arena, at this byte. The planner decides it.
+    Work(usize),
+    /// In a plane, at this byte.
+    Plane(PlaneId, usize),
+    /// The program's constant of this number.
+    Constant(usize),
+}
+
+/// A contiguous run of elements.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    /// The name of the value it holds, for dumps and messages.
+    pub label: Arc<str>,
+    /// The element type.
+    pub dtype: DType,
+    /// The number of elements.
+    pub len: usize,
+    /// Where it lies.
+    pub place: Place,
+}
+
+impl Buffer {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+}
+
+/// Whether a buffer lies in the work arena.
+pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
+    matches!(buffers[id.0 as usize].place, Place::Work(_))
+}
+
+/// A number for each buffer; parts of a plane that overlap have the same.
+pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
+    let mut cells: Vec<usize> = (0..buffers.len()).collect();
+    let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
+    for (k, buffer) in buffers.iter().enumerate() {
+        if let Place::Plane(plane, offset) = buffer.place {
+            parts.push((plane.0, offset, offset + buffer.bytes(), k));
+        }
+    }
+    parts.sort_unstable();
+    let mut open: Option<(u32, usize, usize)> = None;
+    for (plane, from, to, k) in parts {
+        match &mut open {
+            Some((known, end, cell)) if *known == plane && from < *end => {
+                cells[k] = *cell;
+                *end = to.max(*end);
+            }
+            _ => open = Some((plane, to, k)),
+        }
+    }
+    cells
+}

@@ -1,0 +1,91 @@
+//! A program while passes change it.
+
+use ortrain_expr::Precision;
+use ortrain_graph::Tensor;
+
+use crate::buffer::{Buffer, BufferId, Place, is_work};
+use crate::error::ProgramError;
+use crate::liveness::Liveness;
+use crate::program::{Program, plane_uses};
+use crate::scheduled::{self, FinalVersions, ScheduledInstruction};
+use crate::uses::Uses;
+
+/// A program while passes change it: instructions over buffers, in the order in which they run.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    pub(crate) instructions: Vec<ScheduledInstruction>,
+    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) constants: Vec<Tensor>,
+    pub(crate) inputs: Vec<BufferId>,
+    pub(crate) outputs: Vec<BufferId>,
+    /// Of inner products that are worth it.
+    pub(crate) precision: Precision,
+    /// What the buffers that are seen outside hold in the end.
+    last_versions: FinalVersions,
+    /// Bytes of the arena, once it is planned.
+    pub(crate) work_bytes: usize,
+}
+
+impl Draft {
+    /// A program as it was put together. Its writes get their versions.
+    pub(crate) fn new(
+        mut instructions: Vec<ScheduledInstruction>,
+        buffers: Vec<Buffer>,
+        constants: Vec<Tensor>,
+        (inputs, outputs): (Vec<BufferId>, Vec<BufferId>),
+        precision: Precision,
+    ) -> Draft {
+        let last_versions = scheduled::number(&mut instructions, &buffers, &outputs);
+        Draft { instructions, buffers, constants, inputs, outputs, precision, last_versions, work_bytes: 0 }
+    }
+
+    /// Definitions and uses of all buffers.
+    pub(crate) fn uses(&self) -> Uses {
+        Uses::of(&self.buffers, self.instructions.iter().map(|scheduled| &scheduled.instruction))
+    }
+
+    /// From where to where each buffer is needed.
+    pub(crate) fn liveness(&self) -> Liveness {
+        Liveness::of(self.buffers.len(), &self.instructions, &self.inputs, &self.outputs)
+    }
+
+    pub(crate) fn is_work(&self, id: BufferId) -> bool {
+        is_work(&self.buffers, id)
+    }
+
+    /// Checks that no instruction reaches outside its buffers, and that each reads the versions that it was given.
+    ///
+    /// # Errors
+    /// The first fault.
+    pub(crate) fn check(&self) -> Result<(), ProgramError> {
+        for ScheduledInstruction { instruction, node, .. } in &self.instructions {
+            if let Some(fault) = instruction.fault(&self.buffers) {
+                return Err(ProgramError::faulty(node, instruction, fault));
+            }
+        }
+        scheduled::check(&self.instructions, &self.buffers, &self.last_versions)
+            .map_err(|stale| stale.error(&self.instructions, &self.buffers))
+    }
+
+    /// Lets go of the elements of constants that nothing reads.
+    fn forget_unused_constants(&mut self) {
+        let mut used = vec![false; self.constants.len()];
+        let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
+        for id in reads.chain(self.outputs.iter().copied()) {
+            if let Place::Constant(number) = self.buffers[id.0 as usize].place {
+                used[number] = true;
+            }
+        }
+        for (constant, _) in self.constants.iter_mut().zip(used).filter(|(_, used)| !used) {
+            *constant = Tensor::filled(constant.dtype(), &[0], 0.0);
+        }
+    }
+
+    /// The program, when all passes are done.
+    pub(crate) fn into_program(mut self) -> Program {
+        self.forget_unused_constants();
+        let planes = plane_uses(&self.instructions, &self.buffers, &self.outputs);
+        let Draft { instructions, buffers, constants, inputs, outputs, work_bytes, last_versions, .. } = self;
+        Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
+    }
+}

@@ -1,0 +1,36 @@
+//! Puts constants of one element into the expressions that load them.
+
+use ortrain_expr::Scalar;
+
+use super::Changed;
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::rewrite::splice::with_constants;
+use crate::target::Target;
+use crate::{Load, Operand, Place};
+
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    let Draft { instructions, buffers, constants, .. } = draft;
+    let value = |load: &Load| {
+        let Operand { buffer, access } = load.operand()?;
+        let buffer = &buffers[buffer.0 as usize];
+        let Place::Constant(number) = buffer.place else { return None };
+        let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
+        let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
+        stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
+    };
+    let mut changes = 0;
+    for scheduled in instructions {
+        let Some(nest) = scheduled.instruction.nest() else { continue };
+        let values: Vec<Option<Scalar>> = nest.loads.iter().map(value).collect();
+        let known = values.iter().filter(|value| value.is_some()).count();
+        if known > 0
+            && let Some(nest) = with_constants(nest, &values)
+        {
+            scheduled.instruction = scheduled.instruction.with_nest(nest);
+            scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+            changes += known;
+        }
+    }
+    Ok(Changed(changes))
+}

@@ -1,0 +1,327 @@
+//! The passes between a program as it was lowered and the program that runs: named, in order, one file each.
+//!
+//! A pass takes the whole draft and changes it. After each pass the draft is a program that computes the same results; in
+//! builds with assertions that is checked behind every pass, in others once, behind the last one. [`PassLog`] shows what a
+//! pass does.
+
+mod batch_tiling;
+mod choose_precision;
+mod dead_elements;
+mod failures_first;
+mod fuse_attention;
+mod fusion;
+mod inline_constants;
+mod mask_packing;
+pub(crate) mod memory_plan;
+mod number_cells;
+mod precompute_derivatives;
+mod rematerialization;
+mod remove_unused;
+mod sink_scatter_add;
+mod weight_prepacking;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::target::Target;
+
+/// What a pass does to a draft for a target.
+type Run = fn(&mut Draft, &Target) -> Result<Changed, ProgramError>;
+
+/// A step from one form of a program to the next.
+#[derive(Clone, Copy)]
+pub struct Pass {
+    /// Its name, in dumps and in the variable `ORTRAIN_PASSES`.
+    pub name: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// Whether a program can do without it.
+    pub is_optional: bool,
+    run: Run,
+}
+
+impl std::fmt::Debug for Pass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pass").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The number of changes that a pass has made. With 0 the program is what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Changed(pub(crate) usize);
+
+/// All passes, in the order in which they run.
+pub const PASSES: &[Pass] = &[
+    required("remove_unused", "drops instructions and results that nobody needs", remove_unused::run),
+    optional("inline_constants", "puts constants of one element into expressions", inline_constants::run),
+    optional("dead_elements", "leaves out elements that nobody reads or that are zero", dead_elements::run),
+    optional("number_cells", "makes positions of maxima numbers of cells", number_cells::run),
+    optional(
+        "sink_scatter_add",
+        "moves sums at given rows behind the maps that read them",
+        sink_scatter_add::run,
+    ),
+    optional("fuse_attention", "makes an attention of products and a softmax", fuse_attention::run),
+    optional("fuse_chains", "makes one map of maps that follow each other", fusion::fuse_chains),
+    optional(
+        "precompute_derivatives",
+        "keeps a slope in place of what it is made of",
+        precompute_derivatives::run,
+    ),
+    optional("fusion", "makes maps parts of what makes their operands or reads their results", fusion::run),
+    required("choose_precision", "says how exactly factors of products are taken", choose_precision::run),
+    optional(
+        "weight_prepacking",
+        "lays matrices in panels for many products of few rows",
+        weight_prepacking::run,
+    ),
+    required("failures_first", "puts what can fail before what writes state", failures_first::run),
+    optional("mask_packing", "keeps masks as bits where most is alive", mask_packing::run),
+    optional("batch_tiling", "takes pairs of convolutions through a batch in parts", batch_tiling::run),
+    required("memory_plan", "places every work buffer in the arena", memory_plan::run),
+];
+
+const fn required(name: &'static str, about: &'static str, run: Run) -> Pass {
+    Pass { name, about, is_optional: false, run }
+}
+
+const fn optional(name: &'static str, about: &'static str, run: Run) -> Pass {
+    Pass { is_optional: true, ..required(name, about, run) }
+}
+
+/// What one pass did to one program.
+#[derive(Clone, Debug)]
+pub struct PassRecord {
+    /// The name of the pass.
+    pub pass: &'static str,
+    /// The number of its changes.
+    pub changes: usize,
+    /// Instructions and buffers behind it.
+    pub instructions: usize,
+    /// The time that it took.
+    pub elapsed: Duration,
+    /// The program behind it, if it was asked for.
+    pub text: Option<String>,
+}
+
+/// Takes down what passes do to each program that is made.
+#[derive(Clone, Debug, Default)]
+pub struct PassLog {
+    stage: Option<&'static str>,
+    programs: Arc<Mutex<Vec<Vec<PassRecord>>>>,
+}
+
+impl PassLog {
+    /// Nothing so far.
+    #[must_use]
+    pub fn new() -> PassLog {
+        PassLog::default()
+    }
+
+    /// One that keeps the text of programs behind a pass, too. `None` if no pass has that name.
+    #[must_use]
+    pub fn with_text_after(stage: &str) -> Option<PassLog> {
+        let pass = PASSES.iter().find(|pass| pass.name == stage)?;
+        Some(PassLog { stage: Some(pass.name), ..PassLog::default() })
+    }
+
+    /// What passes did, for each program, in the order in which programs were made.
+    #[must_use]
+    pub fn programs(&self) -> Vec<Vec<PassRecord>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, records: Vec<PassRecord>) {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner).push(records);
+    }
+}
+
+/// The variable that leaves out passes: their names with a `-` in front, separated by commas.
+const VARIABLE: &str = "ORTRAIN_PASSES";
+
+/// The passes that the environment leaves out.
+fn left_out() -> Result<&'static [&'static str], ProgramError> {
+    static LEFT_OUT: OnceLock<Result<Vec<&'static str>, ProgramError>> = OnceLock::new();
+    let found = LEFT_OUT.get_or_init(|| std::env::var(VARIABLE).map_or(Ok(Vec::new()), |text| parsed(&text)));
+    found.as_deref().map_err(Clone::clone)
+}
+
+/// The passes that a text leaves out.
+fn parsed(text: &str) -> Result<Vec<&'static str>, ProgramError> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let known = |name: &str| {
+        let pass = name.strip_prefix('-').and_then(|name| PASSES.iter().find(|pass| pass.name == name));
+        pass.filter(|pass| pass.is_optional).map(|pass| pass.name)
+    };
+    let unknown = |name: &str| {
+        let optional = PASSES.iter().filter(|pass| pass.is_optional);
+        let known = optional.map(|pass| format!("-{}", pass.name)).collect::<Vec<_>>().join(", ");
+        ProgramError::UnknownPass { name: name.to_owned(), known }
+    };
+    names.map(|name| known(name).ok_or_else(|| unknown(name))).collect()
+}
+
+/// Runs the passes, all of them or those alone that every program needs.
+///
+/// Backends trust programs: a mistake of a pass must not take them outside of buffers. So the result is checked; where it
+/// is none, the passes run again with a check behind each, to find the one to blame.
+///
+/// # Errors
+/// Those of a pass, and [`ProgramError::InvalidPass`] where a pass makes a program that is none.
+pub(crate) fn run(
+    draft: Draft,
+    target: &Target,
+    is_fused: bool,
+    log: Option<&PassLog>,
+) -> Result<Draft, ProgramError> {
+    let left_out = left_out()?;
+    let is_wanted = |pass: &&Pass| !pass.is_optional || is_fused && !left_out.contains(&pass.name);
+    let passes: Vec<&Pass> = PASSES.iter().filter(is_wanted).collect();
+    run_all(&passes, draft, target, cfg!(debug_assertions), log)
+}
+
+/// Runs passes, with a check behind each that changes something, or with one behind the last.
+fn run_all(
+    passes: &[&Pass],
+    mut draft: Draft,
+    target: &Target,
+    checks_each: bool,
+    log: Option<&PassLog>,
+) -> Result<Draft, ProgramError> {
+    let invalid =
+        |pass: &Pass, source| ProgramError::InvalidPass { pass: pass.name, source: Box::new(source) };
+    let original = (!checks_each).then(|| draft.clone());
+    let mut records = Vec::new();
+    for pass in passes {
+        let start = Instant::now();
+        let Changed(changes) = (pass.run)(&mut draft, target)?;
+        let elapsed = start.elapsed();
+        if checks_each && changes > 0 {
+            draft.check().map_err(|source| invalid(pass, source))?;
+        }
+        if let Some(log) = log {
+            let text = (log.stage == Some(pass.name)).then(|| draft.to_string());
+            let instructions = draft.instructions.len();
+            records.push(PassRecord { pass: pass.name, changes, instructions, elapsed, text });
+        }
+    }
+    if let (Err(source), Some(last)) = (draft.check(), passes.last()) {
+        // Behind a pass that says that it changed nothing.
+        let found = original.map(|original| run_all(passes, original, target, true, None).map(drop));
+        return Err(found.and_then(Result::err).unwrap_or_else(|| invalid(last, source)));
+    }
+    if let Some(log) = log {
+        log.add(records);
+    }
+    Ok(draft)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_expr::{Builder, DType, Precision, Type};
+
+    use super::*;
+    use crate::versions::Versions;
+    use crate::{Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScheduledInstruction};
+
+    const N: usize = 8;
+
+    /// A program that copies a buffer.
+    fn copy() -> Draft {
+        let buffer =
+            |label: &str| Buffer { label: label.into(), dtype: DType::F32, len: N, place: Place::Work(0) };
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let [from, to] = [0, 1].map(|id| Operand::whole(BufferId(id), DType::F32, &[N]));
+        let nest = Nest {
+            dims: [N].into_iter().collect(),
+            inner: 0,
+            segments: None,
+            loads: vec![Load::Buffer(from)],
+            expr: b.finish(&[x]),
+            reductions: Vec::new(),
+            stores: vec![to],
+        };
+        let (instruction, node): (_, Arc<str>) = (Instruction::Nest(nest), "node".into());
+        let (entries, versions) = (Entries::ALL, Versions::default());
+        let instructions = vec![ScheduledInstruction { instruction, entries, node, versions }];
+        let ends = (vec![BufferId(0)], vec![BufferId(1)]);
+        Draft::new(instructions, vec![buffer("x"), buffer("y")], Vec::new(), ends, Precision::F32)
+    }
+
+    /// A pass that lets the copy store behind the end of its buffer.
+    fn overrun(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+        let nest = draft.instructions[0].instruction.nest_mut().expect("a copy");
+        nest.dims[0] += 1;
+        Ok(Changed(1))
+    }
+
+    /// A pass that forgets the copy.
+    fn lose(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+        draft.instructions.clear();
+        Ok(Changed(1))
+    }
+
+    fn nothing(_: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+        Ok(Changed(0))
+    }
+
+    /// A mistake of a pass is found behind each pass and behind the last one, and the pass is named.
+    #[test]
+    fn a_pass_that_makes_no_program_is_named() {
+        let first = optional("first", "", nothing);
+        let last = optional("last", "", nothing);
+        let cases: [(Run, &str); 2] =
+            [(overrun, "elements 0..=8 of a buffer of 8"), (lose, "would not hold the last of its updates")];
+        for (wrong, fault) in cases {
+            let wrong = optional("wrong", "", wrong);
+            for checks_each in [true, false] {
+                let passes = [&first, &wrong, &last];
+                let found = run_all(&passes, copy(), &Target::CPU, checks_each, None);
+                let error = found.map(drop).unwrap_err().to_string();
+                assert!(error.starts_with("the pass wrong made a program that cannot run: "), "{error}");
+                assert!(error.contains(fault), "{error}");
+            }
+        }
+        let sound = run_all(&[&first, &last], copy(), &Target::CPU, false, None);
+        assert!(sound.is_ok());
+    }
+
+    /// A log has what each pass did, and the text behind the one that is asked for.
+    #[test]
+    fn a_log_takes_down_each_pass() {
+        let log = PassLog::with_text_after("remove_unused").expect("there is such a pass");
+        run(copy(), &Target::CPU, true, Some(&log)).expect("a program");
+        let [records] = &log.programs()[..] else { panic!("one program was made") };
+        let names: Vec<&str> = records.iter().map(|record| record.pass).collect();
+        assert_eq!(names, PASSES.iter().map(|pass| pass.name).collect::<Vec<_>>());
+        let texts: Vec<&PassRecord> = records.iter().filter(|record| record.text.is_some()).collect();
+        assert_eq!(texts.iter().map(|record| record.pass).collect::<Vec<_>>(), ["remove_unused"]);
+        assert!(
+            texts[0].text.as_deref().is_some_and(|text| text.starts_with("draft: 1 instructions, 2 buffers"))
+        );
+        assert!(PassLog::with_text_after("nothing").is_none());
+    }
+
+    #[test]
+    fn names_of_passes_are_different() {
+        let mut names: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), PASSES.len());
+    }
+
+    #[test]
+    fn a_text_leaves_out_optional_passes() {
+        assert_eq!(parsed(""), Ok(Vec::new()));
+        assert_eq!(parsed("-fusion, -mask_packing,"), Ok(vec!["fusion", "mask_packing"]));
+        for wrong in ["fusion", "-fuse", "-memory_plan", "--fusion"] {
+            let error = parsed(wrong).unwrap_err().to_string();
+            assert!(error.contains(&format!("{wrong:?}")) && error.contains("-fuse_attention"), "{error}");
+        }
+    }
+}

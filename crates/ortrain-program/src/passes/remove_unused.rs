@@ -1,0 +1,49 @@
+//! Drops instructions whose results nobody needs, and results that nobody needs.
+
+use super::Changed;
+use crate::draft::Draft;
+use crate::error::ProgramError;
+use crate::operand::written_by;
+use crate::rewrite::splice::with_results;
+use crate::target::Target;
+use crate::{BufferId, is_work};
+
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    Ok(Changed(remove_unused(draft)))
+}
+
+/// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
+pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
+    let Draft { instructions, buffers, outputs, .. } = draft;
+    let mut changes = 0;
+    let mut needed = vec![false; buffers.len()];
+    for output in &*outputs {
+        needed[output.0 as usize] = true;
+    }
+    let mut keep = vec![false; instructions.len()];
+    for (index, scheduled) in instructions.iter_mut().enumerate().rev() {
+        let instruction = &scheduled.instruction;
+        let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
+        keep[index] = instruction.must_stay() || instruction.writes().into_iter().any(wanted);
+        if !keep[index] {
+            continue;
+        }
+        if let Some(nest) = instruction.nest()
+            && nest.stores.len() > 1
+        {
+            let results: Vec<bool> = written_by(nest).map(wanted).collect();
+            if let Some(fewer) = with_results(nest, &results) {
+                scheduled.instruction = instruction.with_nest(fewer);
+                scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+                changes += 1;
+            }
+        }
+        for id in scheduled.instruction.reads() {
+            needed[id.0 as usize] = true;
+        }
+    }
+    changes += keep.iter().filter(|keep| !*keep).count();
+    let mut kept = keep.into_iter();
+    instructions.retain(|_| kept.next() == Some(true));
+    changes
+}

@@ -1,0 +1,302 @@
+//! Instructions in the order in which they run, and the check that each reads the versions that it was given.
+
+use std::sync::Arc;
+
+use crate::buffer::{Buffer, BufferId, Place, cells};
+use crate::entries::{Entries, Entry};
+use crate::error::ProgramError;
+use crate::instruction::Instruction;
+use crate::versions::{Seen, Version, Versions, always, entries_of};
+
+/// An instruction with the entries it belongs to and the node it came from.
+#[derive(Clone, Debug)]
+pub struct ScheduledInstruction {
+    /// What to do.
+    pub instruction: Instruction,
+    /// When.
+    pub entries: Entries,
+    /// The node, as messages name it.
+    pub node: Arc<str>,
+    /// Which writes it sees of what it reads.
+    pub(crate) versions: Versions,
+}
+
+/// Numbers for writes that passes add.
+#[derive(Debug)]
+pub(crate) struct NewVersions(u32);
+
+impl NewVersions {
+    /// Numbers that none of these instructions has.
+    pub(crate) fn after<'a>(instructions: impl IntoIterator<Item = &'a ScheduledInstruction>) -> NewVersions {
+        let writes = instructions.into_iter().flat_map(|scheduled| scheduled.versions.writes());
+        NewVersions(writes.map(|(_, version)| version.0).max().unwrap_or(0))
+    }
+
+    /// The next number.
+    pub(crate) fn next(&mut self) -> Version {
+        self.0 += 1;
+        Version(self.0)
+    }
+}
+
+/// What the buffers that are seen outside of a program hold in the end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FinalVersions(Vec<(BufferId, Seen)>);
+
+/// Versions that the buffers hold while instructions are gone through in order.
+struct Current<'a> {
+    cells: &'a [usize],
+    of_cells: Vec<Seen>,
+}
+
+impl<'a> Current<'a> {
+    fn new(cells: &'a [usize]) -> Current<'a> {
+        Current { cells, of_cells: vec![always(Version::BEFORE); cells.len()] }
+    }
+
+    fn of(&self, id: BufferId) -> Seen {
+        self.of_cells[self.cells[id.0 as usize]]
+    }
+
+    fn in_entry(&self, id: BufferId, entry: Entry) -> Version {
+        self.of(id)[entry as usize].unwrap_or(Version::BEFORE)
+    }
+
+    fn write(&mut self, id: BufferId, version: Version, entries: Entries) {
+        let seen = &mut self.of_cells[self.cells[id.0 as usize]];
+        entries_of(entries).for_each(|entry| seen[entry] = Some(version));
+    }
+}
+
+/// Numbers the writes of a program as it was put together, and says to every instruction which ones it reads.
+pub(crate) fn number(
+    instructions: &mut [ScheduledInstruction],
+    buffers: &[Buffer],
+    outputs: &[BufferId],
+) -> FinalVersions {
+    let cells = cells(buffers);
+    let mut current = Current::new(&cells);
+    for (at, ScheduledInstruction { instruction, entries, versions, .. }) in
+        instructions.iter_mut().enumerate()
+    {
+        let read = |id: BufferId| {
+            let mut seen = Seen::default();
+            entries_of(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
+            (id, seen)
+        };
+        let mut reads = instruction.reads();
+        reads.sort_unstable();
+        reads.dedup();
+        let version = Version(at as u32 + 1);
+        let mut writes = instruction.writes();
+        writes.sort_unstable();
+        writes.dedup();
+        let written = writes.iter().map(|&id| (id, version));
+        *versions = Versions::new(reads.into_iter().map(read), written);
+        writes.iter().for_each(|&id| current.write(id, version, *entries));
+    }
+    let is_state = |id: &BufferId| matches!(buffers[id.0 as usize].place, Place::Plane(..));
+    let state = (0..buffers.len()).map(|k| BufferId(k as u32)).filter(is_state);
+    let seen_outside = state.chain(outputs.iter().copied());
+    FinalVersions(seen_outside.map(|id| (id, current.of(id))).collect())
+}
+
+/// An instruction, by its place, or the end of the program, and the buffer of which it would read another version.
+pub(crate) struct Stale {
+    pub(crate) at: Option<usize>,
+    pub(crate) buffer: BufferId,
+}
+
+impl Stale {
+    /// The error that says so.
+    pub(crate) fn error(&self, instructions: &[ScheduledInstruction], buffers: &[Buffer]) -> ProgramError {
+        let label = &buffers[self.buffer.0 as usize].label;
+        match self.at.and_then(|at| instructions.get(at)) {
+            Some(ScheduledInstruction { instruction, node, .. }) => ProgramError::Faulty {
+                node: node.to_string(),
+                instruction: instruction.name(),
+                fault: format!("a read of {label:?} from before or after the update that it was given"),
+            },
+            None => ProgramError::LostUpdate { label: label.to_string() },
+        }
+    }
+}
+
+/// Checks that every instruction, and whoever looks at the buffers in the end, reads the versions that they were given.
+pub(crate) fn check(
+    instructions: &[ScheduledInstruction],
+    buffers: &[Buffer],
+    FinalVersions(last): &FinalVersions,
+) -> Result<(), Stale> {
+    let cells = cells(buffers);
+    let mut current = Current::new(&cells);
+    for (at, ScheduledInstruction { instruction, entries, versions, .. }) in instructions.iter().enumerate() {
+        // A buffer whose version nobody has noted is as bad as one of another version.
+        let unknown = instruction.reads().into_iter().find(|&id| versions.seen(id).is_none());
+        let unknown =
+            unknown.or_else(|| instruction.writes().into_iter().find(|&id| versions.written(id).is_none()));
+        let stale = versions.stale(*entries, |id, entry| current.in_entry(id, entry));
+        if let Some(buffer) = unknown.or(stale) {
+            return Err(Stale { at: Some(at), buffer });
+        }
+        versions.writes().for_each(|(id, version)| current.write(id, version, *entries));
+    }
+    match last.iter().find(|(id, seen)| current.of(*id) != *seen) {
+        Some(&(buffer, _)) => Err(Stale { at: None, buffer }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_expr::{Builder, DType, Type};
+
+    use super::*;
+    use crate::{Load, Nest, Operand, PlaneId};
+
+    const N: usize = 8;
+
+    /// Buffers, and maps that add up what they read.
+    #[derive(Default)]
+    struct Sketch {
+        buffers: Vec<Buffer>,
+        instructions: Vec<ScheduledInstruction>,
+    }
+
+    impl Sketch {
+        fn buffer(&mut self, label: &str, place: Place) -> BufferId {
+            self.buffers.push(Buffer { label: label.into(), dtype: DType::F32, len: N, place });
+            BufferId(self.buffers.len() as u32 - 1)
+        }
+
+        fn map(&mut self, reads: &[BufferId], to: BufferId, entries: Entries) {
+            let mut b = Builder::new();
+            let mut sum = b.constant(Type::F32, 1.0);
+            for slot in 0..reads.len() {
+                let x = b.load(slot, Type::F32);
+                sum = b.add(sum, x);
+            }
+            let whole = |id: BufferId| Operand::whole(id, DType::F32, &[N]);
+            let nest = Nest {
+                dims: [N].into_iter().collect(),
+                inner: 0,
+                segments: None,
+                loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
+                expr: b.finish(&[sum]),
+                reductions: Vec::new(),
+                stores: vec![whole(to)],
+            };
+            let instruction = Instruction::Nest(nest);
+            let node: Arc<str> = format!("node {}", self.instructions.len()).into();
+            self.instructions.push(ScheduledInstruction {
+                instruction,
+                entries,
+                node,
+                versions: Versions::default(),
+            });
+        }
+
+        fn fault(&self, last: &FinalVersions) -> Option<String> {
+            let stale = check(&self.instructions, &self.buffers, last).err()?;
+            Some(stale.error(&self.instructions, &self.buffers).to_string())
+        }
+    }
+
+    /// A value that is read, updated, and read again.
+    fn updated() -> (Sketch, FinalVersions) {
+        let mut s = Sketch::default();
+        let [x, before, after] = ["x", "before", "after"].map(|label| s.buffer(label, Place::Work(0)));
+        s.map(&[], x, Entries::ALL);
+        s.map(&[x], before, Entries::ALL);
+        s.map(&[x], x, Entries::ALL);
+        s.map(&[x], after, Entries::ALL);
+        let last = number(&mut s.instructions, &s.buffers, &[before, after]);
+        (s, last)
+    }
+
+    #[test]
+    fn a_program_as_it_was_put_together_is_sound() {
+        let (s, last) = updated();
+        assert_eq!(s.fault(&last), None);
+    }
+
+    #[test]
+    fn a_reader_that_passes_an_update_is_found() {
+        for (one, other, node) in [(1, 2, "node 1"), (2, 3, "node 3")] {
+            let (mut s, last) = updated();
+            s.instructions.swap(one, other);
+            let want = format!(
+                "{node} was lowered to a faulty Map instruction: a read of \"x\" from before or after the update that it was \
+                 given"
+            );
+            assert_eq!(s.fault(&last), Some(want));
+        }
+    }
+
+    #[test]
+    fn an_instruction_that_makes_what_another_reads_is_missed() {
+        let (mut s, last) = updated();
+        s.instructions.remove(2);
+        assert!(s.fault(&last).is_some());
+    }
+
+    #[test]
+    fn the_last_update_stays_the_last() {
+        let mut s = Sketch::default();
+        let state = s.buffer("state", Place::Plane(PlaneId(0), 0));
+        let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
+        s.map(&[x], state, Entries::ALL);
+        s.map(&[y], state, Entries::ALL);
+        let last = number(&mut s.instructions, &s.buffers, &[]);
+        assert_eq!(s.fault(&last), None);
+        s.instructions.swap(0, 1);
+        let want = "\"state\" would not hold the last of its updates at the end of the program";
+        assert_eq!(s.fault(&last).as_deref(), Some(want));
+    }
+
+    #[test]
+    fn parts_of_a_plane_that_overlap_are_one() {
+        let mut s = Sketch::default();
+        let whole = s.buffer("whole", Place::Plane(PlaneId(0), 0));
+        let half = s.buffer("half", Place::Plane(PlaneId(0), 4 * N / 2));
+        let x = s.buffer("x", Place::Work(0));
+        s.map(&[x], half, Entries::ALL);
+        s.map(&[whole], x, Entries::ALL);
+        let last = number(&mut s.instructions, &s.buffers, &[x]);
+        assert_eq!(s.fault(&last), None);
+        s.instructions.swap(0, 1);
+        assert!(s.fault(&last).is_some());
+    }
+
+    /// Each entry sees its own updates.
+    #[test]
+    fn entries_are_apart() {
+        let mut s = Sketch::default();
+        let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
+        s.map(&[], x, Entries::ALL);
+        s.map(&[x], x, Entries::only(Entry::Accumulate));
+        s.map(&[x], y, Entries::only(Entry::Overwrite));
+        let last = number(&mut s.instructions, &s.buffers, &[x, y]);
+        assert_eq!(s.fault(&last), None);
+        // They do not run in one entry, so their order does not matter.
+        s.instructions.swap(1, 2);
+        assert_eq!(s.fault(&last), None);
+        s.instructions.swap(0, 1);
+        assert!(s.fault(&last).is_some());
+    }
+
+    /// A map that reads a result of another one as it is after an update is not joined with it.
+    #[test]
+    fn what_is_updated_in_between_is_not_taken_from_where_it_is_made() {
+        let (s, _) = updated();
+        let [maker, reader] = [&s.instructions[0], &s.instructions[3]].map(|i| &i.versions);
+        assert!(maker.followed_by(reader, Entries::ALL).is_none());
+        let [maker, reader] = [&s.instructions[0], &s.instructions[1]].map(|i| &i.versions);
+        assert!(maker.followed_by(reader, Entries::ALL).is_some());
+        // Nor can an instruction see a buffer both before and after an update.
+        let [before, after] = [&s.instructions[1], &s.instructions[3]].map(|i| &i.versions);
+        assert!(before.clone().reading_also(after).is_none());
+    }
+}

@@ -1,0 +1,115 @@
+//! Programs and drafts as text.
+
+use std::fmt::{self, Display, Formatter};
+
+use rustc_hash::FxHashSet;
+
+use crate::buffer::{Buffer, BufferId, Place};
+use crate::cost::{Cost, cost};
+use crate::draft::Draft;
+use crate::entries::{Entries, Entry};
+use crate::instruction::Instruction;
+use crate::program::{PlaneUse, Program};
+use crate::scheduled::ScheduledInstruction;
+
+impl Display for Program {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "program: {} instructions, {} buffers, work {} bytes, constants {} bytes",
+            self.instructions.len(),
+            self.buffers.len(),
+            self.work_bytes,
+            self.constant_bytes()
+        )?;
+        let Cost { flops, bytes } = self.cost(Entry::Accumulate);
+        writeln!(f, "  a run takes {flops} flops and moves at least {bytes} bytes")?;
+        for PlaneUse { plane, bytes, .. } in &self.planes {
+            writeln!(f, "  plane {}: {bytes} bytes", plane.0)?;
+        }
+        let place = |buffer: &Buffer| match buffer.place {
+            Place::Work(offset) => format!("work@{offset}"),
+            other => in_state(other),
+        };
+        write_buffers(f, (&self.buffers, &self.instructions), (&self.inputs, &self.outputs), &place)?;
+        write_instructions(f, &self.buffers, &self.instructions)
+    }
+}
+
+impl Display for Draft {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Draft { instructions, buffers, inputs, outputs, work_bytes, .. } = self;
+        writeln!(f, "draft: {} instructions, {} buffers", instructions.len(), buffers.len())?;
+        let place = |buffer: &Buffer| match buffer.place {
+            Place::Work(offset) if *work_bytes > 0 => format!("work@{offset}"),
+            Place::Work(_) => "work".to_owned(),
+            other => in_state(other),
+        };
+        write_buffers(f, (buffers, instructions), (inputs, outputs), &place)?;
+        write_instructions(f, buffers, instructions)
+    }
+}
+
+/// Where a buffer lies that is not in the arena.
+fn in_state(place: Place) -> String {
+    match place {
+        Place::Work(_) => unreachable!("it lies in the arena"),
+        Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
+        Place::Constant(number) => format!("const{number}"),
+    }
+}
+
+/// The buffers that something uses.
+fn write_buffers(
+    f: &mut Formatter<'_>,
+    (buffers, instructions): (&[Buffer], &[ScheduledInstruction]),
+    (inputs, outputs): (&[BufferId], &[BufferId]),
+    place: &dyn Fn(&Buffer) -> String,
+) -> fmt::Result {
+    let mut used: FxHashSet<BufferId> = inputs.iter().chain(outputs).copied().collect();
+    for scheduled in instructions {
+        scheduled.instruction.buffers(&mut |id, _| _ = used.insert(id));
+    }
+    for (id, buffer) in (0..).map(BufferId).zip(buffers).filter(|(id, _)| used.contains(id)) {
+        let role = match (inputs.contains(&id), outputs.contains(&id)) {
+            (true, _) => "  input",
+            (_, true) => "  output",
+            _ => "",
+        };
+        let Buffer { label, dtype, len, .. } = buffer;
+        writeln!(f, "  b{}: {dtype}[{len}] {} {label:?}{role}", id.0, place(buffer))?;
+    }
+    Ok(())
+}
+
+fn write_instructions(
+    f: &mut Formatter<'_>,
+    buffers: &[Buffer],
+    instructions: &[ScheduledInstruction],
+) -> fmt::Result {
+    for (k, ScheduledInstruction { instruction, entries, node, .. }) in instructions.iter().enumerate() {
+        let when = match *entries {
+            Entries::ALL => "",
+            other if other.contains(Entry::Overwrite) => " (overwrite)",
+            _ => " (accumulate)",
+        };
+        let list =
+            |ids: &[BufferId]| ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ");
+        let (writes, reads) = (list(&instruction.writes()), list(&instruction.reads()));
+        write!(f, "  {k:3} {:10} {writes} <- {reads}{when}", instruction.name())?;
+        let Cost { flops, bytes } = cost(instruction, buffers);
+        writeln!(f, "  {}  ({flops} flops, {bytes} bytes)  # {node}", instruction.shapes())?;
+        if let Some(nest) = instruction.nest() {
+            for (i, reduction) in nest.reductions.iter().enumerate() {
+                writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
+            }
+            writeln!(f, "        {}", nest.expr)?;
+        }
+        if let Instruction::Attention(attention) = instruction {
+            for part in attention.parts() {
+                writeln!(f, "        {}: {}", part.name, part.nest.expr)?;
+            }
+        }
+    }
+    Ok(())
+}
