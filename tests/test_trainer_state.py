@@ -12,9 +12,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from classic_models import Graph, Net, classifier, regression, softmax_net
+from classic_models import Net, classifier, regression
 from onnx import numpy_helper
-from trainer_nets import bits_of, description_of, flat, losses_of, options_of, toy_bert, trainer_of, weights_of
+from trainer_nets import (
+    bits_of,
+    description_of,
+    flat,
+    losses_of,
+    normalizing,
+    options_of,
+    toy_bert,
+    trainer_of,
+    weights_of,
+)
 
 import ortrain
 from ortrain import _seeds
@@ -597,21 +607,6 @@ def scaled(**more: Any) -> Callable[[], dict[str, Any]]:
         "mixed_precision": {"enabled": True, "loss_scaler": DynamicLossScaler(loss_scale=64.0, up_scale_window=2)},
         **more,
     }
-
-
-def normalizing(drops: bool = True) -> Net:
-    """A perceptron with a BatchNormalization that is trained by the statistics of batches, and perhaps a Dropout."""
-    graph = Graph()
-    h = graph.linear("fc1", "x", 12, 16)
-    parts = [graph.vector("norm.weight", 16, 1.0, 0.1), graph.vector("norm.bias", 16, 0.0, 0.1)]
-    statistics = [graph.constant("norm.mean", np.zeros(16)), graph.constant("norm.var", np.ones(16))]
-    results = ["normal", "norm.mean.new", "norm.var.new"]
-    graph.nodes_of("BatchNormalization", [h, *parts, *statistics], results, training_mode=1)
-    h = graph.node("Relu", ["normal"], "active")
-    if drops:
-        inputs = [h, graph.constant("ratio", 0.25), graph.constant("on", True, np.bool_)]
-        h = graph.node("Dropout", inputs, "dropped")
-    return softmax_net(graph, graph.linear("fc2", h, 16, 10), [12], 10)
 
 
 WINDOW = {"batch": {"gradient_accumulation_steps": 2}}

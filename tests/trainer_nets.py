@@ -135,6 +135,21 @@ def bert_batch(rng: np.random.Generator, rows: int) -> Feeds:
     }
 
 
+def normalizing(drops: bool = True) -> Net:
+    """A perceptron with a BatchNormalization that is trained by the statistics of batches, and perhaps a Dropout."""
+    graph = Graph()
+    h = graph.linear("fc1", "x", 12, 16)
+    parts = [graph.vector("norm.weight", 16, 1.0, 0.1), graph.vector("norm.bias", 16, 0.0, 0.1)]
+    statistics = [graph.constant("norm.mean", np.zeros(16)), graph.constant("norm.var", np.ones(16))]
+    results = ["normal", "norm.mean.new", "norm.var.new"]
+    graph.nodes_of("BatchNormalization", [h, *parts, *statistics], results, training_mode=1)
+    h = graph.node("Relu", ["normal"], "active")
+    if drops:
+        inputs = [h, graph.constant("ratio", 0.25), graph.constant("on", True, np.bool_)]
+        h = graph.node("Dropout", inputs, "dropped")
+    return softmax_net(graph, graph.linear("fc2", h, 16, 10), [12], 10)
+
+
 # Trainers.
 
 

@@ -441,6 +441,55 @@ def check_a_module_with_everything() -> None:
     assert module.load_state_dict(state).missing_keys == []
 
 
+class Normalized(nn.Module):
+    """Channels and features that are normalized, and elements that are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.of_channels = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.hidden, self.of_features = nn.Linear(4 * 25, 8), nn.BatchNorm1d(8, momentum=0.3, eps=1e-3)
+        self.dropout, self.head = nn.Dropout(0.25), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.of_channels(self.conv(x))).flatten(1)
+        return self.head(self.dropout(torch.tanh(self.of_features(self.hidden(h)))))
+
+
+NORMALIZED: dict[str, Any] = {
+    "inputs": [("x", ["N", 2, 5, 5]), ("y", ["N"])],
+    "outputs": [("loss", [], True), ("p", ["N", 3])],
+}
+
+
+def check_an_evaluation_is_that_of_the_module() -> None:
+    """Before training and behind it, in each opset, and by one row, which has no statistics of its own."""
+    for opset in (12, 13, 14):
+        torch.manual_seed(3)
+        module, x, y = Normalized(), torch.randn(9, 2, 5, 5) + 1.0, torch.randint(0, 3, (9,))
+        trainer = trainer_on(
+            module, NORMALIZED, nn.CrossEntropyLoss(), SGDConfig(lr=0.1), _internal_use={"onnx_opset_version": opset}
+        )
+        module = copy.deepcopy(module).eval()
+        for steps in (0, 4):
+            for _ in range(steps):
+                trainer.train_step(x, y)
+            before = trainer.state_dict() if steps else None
+            if before is not None:
+                module.load_state_dict(weights_of(trainer))
+                assert module.of_features.running_mean.abs().max() > 0.01, "statistics have moved"
+            for rows in (9, 1):
+                loss, found = trainer.eval_step(x[:rows], y[:rows])
+                expected = module(x[:rows]).detach()
+                torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
+                torch.testing.assert_close(loss, F.cross_entropy(expected, y[:rows]), rtol=CLOSE, atol=CLOSE)
+            if before is not None:
+                statistics = trainer.state_dict()["running_statistics"]
+                assert statistics.keys() == before["running_statistics"].keys()
+                assert len(statistics) == 4
+                for name, value in statistics.items():
+                    assert np.array_equal(value, before["running_statistics"][name]), name
+
+
 def check_buffers_of_other_types() -> None:
     class Typed(nn.Module):
         def __init__(self) -> None:

@@ -21,6 +21,7 @@ mod modes;
 mod one_graph;
 mod parameters;
 mod scores;
+mod training_mode;
 
 pub use crate::families::features::may_declare;
 pub use batch::{FixedBatch, OpenShape, first_along, fixed_batches, sizes_behind_first};
@@ -32,8 +33,8 @@ pub use losses::{
 pub(crate) use master_weights::master_weight_node;
 pub use master_weights::{about_narrow, add_master_weights, is_narrow, remove_master_weights};
 pub use modes::{
-    BatchNormMode, RunningStatistic, TRAINING_MODE, for_inference, for_training,
-    modes_of_batch_normalizations, running_statistics, share_training_mode, with_statistics_of_batches,
+    BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics,
+    with_statistics_of_batches,
 };
 pub use one_graph::{
     ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, Updates, append_scaled_loss, append_updates,
@@ -41,6 +42,9 @@ pub use one_graph::{
 };
 pub use parameters::{ConstantUses, Judgement, ParameterRole};
 pub use scores::{about_label, check_scores, doubtful_losses, probabilities};
+pub use training_mode::{
+    TRAINING_MODE, choose_statistics, free_training_mode, modes_of_batch_normalizations, share_training_mode,
+};
 
 const MICROSOFT: &str = "com.microsoft";
 /// The operator at which a graph hands over to its caller.

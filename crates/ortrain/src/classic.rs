@@ -42,7 +42,8 @@ use graphs::{Built, GRADIENT};
 pub struct RunOptions {
     /// True for a run that computes the results that are asked for and nothing else: no weight changes.
     pub only_execute_path_to_fetches: bool,
-    /// True if Dropout drops elements, where the model leaves that open and the run is not given `training_mode`.
+    /// True if Dropout drops elements, and if a run that computes outputs and nothing else normalizes by statistics of its batch,
+    /// where the model leaves that open and the run is not given `training_mode`.
     pub training_mode: Option<bool>,
 }
 

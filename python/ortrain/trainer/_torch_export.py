@@ -23,7 +23,6 @@ from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer._description import check_shape
 from ortrain.trainer._runner import Runner, given_inputs
 from ortrain.trainer._session import make_session
-from ortrain.trainer._state import copy_of
 from ortrain.trainer._values import as_torch
 
 if TYPE_CHECKING:
@@ -379,25 +378,13 @@ def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) ->
     return [name for name in names if name not in parameters]
 
 
-def _at_inference(model: ModelProto) -> ModelProto:
-    """A copy of a model whose BatchNormalizations use the statistics that they keep, as in a module that evaluates."""
-    copied = copy_of(model)
-    for node in copied.graph.node:
-        if node.op_type == "BatchNormalization":
-            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
-            del node.output[1:]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-    return copied
-
-
 def _check_export(
     trainer: ORTTrainer, model: ModelProto, samples: Mapping[str, Any], outputs: Sequence[torch.Tensor]
 ) -> None:
     """Compare what the model computes with what the module does."""
     description = trainer.model_desc
     session = make_session(
-        _at_inference(model),
+        model,
         description,
         trainer.optim_config,
         trainer.options,

@@ -274,8 +274,9 @@ class ORTTrainer:
         return runner.answer(fetches or names, results, given)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs of a batch as at inference: Dropout drops nothing, and nothing is trained or counted.
+        """Compute the outputs of a batch as at inference, and train and count nothing.
 
+        Dropout drops nothing, and BatchNormalization uses the running statistics.
         Inputs, results and errors are those of :meth:`train_step`; ``fetches`` come in the order of the description.
 
         >>> loss, logits = trainer.eval_step(x, labels)

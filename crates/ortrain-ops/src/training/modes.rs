@@ -4,7 +4,7 @@
 //! of the batch there and updates the running ones, which inference uses.
 
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
-use ortrain_onnx::{GraphProto, NodeProto, TensorProto};
+use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::dropout::fnv1a64;
@@ -29,11 +29,11 @@ pub enum BatchNormMode {
     Freeze,
 }
 
-fn is_dropout(domain: &str, op: &str) -> bool {
+pub(super) fn is_dropout(domain: &str, op: &str) -> bool {
     op == "Dropout" && matches!(domain, "" | "ai.onnx")
 }
 
-fn is_batch_norm(domain: &str, op: &str) -> bool {
+pub(super) fn is_batch_norm(domain: &str, op: &str) -> bool {
     op == "BatchNormalization" && matches!(domain, "" | "ai.onnx")
 }
 
@@ -129,58 +129,6 @@ pub fn with_statistics_of_batches(graph: &mut Graph, statistics: &FxHashSet<&str
         graph.inputs.iter().copied().filter(|&id| statistics.contains(graph.name_of(id))).collect();
     let settings = Settings { dropout: false, mode: BatchNormMode::Train, untouched: FxHashSet::default() };
     settings.apply(graph, FxHashSet::default(), &statistics, false)
-}
-
-/// The name of the input of a training graph that says whether Dropout drops elements.
-pub const TRAINING_MODE: &str = "training_mode";
-
-/// Lets one input, a scalar bool, say for each Dropout that the model switches on whether it drops elements. One that the
-/// model switches off, or whose flag is given or computed, stays as it is. Returns true if there is such a Dropout.
-pub fn share_training_mode(graph: &mut GraphProto) -> bool {
-    let is_on = |tensor: &TensorProto| {
-        let raw = tensor.raw_data.first().map(|&byte| byte != 0);
-        raw.or(tensor.int32_data.first().map(|&value| value != 0)).unwrap_or(false)
-    };
-    let initializers =
-        graph.initializer.iter().filter(|tensor| is_on(tensor)).map(|tensor| tensor.name.clone());
-    let constants = graph.node.iter().filter(|node| node.op_type == "Constant").filter_map(|node| {
-        let value = node.attribute.iter().find_map(|attribute| attribute.t.as_ref())?;
-        if is_on(value) { node.output.first().cloned() } else { None }
-    });
-    let on: FxHashSet<String> = initializers.chain(constants).collect();
-    share_flags(graph, &on)
-}
-
-fn share_flags(graph: &mut GraphProto, on: &FxHashSet<String>) -> bool {
-    let mut found = false;
-    for node in &mut graph.node {
-        for attribute in &mut node.attribute {
-            for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
-                found |= share_flags(subgraph, on);
-            }
-        }
-        if is_dropout(&node.domain, &node.op_type)
-            && let Some(flag) = node.input.get_mut(2)
-            && on.contains(flag)
-        {
-            TRAINING_MODE.clone_into(flag);
-            found = true;
-        }
-    }
-    found
-}
-
-/// The BatchNormalizations of a model that use statistics of the batch, by their attribute, and those that do not.
-#[must_use]
-pub fn modes_of_batch_normalizations(graph: &GraphProto) -> (usize, usize) {
-    let (mut training, mut inference) = (0, 0);
-    for node in graph.node.iter().filter(|node| is_batch_norm(&node.domain, &node.op_type)) {
-        match node.attribute.iter().any(|attr| attr.name == "training_mode" && attr.i != 0) {
-            true => training += 1,
-            false => inference += 1,
-        }
-    }
-    (training, inference)
 }
 
 struct Settings {

@@ -16,8 +16,8 @@ use ortrain_ops::passes::{
 };
 use ortrain_ops::training::{
     BatchNormMode, TRAINING_MODE, Updates, add_master_weights, append_scaled_loss, append_updates,
-    has_shared_counter, is_narrow, modes_of_batch_normalizations, optimizer_of_nodes, share_training_mode,
-    trained_without_choice, with_statistics_of_batches,
+    choose_statistics, free_training_mode, has_shared_counter, is_narrow, modes_of_batch_normalizations,
+    optimizer_of_nodes, share_training_mode, trained_without_choice, with_statistics_of_batches,
 };
 use rustc_hash::FxHashSet;
 
@@ -36,6 +36,8 @@ use crate::{Error, ModelMeta, ModelSource, Result};
 const BF16_OPSET: i64 = 22;
 /// The version whose BatchNormalization has running statistics of float32 beside values of float16.
 const F16_OPSET: i64 = 15;
+/// The oldest version that has Where.
+const WHERE_OPSET: i64 = 9;
 /// The end of the name of a weight's copy in fewer bits.
 pub(super) const COPY: &str = "_fp16";
 /// The end of the name of an output that is a gradient.
@@ -76,10 +78,11 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let meta = ModelMeta::of(&model.proto);
     let optional = optional_inputs(&model);
     let mut forward = self_contained(&label, model)?;
+    let opset_of_model = opset_of(&forward.proto);
     let opset = match parameters.mixed_precision {
-        Some(DType::BF16) => opset_of(&forward.proto).max(BF16_OPSET),
-        Some(_) => opset_of(&forward.proto).max(F16_OPSET),
-        None => opset_of(&forward.proto),
+        Some(DType::BF16) => opset_of_model.max(BF16_OPSET),
+        Some(_) => opset_of_model.max(F16_OPSET),
+        None => opset_of_model,
     };
     let graph = message_graph(&label, &mut forward.proto)?;
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
@@ -88,12 +91,9 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let known: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
     check_optimizer(parameters, &weights, &known)?;
     let mut defaults = take_optional(graph, &optional, &weights)?;
-    if share_training_mode(graph) && !graph.input.iter().any(|info| info.name == TRAINING_MODE) {
-        graph.initializer.retain(|tensor| tensor.name != TRAINING_MODE);
-        graph.input.push(declare(TRAINING_MODE, ValueType::tensor(DType::Bool, &[])));
-        defaults.push((TRAINING_MODE.into(), Tensor::scalar(DType::Bool, 1.0)));
-    }
-    let statistics = statistics_of(&label, &mut forward, &weights, &outputs, &loss)?;
+    let normalizations = modes_of_batch_normalizations(graph, opset_of_model);
+    defaults.extend(share_mode(graph, &weights, normalizations.0 > 0)?);
+    let statistics = statistics_of(&label, &mut forward, normalizations, &weights, &outputs, &loss)?;
     if parameters.mixed_precision.is_some() {
         let trained: FxHashSet<&str> = weights.iter().map(String::as_str).collect();
         let graph = message_graph(&label, &mut forward.proto)?;
@@ -128,9 +128,12 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
             .collect::<Result<_>>()?;
         mixed_precision(&mut forward_graph, narrow, loss, &copies).map_err(fail)?;
     }
-    let mut eval_graph = forward_graph.clone();
-    eval_graph.remove_unused();
-    let eval = training_message(&label, &forward.proto, eval_graph, opset)?;
+    let eval = training_message(
+        &label,
+        &forward.proto,
+        evaluating(&label, &forward_graph)?,
+        opset.max(WHERE_OPSET),
+    )?;
 
     // Gradients.
     let mut graph = forward_graph;
@@ -172,6 +175,53 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     gather_gradients(&mut graph, &targets, &gradients, first)?;
     let train = training_message(&label, &forward.proto, graph, opset)?;
     Ok(Built { train, eval, checkpoint: full(values), weights, outputs, defaults, optimizer, made, meta })
+}
+
+/// The graph of runs that compute outputs and nothing else.
+fn evaluating(label: &str, forward: &Graph) -> Result<Graph> {
+    let mut graph = forward.clone();
+    graph.remove_unused();
+    if let Some(mode) = graph.find(TRAINING_MODE) {
+        choose_statistics(&mut graph, mode);
+        infer(&mut graph).map_err(|source| Error::model(label, source))?;
+    }
+    Ok(graph)
+}
+
+/// Lets the input `training_mode` say whether Dropout drops elements, and which statistics an evaluation uses. Returns the input
+/// with its value if it is new.
+fn share_mode(
+    graph: &mut ortrain_onnx::GraphProto,
+    weights: &[String],
+    normalizes_batches: bool,
+) -> Result<Option<(String, Tensor)>> {
+    let own = graph.input.iter().find(|info| info.name == TRAINING_MODE).map(dtype_of_input);
+    let named = graph.output.iter().map(|info| &info.name).chain(weights).any(|name| name == TRAINING_MODE);
+    if own.is_none() && !named {
+        free_training_mode(graph);
+    }
+    let is_shared = share_training_mode(graph) || normalizes_batches;
+    match own {
+        _ if !is_shared => Ok(None),
+        Some(Some(DType::Bool)) => Ok(None),
+        None if !named => {
+            graph.input.push(declare(TRAINING_MODE, ValueType::tensor(DType::Bool, &[])));
+            Ok(Some((TRAINING_MODE.into(), Tensor::scalar(DType::Bool, 1.0))))
+        }
+        _ => Err(Error::Argument(format!(
+            "the model has a value {TRAINING_MODE:?} that is no input of bool, but its Dropout or BatchNormalization needs one of \
+             this name; rename the value"
+        ))),
+    }
+}
+
+/// The type of the elements of an input, where it is declared.
+fn dtype_of_input(info: &ortrain_onnx::ValueInfoProto) -> Option<DType> {
+    use ortrain_onnx::proto::type_proto::Value as Declared;
+    match info.r#type.as_ref()?.value.as_ref()? {
+        Declared::TensorType(tensor) => DType::from_onnx(tensor.elem_type),
+        _ => None,
+    }
 }
 
 /// Checks numbers of the parameters.
@@ -353,12 +403,12 @@ fn take_optional(
 fn statistics_of(
     label: &str,
     forward: &mut LoadedModel,
+    normalizations: (usize, usize),
     weights: &[String],
     outputs: &[String],
     loss: &str,
 ) -> Result<Vec<String>> {
-    let graph = message_graph(label, &mut forward.proto)?;
-    match modes_of_batch_normalizations(graph) {
+    match normalizations {
         (0, _) => return Ok(Vec::new()),
         (_, 0) => {}
         (training, inference) => {
@@ -504,6 +554,11 @@ fn optimizer_of(
     Ok(Some((spec, model)))
 }
 
+/// A bound as it was given: the largest number stands for one that is infinite.
+fn given(value: f64) -> f64 {
+    if value.abs() == f64::MAX { f64::INFINITY.copysign(value) } else { value }
+}
+
 /// Checks what the node of an optimizer of all weights has once.
 fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
     /// The largest number of weights of such a node.
@@ -524,8 +579,11 @@ fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
         let Some((_, first)) = values.next() else { continue };
         if let Some((other, value)) = values.find(|(_, value)| value.to_bits() != first.to_bits()) {
             return Err(Error::Argument(format!(
-                "{name} of {} is one number for all weights, but it is {first} for one and {value} for {:?}",
-                row.name, other[0]
+                "{name} of {} is one number for all weights, but it is {} for one and {} for {:?}",
+                row.name,
+                given(first),
+                given(value),
+                other[0]
             )));
         }
     }
@@ -550,15 +608,21 @@ fn write_dumps(
     &Constants { values, defaults }: &Constants<'_>,
     (targets, gradients): (&[ValueId], &[ValueId]),
 ) -> Result<()> {
+    // A graph that trains reads the input for a Dropout alone.
+    let is_read = |id: ValueId| graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id));
+    let unread = defaults.iter().map(|(name, _)| name.as_str()).filter(|name| *name == TRAINING_MODE);
+    let unread = unread.filter(|name| graph.find(name).is_some_and(|id| !is_read(id))).last();
     let constants = || {
         let values = values.iter().map(|(name, _, value)| (&**name, value));
-        values.chain(defaults.iter().map(|(name, value)| (name.as_str(), value)))
+        let defaults = defaults.iter().map(|(name, value)| (name.as_str(), value));
+        values.chain(defaults.filter(|(name, _)| Some(*name) != unread))
     };
     if let (Some(path), Some(mut proto)) = (&parameters.model_after_graph_transforms_path, transformed) {
         let graph = message_graph(label, &mut proto)?;
         let there: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
         let missing = constants().filter(|(name, _)| !there.contains(*name));
         graph.initializer.extend(missing.map(|(name, value)| tensor_to_proto(name, value)));
+        graph.input.retain(|info| Some(info.name.as_str()) != unread);
         write_dump(path, &proto)?;
     }
     if parameters.model_with_gradient_graph_path.is_none()
@@ -572,6 +636,9 @@ fn write_dumps(
             graph.value_mut(id).constant = Some(value.clone());
             graph.inputs.retain(|&input| input != id);
         }
+    }
+    if let Some(id) = unread.and_then(|name| graph.find(name)) {
+        graph.inputs.retain(|&input| input != id);
     }
     if parameters.set_gradients_as_graph_outputs {
         graph.outputs.extend(gradients);
