@@ -80,17 +80,6 @@ DECIDED = {
         reason="determinants have a gradient here",
         page="More operators have gradients, `Det` for one.",
     ),
-    "a weight beside the loss": Decided(
-        chapter="errors of the constructor",
-        there=(
-            "a weight that the loss does not reach: InvalidArgument [ONNXRuntimeError] : 2 : INVALID_ARGUMENT names U",
-        ),
-        here=(
-            "a weight that the loss does not reach: InvalidProtobuf [ONNXRuntimeError] : 7 : INVALID_PROTOBUF names U",
-        ),
-        reason="every face of ortrain says of a value that cannot be trained that the model has no path to the loss",
-        page="A weight that the loss does not depend on is an `InvalidModelError`, as it is for `generate_artifacts`.",
-    ),
     "the words about types": Decided(
         chapter="run",
         there=(

@@ -53,6 +53,7 @@ import ortrain.compat
 from ortrain import capi as C  # noqa: N812
 from ortrain import classic
 from ortrain.classic import TrainingParameters, TrainingSession
+from ortrain.errors import InvalidArgumentError
 
 # Relative to the largest element of a tensor. Weights and moments are float32: each of 20 steps rounds an element by up
 # to half a unit, 6e-8 of it, and so does each of the operations of a step.
@@ -1719,6 +1720,31 @@ def test_bindings_of_outputs_that_do_not_fit(case: str) -> None:
         run()
     assert bits(made.get_state()) == before
     assert not np.any(PRED)
+
+
+def test_an_error_about_an_output_has_its_name_and_shape() -> None:
+    net = regression()
+    made = session(net)
+    binding = made.io_binding()
+    for name, value in fed(net.batch()).items():
+        binding.bind_cpu_input(name, value)
+    bind_value("pred", np.zeros((11, 10), np.float32))(binding)
+    with pytest.raises(InvalidArgumentError) as caught:
+        made.run_with_iobinding(binding)
+    assert (caught.value.output, caught.value.shape) == ("pred", (12, 10))
+    assert str(caught.value) == 'output "pred" is float32[12, 10], but room for float32[11, 10] was given'
+    with pytest.raises(InvalidArgumentError) as caught:
+        made.run(["lost"], fed(net.batch()))
+    assert (caught.value.output, caught.value.shape) == (None, None)
+
+
+def test_infinite_bounds_are_named_as_they_are_given() -> None:
+    net = classifier()
+    with pytest.raises(InvalidArgumentError) as caught:
+        session(net, LAMB, floats={"fc1.w": {"ratio_min": 0.5}})
+    assert str(caught.value) == (
+        'ratio_min of LambOptimizer is one number for all weights, but it is -inf for one and 0.5 for "fc1.w"'
+    )
 
 
 UNFIT_INPUTS: dict[str, tuple[str, npt.NDArray[Any]]] = {

@@ -558,7 +558,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     ),
     "api 9: training what the loss does not depend on": (
         lambda desk: desk.generate(forward(another_input), requires_grad=["alone"]),
-        MODEL,
+        ARGUMENT,
         'the model: "alone" cannot be trained: no node that "onnx::loss::2" needs uses it',
     ),
     "api 9: training nothing (unusable models there)": (

@@ -61,6 +61,12 @@ class InvalidArgumentError(OrtrainError, ValueError):
     ortrain.errors.InvalidArgumentError: parameter "fc2.bias" is float32[10], but a value of float32[5] was given
     """
 
+    output: str | None = None
+    """The output that does not fit the memory it was given, where the error is about one."""
+
+    shape: tuple[int, ...] | None = None
+    """The shape of that output; ``None`` where it depends on values."""
+
     _code = (2, "INVALID_ARGUMENT")
 
 

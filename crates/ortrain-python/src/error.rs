@@ -2,6 +2,7 @@
 
 use ortrain::{Error, ErrorKind, Interrupt, RunError};
 use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::types::{PyAnyMethods, PyTuple};
 use pyo3::{PyErr, Python, import_exception};
 
 import_exception!(ortrain.errors, AnomalyError);
@@ -26,12 +27,31 @@ pub(crate) fn signals() -> Interrupt {
     })
 }
 
+/// The exception about memory for an output, which says which output it is and which shape it has.
+fn about_output(error: &Error) -> Option<PyErr> {
+    let (name, dims) = match error {
+        Error::Output { name, dims, .. } => (name, dims.as_ref()),
+        Error::OutputOfUnknownShape { name } => (name, None),
+        _ => return None,
+    };
+    let raised = InvalidArgumentError::new_err(error.to_string());
+    Python::attach(|py| {
+        let value = raised.value(py);
+        value.setattr("output", name).ok()?;
+        value.setattr("shape", dims.map(|dims| PyTuple::new(py, dims)).transpose().ok()?).ok()
+    })?;
+    Some(raised)
+}
+
 /// An error of the core as an exception of its kind.
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
     if matches!(error, Error::Run(RunError::Interrupted)) {
         let raised = Python::attach(PyErr::take);
         return raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text));
+    }
+    if let Some(about) = about_output(&error) {
+        return about;
     }
     match error.kind() {
         ErrorKind::Anomaly => AnomalyError::new_err(text),

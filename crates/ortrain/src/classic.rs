@@ -793,13 +793,7 @@ fn check_shapes(
             _ => Some(Vec::new()),
         };
         let info = &outputs[fetch.output];
-        let dims = dims.ok_or_else(|| {
-            Error::Argument(format!(
-                "the shape of output {:?} depends on values, so no memory of the caller is known to fit; fetch it without \
-                 memory of its own",
-                info.name
-            ))
-        })?;
+        let dims = dims.ok_or_else(|| Error::OutputOfUnknownShape { name: info.name.clone() })?;
         check_room(info, into, &dims)?;
     }
     Ok(())

@@ -282,6 +282,17 @@ pub enum Error {
         expected: String,
         /// What there was room for.
         found: String,
+        /// Its shape, where it is known.
+        dims: Option<Vec<usize>>,
+    },
+    /// Room for an output whose shape no run knows beforehand.
+    #[error(
+        "the shape of output {name:?} depends on values, so no memory of the caller is known to fit; fetch it without memory of \
+         its own"
+    )]
+    OutputOfUnknownShape {
+        /// The output.
+        name: String,
     },
     /// No evaluation model was given.
     #[error("no evaluation model was given when the {made} was made, and {call} needs one")]
@@ -389,6 +400,7 @@ impl Error {
             | Error::Input { .. }
             | Error::OutputCount { .. }
             | Error::Output { .. }
+            | Error::OutputOfUnknownShape { .. }
             | Error::BufferLength { .. }
             | Error::Argument(_) => ErrorKind::InvalidArgument,
             Error::Anomaly(_) => ErrorKind::Anomaly,
@@ -422,6 +434,7 @@ fn of_ops(error: &ortrain_ops::Error, otherwise: ErrorKind) -> ErrorKind {
             source: OpError::Subgraph(inner) | OpError::Gradient { source: inner, .. },
             ..
         } => of_ops(inner, otherwise),
+        ortrain_ops::Error::NoPath { .. } => ErrorKind::InvalidArgument,
         ortrain_ops::Error::Program(_) | ortrain_ops::Error::Node { source: OpError::Program(_), .. } => {
             ErrorKind::Fail
         }

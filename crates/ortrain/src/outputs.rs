@@ -86,11 +86,12 @@ impl<'a> Destination<'a> {
         if self.dtype == dtype && self.dims == dims {
             return Ok(());
         }
-        Err(self.misfit(info, format!("{dtype}{dims:?}")))
+        Err(self.misfit(info, format!("{dtype}{dims:?}"), Some(dims.to_vec())))
     }
 
-    fn misfit(&self, info: &ValueInfo, expected: String) -> Error {
-        Error::Output { name: info.name.clone(), expected, found: format!("{}{:?}", self.dtype, self.dims) }
+    fn misfit(&self, info: &ValueInfo, expected: String, dims: Option<Vec<usize>>) -> Error {
+        let found = format!("{}{:?}", self.dtype, self.dims);
+        Error::Output { name: info.name.clone(), expected, found, dims }
     }
 }
 
@@ -106,7 +107,7 @@ pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destinatio
     }
     for (info, destination) in infos.iter().zip(destinations) {
         if destination.dtype != info.dtype {
-            return Err(destination.misfit(info, info.to_string()));
+            return Err(destination.misfit(info, info.to_string(), None));
         }
         let (name, found) = (&info.name, destination.bytes.len());
         match byte_length(destination.dtype, destination.dims) {

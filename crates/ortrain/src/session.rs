@@ -1173,7 +1173,8 @@ pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Resul
         }
         let found = || format!("{}{:?}", into.dtype, into.dims);
         if into.dtype != info.dtype {
-            return Err(Error::Output { name: name.clone(), expected: info.to_string(), found: found() });
+            let (name, expected) = (name.clone(), info.to_string());
+            return Err(Error::Output { name, expected, found: found(), dims: None });
         }
         let room = |error: String| Error::Argument(format!("the place for output {name:?}: {error}"));
         let bytes = byte_length(into.dtype, into.dims).map_err(|error| room(error.to_string()))?;
@@ -1205,7 +1206,8 @@ pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> R
         return Ok(());
     }
     let (name, expected) = (info.name.clone(), format!("{}{dims:?}", info.dtype));
-    Err(Error::Output { name, expected, found: format!("{}{:?}", into.dtype, into.dims) })
+    let found = format!("{}{:?}", into.dtype, into.dims);
+    Err(Error::Output { name, expected, found, dims: Some(dims.to_vec()) })
 }
 
 /// Where the tensors of a sequence lie in its plane, in bytes.

@@ -187,7 +187,7 @@ pub struct OptimizerValues {
     pub train_step: u64,
     /// The learning rate, if it is known.
     pub learning_rate: Option<f32>,
-    /// Slots by parameter, then by name (`momentum0`, `momentum1`). Without any there is no state of an optimizer.
+    /// Slots by parameter, then by name (`momentum0`, `momentum1`). Without any, an optimizer starts its own, and goes on counting.
     pub slots: BTreeMap<String, BTreeMap<String, Tensor>>,
 }
 
@@ -494,7 +494,10 @@ impl CheckpointState {
         };
         CheckpointState::from_checkpoint(Checkpoint {
             module: ModuleState::Full { trainable, frozen },
-            optimizer_groups: if group.states.is_empty() { Vec::new() } else { vec![group] },
+            optimizer_groups: match group.states.is_empty() && group.step == 0 {
+                true => Vec::new(),
+                false => vec![group],
+            },
             properties: BTreeMap::new(),
             extras: Extras {
                 learning_rate: rate,
@@ -1301,7 +1304,9 @@ impl CheckpointState {
             });
             return Ok(());
         };
-        let same = self.check_optimizer(there, needs);
+        // A count of steps alone is of any optimizer.
+        let bare = there.spec.is_none() && there.slots.names().is_empty();
+        let same = if bare { Ok(()) } else { self.check_optimizer(there, needs) };
         let is_other = same.is_err();
         if let (Err(error), false) = (&same, replace) {
             return Err(Error::State(error.to_string()));
@@ -1322,6 +1327,7 @@ impl CheckpointState {
                     let fits = |slot: &&Slot| *slot.name == wanted.slot.name && ground.fits(slot, wanted);
                     Ok(slots.iter().find(fits).cloned())
                 }
+                Slots::Stored(_) if bare => Ok(None),
                 Slots::Stored(stored) => ground.restored(wanted, stored).map(Some),
             };
             slots.push(match kept {
@@ -1333,7 +1339,7 @@ impl CheckpointState {
                 }
             });
         }
-        if same.is_err() && anew > 0 {
+        if (same.is_err() || bare) && anew > 0 {
             // Averages that start anew are corrected as at the first step.
             spec.skipped_steps = there.step;
             spec.groups.iter_mut().for_each(|group| group.skipped_steps = there.step);

@@ -1,7 +1,9 @@
 //! The state: its planes, its errors, its files.
 #![allow(clippy::unwrap_used)]
 
-use ortrain::{ALIGNMENT, Checkpoint, CheckpointState, DType, ErrorKind, PlaneLayout, Property, Tensor};
+use ortrain::{
+    ALIGNMENT, Checkpoint, CheckpointState, DType, ErrorKind, OptimizerValues, PlaneLayout, Property, Tensor,
+};
 use ortrain_checkpoint::{ModuleState, NamedTensor, NominalTensor};
 
 fn state(trainable: &[(&str, Tensor)], frozen: &[(&str, Tensor)]) -> CheckpointState {
@@ -44,6 +46,18 @@ fn planes_are_sorted_aligned_and_padded_with_zeros() {
         assert!(rest.iter().all(|&byte| byte == 0));
     }
     assert_eq!(state.parameter("w1").unwrap().to_tensor(), Tensor::f32(&[2, 2], &[1.0, 2.0, 3.0, 4.0]));
+}
+
+#[test]
+fn a_count_of_steps_needs_no_slots() {
+    let weight = || ("w".to_owned(), Tensor::f32(&[2], &[1.0, 2.0]), true);
+    let counted = OptimizerValues { step: 3, train_step: 5, ..OptimizerValues::default() };
+    let state = CheckpointState::from_values([weight()], counted).unwrap();
+    assert_eq!((state.optimizer_step_count(), state.train_step_count()), (3, 5));
+    let read = CheckpointState::from_bytes(state.to_bytes(true).unwrap()).unwrap();
+    assert_eq!(read.optimizer_step_count(), 3);
+    let fresh = CheckpointState::from_values([weight()], OptimizerValues::default()).unwrap();
+    assert_eq!(fresh.optimizer_step_count(), 0);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use common::{
 };
 use ortrain::{
     Checkpoint, CheckpointState, ErrorKind, InferenceSession, LinearLRScheduler, Module, ModuleOptions,
-    Optimizer, SessionOptions, Tensor,
+    Optimizer, OptimizerValues, SessionOptions, Tensor,
 };
 use ortrain_checkpoint::{ModuleState, NamedTensor};
 
@@ -36,6 +36,21 @@ fn a_model_learns() {
     assert!(last < first / 4.0, "from {first} to {last}");
     assert_eq!(state.train_step_count(), 41);
     assert_eq!(state.optimizer_step_count(), 40);
+}
+
+#[test]
+fn an_optimizer_goes_on_from_a_count_alone() {
+    let stored = state_of(CASE);
+    let values = NAMES.map(|name| (name.to_owned(), stored.parameter(name).unwrap().to_tensor(), true));
+    let counted = OptimizerValues { step: 3, ..OptimizerValues::default() };
+    let mut state = CheckpointState::from_values(values, counted).unwrap();
+    let mut module = module_on(CASE, &mut state);
+    let mut optimizer = optimizer_on(CASE, &mut state, &module);
+    let data = batch(16, 3);
+    let first = train(&mut module, &mut state, &data);
+    optimizer.step(&mut state, &module).unwrap();
+    assert_eq!(state.optimizer_step_count(), 4);
+    assert!(evaluate(&mut module, &state, &data) < first);
 }
 
 #[test]

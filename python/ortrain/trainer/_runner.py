@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner", "given_inputs"]
 
-# The message of a run whose output has another shape than the memory that is lent to it.
-_OTHER_SHAPE = re.compile(r'output "(.+)" is [a-z0-9]+(\[.*\]), but room for [a-z0-9]+\[.*\] was given', re.DOTALL)
-# The message of a run that cannot know the shape of an output beforehand.
-_BY_VALUES = re.compile(r'the shape of output "(.+)" depends on values, ', re.DOTALL)
 GATHERED, ALL_FINITE = "Group_Accumulated_Gradients", "all_gradients_finite"
 
 Given = dict[str, Any]
@@ -124,15 +119,17 @@ class Runner:
         try:
             self.session.run_with_iobinding(binding, options)
         except InvalidArgumentError as error:
-            depending = _BY_VALUES.match(str(error.args[0]))
-            if depending is not None and depending[1] in rooms:
-                # Nothing has run yet.
-                self._by_values.add(depending[1])
-                return self.run(binding, given, numbers, outputs, options)
-            misdescribed = self._of_output(error, rooms)
-            if misdescribed is None:
+            unfit = error.output
+            if unfit is None or unfit not in rooms:
                 raise
-            raise misdescribed from error
+            if error.shape is None:
+                # It depends on values. Nothing has run yet.
+                self._by_values.add(unfit)
+                return self.run(binding, given, numbers, outputs, options)
+            raise InvalidArgumentError(
+                f"model_desc says that output {unfit!r} has the shape {list(self._wanted[unfit])}, which is "
+                f"{list(rooms[unfit].shape())} for these inputs, but the model gives {list(error.shape)}"
+            ) from error
         return inside._values | rooms
 
     def _rooms(
@@ -161,17 +158,6 @@ class Runner:
             if known != [size if isinstance(size, int) else own.get(size) for size in shape]:
                 rooms[name] = _room(known, kind)
         return rooms
-
-    def _of_output(self, error: InvalidArgumentError, rooms: Mapping[str, _ortrain.OrtValue]) -> Exception | None:
-        """The error of an output that does not fit the description, if an error of a run is about such an output."""
-        found = _OTHER_SHAPE.fullmatch(str(error.args[0]))
-        if found is None or found[1] not in rooms:
-            return None
-        name = found[1]
-        return InvalidArgumentError(
-            f"model_desc says that output {name!r} has the shape {list(self._wanted[name])}, which is "
-            f"{list(rooms[name].shape())} for these inputs, but the model gives {found[2]}"
-        )
 
     def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
         if is_torch_tensor(value):
