@@ -33,6 +33,7 @@ mod nest;
 mod pages;
 mod pool;
 mod scatter;
+mod squares;
 mod tape;
 mod turned;
 pub mod vecmath;

@@ -5,9 +5,10 @@ mod cut;
 use ortrain_expr::{Access, Nest, OutOfRange};
 
 use crate::pool::Pool;
+use crate::squares::Squares;
 use crate::tape::memory::width;
 use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
+use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Head, Plan, Site, Stage, Tape, Total, ops};
 use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
 use cut::{Cut, Piece, Task, Wave};
@@ -49,6 +50,7 @@ enum Shape {
         chunk: usize,
     },
     Turned(Box<Turned>),
+    Squares(Squares),
     /// Either `rows` rows a task, or every row in pieces of `piece` elements.
     Row {
         outer: usize,
@@ -131,7 +133,8 @@ impl NestKernel {
             let splits = (work / GRAIN).min(MAX_SPLITS);
             let piece = (outer < PLENTY && splits >= 4 && inner > tape.tile)
                 .then(|| inner.div_ceil(splits).next_multiple_of(tape.tile));
-            (tape, Shape::Row { outer, inner, rows, piece })
+            let squares = if order == Order::Auto { Squares::of(nest) } else { None };
+            (tape, squares.map_or(Shape::Row { outer, inner, rows, piece }, Shape::Squares))
         } else {
             // The axis along which memory is contiguous goes last; the order of outer indices is free.
             if let Some(axis) = outer_axes.iter().copied().min_by_key(|&axis| step(nest, axis)) {
@@ -172,7 +175,11 @@ impl NestKernel {
     #[must_use]
     pub fn order(&self) -> Order {
         match self.shape {
-            Shape::Map { .. } | Shape::Turned(_) | Shape::Row { .. } | Shape::Segments(_) => Order::Row,
+            Shape::Map { .. }
+            | Shape::Turned(_)
+            | Shape::Squares(_)
+            | Shape::Row { .. }
+            | Shape::Segments(_) => Order::Row,
             Shape::Col { .. } => Order::Col,
         }
     }
@@ -239,11 +246,12 @@ impl NestKernel {
         // SAFETY: the caller's contract.
         unsafe {
             for worker in 0..parts.workers {
-                parts.of(worker).cast::<Failure>().write(Failure::NONE);
+                parts.of(worker).cast::<Head>().write(Head::default());
             }
             match self.shape {
                 Shape::Map { count, chunk } => run.map(pool, count, chunk),
                 Shape::Turned(ref turned) => turned.run(self.tape.isa, run.bases, pool, parts.workers),
+                Shape::Squares(ref squares) => squares.run(self.tape.isa, run.bases, pool, parts.workers),
                 Shape::Row { outer, inner, rows, piece: None } => run.rows(pool, outer, inner, rows),
                 Shape::Row { outer, inner, piece: Some(piece), .. } => {
                     run.split_rows(pool, outer, inner, piece);
@@ -445,7 +453,7 @@ impl<'a> Run<'a> {
             unsafe {
                 let site = self.start(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
-                    site.run(&earlier.pre, cut.long[long].segment, 0, tape.tile.min(n));
+                    site.run(&earlier.pre, cut.long[long].segment, 0, n);
                     if s < stage {
                         for total in &earlier.totals {
                             *site.at(total.result) = *complete.at(long * self.kernel.reductions + total.k);
@@ -455,11 +463,19 @@ impl<'a> Run<'a> {
                 site
             }
         };
+        // Pieces of one segment have the same numbers before their bodies, which a worker's frame holds from one to the next.
+        let held = |worker: usize| self.parts.of(worker).cast::<Head>();
         let piece = |worker: usize, k: usize, stage: usize| {
             let Piece { long, begin, end } = cut.pieces[k];
             // SAFETY: tasks have distinct pieces, and places for partial results of their own.
             unsafe {
-                let site = before(worker, long, stage, end - begin);
+                let held = held(worker);
+                let wanted = (stage, long);
+                let site = match (*held).before == Some(wanted) {
+                    true => self.site(worker),
+                    false => before(worker, long, stage, tape.tile),
+                };
+                (*held).before = Some(wanted);
                 let stage = &tape.stages[stage];
                 self.row_body(&site, stage, cut.long[long].segment, begin, end);
                 for (i, total) in stage.totals.iter().enumerate() {
@@ -474,6 +490,7 @@ impl<'a> Run<'a> {
                 // SAFETY: tasks have distinct segments, and a worker has its own frame.
                 unsafe {
                     let site = self.start(worker);
+                    (*held(worker)).before = None;
                     for segment in first..last {
                         let range = cut.segments.range(segment);
                         // Nothing of a map is there once per segment.
@@ -517,8 +534,12 @@ impl<'a> Run<'a> {
             pool.run(wave.long.len(), self.parts.workers, &|task, worker| {
                 let long = wave.long.start + task;
                 let site = before(worker, long, tape.stages.len() - 1, 1);
-                // SAFETY: everything that the segment's results need is there, and tasks have distinct segments.
-                unsafe { site.run(&tape.post, cut.long[long].segment, 0, 1) };
+                // SAFETY: everything that the segment's results need is there, tasks have distinct segments, and a worker has
+                // its own frame.
+                unsafe {
+                    (*held(worker)).before = None;
+                    site.run(&tape.post, cut.long[long].segment, 0, 1);
+                }
             });
         }
     }

@@ -205,6 +205,21 @@ pub(crate) struct Failure {
     bound: i64,
 }
 
+/// What a worker's frame begins with.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Head {
+    failure: Failure,
+    /// The stage and the long segment whose numbers before the body are in the frame.
+    pub(crate) before: Option<(usize, usize)>,
+}
+
+impl Default for Head {
+    fn default() -> Head {
+        Head { failure: Failure::NONE, before: None }
+    }
+}
+
 impl Failure {
     pub(crate) const NONE: Failure = Failure { linear: u64::MAX, inst: 0, index: 0, bound: 0 };
 
@@ -1260,7 +1275,7 @@ impl<'a> Draft<'a> {
             Size::Chain => size_of::<Chain>(),
             Size::Lanes => LANES,
         });
-        (size_of::<Failure>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
+        (size_of::<Head>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
     }
 
     fn bytes(&self, tile: usize, slots: usize) -> usize {
@@ -1272,7 +1287,7 @@ impl<'a> Draft<'a> {
         let (slots, count) = self.slots();
         let frame = self.bytes(tile, count);
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
-        let mut fixed = size_of::<Failure>();
+        let mut fixed = size_of::<Head>();
         let places: Vec<Place> = self
             .registers
             .iter()

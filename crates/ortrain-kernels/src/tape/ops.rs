@@ -780,6 +780,13 @@ pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mu
     });
 }
 
+/// The sum of numbers, in the order of [`fold`].
+#[inline(always)]
+pub(crate) fn sum<L: Level>(numbers: &[f32]) -> f32 {
+    let values = Values::new(Operand { at: numbers.as_ptr().cast(), one: false });
+    Fold::<f32, Add<f32>> { values, n: numbers.len(), neutral: f32::ZERO, with: PhantomData }.work::<L>()
+}
+
 /// Joins partial results, as [`fold`] does at its end. At any level alike, and too little to be called for.
 #[inline]
 pub(crate) fn join_lanes(op: ReduceOp, mut lanes: [f32; LANES]) -> f32 {

@@ -122,7 +122,7 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
 /// Segments of any length, in place, with sums and settings of their own, wherever they begin.
 #[test]
 fn segments_anywhere() {
-    let lengths: Vec<usize> = LENGTHS.into_iter().chain([0, 1, 60_000, 3]).collect();
+    let lengths: Vec<usize> = LENGTHS.into_iter().chain([0, 1, 60_000, 3, 50_000, 40_000]).collect();
     let mut end = 1;
     let segments = Segments::new(lengths.iter().map(|&length| {
         let start = end;
