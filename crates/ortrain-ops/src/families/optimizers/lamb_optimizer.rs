@@ -28,8 +28,10 @@ pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (first, second) = moments(u);
         let (c1, c2) = corrections(u);
+        // Divisions of numbers of the whole tensor: an element is divided once.
+        let (by1, by2) = (1.0 / c1, 1.0 / c2);
         let direction =
-            u.setting("lambda") * u.parameter + first / c1 / ((second / c2).sqrt() + u.setting("epsilon"));
+            u.setting("lambda") * u.parameter + first * by1 / ((second * by2).sqrt() + u.setting("epsilon"));
         let usable = direction.is_finite().and(second.is_finite());
         for (name, value) in [("Moment_1", first), ("Moment_2", second)] {
             u.keep(name, usable.choose(value, u.slot(name)));
