@@ -1,6 +1,6 @@
 //! Sums of the squares of short rows: of the groups of elements that a norm of millions of elements is made of.
 
-use ortrain_expr::{BinaryOp, DType, Inst, Nest, ReduceOp, Reg, Type};
+use ortrain_expr::{BinaryOp, DType, Inst, Load, Nest, ReduceOp, Reg, Type};
 
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
@@ -31,7 +31,8 @@ struct Side {
 impl Squares {
     /// The sums that a reduction of rows makes, if it makes such.
     pub(crate) fn of(nest: &Nest) -> Option<Squares> {
-        let (&[rows, len], [load], [store]) = (&*nest.dims, nest.loads.as_slice(), nest.stores.as_slice())
+        let (&[rows, len], [Load::Buffer(load)], [store]) =
+            (&*nest.dims, nest.loads.as_slice(), nest.stores.as_slice())
         else {
             return None;
         };
@@ -131,7 +132,7 @@ mod tests {
             dims: [rows, len].into_iter().collect(),
             inner: 1,
             segments: None,
-            loads: vec![Access { len: rows * step, ..access([step as isize, 1]) }],
+            loads: vec![Load::Buffer(Access { len: rows * step, ..access([step as isize, 1]) })],
             expr,
             reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
             stores: vec![Access { len: rows, ..access([1, 0]) }],
