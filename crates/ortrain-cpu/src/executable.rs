@@ -69,7 +69,7 @@ impl Kernel {
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Instruction::Window(w) => {
                 let dtype = w.target.access.dtype;
-                let index = w.index.as_ref().map(|index| index.access.dtype);
+                let index = w.index.as_ref().map(|index| (index.kind, index.operand.access.dtype));
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index };
                 WindowKernel::new(&desc, compiler.isa()).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
@@ -252,7 +252,7 @@ impl CpuExecutable {
             (Kernel::Window(kernel), Instruction::Window(w)) => {
                 let [source, target] = [&w.source, &w.target].map(|operand| addresses.of(operand.buffer));
                 let index = w.index.as_ref();
-                let index = index.map_or(std::ptr::null_mut(), |index| addresses.of(index.buffer));
+                let index = index.map_or(std::ptr::null_mut(), |index| addresses.of(index.operand.buffer));
                 // SAFETY: as said above.
                 unsafe { kernel.run(source, index, target, pool, scratch) };
                 Ok(())

@@ -26,4 +26,4 @@ pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides}
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
-pub use sliding::{ConvPass, ConvShape, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
+pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};

@@ -182,12 +182,20 @@ pub enum WindowPass {
     SumGradient,
 }
 
+/// How the position of a maximum is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IndexKind {
+    /// By its element in the whole tensor `[planes, inputs..]`, row-major: an `I64`.
+    Element,
+    /// By the number of its cell in its window, row-major: a `U8`, or a `U16` ([`WindowShape::cell_numbers`]). Maxima lie over
+    /// the input; of a cell over padding the position is what follows from the row-major order, perhaps outside of the plane,
+    /// and a number that no cell has is no position.
+    Cell,
+}
+
 /// The sizes of a pooling of numbers: `planes` independent planes of the spatial axes.
 ///
-/// Positions of maxima are those in the whole tensor `[planes, inputs..]`, row-major, if they are of type `I64`. Of type
-/// `U8` or `U16` they are numbers of cells in their windows, row-major ([`WindowShape::cell_numbers`]): maxima lie over the
-/// input; of a cell over padding the position is what follows from the row-major order, perhaps outside of the plane, and
-/// a number that no cell has is no position. Sums are made in the type that elements are computed in, and rounded once to
+/// Sums are made in the type that elements are computed in, and rounded once to
 /// the type they are stored in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WindowShape {
@@ -243,13 +251,13 @@ impl WindowShape {
         .filter(|_| self.axes.iter().all(covers))
     }
 
-    /// Whether positions of maxima may have a type.
+    /// Whether positions of maxima may be said like that, in a type.
     #[must_use]
-    pub fn has_positions_in(&self, dtype: DType) -> bool {
-        match dtype {
-            DType::I64 => true,
-            DType::U16 => self.cell_numbers().is_some(),
-            DType::U8 => self.cell_numbers() == Some(DType::U8),
+    pub fn has_positions(&self, kind: IndexKind, dtype: DType) -> bool {
+        match (kind, dtype) {
+            (IndexKind::Element, DType::I64) => true,
+            (IndexKind::Cell, DType::U16) => self.cell_numbers().is_some(),
+            (IndexKind::Cell, DType::U8) => self.cell_numbers() == Some(DType::U8),
             _ => false,
         }
     }
@@ -316,12 +324,18 @@ mod tests {
         assert_eq!(of(&[long(256), long(257)]), None);
         assert_eq!(of(&[long(usize::MAX), long(2)]), None);
         assert_eq!(of(&[AXIS, SlidingAxis { kernel: 0, ..AXIS }]), None);
-        for dtype in [DType::U8, DType::U16, DType::I64] {
-            assert!(shape(&[AXIS]).has_positions_in(dtype));
-            assert_eq!(shape(&[long(257)]).has_positions_in(dtype), dtype != DType::U8);
-            assert_eq!(shape(&[long(65_537)]).has_positions_in(dtype), dtype == DType::I64);
+        let kinds =
+            [(IndexKind::Cell, DType::U8), (IndexKind::Cell, DType::U16), (IndexKind::Element, DType::I64)];
+        for (kind, dtype) in kinds {
+            assert!(shape(&[AXIS]).has_positions(kind, dtype));
+            assert_eq!(shape(&[long(257)]).has_positions(kind, dtype), dtype != DType::U8);
+            assert_eq!(shape(&[long(65_537)]).has_positions(kind, dtype), dtype == DType::I64);
         }
-        assert!(!shape(&[AXIS]).has_positions_in(DType::I32));
+        for (kind, dtype) in
+            [(IndexKind::Element, DType::I32), (IndexKind::Element, DType::U8), (IndexKind::Cell, DType::I64)]
+        {
+            assert!(!shape(&[AXIS]).has_positions(kind, dtype));
+        }
         // By the definition, but for cells that are far apart.
         for before in -6..=6 {
             for (kernel, stride, dilation, input) in [

@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ortrain_expr::{
-    Access, Builder, DType, Load, Nest, Precision, ReduceOp, Reduction, Segments, SlidingAxis, Type, UnaryOp,
-    WindowPass, WindowShape,
+    Access, Builder, DType, IndexKind, Load, Nest, Precision, ReduceOp, Reduction, Segments, SlidingAxis,
+    Type, UnaryOp, WindowPass, WindowShape,
 };
 use ortrain_kernels::{
     Bf16Unit, GemmDesc, GemmKernel, Isa, NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel,
@@ -170,10 +170,10 @@ fn runs_allocate_nothing() {
         });
 
         for (pass, index) in [
-            (WindowPass::Max, Some(DType::I64)),
-            (WindowPass::Max, Some(DType::U8)),
-            (WindowPass::MaxGradient, Some(DType::I64)),
-            (WindowPass::MaxGradient, Some(DType::U8)),
+            (WindowPass::Max, Some((IndexKind::Element, DType::I64))),
+            (WindowPass::Max, Some((IndexKind::Cell, DType::U8))),
+            (WindowPass::MaxGradient, Some((IndexKind::Element, DType::I64))),
+            (WindowPass::MaxGradient, Some((IndexKind::Cell, DType::U8))),
             (WindowPass::Sum, None),
             (WindowPass::SumGradient, None),
         ] {

@@ -1,7 +1,7 @@
 //! The closed set of instructions.
 
 use ortrain_expr::{
-    Access, ConvShape, DType, Dims, Precision, Segments, SlidingAxis, WindowPass, WindowShape,
+    Access, ConvShape, DType, Dims, IndexKind, Precision, Segments, SlidingAxis, WindowPass, WindowShape,
 };
 use smallvec::SmallVec;
 
@@ -60,11 +60,27 @@ pub struct Window {
     /// What is read.
     pub source: Operand,
     /// Positions of the maxima, one for each output element: written by the maximum if asked for, read by its gradient,
-    /// absent for sums. The buffer's type says what they are ([`WindowShape`]); fusion makes numbers of cells of those that
-    /// gradients alone read.
-    pub index: Option<Operand>,
+    /// absent for sums.
+    pub index: Option<WindowIndex>,
     /// What is written, of the source's type.
     pub target: Operand,
+}
+
+/// Positions of the maxima of a [`Window`].
+#[derive(Clone, Debug)]
+pub struct WindowIndex {
+    /// How they are said. A pass makes numbers of cells of those that gradients alone read.
+    pub kind: IndexKind,
+    /// Where they lie.
+    pub operand: Operand,
+}
+
+impl WindowIndex {
+    /// Positions said by elements.
+    #[must_use]
+    pub fn elements(operand: Operand) -> WindowIndex {
+        WindowIndex { kind: IndexKind::Element, operand }
+    }
 }
 
 /// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`. Or, with `last`,
@@ -229,11 +245,11 @@ impl Window {
     pub(crate) fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
         each(self.source.buffer, Use::Read);
         if self.index_use().reads() {
-            self.index.iter().for_each(|index| each(index.buffer, Use::Read));
+            self.index.iter().for_each(|index| each(index.operand.buffer, Use::Read));
         }
         each(self.target.buffer, Use::Write);
         if self.index_use().writes() {
-            self.index.iter().for_each(|index| each(index.buffer, Use::Write));
+            self.index.iter().for_each(|index| each(index.operand.buffer, Use::Write));
         }
     }
 
@@ -241,7 +257,7 @@ impl Window {
         let index_use = self.index_use();
         each(&mut self.source.buffer, Use::Read);
         each(&mut self.target.buffer, Use::Write);
-        self.index.iter_mut().for_each(|index| each(&mut index.buffer, index_use));
+        self.index.iter_mut().for_each(|index| each(&mut index.operand.buffer, index_use));
     }
 
     fn index_use(&self) -> Use {
@@ -265,8 +281,9 @@ impl Window {
             ));
         }
         let outputs = self.shape.planes * self.shape.outputs();
-        let fits = |index: &Operand| {
-            buffer(index).len == outputs && self.shape.has_positions_in(buffer(index).dtype)
+        let fits = |index: &WindowIndex| {
+            let Buffer { len, dtype, .. } = buffer(&index.operand);
+            *len == outputs && self.shape.has_positions(index.kind, *dtype)
         };
         let index_fits = match self.shape.pass {
             WindowPass::Max => self.index.as_ref().is_none_or(fits),
@@ -276,7 +293,10 @@ impl Window {
         if !index_fits {
             return Some("positions that do not fit".into());
         }
-        whole_fault([&self.source, &self.target].into_iter().chain(&self.index), buffers)
+        whole_fault(
+            [&self.source, &self.target].into_iter().chain(self.index.iter().map(|index| &index.operand)),
+            buffers,
+        )
     }
 }
 

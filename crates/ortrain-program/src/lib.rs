@@ -45,7 +45,7 @@ pub use builder::ProgramBuilder;
 pub use cost::Cost;
 pub use entries::{Entries, Entry};
 pub use error::ProgramError;
-pub use instruction::{Conv, HandOver, Instruction, MatMul, ScatterAdd, Window};
+pub use instruction::{Conv, HandOver, Instruction, MatMul, ScatterAdd, Window, WindowIndex};
 pub use interrupt::{Interrupt, Marks, Watch};
 pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory, align};
 pub use operand::{Load, Nest, Operand, Use};

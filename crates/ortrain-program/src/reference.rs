@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, ConvPass, ConvShape, DType, Evaluation, Mode, OutOfRange, Precision, ReduceOp, RunScalar, Scalar,
-    SlidingAxis, Type, WindowPass, WindowShape,
+    Access, ConvPass, ConvShape, DType, Evaluation, IndexKind, Mode, OutOfRange, Precision, ReduceOp,
+    RunScalar, Scalar, SlidingAxis, Type, WindowPass, WindowShape,
 };
 
 use rustc_hash::FxHashSet;
@@ -704,12 +704,12 @@ impl<'a> Run<'a> {
         };
         let start = if pass == WindowPass::Max { least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
-        let index_type = w.index.as_ref().map(|index| index.access.dtype);
-        let numbered = index_type.is_some_and(|dtype| dtype != DType::I64);
+        let numbered = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
         let mut index: Vec<i64> = match (pass, &w.index) {
-            (WindowPass::MaxGradient, Some(index)) => {
-                self.buffers[index.buffer.0 as usize].iter().map(|position| position.to_i64()).collect()
-            }
+            (WindowPass::MaxGradient, Some(index)) => self.buffers[index.operand.buffer.0 as usize]
+                .iter()
+                .map(|position| position.to_i64())
+                .collect(),
             _ if numbered => vec![0; planes * per_output],
             _ => (0..planes * per_output).map(|o| (o / per_output * per_input) as i64).collect(),
         };
@@ -764,8 +764,8 @@ impl<'a> Run<'a> {
         }
         let target = target.into_iter().map(|value| stored(value, dtype, self.mode)).collect();
         self.buffers[w.target.buffer.0 as usize] = target;
-        if let (WindowPass::Max, Some(Operand { buffer: id, access })) = (pass, &w.index) {
-            let dtype = access.dtype;
+        if let (WindowPass::Max, Some(index_of)) = (pass, &w.index) {
+            let Operand { buffer: id, access: Access { dtype, .. } } = index_of.operand;
             let position = |position| stored(Scalar::I64(position), dtype, self.mode);
             self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }

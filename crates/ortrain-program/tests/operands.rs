@@ -7,7 +7,7 @@ use ortrain_expr::{
     WindowShape,
 };
 use ortrain_program::{
-    Conv, Entries, Instruction, Load, MatMul, Nest, Operand, ProgramBuilder, ScatterAdd, Window,
+    Conv, Entries, Instruction, Load, MatMul, Nest, Operand, ProgramBuilder, ScatterAdd, Window, WindowIndex,
 };
 
 /// The sizes of the factors of a product, which are square.
@@ -190,11 +190,16 @@ fn a_window_takes_whole_buffers() {
     let (x, y) = (("x", DType::F32, inputs), ("y", DType::F32, outputs));
     let positions = ("positions", DType::I64, outputs);
     assert_needs_whole_buffers("Window", [x, positions, y], |[source, index, target]| {
-        Instruction::Window(Window { shape: shape(WindowPass::Max), source, index: Some(index), target })
+        Instruction::Window(Window {
+            shape: shape(WindowPass::Max),
+            source,
+            index: Some(WindowIndex::elements(index)),
+            target,
+        })
     });
     assert_needs_whole_buffers("Window", [y, positions, x], |[source, index, target]| {
         let shape = shape(WindowPass::MaxGradient);
-        Instruction::Window(Window { shape, source, index: Some(index), target })
+        Instruction::Window(Window { shape, source, index: Some(WindowIndex::elements(index)), target })
     });
     assert_needs_whole_buffers("Window", [x, y], |[source, target]| {
         Instruction::Window(Window { shape: shape(WindowPass::Sum), source, index: None, target })

@@ -10,7 +10,7 @@ use ortrain_expr::{
 use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest, Operand,
-    Place, PlaneId, Program, ProgramBuilder, Scalars, ScatterAdd, Window, Workspace,
+    Place, PlaneId, Program, ProgramBuilder, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
 };
 
 /// `SplitMix64`.
@@ -710,7 +710,8 @@ impl Making {
         let axes: SlidingAxes = sizes.into_iter().map(|size| axis(self, size)).collect();
         let len = self.sizes.len();
         let positions = (pass == WindowPass::Max && kinds.jumps && self.random.chance(60))
-            .then(|| Operand::whole(self.builder.work("positions", DType::I64, len), DType::I64, &[len]));
+            .then(|| Operand::whole(self.builder.work("positions", DType::I64, len), DType::I64, &[len]))
+            .map(WindowIndex::elements);
         let shape = |pass| WindowShape { pass, planes, axes: axes.clone() };
         let to = self.fresh(DType::F32, Kind::Image);
         let (source, target) = (source.whole(&[len]), to.whole(&[len]));

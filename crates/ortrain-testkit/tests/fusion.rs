@@ -9,7 +9,7 @@ use ortrain_expr::{
 use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program,
-    ProgramBuilder, Reference, ScatterAdd, Window,
+    ProgramBuilder, Reference, ScatterAdd, Window, WindowIndex,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
 use ortrain_testkit::tolerance;
@@ -379,7 +379,8 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
         [(WindowPass::Max, source, target), (WindowPass::MaxGradient, gradient, back)]
     {
         let whole = |id: BufferId| Operand::whole(id, b.buffer(id).dtype, &[b.buffer(id).len]);
-        let (source, index, target) = (whole(source), Some(whole(index)), whole(target));
+        let (source, target) = (whole(source), whole(target));
+        let index = Some(WindowIndex::elements(whole(index)));
         let instruction = Instruction::Window(Window { shape: shape(pass), source, index, target });
         b.emit(instruction, Entries::ALL, &node).expect("it is sound");
     }

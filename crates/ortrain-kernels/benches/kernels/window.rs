@@ -1,6 +1,6 @@
 //! Pooling and its gradients.
 
-use ortrain_expr::{DType, Precision, SlidingAxis, WindowPass, WindowShape};
+use ortrain_expr::{DType, IndexKind, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
 
 use crate::case::{Buffers, Case};
@@ -17,13 +17,16 @@ struct Layer {
     pad: usize,
 }
 
+/// How positions are said, and their type.
+type Index = Option<(IndexKind, DType)>;
+
 /// What is computed, and whether it has positions.
-const PASSES: [(&str, WindowPass, Option<DType>); 7] = [
+const PASSES: [(&str, WindowPass, Index); 7] = [
     ("maximum", WindowPass::Max, None),
-    ("maximum with positions", WindowPass::Max, Some(DType::I64)),
-    ("maximum with cells", WindowPass::Max, Some(DType::U8)),
-    ("gradient of a maximum", WindowPass::MaxGradient, Some(DType::I64)),
-    ("gradient of a maximum by cells", WindowPass::MaxGradient, Some(DType::U8)),
+    ("maximum with positions", WindowPass::Max, Some((IndexKind::Element, DType::I64))),
+    ("maximum with cells", WindowPass::Max, Some((IndexKind::Cell, DType::U8))),
+    ("gradient of a maximum", WindowPass::MaxGradient, Some((IndexKind::Element, DType::I64))),
+    ("gradient of a maximum by cells", WindowPass::MaxGradient, Some((IndexKind::Cell, DType::U8))),
     ("sum", WindowPass::Sum, None),
     ("gradient of a sum", WindowPass::SumGradient, None),
 ];
@@ -49,7 +52,7 @@ pub(crate) fn cases() -> Vec<Case> {
     layers.iter().flat_map(|&layer| PASSES.map(|pass| case(layer, pass))).collect()
 }
 
-fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Option<DType>)) -> Case {
+fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
     let Layer { name, batch, channels, size, kernel, stride, pad } = layer;
     let output = (size + 2 * pad - kernel) / stride + 1;
     let axis = SlidingAxis { input: size, output, kernel, stride, dilation: 1, before: pad as isize };
@@ -57,7 +60,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Option<DType>)) ->
     // Cells over padding are nothing to look at.
     let inside: usize = (0..output).map(|o| axis.cells(o).len()).sum();
     let [source, target] = shape.operands();
-    let positions = shape.planes * shape.outputs() * index.map_or(0, DType::size);
+    let positions = shape.planes * shape.outputs() * index.map_or(0, |(_, dtype)| dtype.size());
     let each = if pass == WindowPass::MaxGradient { shape.outputs() } else { inside * inside };
     Case {
         name: format!("window {what} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}"),
@@ -85,7 +88,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Option<DType>)) ->
 }
 
 /// Writes the positions of the maxima of some image to `to`, which has room for them.
-fn find_positions(shape: WindowShape, isa: Isa, index: Option<DType>, to: *mut u8) {
+fn find_positions(shape: WindowShape, isa: Isa, index: Index, to: *mut u8) {
     let [source, target] = shape.operands();
     let desc = WindowDesc { shape, dtype: DType::F32, index };
     let kernel = WindowKernel::new(&desc, isa).expect("a good description");

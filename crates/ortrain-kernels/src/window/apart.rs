@@ -503,7 +503,7 @@ impl<'a, S: Element> Run<'a, S> {
 
     /// Computes the part.
     pub(super) fn run(self, isa: Isa) {
-        match (self.plan.positions.dtype, self.apart.astray.is_some()) {
+        match (self.plan.positions.dtype(), self.apart.astray.is_some()) {
             (None, _) => self.at_level::<(), false>(isa),
             (Some(DType::U8), false) => self.at_level::<u8, false>(isa),
             (Some(DType::U8), true) => self.at_level::<u8, true>(isa),

@@ -83,7 +83,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
                         if !NUMBERED {
                             let position = (plane * source + at) as i64;
                             index.cast::<i64>().add(first + x).write_unaligned(position);
-                        } else if positions.dtype == Some(DType::U8) {
+                        } else if positions.dtype() == Some(DType::U8) {
                             index.add(first + x).write(at as u8);
                         } else {
                             index.cast::<u16>().add(first + x).write_unaligned(at as u16);

@@ -24,7 +24,7 @@ mod lines;
 mod planes;
 mod spread;
 
-use ortrain_expr::{DType, SlidingAxis, WindowPass, WindowShape};
+use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape};
 use smallvec::SmallVec;
 
 use crate::isa::{Isa, portable};
@@ -44,9 +44,9 @@ pub struct WindowDesc {
     pub shape: WindowShape,
     /// Type of what is read and written: any but `Bool`.
     pub dtype: DType,
-    /// Type of the positions that a maximum writes, if it does, and that its gradient reads: positions, or numbers of
-    /// cells, as [`WindowShape`] says. Sums have none.
-    pub index: Option<DType>,
+    /// The positions that a maximum writes, if it does, and that its gradient reads: how they are said, and their type. Sums
+    /// have none.
+    pub index: Option<(IndexKind, DType)>,
 }
 
 /// Most axes that a window slides along; axes with a single position do not count.
@@ -86,8 +86,8 @@ struct Plan {
 /// How positions of maxima are counted.
 #[derive(Clone, Debug)]
 struct Positions {
-    /// Their type; `None` where none are wanted.
-    dtype: Option<DType>,
+    /// How they are said, and their type; `None` where none are wanted.
+    index: Option<(IndexKind, DType)>,
     /// What one cell further along an axis adds: elements of the input, or, where cells have numbers, as many of these.
     units: SmallVec<[usize; 4]>,
     /// The number of the cell that lies over the input along the axes where nothing slides.
@@ -96,8 +96,12 @@ struct Positions {
 
 impl Positions {
     /// Of the windows of a shape, along the axes that are no `trivial` ones.
-    fn new(dtype: Option<DType>, axes: &[SlidingAxis], trivial: impl Fn(&SlidingAxis) -> bool) -> Positions {
-        let numbered = matches!(dtype, Some(DType::U8 | DType::U16));
+    fn new(
+        index: Option<(IndexKind, DType)>,
+        axes: &[SlidingAxis],
+        trivial: impl Fn(&SlidingAxis) -> bool,
+    ) -> Positions {
+        let numbered = matches!(index, Some((IndexKind::Cell, _)));
         let (mut units, mut base) = (SmallVec::new(), 0);
         let (mut cells, mut elements) = (1usize, 1usize);
         for axis in axes.iter().rev() {
@@ -114,17 +118,22 @@ impl Positions {
             units.push(1);
         }
         units.reverse();
-        Positions { dtype, units, base }
+        Positions { index, units, base }
     }
 
     fn wanted(&self) -> bool {
-        self.dtype.is_some()
+        self.index.is_some()
+    }
+
+    /// Their type, where some are wanted.
+    fn dtype(&self) -> Option<DType> {
+        self.index.map(|(_, dtype)| dtype)
     }
 
     /// Whether they are numbers of cells.
     #[inline(always)]
     fn numbered(&self) -> bool {
-        matches!(self.dtype, Some(DType::U8 | DType::U16))
+        matches!(self.index, Some((IndexKind::Cell, _)))
     }
 
     /// Writes those of `count` adjacent windows, from element `first` of the buffer on. They were found relative to the
@@ -153,7 +162,7 @@ impl Positions {
                 }
             }};
         }
-        match self.dtype {
+        match self.dtype() {
             Some(DType::U8) => each!(u8, i, found => found as u8),
             Some(DType::U16) => each!(u16, i, found => found as u16),
             _ => each!(i64, i, found => {
@@ -464,7 +473,7 @@ impl WindowKernel {
             (WindowPass::MaxGradient, None) => {
                 return Err("the gradient of a maximum needs the positions".to_owned());
             }
-            (_, Some(dtype)) if !shape.has_positions_in(dtype) => {
+            (_, Some((kind, dtype))) if !shape.has_positions(kind, dtype) => {
                 return Err(format!("positions of type {dtype} for such windows"));
             }
             _ => {}
@@ -509,7 +518,8 @@ impl WindowKernel {
         let inside = |axis: &SlidingAxis| {
             axis.output > 0 && [0, axis.output - 1].iter().all(|&o| axis.cells(o) == (0..axis.kernel))
         };
-        let own = index.is_none() || index == Some(DType::U8) && shape.axes.iter().all(inside);
+        let own =
+            index.is_none() || index == Some((IndexKind::Cell, DType::U8)) && shape.axes.iter().all(inside);
         let (way, tasks, scratch) = if let Some(apart) = apart.take_if(|_| own) {
             let (tasks, scratch) = (apart.tasks(planes, target), apart.scratch());
             (Way::Apart(apart), tasks, scratch)

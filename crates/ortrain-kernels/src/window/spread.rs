@@ -31,7 +31,7 @@ impl Spread {
     /// Of elements of type `dtype`.
     pub(super) fn new(dtype: DType, shape: &WindowShape, positions: &Positions) -> Spread {
         let narrow = matches!(dtype, DType::F16 | DType::BF16);
-        let numbers = match positions.dtype {
+        let numbers = match positions.dtype() {
             Some(DType::U8) => 0x100,
             Some(DType::U16) => 0x1_0000,
             _ => return Spread { narrow, cells: Vec::new(), reach: (0, 0) },
@@ -241,7 +241,7 @@ impl<S: Element> Work for Run<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        match self.plan.positions.dtype {
+        match self.plan.positions.dtype() {
             Some(DType::U8) => self.by_cells::<u8, 0x100>(),
             Some(DType::U16) => self.by_cells::<u16, 0x1_0000>(),
             _ => self.by_positions(),

@@ -1,6 +1,6 @@
 //! Pooling against loops over the definition.
 
-use ortrain_expr::{BinaryOp, DType, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
+use ortrain_expr::{BinaryOp, DType, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
 use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
 use proptest::prelude::*;
 
@@ -56,6 +56,9 @@ fn takes_over(a: Scalar, b: Scalar) -> bool {
         (a, b) => !a.to_f64().is_nan() && (b.to_f64().is_nan() || b.to_f64() > a.to_f64()),
     }
 }
+
+/// Positions as elements of the whole tensor.
+const ELEMENTS: (IndexKind, DType) = (IndexKind::Element, DType::I64);
 
 /// What is written: the target, and the positions of maxima, or with `numbered` the numbers of their cells.
 fn naive(
@@ -137,7 +140,7 @@ fn run_window(
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let unaligned = |bytes: &[u8]| [&[0x55], bytes].concat();
     let mut target = unaligned(&vec![0xa5; desc.shape.operands()[1] * desc.dtype.size()]);
-    let size = desc.index.map_or(8, DType::size);
+    let size = desc.index.map_or(8, |(_, dtype)| dtype.size());
     let given: Vec<u8> = index.iter().flat_map(|position| position.to_le_bytes()[..size].to_vec()).collect();
     let mut index = unaligned(&if desc.shape.pass == WindowPass::MaxGradient {
         given
@@ -165,14 +168,15 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
     let source = buffer(random, dtype, shape.operands()[0]);
     let outputs = shape.planes * shape.outputs();
     let gradient = shape.pass == WindowPass::MaxGradient;
-    let numbers = [DType::U8, DType::U16].into_iter().filter(|&dtype| shape.has_positions_in(dtype));
-    let ways: Vec<Option<DType>> = match shape.pass {
-        WindowPass::Max => [None, Some(DType::I64)].into_iter().chain(numbers.map(Some)).collect(),
-        WindowPass::MaxGradient => [Some(DType::I64)].into_iter().chain(numbers.map(Some)).collect(),
+    let numbers = [DType::U8, DType::U16].map(|dtype| (IndexKind::Cell, dtype));
+    let numbers = numbers.into_iter().filter(|&(kind, dtype)| shape.has_positions(kind, dtype));
+    let ways: Vec<Option<(IndexKind, DType)>> = match shape.pass {
+        WindowPass::Max => [None, Some(ELEMENTS)].into_iter().chain(numbers.map(Some)).collect(),
+        WindowPass::MaxGradient => [Some(ELEMENTS)].into_iter().chain(numbers.map(Some)).collect(),
         _ => vec![None],
     };
     for index_type in ways {
-        let numbered = matches!(index_type, Some(DType::U8 | DType::U16));
+        let numbered = matches!(index_type, Some((IndexKind::Cell, _)));
         // Many inside, some in other planes or over padding, some nowhere.
         let (total, wild) = if numbered {
             let cells = shape.axes.iter().map(|axis| axis.kernel).product::<usize>();
@@ -183,7 +187,11 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
         };
         let index: Vec<i64> = (0..if gradient { outputs } else { 0 })
             .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
-            .map(|number| if index_type == Some(DType::U8) { number & 0xff } else { number })
+            .map(
+                |number| {
+                    if index_type == Some((IndexKind::Cell, DType::U8)) { number & 0xff } else { number }
+                },
+            )
             .collect();
         // And where maxima were, each under its own window.
         let forward = WindowShape { pass: WindowPass::Max, ..shape.clone() };
@@ -323,15 +331,20 @@ fn ties_and_nan_go_to_the_first() {
     ];
     let source = bytes_of(&plane);
     let desc =
-        WindowDesc { shape: shape(WindowPass::Max, 1, &axes), dtype: DType::F32, index: Some(DType::I64) };
+        WindowDesc { shape: shape(WindowPass::Max, 1, &axes), dtype: DType::F32, index: Some(ELEMENTS) };
     for isa in Isa::available() {
         let (got, found) = run_window(&desc, isa, 1, &source, &[]);
         assert_eq!(found, [0, 2, 4, 6, 17, 19, 21, 23], "{isa}");
         let got = floats(&got);
         assert_eq!((got[0], got[1].to_bits(), got[3]), (1.0, (-0.0f32).to_bits(), least), "{isa}");
         assert!(got[2].is_nan() && got[5].is_nan() && got[7].is_nan(), "{got:?} at {isa}");
-        let (_, cells) =
-            run_window(&WindowDesc { index: Some(DType::U8), ..desc.clone() }, isa, 1, &source, &[]);
+        let (_, cells) = run_window(
+            &WindowDesc { index: Some((IndexKind::Cell, DType::U8)), ..desc.clone() },
+            isa,
+            1,
+            &source,
+            &[],
+        );
         assert_eq!(cells, [0, 0, 0, 0, 1, 1, 1, 1], "{isa}");
     }
 }
@@ -341,17 +354,20 @@ fn what_cannot_be_computed_is_refused() {
     let good = WindowDesc {
         shape: shape(WindowPass::Max, 2, &[axis(8, [2, 2, 1, 0, 0])]),
         dtype: DType::F32,
-        index: Some(DType::I64),
+        index: Some(ELEMENTS),
     };
     let with = |shape: WindowShape| WindowDesc { shape, ..good.clone() };
     let huge = SlidingAxis { kernel: usize::MAX / 2, dilation: 3, ..good.shape.axes[0] };
     WindowKernel::new(&good, Isa::PORTABLE).unwrap();
     for (desc, needle) in [
         (WindowDesc { dtype: DType::Bool, ..good.clone() }, "pooling of bool"),
-        (WindowDesc { index: Some(DType::I32), ..good.clone() }, "positions of type int32 for such windows"),
+        (
+            WindowDesc { index: Some((IndexKind::Element, DType::I32)), ..good.clone() },
+            "positions of type int32 for such windows",
+        ),
         (
             WindowDesc {
-                index: Some(DType::U8),
+                index: Some((IndexKind::Cell, DType::U8)),
                 ..with(shape(WindowPass::Max, 2, &[axis(300, [257, 1, 1, 0, 0])]))
             },
             "positions of type uint8 for such windows",
@@ -391,8 +407,8 @@ fn enormous_windows_take_no_memory_and_no_time() {
 }
 
 /// `I64` where there are any.
-fn positions_of(pass: WindowPass) -> Option<DType> {
-    matches!(pass, WindowPass::Max | WindowPass::MaxGradient).then_some(DType::I64)
+fn positions_of(pass: WindowPass) -> Option<(IndexKind, DType)> {
+    matches!(pass, WindowPass::Max | WindowPass::MaxGradient).then_some(ELEMENTS)
 }
 
 fn any_axis() -> impl Strategy<Value = SlidingAxis> {

@@ -8,7 +8,7 @@
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, SlidingAxes, Strides, Type, WindowPass, WindowShape};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
-use ortrain_program::{BufferId, Instruction, Window};
+use ortrain_program::{BufferId, Instruction, Window, WindowIndex};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -110,7 +110,7 @@ fn window(
     index: Option<BufferId>,
     target: BufferId,
 ) -> Result<(), OpError> {
-    let index = index.map(|index| cx.flat(index));
+    let index = index.map(|index| WindowIndex::elements(cx.flat(index)));
     let (source, target) = (cx.flat(source), cx.flat(target));
     cx.emit(Instruction::Window(Window { shape, source, index, target }))
 }

@@ -3,7 +3,7 @@
 //! A gradient that knows where the windows lie needs of each maximum only which cell of its window it was: a byte in place
 //! of the eight of a position. Positions that anything else reads stay what they are.
 
-use ortrain_expr::DType;
+use ortrain_expr::{DType, IndexKind};
 
 use super::Changed;
 use crate::draft::Draft;
@@ -26,9 +26,10 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError
         changes += 1;
         for scheduled in instructions.iter_mut() {
             if let Instruction::Window(Window { index: Some(index), .. }) = &mut scheduled.instruction
-                && index.buffer == id
+                && index.operand.buffer == id
             {
-                index.access.dtype = dtype;
+                index.kind = IndexKind::Cell;
+                index.operand.access.dtype = dtype;
             }
         }
     }
@@ -42,12 +43,12 @@ fn numbered_by(
     buffers: &[Buffer],
 ) -> Option<(BufferId, DType)> {
     let Instruction::Window(Window { shape, index: Some(index), .. }) = instruction else { return None };
-    let id = index.buffer;
-    if !is_work(buffers, id) || index.access.dtype != DType::I64 {
+    let id = index.operand.buffer;
+    if !is_work(buffers, id) || index.kind != IndexKind::Element {
         return None;
     }
     let others = |other: &ScheduledInstruction| match &other.instruction {
-        Instruction::Window(w) if w.index.as_ref().is_some_and(|index| index.buffer == id) => {
+        Instruction::Window(w) if w.index.as_ref().is_some_and(|index| index.operand.buffer == id) => {
             (w.shape.planes, &w.shape.axes) == (shape.planes, &shape.axes)
                 && ![w.source.buffer, w.target.buffer].contains(&id)
         }

@@ -10,7 +10,8 @@ use ortrain_expr::{
 use crate::reference::evaluate;
 use crate::{
     Backend, Bindings, BufferId, BufferIds, Conv, Entries, Entry, FusionWeights, Instruction, Load, MatMul,
-    Memory, Nest, Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window, Workspace,
+    Memory, Nest, Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window, WindowIndex,
+    Workspace,
 };
 
 /// Images of a program: `[n, c, h * w]`.
@@ -723,7 +724,10 @@ fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
     let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
     let mut window = |shape, source, target| {
         let [source, index, target] = [source, index, target].map(|id| images.whole(id));
-        images.emit(Instruction::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
+        images.emit(
+            Instruction::Window(Window { shape, source, index: Some(WindowIndex::elements(index)), target }),
+            Entries::ALL,
+        );
     };
     window(shape(WindowPass::Max), x, y);
     let mut gradient = shape(WindowPass::MaxGradient);
