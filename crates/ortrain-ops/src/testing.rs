@@ -118,7 +118,7 @@ pub(crate) fn run_specialised(
     inputs: &[Tensor],
     scalars: Scalars,
 ) -> Result<(Arc<Schedule>, Vec<Tensor>), Failure> {
-    let schedule = specialiser.schedule(inputs)?;
+    let schedule = specialiser.schedule(inputs)?.schedule().clone();
     let runner =
         Runner::new(Arc::new(Reference), schedule.clone()).expect("the reference runs every instruction");
     let given: Vec<Given<'_>> = inputs

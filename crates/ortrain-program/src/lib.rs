@@ -56,7 +56,7 @@ pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
 pub use schedule::{
     Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, Handed, HostFunction, PlanePlace,
-    Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Suspended,
+    Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,
 };
 pub use scheduled::ScheduledInstruction;
 pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};

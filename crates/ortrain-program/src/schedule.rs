@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ortrain_expr::DType;
@@ -12,9 +12,6 @@ use crate::{
     Backend, Bindings, BufferId, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Part, Place,
     PlaneId, Program, Repeat, RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
-
-/// How many specialisations of one late segment are kept ready.
-const LATE_SCHEDULES: usize = 16;
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
 const SEGMENT_TICKS: u32 = 64;
@@ -62,10 +59,72 @@ pub trait Specialise: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// A sentence saying why there is none.
-    fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Schedule>, String>;
+    fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, String>;
 
     /// What it will be made of, for dumps.
     fn describe(&self) -> String;
+}
+
+/// A schedule for the shapes that it was made for, and what runs it: made ready by the first run, and kept with it.
+#[derive(Debug)]
+pub struct Specialised {
+    schedule: Arc<Schedule>,
+    runner: OnceLock<Arc<Runner>>,
+}
+
+impl Specialised {
+    /// A schedule that nothing runs yet.
+    #[must_use]
+    pub fn new(schedule: Schedule) -> Specialised {
+        Specialised { schedule: Arc::new(schedule), runner: OnceLock::new() }
+    }
+
+    /// The schedule.
+    #[must_use]
+    pub fn schedule(&self) -> &Arc<Schedule> {
+        &self.schedule
+    }
+
+    /// What runs it, if it was made ready.
+    #[must_use]
+    pub fn ready(&self) -> Option<&Arc<Runner>> {
+        self.runner.get()
+    }
+
+    /// What runs it on a backend: that which is kept, or what `make` makes. A runner of another backend than the first one is
+    /// not kept.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn runner<E>(
+        &self,
+        backend: &Arc<dyn Backend>,
+        make: impl FnOnce(Arc<Schedule>) -> Result<Runner, E>,
+    ) -> Result<Arc<Runner>, E> {
+        if let Some(runner) = self.ready()
+            && Arc::ptr_eq(&runner.backend, backend)
+        {
+            return Ok(runner.clone());
+        }
+        let made = Arc::new(make(self.schedule.clone())?);
+        // Another thread may have been quicker: its runner is as good.
+        let _ = self.runner.set(made.clone());
+        Ok(made)
+    }
+}
+
+impl fmt::Display for Specialised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.schedule.fmt(f)
+    }
+}
+
+impl std::ops::Deref for Specialised {
+    type Target = Schedule;
+
+    fn deref(&self) -> &Schedule {
+        &self.schedule
+    }
 }
 
 /// The code of a program segment.
@@ -391,40 +450,11 @@ pub struct Runner {
 #[derive(Debug)]
 enum Prepared {
     Program(Box<dyn Executable>),
-    Late(LateRunners),
+    Late,
     Host,
     HandOver,
     If([PreparedBranch; 2]),
     Repeat(Box<Runner>),
-}
-
-/// The latest specialisations of a late segment, ready to run.
-#[derive(Debug, Default)]
-struct LateRunners(Mutex<Vec<Arc<Runner>>>);
-
-impl LateRunners {
-    /// The runner of a schedule. A schedule that takes more memory than there may be is refused before it is prepared.
-    fn runner(
-        &self,
-        backend: &Arc<dyn Backend>,
-        schedule: Arc<Schedule>,
-        turn: &Turn<'_, '_>,
-    ) -> Result<Arc<Runner>, RunError> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(runner) = kept.iter().find(|runner| Arc::ptr_eq(&runner.schedule, &schedule)) {
-            return Ok(runner.clone());
-        }
-        for program in schedule.programs() {
-            turn.work.check(program, 0, turn.between)?;
-        }
-        let made = Runner::new(backend.clone(), schedule);
-        let runner = Arc::new(made.map_err(|error| RunError::Specialise(error.to_string()))?);
-        if kept.len() == LATE_SCHEDULES {
-            kept.remove(0);
-        }
-        kept.push(runner.clone());
-        Ok(runner)
-    }
 }
 
 /// A branch that is prepared when it is taken first.
@@ -452,7 +482,7 @@ impl Runner {
                 Segment::Program(Code::Ready(program, _)) => {
                     Prepared::Program(backend.compile(program.clone())?)
                 }
-                Segment::Program(Code::Late(_)) => Prepared::Late(LateRunners::default()),
+                Segment::Program(Code::Late(_)) => Prepared::Late,
                 Segment::Host(..) => Prepared::Host,
                 Segment::HandOver(_) => Prepared::HandOver,
                 Segment::If(..) => Prepared::If(Default::default()),
@@ -767,6 +797,17 @@ impl Runner {
         slots.iter().map(fetch).collect()
     }
 
+    /// What runs a late segment. A schedule that takes more memory than there may be is refused before it is made ready.
+    fn runner_of(&self, late: &Specialised, turn: &Turn<'_, '_>) -> Result<Arc<Runner>, RunError> {
+        late.runner(&self.backend, |schedule| {
+            for program in schedule.programs() {
+                turn.work.check(program, 0, turn.between)?;
+            }
+            Runner::new(self.backend.clone(), schedule)
+                .map_err(|error| RunError::Specialise(error.to_string()))
+        })
+    }
+
     /// Runs the segments at some places.
     fn run_segments(
         &self,
@@ -781,9 +822,9 @@ impl Runner {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
-                (Segment::Program(Code::Late(late)), Prepared::Late(runners)) => {
-                    let schedule = late.specialise(&inputs).map_err(RunError::Specialise)?;
-                    runners.runner(&self.backend, schedule, turn)?.run_counted(turn, inputs)?
+                (Segment::Program(Code::Late(late)), Prepared::Late) => {
+                    let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;
+                    self.runner_of(&specialised, turn)?.run_counted(turn, inputs)?
                 }
                 (Segment::Host(function, label), Prepared::Host) => {
                     let start = turn.start();

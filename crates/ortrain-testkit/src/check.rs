@@ -17,7 +17,8 @@ const POINTS_PER_INPUT: usize = 24;
 fn specialise(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Schedule>, String> {
     let roles = vec![Role::User; graph.inputs.len()];
     let specialiser = Specialiser::new(graph, roles).precision(precision);
-    specialiser.schedule(inputs).map_err(|error| error.to_string())
+    let made = specialiser.schedule(inputs).map_err(|error| error.to_string())?;
+    Ok(made.schedule().clone())
 }
 
 fn program_of(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {

@@ -73,7 +73,7 @@ fn run(graph: &Graph, inputs: &[Tensor], backend: Arc<dyn Backend>, nodes: usize
     let specialiser = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]).unrolled_nodes(nodes);
     let schedule = specialiser.schedule(inputs).expect("it compiles");
     let segments = schedule.segments.len();
-    let runner = Runner::new(backend, schedule).expect("it runs everything");
+    let runner = Runner::new(backend, schedule.schedule().clone()).expect("it runs everything");
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     let mut results = vec![Vec::new(); graph.outputs.len()];
     let (bindings, scalars) = (Bindings { planes: &[] }, Scalars { seed: 3, train_step: 1 });

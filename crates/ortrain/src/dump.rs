@@ -31,7 +31,7 @@ pub enum Stage {
     Gradient,
     /// The schedule: its programs with their instructions, buffers, offsets and peak bytes.
     Program,
-    /// Each program behind the pass of this name: one of those that [`PASSES`] lists.
+    /// Each program behind the pass of this name. [`Stage::Passes`] lists them.
     Pass(&'static str),
     /// What each pass does, and what it changes in each program.
     Passes,

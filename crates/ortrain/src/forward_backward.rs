@@ -344,7 +344,7 @@ impl Prepared {
     /// What runs these inputs, checked.
     fn runner(&mut self, inputs: &[Given<'_>]) -> Result<Arc<Runner>> {
         self.signature.check(inputs)?;
-        let found = self.runners.runner(&self.plan, inputs).cloned();
+        let found = self.runners.runner(&self.plan, inputs);
         found
             .map_err(|error| over_limit::explained(error, &self.runners, &self.signature, &self.plan, inputs))
     }

@@ -134,7 +134,6 @@ pub use lr_scheduler::LrScheduler;
 pub use module::{MemoryUse, Module, ModuleOptions, Norms};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
-pub use ortrain_program::{PASSES, Pass};
 pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use schedule::{Schedule, Setting, Takes};

@@ -407,7 +407,8 @@ impl Phase {
         outputs: &[Destination<'_>],
     ) -> Result<bool> {
         check_destinations(&self.outputs, outputs)?;
-        let schedule = self.runners.runner(work, inputs)?.schedule();
+        let runner = self.runners.runner(work, inputs)?;
+        let schedule = runner.schedule();
         let mut sure = true;
         for (slot, (info, output)) in schedule.outputs.iter().zip(self.outputs.iter().zip(outputs)) {
             match &schedule.slots[slot.0 as usize].ty {
@@ -671,7 +672,8 @@ impl Module {
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         let runners = phase.runners_of(inputs, planes, &self.backend);
-        let schedule = runners.runner(&self.work, inputs.given)?.schedule();
+        let runner = runners.runner(&self.work, inputs.given)?;
+        let schedule = runner.schedule();
         let shape = |slot: &ortrain_program::SlotId| {
             schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone())
         };

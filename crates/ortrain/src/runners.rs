@@ -7,32 +7,23 @@ use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
     Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, PlaneId, Precision, RunError,
-    Runner, Scalars, Schedule, Workspace, place,
+    Runner, Scalars, Schedule, Specialised, Workspace, place,
 };
 use smallvec::SmallVec;
 
 use crate::trace::Trace;
 use crate::{Error, Result};
 
-/// How many specialisations are kept compiled.
-const KEPT: usize = 32;
-
 /// A graph with everything needed to run it again without allocating.
 #[derive(Debug)]
 pub(crate) struct Runners {
     specialiser: Specialiser,
     backend: Arc<dyn Backend>,
-    /// The one used last is last.
-    compiled: Vec<(Arc<Schedule>, Arc<Runner>)>,
 }
 
 impl Runners {
     pub(crate) fn new(graph: Graph, roles: Vec<Role>, backend: Arc<dyn Backend>) -> Runners {
-        Runners {
-            specialiser: Specialiser::new(graph, roles).target(backend.target()),
-            backend,
-            compiled: Vec::with_capacity(KEPT + 1),
-        }
+        Runners { specialiser: Specialiser::new(graph, roles).target(backend.target()), backend }
     }
 
     /// The same with inner products of a precision, for which the backend was made.
@@ -44,7 +35,7 @@ impl Runners {
     /// What runs the same graph with other results.
     pub(crate) fn showing(&self, outputs: Vec<ValueId>, backend: Arc<dyn Backend>) -> Runners {
         let specialiser = self.specialiser.showing(outputs);
-        Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
+        Runners { specialiser, backend }
     }
 
     /// The programs of the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
@@ -54,7 +45,7 @@ impl Runners {
         backend: Arc<dyn Backend>,
     ) -> Runners {
         let specialiser = self.specialiser.with_planes(places);
-        Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
+        Runners { specialiser, backend }
     }
 
     /// What runs the same graph with what is inside of a node in its place: see [`Specialiser::written_out`].
@@ -65,7 +56,7 @@ impl Runners {
         backend: Arc<dyn Backend>,
     ) -> Option<Runners> {
         let specialiser = self.specialiser.written_out(node, known)?;
-        Some(Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) })
+        Some(Runners { specialiser, backend })
     }
 
     /// The inputs that are given, in order.
@@ -77,13 +68,14 @@ impl Runners {
         self.specialiser.graph()
     }
 
-    /// The schedules there are so far.
-    pub(crate) fn schedules(&self) -> impl Iterator<Item = &Schedule> {
-        self.compiled.iter().map(|(schedule, _)| &**schedule)
+    /// The schedules that have been run so far, the one used last at the end.
+    pub(crate) fn schedules(&self) -> impl Iterator<Item = Arc<Schedule>> {
+        let kept = self.specialiser.kept().into_iter().filter(|specialised| specialised.ready().is_some());
+        kept.map(|specialised| specialised.schedule().clone())
     }
 
     /// The schedule for these inputs.
-    pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Schedule>> {
+    pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Specialised>> {
         let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
         if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes) {
             return Ok(schedule);
@@ -100,7 +92,7 @@ impl Runners {
     /// What a run on inputs of these shapes is and takes, without running it.
     pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let schedule = self.specialiser.schedule_of_shapes(dims);
-        let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?;
+        let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?.schedule().clone();
         Runner::check(&schedule, work)?;
         let need = Runner::within(self.backend.clone(), schedule.clone(), work)?.need(work);
         Ok((schedule, need))
@@ -145,22 +137,14 @@ impl Runners {
     }
 
     /// What runs these inputs, made now if their shapes are new.
-    pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<&Arc<Runner>> {
-        let schedule = self.schedule(given)?;
-        match self.compiled.iter().position(|(known, _)| Arc::ptr_eq(known, &schedule)) {
-            Some(at) => self.compiled[at..].rotate_left(1),
-            None => {
-                Runner::check(&schedule, work)?;
-                let runner = Runner::within(self.backend.clone(), schedule.clone(), work)?;
-                for program in runner.schedule().programs() {
-                    work.check(program, 0, 0)?;
-                }
-                if self.compiled.len() == KEPT {
-                    self.compiled.remove(0);
-                }
-                self.compiled.push((schedule, Arc::new(runner)));
+    pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<Arc<Runner>> {
+        self.schedule(given)?.runner(&self.backend, |schedule| {
+            Runner::check(&schedule, work)?;
+            let runner = Runner::within(self.backend.clone(), schedule, work)?;
+            for program in runner.schedule().programs() {
+                work.check(program, 0, 0)?;
             }
-        }
-        Ok(&self.compiled.last().expect("it was just put there").1)
+            Ok(runner)
+        })
     }
 }

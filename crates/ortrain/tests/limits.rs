@@ -231,7 +231,7 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
     let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs).ok()?;
     let mut work = Workspace::limited(Some(MEMORY / 2), 0).iteration_limit(1000);
     Runner::check(&schedule, &work).ok()?;
-    let runner = Runner::within(ortrain::default_backend().ok()?, schedule, &work).ok()?;
+    let runner = Runner::within(ortrain::default_backend().ok()?, schedule.schedule().clone(), &work).ok()?;
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     let mut types = Vec::new();
     let bindings = Bindings { planes: &[] };

@@ -7,7 +7,8 @@ use ortrain_expr::Precision;
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
     Branch, BranchSource, Branches, Code, Count, Handed, PassLog, PlaneId, PlanePlace, Program,
-    ProgramBuilder, Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Stacked, Target,
+    ProgramBuilder, Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised,
+    Stacked, Target,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -54,7 +55,7 @@ struct InputKey {
     value: Option<Tensor>,
 }
 
-type Cached = (Vec<InputKey>, Arc<Schedule>);
+type Cached = (Vec<InputKey>, Arc<Specialised>);
 
 /// Makes schedules of one graph for the shapes that come along, and keeps them.
 #[derive(Debug)]
@@ -196,6 +197,13 @@ impl Specialiser {
         &self.graph
     }
 
+    /// The schedules that are kept, the one used last at the end.
+    #[must_use]
+    pub fn kept(&self) -> Vec<Arc<Specialised>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.iter().map(|(_, schedule)| schedule.clone()).collect()
+    }
+
     /// The inputs given by the user, in order.
     pub fn user_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
         let pairs = self.graph.inputs.iter().zip(&self.roles);
@@ -205,7 +213,11 @@ impl Specialiser {
     /// Whether the schedule for these shapes is kept already: `Some` without any allocation. `value` gives the bytes of
     /// a user input, for those whose values reach a shape.
     #[must_use]
-    pub fn cached<'v>(&self, dims: &[&[usize]], value: &dyn Fn(usize) -> &'v [u8]) -> Option<Arc<Schedule>> {
+    pub fn cached<'v>(
+        &self,
+        dims: &[&[usize]],
+        value: &dyn Fn(usize) -> &'v [u8],
+    ) -> Option<Arc<Specialised>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |key: &[InputKey]| {
             key.len() == dims.len()
@@ -227,7 +239,7 @@ impl Specialiser {
     ///
     /// # Errors
     /// When a node does not accept the shapes, or cannot be run.
-    pub fn schedule(&self, inputs: &[Tensor]) -> Result<Arc<Schedule>, Error> {
+    pub fn schedule(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, Error> {
         let dims: Vec<&[usize]> = inputs.iter().map(Tensor::dims).collect();
         if let Some(schedule) = self.cached(&dims, &|k| inputs[k].data()) {
             return Ok(schedule);
@@ -243,7 +255,7 @@ impl Specialiser {
         &self,
         dims: &[&[usize]],
         input: &dyn Fn(usize) -> Tensor,
-    ) -> Result<Arc<Schedule>, Error> {
+    ) -> Result<Arc<Specialised>, Error> {
         self.made(dims, &|k| Ok(input(k)))
     }
 
@@ -251,7 +263,7 @@ impl Specialiser {
     ///
     /// # Errors
     /// As [`Specialiser::schedule`], and where that would take many values.
-    pub fn schedule_of_shapes(&self, dims: &[&[usize]]) -> Result<Arc<Schedule>, Error> {
+    pub fn schedule_of_shapes(&self, dims: &[&[usize]]) -> Result<Arc<Specialised>, Error> {
         if let Some(schedule) = self.cached(dims, &|_| &[]) {
             return Ok(schedule);
         }
@@ -270,7 +282,7 @@ impl Specialiser {
         &self,
         dims: &[&[usize]],
         input: &dyn Fn(usize) -> Result<Tensor, Error>,
-    ) -> Result<Arc<Schedule>, Error> {
+    ) -> Result<Arc<Specialised>, Error> {
         loop {
             let wanted = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let key: Vec<InputKey> = (dims.iter().enumerate())
@@ -283,7 +295,7 @@ impl Specialiser {
                 key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
             match compile(&self.graph, &self.roles, &known, &self.settings)? {
                 Compiled::Schedule(schedule) => {
-                    let schedule = Arc::new(schedule);
+                    let schedule = Arc::new(Specialised::new(schedule));
                     let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
                     if cache.len() == KEPT {
                         cache.pop_front();
@@ -306,7 +318,7 @@ impl Specialiser {
 
 /// A part of a graph whose shapes become known during a run.
 impl Specialise for Specialiser {
-    fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Schedule>, String> {
+    fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, String> {
         let schedule = self.schedule(inputs).map_err(|error| error.to_string())?;
         // A part that stays as it was would be specialised again without end.
         if let [SegmentNode { segment: Segment::Program(Code::Late(_)), .. }] = schedule.segments.as_slice() {

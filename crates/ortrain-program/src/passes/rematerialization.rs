@@ -356,8 +356,9 @@ impl<'a> Recomputation<'a> {
     /// The version of a value that lives longest among those made before an entry, and how long it lives.
     fn version(&self, order: &Order, lives: &Lives, value: Value, to: usize) -> (Value, usize) {
         let root = order.roots[value];
-        let versions = (0..order.roots.len()).filter_map(|other| {
-            let (first, last) = lives.span(other)?;
+        // Values that are new have no lives yet.
+        let versions = lives.of_values.iter().filter_map(|(other, life)| {
+            let (first, last) = (life.first.unsigned_abs(), life.last.unsigned_abs());
             (order.roots[other] == root && first < to).then_some((other, last))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))

@@ -396,7 +396,7 @@ mod tests {
 
     fn schedule(graph: &Graph, inputs: &[Tensor]) -> Arc<Schedule> {
         let specialiser = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]);
-        specialiser.schedule(inputs).expect("it compiles")
+        specialiser.schedule(inputs).expect("it compiles").schedule().clone()
     }
 
     /// `condition ? tanh(x w) : x + x`.
