@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,26 @@ from ortrain import artifacts
 from ortrain.__main__ import main
 
 PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
+SHAPES = {"x": [32, 64]}
+# Passes in the order in which they run, those that a program can do without among them.
+PASSES = (
+    "remove_unused",
+    "inline_constants",
+    "dead_elements",
+    "number_cells",
+    "sink_scatter_add",
+    "fuse_attention",
+    "fuse_chains",
+    "precompute_derivatives",
+    "fusion",
+    "choose_precision",
+    "weight_prepacking",
+    "failures_first",
+    "mask_packing",
+    "batch_tiling",
+    "memory_plan",
+)
+REQUIRED = {"remove_unused", "choose_precision", "failures_first", "memory_plan"}
 
 
 @pytest.mark.parametrize(
@@ -64,22 +86,112 @@ def test_optimizer_model(run: Run) -> None:
     assert "Sqrt" in printed
 
 
-def test_command_line() -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ortrain", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+def run_command(*arguments: str, passes: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, where ``ORTRAIN_PASSES`` may leave out passes."""
+    command = [sys.executable, "-m", "ortrain", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "ORTRAIN_PASSES"}
+    if passes is not None:
+        environment["ORTRAIN_PASSES"] = passes
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
-    done = run("dump", str(PERCEPTRON))
+
+def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    """What each pass does, its changes, and the instructions behind it. Fusion takes the activation to its product."""
+    assert main(["dump", str(PERCEPTRON), "--passes", "--shape", "x=32,64"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == ortrain.dump(PERCEPTRON, "passes", SHAPES)
+    about, (header, *rows) = (part.splitlines() for part in printed.split("program 0\n"))
+    assert about[0] == "passes, in the order in which they run"
+    assert tuple(line.split()[0] for line in about[1:]) == PASSES
+    assert "makes maps parts of what makes their operands or reads their results" in printed
+    assert header.split() == ["pass", "changes", "instructions"]
+    assert tuple(row.split()[0] for row in rows) == PASSES
+    counts = {name: (int(changes), int(behind)) for name, changes, behind in map(str.split, rows)}
+    assert counts["precompute_derivatives"] == (0, 3)
+    assert counts["fusion"] == (1, 2)
+    assert counts["choose_precision"] == (0, 2)
+
+
+def test_programs_of_a_pass(run: Run) -> None:
+    """A training step is several programs; each has its numbers."""
+    shapes = {"x": [8, 10], "labels": [8]}
+    printed = ortrain.dump(run.folder / "training_model.onnx", "passes", shapes)
+    programs = re.findall(r"^program (\d+)$", printed, re.MULTILINE)
+    assert programs == list(map(str, range(len(programs))))
+    behind = ortrain.dump(run.folder / "training_model.onnx", "memory_plan", shapes)
+    assert re.findall(r"^program (\d+)$", behind, re.MULTILINE) == programs
+
+
+@pytest.mark.parametrize(
+    ("stage", "instructions", "places"), [("number_cells", 3, False), ("fusion", 2, False), ("memory_plan", 2, True)]
+)
+def test_program_behind_a_pass(stage: str, instructions: int, places: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", str(PERCEPTRON), "--stage", stage, "--shape", "x=32,64"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == ortrain.dump(PERCEPTRON, stage, SHAPES)
+    assert printed.startswith(f"program 0\ndraft: {instructions} instructions, ")
+    names = re.findall(r"^ +\d+ (\w+) +b\d+ <- ", printed, re.MULTILINE)
+    assert names == (["MatMul", "Map", "MatMul"] if instructions == 3 else ["MatMul", "MatMul"])
+    # Work buffers lie somewhere once memory is planned.
+    assert ("work@" in printed) == places
+    assert '"x"  input' in printed
+
+
+def test_last_pass_makes_the_program() -> None:
+    """What is printed behind it is what runs: the same instructions over the same buffers."""
+    behind, program = (ortrain.dump(PERCEPTRON, stage, SHAPES) for stage in ("memory_plan", "program"))
+    lines = [line.strip() for line in behind.splitlines()[2:]]
+    assert lines == [line.strip() for line in program.splitlines()[-len(lines) :]]
+
+
+def test_unknown_stage() -> None:
+    with pytest.raises(ortrain.InvalidArgumentError) as raised:
+        ortrain.dump(PERCEPTRON, "fuson")
+    sentence = str(raised.value)
+    assert sentence.startswith('there is no stage "fuson"; did you mean "fusion"?')
+    assert sentence.endswith(f"stages are graph, gradient, program, passes, and each pass: {', '.join(PASSES)}")
+    done = run_command("dump", str(PERCEPTRON), "--stage", "fuson")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"python -m ortrain: {sentence}\n")
+    # Where nothing is near, nothing is guessed.
+    with pytest.raises(ortrain.InvalidArgumentError, match=r'^there is no stage "assembly"; stages are graph'):
+        ortrain.dump(PERCEPTRON, "assembly")
+
+
+def test_passes_are_left_out() -> None:
+    """By the variable, in a process of its own: it is read once."""
+    arguments = ("dump", str(PERCEPTRON), "--passes")
+    done = run_command(*arguments, passes=" -fusion,-mask_packing ,")
+    assert (done.returncode, done.stderr) == (0, "")
+    table = done.stdout.split("program 0\n")[1]
+    left = tuple(name for name in PASSES if name not in {"fusion", "mask_packing"})
+    assert tuple(row.split()[0] for row in table.splitlines()[1:]) == left
+    assert run_command(*arguments, passes="").stdout == ortrain.dump(PERCEPTRON, "passes")
+
+
+@pytest.mark.parametrize("name", ["-fuse", "fusion", "-memory_plan"])
+def test_passes_that_cannot_be_left_out(name: str) -> None:
+    """A name that no pass has, one without its sign, and a pass that every program needs."""
+    done = run_command("dump", str(PERCEPTRON), "--stage", "program", passes=f"-mask_packing,{name}")
+    known = ", ".join(f"-{other}" for other in PASSES if other not in REQUIRED)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f'python -m ortrain: the model {PERCEPTRON}: ORTRAIN_PASSES names "{name}"; it takes names of optional passes '
+        f"with a - in front: {known}\n"
+    )
+
+
+def test_command_line() -> None:
+    done = run_command("dump", str(PERCEPTRON))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == ortrain.dump(PERCEPTRON)
-    done = run("dump", "nowhere.onnx")
+    done = run_command("dump", "nowhere.onnx")
     assert (done.returncode, done.stdout) == (1, "")
     sentence = "cannot read nowhere.onnx: No such file or directory (os error 2)"
     assert done.stderr == f"python -m ortrain: {sentence}\n"
-    done = run("dump", str(PERCEPTRON), "--shape", "x=a,b")
+    done = run_command("dump", str(PERCEPTRON), "--shape", "x=a,b")
     assert done.returncode == 2
     assert "'x=a,b' is not of the form NAME=2,3" in done.stderr
-    assert run().returncode == 2
+    assert run_command().returncode == 2
 
 
 @pytest.mark.parametrize("op", ["Relu", "LeakyRelu", "Elu", "Clip", "Abs", "HardSwish", "Softplus", "Max", "Min"])

@@ -156,7 +156,7 @@ net (float[n] x) => (float loss) <float[2] w = {0.3, -1.7}> {
     loss = ReduceSum <keepdims: int = 0> (both)
 }""")
     x = np.array([2.0, 3.0], np.float32)
-    with pytest.raises(ortrain.InvalidModelError, match=r"passes no gradient back; .* \(docs/extending.md\)"):
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"passes no gradient back; .* \(docs/extending.md\)"):
         gradients(model, None, tmp_path, x=x)
     straight = library(Sign="Straight (x, y, dy) => (dx) { dx = Identity (dy) }")
     # d loss = sign(w) x dw + sign(x w) dw

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 import pytest
 import trainer_formulas
 import trainer_nets
@@ -509,6 +510,13 @@ def test_session_options_are_those_of_the_session() -> None:
 # Devices.
 
 
+def test_session_options_of_an_installed_onnxruntime_are_taken() -> None:
+    net, options = classifier(), onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    trainer = trainer_of(net, options={"session_options": options})
+    assert losses_of(trainer, net, 2) == losses_of(trainer_of(net), net, 2)
+
+
 def test_the_default_device_runs_on_the_cpu_and_says_so() -> None:
     net = classifier()
     for options in (None, ORTTrainerOptions(), ORTTrainerOptions({"device": {"mem_limit": 3}})):
@@ -805,19 +813,45 @@ def test_a_size_of_an_output_of_a_narrow_type(dtype: str) -> None:
     assert trainer.train_step(*inputs_of(net, rows=6))[1].dtype.name == dtype
 
 
-def test_a_size_of_an_output_that_follows_from_values() -> None:
-    """No run knows the places of labels that are not zero beforehand, so the output comes as the run gives it."""
-    net = classifier()
-    model = copy.deepcopy(net.model)
+def with_places() -> onnx.ModelProto:
+    """The classifier with the places of labels that are not zero, whose number no run knows beforehand."""
+    model = copy.deepcopy(classifier().model)
     model.graph.node.append(helper.make_node("NonZero", ["labels"], ["places"]))
-    model.graph.output.append(helper.make_tensor_value_info("places", TensorProto.INT64, [1, None]))
-    description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", [1, "N"])]}
-    trainer, plain = ORTTrainer(model, description, AdamConfig(), options=options_of()), trainer_of(net)
-    for k in range(2):
-        x, labels = inputs_of(net, k)
-        loss, places = trainer.train_step(x, labels)
-        assert places.tolist() == [np.flatnonzero(labels).tolist()]
-        assert loss == plain.train_step(x, labels)[0]
+    model.graph.output.append(helper.make_tensor_value_info("places", TensorProto.INT64, None))
+    return model
+
+
+def test_a_size_of_an_output_that_follows_from_values() -> None:
+    """The output comes as the run gives it, whatever size the description names."""
+    net = classifier()
+    for size in ("N", 3):
+        description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", [1, size])]}
+        trainer = ORTTrainer(with_places(), description, AdamConfig(), options=options_of())
+        plain = trainer_of(net)
+        for k in range(2):
+            x, labels = inputs_of(net, k)
+            loss, places = trainer.train_step(x, labels)
+            assert places.tolist() == [np.flatnonzero(labels).tolist()]
+            assert loss == plain.train_step(x, labels)[0]
+
+
+@pytest.mark.parametrize("shape", [["N"], [2, "N"], ["N", "N"], [1, 1, "N"], []])
+def test_sizes_beside_one_that_follows_from_values(shape: list[Any]) -> None:
+    """They and the number of axes are compared before weights change, at each call."""
+    net = classifier()
+    description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", shape)]}
+    trainer = ORTTrainer(with_places(), description, AdamConfig(), options=options_of())
+    before = bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer))
+    for step in (trainer.train_step, trainer.eval_step, trainer.train_step):
+        with pytest.raises(InvalidArgumentError, match=r"output 'places' has the shape .*the model gives \[1, \?\]"):
+            step(*inputs_of(net))
+    assert bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer)) == before
+    assert trainer._train_step_info.optimization_step == 0
+    if shape == ["N", "N"]:
+        x, labels = inputs_of(net, rows=1)
+        assert trainer.train_step(x, labels + (labels == 0))[1].tolist() == [[0]], "this one may fit"
+        with pytest.raises(InvalidArgumentError, match="'places'"):
+            trainer.train_step(*inputs_of(net))
 
 
 def test_outputs_are_fresh() -> None:
@@ -1182,8 +1216,8 @@ def test_two_trainers_of_one_options_object() -> None:
 class Tensor:
     """A tensor in memory of an array."""
 
-    def __init__(self, array: npt.NDArray[Any], device: str = "cpu") -> None:
-        self.array, self.device = array, types.SimpleNamespace(type=device)
+    def __init__(self, array: npt.NDArray[Any], device: str = "cpu", layout: str = "strided") -> None:
+        self.array, self.device, self.layout = array, types.SimpleNamespace(type=device), layout
         self.dtype = array.dtype
 
     def detach(self) -> Tensor:
@@ -1213,7 +1247,7 @@ class TorchModule:
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module that the user has imported as torch."""
     module = types.ModuleType("torch")
-    names = {"Tensor": Tensor, "from_numpy": Tensor, "bool": np.dtype(bool)}
+    names = {"Tensor": Tensor, "from_numpy": Tensor, "bool": np.dtype(bool), "strided": "strided"}
     vars(module).update(names, nn=types.SimpleNamespace(Module=TorchModule))
     monkeypatch.setitem(__import__("sys").modules, "torch", module)
     return module
@@ -1255,6 +1289,13 @@ def test_tensors_elsewhere_are_refused(torch: Any) -> None:
     x, labels = inputs_of(net)
     with pytest.raises(ortrain.UnsupportedError, match="'x'"):
         trainer.train_step(Tensor(x, "cuda"), labels)
+
+
+def test_sparse_tensors_are_refused(torch: Any) -> None:
+    net = classifier()
+    x, labels = inputs_of(net)
+    with pytest.raises(ortrain.UnsupportedError, match=r"'x'.*sparse_coo.*to_dense"):
+        trainer_of(net).train_step(Tensor(x, layout="sparse_coo"), labels)
 
 
 def test_torch_is_not_imported() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from ortrain import SessionOptions
@@ -285,6 +288,7 @@ def test_sections_are_dictionaries(path: str, value: Any) -> None:
         ("lr_scheduler", "lr_scheduler", ConstantWarmupLRScheduler(total_steps=10)),
         ("mixed_precision.loss_scaler", "loss_scaler", DynamicLossScaler()),
         ("session_options", "session_options", SessionOptions()),
+        ("session_options", "session_options", onnxruntime.SessionOptions()),
         (
             "graph_transformer.propagate_cast_ops_config.strategy",
             "propagate_cast_ops_strategy",
@@ -584,3 +588,28 @@ def test_without_cerberus(statement: str) -> None:
     assert text == (
         "cerberus ortrain.trainer needs cerberus, which is not installed here: pip install ortrain[trainer]"
     )
+
+
+def test_the_page_has_all_options_with_their_defaults() -> None:
+    """Its table says of each option what effect it has."""
+    page = (Path(__file__).parent.parent / "docs" / "orttrainer.md").read_text()
+    rows = page.partition("| option | effect here |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    found: dict[str, str] = {}
+    for row in rows:
+        cells, effect = row.removeprefix("| ").split(" | ", 1)
+        assert effect.startswith(("Has its effect", "Refused", "No effect", "No numerical effect")), row
+        above, waiting = "", []
+        for name, default in re.findall(r"`([\w.]+)`|\[(`\[\]`|[^\]]+)\]", cells):
+            if name:
+                path = above + name if name.startswith(".") else name
+                above = path.rpartition(".")[0]
+                waiting.append(path)
+            else:
+                found |= dict.fromkeys(waiting, default.strip("`"))
+                waiting = []
+        assert not waiting, row
+    shown = {
+        path: value.name if isinstance(value, PropagateCastOpsStrategy) else repr(value).replace("'", '"')
+        for path, value in LEAVES.items()
+    }
+    assert found == shown

@@ -386,6 +386,29 @@ def test_states_that_are_refused(case: str, strict: bool) -> None:
     assert losses_of(trainer, net, 1) == losses_of(trainer_of(net), net, 1)
 
 
+@pytest.mark.parametrize(
+    ("config", "other", "words"),
+    [
+        ("lamb", "adam", r"Missing keys: \['shared_optimizer_state'\] in state_dict\[optimizer\]"),
+        ("adam", "sgd", r"Missing keys: .* in state_dict\[optimizer\]"),
+        ("sgd", "adam", r"Unexpected keys: .* in state_dict\[optimizer\]"),
+        ("adam", "lamb", r"Unexpected keys: \['shared_optimizer_state'\] in state_dict\[optimizer\]"),
+    ],
+)
+def test_a_checkpoint_of_another_optimizer(config: str, other: str, words: str, tmp_path: Path) -> None:
+    """Names of values are compared first, and the message says why they differ."""
+    net = classifier()
+    trainer, saved = trainer_of(net, CONFIGS[config]()), trainer_of(net, CONFIGS[other]())
+    saved.save_checkpoint(tmp_path / "checkpoint")
+    before = bits_of(trainer.state_dict())
+    own, found = trainer.optim_config.name, saved.optim_config.name
+    with pytest.raises(RuntimeError, match=f"{words}: the state is of {found}, but the trainer has {own}$"):
+        trainer.load_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(AssertionError, match=f"Optimizer mismatch: expected {own}, got {found}"):
+        trainer.load_checkpoint(tmp_path / "checkpoint", strict=False)
+    assert bits_of(trainer.state_dict()) == before
+
+
 @pytest.mark.parametrize("scaler", [3, {}, *({"loss_scale": scale} for scale in (-1.0, np.inf, "a", [1.0, 2.0]))])
 def test_scales_of_states_that_are_refused(scaler: Any) -> None:
     net, options = classifier(), {"mixed_precision": {"enabled": True}}

@@ -24,9 +24,10 @@ def dump(
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         stage: ``"graph"`` is the model as read, in the newest versions of its operators and with all types;
             ``"gradient"`` the same with the gradients of its first output; ``"program"`` the schedule that runs:
-            segments, instructions, offsets and peak bytes; ``"passes"`` what each pass of the compiler does, and how much
-            it changes in each program; the name of a pass, such as ``"fusion"``, each program behind that pass.
-        shapes: sizes of inputs with open dimensions, by name, for stages of programs; a dimension that nothing says is 1.
+            segments, instructions, offsets and peak bytes; ``"passes"`` what each pass of the compiler does, and how
+            much it changes in each program; the name of a pass, such as ``"fusion"``, each program behind that pass.
+        shapes: sizes of inputs with open dimensions, by name, for stages of programs; a dimension that nothing says
+            is 1.
         operators: operators and gradients of one's own.
 
     Raises:

@@ -42,17 +42,23 @@ _LATER = {f"{_TRAINING}.onnxblock": "ortrain.onnxblock"} | {
 }
 # What is about ORTTrainer, which needs more packages.
 _TRAINER = ("ORTTrainer", "ORTTrainerOptions", "PropagateCastOpsStrategy", "TrainStepInfo")
-_TRAINER_MODULES = ("amp", "checkpoint", "model_desc_validation", "optim", "postprocess")
+_TRAINER_MODULES = (
+    "_checkpoint_storage",
+    "amp",
+    "checkpoint",
+    "model_desc_validation",
+    "optim",
+    "orttrainer",
+    "orttrainer_options",
+    "postprocess",
+)
 _LATER |= {
     f"{_TRAINING}.{name}": f"ortrain.trainer.{name}"
     for name in (
         *_TRAINER_MODULES,
-        "_checkpoint_storage",
         "amp.loss_scaler",
         "optim.config",
         "optim.lr_scheduler",
-        "orttrainer",
-        "orttrainer_options",
     )
 }
 _OLDER_TRAINER = "onnxruntime.capi.ort_trainer"

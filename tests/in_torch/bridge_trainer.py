@@ -581,6 +581,16 @@ def check_kinds_of_values() -> None:
     np.testing.assert_array_equal(kept, found[1], "outputs of a step stay as they are")
 
 
+def check_sparse_tensors_are_refused() -> None:
+    """Before the export, and after it."""
+    description = {"inputs": [("input", [1, 4])], "outputs": [("loss", [1, 1], True)]}
+    trainer = trainer_on(nn.Sequential(nn.Linear(4, 1), nn.Flatten()), description, None)
+    text = "input 'input' is a tensor of the layout torch.sparse_coo; ortrain reads dense ones: give x.to_dense()"
+    for _ in range(2):
+        refused(lambda: trainer.train_step(torch.ones(1, 4).to_sparse()), ortrain.UnsupportedError, text)
+        trainer.train_step(torch.ones(1, 4))
+
+
 def check_memory_is_shared() -> None:
     values = torch.randn(3, 4)
     native = native_of_torch("x", values)

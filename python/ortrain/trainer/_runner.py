@@ -122,13 +122,16 @@ class Runner:
             unfit = error.output
             if unfit is None or unfit not in rooms:
                 raise
-            if error.shape is None:
-                # It depends on values. Nothing has run yet.
+            # Nothing has run yet.
+            wanted = rooms[unfit].shape()
+            found = self._foreseen(unfit, self._own_sizes(feeds)) if error.shape is None else list(error.shape)
+            if error.shape is None and _may_be(found, wanted):
                 self._by_values.add(unfit)
                 return self.run(binding, given, numbers, outputs, options)
+            sizes_found = ", ".join("?" if size is None else str(size) for size in found)
             raise InvalidArgumentError(
                 f"model_desc says that output {unfit!r} has the shape {list(self._wanted[unfit])}, which is "
-                f"{list(rooms[unfit].shape())} for these inputs, but the model gives {list(error.shape)}"
+                f"{list(wanted)} for these inputs, but the model gives [{sizes_found}]"
             ) from error
         return inside._values | rooms
 
@@ -139,25 +142,33 @@ class Runner:
 
         A run into memory of another shape fails before weights change.
         """
-        own = {
-            size: found
-            for name, feed in feeds.items()
-            if name in self._kinds
-            for size, found in zip(self._kinds[name][2], feed.shape(), strict=False)
-        }
+        own = self._own_sizes(feeds)
         rooms: dict[str, _ortrain.OrtValue] = {}
         for name in outputs:
-            if name not in self._wanted or name in self._by_values:
+            if name not in self._wanted:
                 continue
             wanted = [sizes.get(size) if isinstance(size, str) else size for size in self._wanted[name]]
             known = [size for size in wanted if size is not None]
             if len(known) < len(wanted):
                 # A fetch may go without the input that has the size.
                 continue
-            _, kind, shape = self._made[name]
-            if known != [size if isinstance(size, int) else own.get(size) for size in shape]:
-                rooms[name] = _room(known, kind)
+            foreseen = self._foreseen(name, own)
+            if known != foreseen and not (name in self._by_values and _may_be(foreseen, known)):
+                rooms[name] = _room(known, self._made[name][1])
         return rooms
+
+    def _own_sizes(self, feeds: Mapping[str, _ortrain.OrtValue]) -> dict[int | str | None, int]:
+        """The sizes of inputs by the names that the session has for them."""
+        return {
+            size: found
+            for name, feed in feeds.items()
+            if name in self._kinds
+            for size, found in zip(self._kinds[name][2], feed.shape(), strict=False)
+        }
+
+    def _foreseen(self, name: str, own: Mapping[int | str | None, int]) -> list[int | None]:
+        """The shape of an output, as far as it follows from the sizes of inputs; ``None`` for a size that does not."""
+        return [size if isinstance(size, int) else own.get(size) for size in self._made[name][2]]
 
     def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
         if is_torch_tensor(value):
@@ -173,6 +184,13 @@ class Runner:
             answer = value.array() if torch is None else as_torch(torch, value)
             answers.append(answer.reshape(self._shapes[name]) if name in self._shapes else answer)
         return answers[0] if len(answers) == 1 else answers
+
+
+def _may_be(foreseen: Sequence[int | None], shape: Sequence[int]) -> bool:
+    """True if a shape, some of whose sizes are not foreseen, may turn out to be this one."""
+    return len(foreseen) == len(shape) and all(
+        size is None or size == other for size, other in zip(foreseen, shape, strict=True)
+    )
 
 
 def _room(shape: Sequence[int], kind: str) -> _ortrain.OrtValue:

@@ -176,9 +176,10 @@ def checked(
     if strict:
         divided = trainer.options.distributed.deepspeed_zero_optimization.stage > 0
         for name, given in sections.items():
-            _check_names(current[name], given, f"state_dict[{name}]", divided)
+            reason = _another_optimizer(state, trainer) if name == OPTIMIZER else ""
+            _check_names(current[name], given, f"state_dict[{name}]", divided, reason)
             for key, there in current[name].items():
-                _check_names(there, given[key], f"state_dict[{name}][{key}]", divided)
+                _check_names(there, given[key], f"state_dict[{name}][{key}]", divided, reason)
     weights = _weights(sections.get(MODEL, {}).get(FULL, {}), session, model, strict)
     optimizer: dict[str, Arrays] = session.get_optimizer_state()
     if OPTIMIZER in sections:
@@ -279,13 +280,16 @@ def is_divided(options: Any) -> bool:
     return _count(options, OPTIONS, "zero_stage") > 0 or _count(options, OPTIONS, "horizontal_parallel_size") > 1
 
 
-def _check_names(there: Mapping[str, Any], given: Mapping[str, Any], where: str, divided: bool) -> None:
+def _check_names(
+    there: Mapping[str, Any], given: Mapping[str, Any], where: str, divided: bool, reason: str = ""
+) -> None:
     missing = [name for name in there if name not in given]
     if missing:
-        raise InvalidArgumentError(f"Missing keys: {missing} in {where}")
+        raise InvalidArgumentError(f"Missing keys: {missing} in {where}{reason}")
     unexpected = [name for name in given if name not in there]
     if unexpected and not divided:
-        raise InvalidArgumentError(f"Unexpected keys: {unexpected} in {where}{hint(unexpected[0], there)}")
+        near = reason or hint(unexpected[0], there)
+        raise InvalidArgumentError(f"Unexpected keys: {unexpected} in {where}{near}")
 
 
 def _weights(given: Mapping[str, Any], session: TrainingSession, model: ModelProto, strict: bool) -> Arrays:
@@ -313,12 +317,23 @@ def _fitting(what: str, value: Any, there: npt.NDArray[Any]) -> npt.NDArray[Any]
     return array
 
 
+def _optimizer_name(state: Mapping[str, Any]) -> Any:
+    """The optimizer that a state says it is of."""
+    options = state.get(OPTIONS)
+    found: Any = options.get("optimizer_name") if isinstance(options, Mapping) else None
+    return found.decode(errors="replace") if isinstance(found, bytes) else found
+
+
+def _another_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> str:
+    """The end of a message about names of the optimizer's values, where the state is of another optimizer."""
+    found, own = _optimizer_name(state), trainer.optim_config.name
+    return "" if found is None or found == own else f": the state is of {found}, but the trainer has {own}"
+
+
 def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
     if OPTIONS not in state:
         raise KeyError(f"{OPTIONS}: the state has no such section, which names the optimizer that the state is of")
-    options = state[OPTIONS]
-    found: Any = options.get("optimizer_name") if isinstance(options, Mapping) else None
-    found = found.decode(errors="replace") if isinstance(found, bytes) else found
+    found = _optimizer_name(state)
     if not isinstance(found, str):
         raise InvalidArgumentError(f"state_dict[{OPTIONS}][optimizer_name] is a text, not {found!r:.60}")
     if found != trainer.optim_config.name:

@@ -23,7 +23,7 @@ from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer._description import check_shape
 from ortrain.trainer._runner import Runner, given_inputs
 from ortrain.trainer._session import make_session
-from ortrain.trainer._values import as_torch
+from ortrain.trainer._values import as_torch, check_dense
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
@@ -172,6 +172,8 @@ def _samples(
     for name, shape, *_ in description.inputs:
         value = given[name]
         is_tensor = isinstance(value, torch.Tensor)
+        if is_tensor:
+            check_dense(name, value)
         samples[name] = value.detach().cpu().clone() if is_tensor else torch.from_numpy(np.array(value))
         check_shape(name, shape, samples[name].shape, sizes)
     return samples

@@ -12,7 +12,16 @@ import numpy.typing as npt
 from ortrain import _ortrain
 from ortrain.errors import UnsupportedError
 
-__all__ = ["as_array", "as_torch", "given_torch", "is_torch_module", "is_torch_tensor", "native_of_torch", "tensor_of"]
+__all__ = [
+    "as_array",
+    "as_torch",
+    "check_dense",
+    "given_torch",
+    "is_torch_module",
+    "is_torch_tensor",
+    "native_of_torch",
+    "tensor_of",
+]
 
 
 def _loaded_torch() -> Any:
@@ -37,13 +46,22 @@ def given_torch(values: Iterable[object]) -> Any:
     return _loaded_torch() if any(map(is_torch_tensor, values)) else None
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Refuse a tensor of PyTorch whose elements do not lie in one block of memory: a sparse one."""
+    if tensor.layout != _loaded_torch().strided:
+        raise UnsupportedError(
+            f"input {name!r} is a tensor of the layout {tensor.layout}; ortrain reads dense ones: give x.to_dense()"
+        )
+
+
 def native_of_torch(name: str, tensor: Any) -> _ortrain.OrtValue:
     """A tensor of PyTorch as the core takes it: its memory, where the elements lie in a row.
 
     Raises:
-        UnsupportedError: for a tensor that is not on the CPU.
+        UnsupportedError: for a tensor that is not on the CPU, and for one that is not dense.
 
     """
+    check_dense(name, tensor)
     if tensor.device.type != "cpu":
         raise UnsupportedError(
             f"input {name!r} lies on the device {tensor.device}; ortrain reads the CPU: give x.cpu()"

@@ -445,7 +445,7 @@ class ORTTrainer:
         *,
         allow_pickle: bool = False,
     ) -> None:
-        """Write the state to a new HDF5 file, with values of the user's own. Needs ``ortrain[trainer]``.
+        """Write the state to a new HDF5 file, with values of the user's own.
 
         Args:
             path: the file, which is not there yet.

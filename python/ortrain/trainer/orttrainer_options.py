@@ -159,6 +159,17 @@ def _wrapped(main_class_name: str, value: Any) -> Any:
     return value
 
 
+class _KindOfSessionOptions(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        kind = type(value)
+        theirs = (kind.__module__.partition(".")[0], kind.__name__) == ("onnxruntime", SessionOptions.__name__)
+        return theirs or isinstance(value, SessionOptions)
+
+
+class _AnySessionOptions(metaclass=_KindOfSessionOptions):
+    """Session options of ortrain, and those of an onnxruntime that is installed."""
+
+
 # The rules. Defaults that can be changed are made anew for each object.
 
 
@@ -280,7 +291,7 @@ _RULES = Rules(
         "list": ((Sequence,), (str, bytes, bytearray, memoryview)),
         "lr_scheduler": instances(_LRScheduler),
         "loss_scaler": instances(LossScaler),
-        "session_options": instances(SessionOptions),
+        "session_options": instances(_AnySessionOptions),
         "propagate_cast_ops_strategy": instances(PropagateCastOpsStrategy),
     },
     checks={"callable": _check_callable, **{f"misnamed_{key}": _refusal(key) for key in _CAST_KEYS}},
