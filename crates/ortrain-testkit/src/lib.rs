@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod breadth;
+pub mod c_printer;
 mod case;
 mod cases;
 mod check;

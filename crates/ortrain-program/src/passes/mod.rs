@@ -18,6 +18,8 @@ mod precompute_derivatives;
 mod rematerialization;
 mod remove_unused;
 mod sink_scatter_add;
+#[cfg(test)]
+mod snapshots;
 mod weight_prepacking;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

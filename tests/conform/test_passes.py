@@ -1,0 +1,173 @@
+"""Programs mean the same without each optional pass of the compiler.
+
+``ORTRAIN_PASSES`` leaves one out. Two networks are trained for a few steps, a second for each pass; then the tests of
+the Rust crates that make and run programs run, two to three minutes for each pass on two cores, half an hour together.
+Run as a script, this file is one such training: ``python test_passes.py NETWORK FOLDER`` prints the losses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from sklearn.datasets import load_digits
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# Those of crates/ortrain-program/src/passes/mod.rs that a program can do without.
+PASSES = (
+    "inline_constants",
+    "dead_elements",
+    "number_cells",
+    "sink_scatter_add",
+    "fuse_attention",
+    "fuse_chains",
+    "precompute_derivatives",
+    "fusion",
+    "weight_prepacking",
+    "mask_packing",
+    "batch_tiling",
+)
+
+# Tests that look for what a pass does, by the names that nextest gives them, and so fail without it; and why.
+LOG = "ortrain-program passes::tests::a_log_takes_down_each_pass"
+LOOK_AT_PASSES: dict[str, dict[str, str]] = {}
+# What cargo nextest ends with where tests fail. Anything else but 0 is no run of tests.
+TESTS_FAILED = 100
+
+NETWORKS = ("convnet", "transformer")
+STEPS, BATCH, LEARNING_RATE = 3, 8, 3e-3
+LENGTH, HIDDEN_FROM, TOKENS = 24, 20, 256
+# Passes that change one of the networks. The others are left to the Rust tests.
+ACTING = {"inline_constants", "number_cells", "sink_scatter_add", "fuse_attention", "fuse_chains", "fusion"}
+# Passes that put a rounding elsewhere, or sum in another order. Without any other one losses have the same bits.
+OTHER_ROUNDINGS = {"sink_scatter_add", "fuse_attention", "precompute_derivatives"}
+# Of their losses, relative: sums of a few dozen float32 in another order, and two updates of the weights by them.
+TOLERANCE = 1e-5
+
+
+def without(name: str | None) -> dict[str, str]:
+    """The environment of a process that leaves out a pass, or none."""
+    environment = {key: value for key, value in os.environ.items() if key != "ORTRAIN_PASSES"}
+    return environment if name is None else environment | {"ORTRAIN_PASSES": f"-{name}"}
+
+
+def batches(network: str) -> list[np.ndarray]:
+    """Inputs of all steps, one after the other, and labels."""
+    count = STEPS * BATCH
+    if network == "convnet":
+        images, digits = load_digits(return_X_y=True)
+        x = (images[:count] / 16).astype(np.float32).reshape(count, 1, 8, 8)
+        return [x, digits[:count].astype(np.int64)]
+    tokens = np.random.default_rng(0).integers(0, TOKENS, (count, LENGTH))
+    mask = np.ones((count, LENGTH), np.float32)
+    mask[:, HIDDEN_FROM:] = 0
+    return [tokens, mask, tokens[:, 0] % 2]
+
+
+def losses(network: str, folder: Path) -> list[float]:
+    """The loss of each step."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(LEARNING_RATE)
+    inputs = batches(network)
+    found = []
+    for step in range(STEPS):
+        found.append(float(module(*(array[step * BATCH : (step + 1) * BATCH] for array in inputs))))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return found
+
+
+def losses_without(name: str | None, network: str, folder: Path) -> list[float]:
+    """The same in a process of its own that leaves out a pass."""
+    command = [sys.executable, __file__, network, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=without(name))
+    assert done.returncode == 0, done.stderr
+    return list(map(float.fromhex, done.stdout.split()))
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, list[float]]:
+    """A network, the folder of its artifacts, and the losses of a training with all passes."""
+    name: str = request.param
+    model = onnx.load(ROOT / "examples" / f"{name}.onnx")
+    folder = tmp_path_factory.mktemp(name)
+    # Constants, and the running statistics of normalizations, are no parameters.
+    weights = [tensor.name for tensor in model.graph.initializer if "." in tensor.name]
+    artifacts.generate_artifacts(
+        model,
+        requires_grad=[weight for weight in weights if not weight.endswith((".mean", ".var"))],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return name, folder, losses_without(None, name, folder)
+
+
+def test_passes_act(network: tuple[str, Path, list[float]]) -> None:
+    """What is left out below would have changed something."""
+    name, folder, _ = network
+    inputs = dict(
+        zip(["x", "labels"] if name == "convnet" else ["tokens", "mask", "labels"], batches(name), strict=True)
+    )
+    shapes = {key: [BATCH, *array.shape[1:]] for key, array in inputs.items()}
+    printed = ortrain.dump(folder / "training_model.onnx", "passes", shapes)
+    rows = re.findall(r"^  (\w+) +(\d+) +\d+$", printed, re.MULTILINE)
+    acting = {key for key, changes in rows if int(changes) > 0}
+    of_convnet = {"inline_constants", "number_cells", "fuse_chains", "fusion"}
+    assert acting & set(PASSES) == (of_convnet if name == "convnet" else ACTING - {"number_cells"})
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_trains_the_same(name: str, network: tuple[str, Path, list[float]]) -> None:
+    kind, folder, wanted = network
+    found = losses_without(name, kind, folder)
+    assert len(found) == len(wanted) == STEPS
+    if name in OTHER_ROUNDINGS:
+        assert found == pytest.approx(wanted, rel=TOLERANCE)
+    else:
+        assert found == wanted
+
+
+def test_all_optional_passes_are_here() -> None:
+    """A wrong name is answered with all that there are."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ortrain", "dump", str(ROOT / "examples" / "convnet.onnx"), "--passes"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=without("nothing"),
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(f": {', '.join(f'-{name}' for name in PASSES)}")
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_rust_tests_pass(name: str) -> None:
+    """All but those that look for what the pass does; these fail."""
+    command = ["cargo", "nextest", "run", "--package", "ortrain-testkit", "--package", "ortrain-program"]
+    command += ["--no-fail-fast", "--color", "never", "--status-level", "none", "--final-status-level", "fail"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=without(name))
+    assert done.returncode in (0, TESTS_FAILED), done.stderr
+    # A line of each test that did not pass: FAIL, TIMEOUT or the signal that ended it.
+    lines = done.stderr.rpartition("Summary [")[2]
+    failed = re.findall(r"^ +[A-Z]+ \[ *[\d.]+s\] (?:\( *\d+/\d+\) )?(\S+ \S+)$", lines, re.MULTILINE)
+    (counts,) = re.findall(r"(\d+) tests run: (\d+) passed", lines)
+    assert int(counts[0]) - int(counts[1]) == len(set(failed)), done.stderr
+    print(f"without {name}: {counts[1]} tests pass, {len(set(failed))} look for what it does")
+    assert set(failed) == {LOG, *LOOK_AT_PASSES.get(name, {})}, done.stderr
+
+
+if __name__ == "__main__":
+    print(*(loss.hex() for loss in losses(sys.argv[1], Path(sys.argv[2]))))
