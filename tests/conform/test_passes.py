@@ -1,7 +1,7 @@
 """Programs mean the same without each optional pass of the compiler.
 
 ``ORTRAIN_PASSES`` leaves one out. Two networks are trained for a few steps, a second for each pass; then the tests of
-the Rust crates that make and run programs run, two to three minutes for each pass on two cores, half an hour together.
+the Rust crates that make and run programs run, about two minutes for each pass on two cores, 25 minutes together.
 Run as a script, this file is one such training: ``python test_passes.py NETWORK FOLDER`` prints the losses.
 """
 
@@ -38,9 +38,61 @@ PASSES = (
     "batch_tiling",
 )
 
-# Tests that look for what a pass does, by the names that nextest gives them, and so fail without it; and why.
+# Tests that look for what a pass does, and so fail without it: by the names that nextest gives them, with the reason.
+FUSION = "ortrain-program passes::fusion::tests"
+COUNTS = "counts the instructions that are left"
+EMPTY = "statistics of no images are NaN, and the pass alone sees that a gradient by them is made of no terms"
+LOOK_AT_PASSES: dict[str, dict[str, str]] = {
+    "dead_elements": {
+        "ortrain-testkit::narrowing a_layer_is_computed_for_what_is_taken_of_it": "counts operations",
+        "ortrain-testkit::narrowing attention_has_the_queries_that_are_wanted": "counts the queries of an attention",
+        "ortrain-testkit::captured a_branch_has_the_gradients_of_the_main_graph": EMPTY,
+        "ortrain-testkit::captured a_body_has_the_gradients_of_the_main_graph": EMPTY,
+    },
+    "number_cells": {
+        f"{FUSION}::positions_that_gradients_alone_read_are_numbers_of_cells": "asks for the type of positions",
+        "ortrain-testkit::fusion cells_say_what_positions_say": "asks for the type of positions",
+    },
+    "sink_scatter_add": {
+        "ortrain-testkit::fusion sums_at_rows_touch_no_other_row": COUNTS,
+    },
+    "fuse_attention": {
+        "ortrain-program passes::fuse_attention::tests::the_output_is_one_instruction": COUNTS,
+        "ortrain-program passes::fuse_attention::tests::so_are_the_gradients": COUNTS,
+        "ortrain-testkit::attention one_instruction_each_way": COUNTS,
+        "ortrain-testkit::narrowing attention_has_the_queries_that_are_wanted": "counts the queries of an attention",
+    },
+    "fuse_chains": {
+        f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": "a slope is found in a map that was a chain",
+    },
+    "precompute_derivatives": {
+        f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": "looks for the buffer of the slope",
+    },
+    "fusion": {
+        f"{FUSION}::a_product_reads_through_a_transposition": COUNTS,
+        f"{FUSION}::a_residual_and_the_activation_behind_it_join_the_convolution": COUNTS,
+        f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": COUNTS,
+        f"{FUSION}::backward_is_two_passes_at_most": COUNTS,
+        f"{FUSION}::gradients_gather_where_they_are_made": COUNTS,
+        f"{FUSION}::normalisation_and_activation_follow_their_statistics": COUNTS,
+        f"{FUSION}::sums_and_elements_take_in_what_both_read": COUNTS,
+        f"{FUSION}::what_is_dear_is_computed_once": COUNTS,
+        f"{FUSION}::what_was_activated_is_computed_again_from_what_is_loaded": COUNTS,
+        f"{FUSION}::what_was_clipped_is_computed_again_from_what_is_kept": COUNTS,
+        "ortrain-testkit::fusion fused_programs_mean_the_same": "random programs must have become a good deal shorter",
+    },
+    "weight_prepacking": {
+        "ortrain-testkit::panels what_many_products_read_lies_in_panels": "counts the instructions that read panels",
+    },
+    "mask_packing": {
+        "ortrain-testkit::fusion masks_come_back_from_their_bits": "random programs must have masks in bits",
+    },
+    "batch_tiling": {
+        "ortrain-program passes::batch_tiling::tests::parts_take_less_and_give_the_same": COUNTS,
+    },
+}
+# It wants a record of every pass.
 LOG = "ortrain-program passes::tests::a_log_takes_down_each_pass"
-LOOK_AT_PASSES: dict[str, dict[str, str]] = {}
 # What cargo nextest ends with where tests fail. Anything else but 0 is no run of tests.
 TESTS_FAILED = 100
 
