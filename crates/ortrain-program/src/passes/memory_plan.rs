@@ -9,7 +9,7 @@ use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
-use crate::operand::read_by;
+use crate::operand::{read_by, written_by};
 use crate::target::Target;
 use crate::{Buffer, BufferId, Nest, Operand, Place, ScheduledInstruction, is_work};
 
@@ -123,6 +123,7 @@ fn shared(buffers: &[Buffer], instructions: &[ScheduledInstruction], lives: &mut
                     && buffers[source].bytes() == buffers[target].bytes()
                     && lives.life(root).is_some_and(|life| life.last == index as isize)
                     && !taken.contains(&root)
+                    && !written_by(nest).any(|other| group[other.0 as usize] == root)
                     && !factors.contains(&from)
                     && !others.any(|other| other != from && group[other.0 as usize] == root)
                     && !reads_otherwise(nest, load)

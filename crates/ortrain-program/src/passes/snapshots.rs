@@ -1018,3 +1018,16 @@ draft: 4 instructions, 5 buffers
         ..s.example(&[x], &[y])
     }
 }
+
+#[test]
+fn two_results_lie_apart() {
+    let mut s = Sketch::default();
+    let [x, a, b, y] = s.floats(["x", "a", "b", "y"], 64);
+    s.flat("make b", &[x], &[b], |b, x| vec![b.unary(UnaryOp::Exp, x[0])]);
+    // Nobody reads b again: it is updated in vain.
+    s.flat("both", &[x, b], &[a, b], |b, x| vec![b.mul(x[0], x[0]), b.add(x[0], x[1])]);
+    s.flat("last", &[a, x], &[y], |b, x| vec![b.sub(x[0], x[1])]);
+    let mut draft = s.example(&[x], &[y]).draft;
+    super::memory_plan::run(&mut draft, &Target::PLAIN).unwrap();
+    assert_ne!(draft.buffers[a.0 as usize].place, draft.buffers[b.0 as usize].place, "{draft}");
+}

@@ -470,7 +470,8 @@ impl Editor<'_> {
     ) -> Option<Versions> {
         let mut found = Versions::default();
         for read in instruction.reads() {
-            let readers = self.readers(read).within(0..place + 1);
+            let readers =
+                self.readers(read).iter().filter(|reader| *reader <= place || gone.contains(reader));
             for reader in readers.filter_map(|reader| self.slots[reader].as_ref()) {
                 found = found.reading_also(&reader.versions.read_of(read))?;
             }
