@@ -79,7 +79,7 @@ impl AsRef<Access> for Access {
     }
 }
 
-/// What a nest loads. An operand is an [`Access`], or an access with the buffer that it reaches into.
+/// A value that a nest loads. An operand is an [`Access`], or an access with the buffer that it reaches into.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Load<O = Access> {
     /// Elements of a buffer.
@@ -113,12 +113,12 @@ impl<O> Load<O> {
 }
 
 impl<O: AsRef<Access>> Load<O> {
-    /// How the nest reaches into the buffer, unless it is an accumulator.
+    /// The access to the buffer, unless it is an accumulator.
     pub fn access(&self) -> Option<&Access> {
         self.operand().map(AsRef::as_ref)
     }
 
-    /// How the elements are stored.
+    /// The type of the elements as they are stored.
     pub fn dtype(&self) -> DType {
         match self {
             Load::Buffer(operand) => operand.as_ref().dtype,
@@ -235,7 +235,7 @@ pub struct Nest<O = Access> {
     pub inner: usize,
     /// The parts of the last axis that exist; `None` if all of it does.
     pub segments: Option<Segments>,
-    /// What is read: accumulators, then buffers.
+    /// Values that are read: accumulators, then buffers.
     pub loads: Vec<Load<O>>,
     /// What is computed; one result per store.
     pub expr: Expr,

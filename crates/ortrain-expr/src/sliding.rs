@@ -182,7 +182,7 @@ pub enum WindowPass {
     SumGradient,
 }
 
-/// How the position of a maximum is said.
+/// The meaning of a number that says the position of a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexKind {
     /// By its element in the whole tensor `[planes, inputs..]`, row-major: an `I64`.
@@ -251,7 +251,7 @@ impl WindowShape {
         .filter(|_| self.axes.iter().all(covers))
     }
 
-    /// Whether positions of maxima may be said like that, in a type.
+    /// True if positions of maxima may be said like that, in a type.
     #[must_use]
     pub fn has_positions(&self, kind: IndexKind, dtype: DType) -> bool {
         match (kind, dtype) {

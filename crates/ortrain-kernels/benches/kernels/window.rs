@@ -17,7 +17,7 @@ struct Layer {
     pad: usize,
 }
 
-/// How positions are said, and their type.
+/// The kind of positions, and their type.
 type Index = Option<(IndexKind, DType)>;
 
 /// What is computed, and whether it has positions.

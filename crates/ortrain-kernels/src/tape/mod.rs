@@ -109,7 +109,7 @@ pub(crate) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Whether a load is the first accumulator: the finished block at [`Site::product`]. Further accumulators lie row-major
+    /// True if a load is the first accumulator: the finished block at [`Site::product`]. Further accumulators lie row-major
     /// over the space, at addresses of their own.
     fn is_product(&self, slot: u16) -> bool {
         slot == 0 && self.has_product()
