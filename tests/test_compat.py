@@ -424,6 +424,8 @@ import ortrain.classic
 import ortrain.trainer as trainer
 
 t = sys.modules["onnxruntime.training"]
+assert t.orttrainer.ORTTrainer is t.ORTTrainer and t.orttrainer_options.ORTTrainerOptions is t.ORTTrainerOptions
+assert t._checkpoint_storage is trainer._checkpoint_storage
 names = ("ORTTrainer", "ORTTrainerOptions", "PropagateCastOpsStrategy", "TrainStepInfo")
 assert [getattr(t, name) for name in names] == [getattr(trainer, name) for name in names]
 from onnxruntime.training.amp.loss_scaler import DynamicLossScaler

@@ -558,7 +558,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// The name of what multiplies bfloat16 here; `None` where nothing was chosen, as for `f32`, or nothing is to be chosen.
     fn bf16_unit(&self) -> Option<&'static str>;
 
-    /// What passes are to know of the machine when they make programs for it.
+    /// The machine, as passes are to know it when they make programs for it.
     fn target(&self) -> Target;
 
     /// Prepares a program. May allocate; runs do not.

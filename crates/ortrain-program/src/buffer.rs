@@ -16,7 +16,7 @@ pub type BufferIds = SmallVec<[BufferId; 8]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PlaneId(pub u32);
 
-/// Where a buffer lies.
+/// The place of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// In the work arena, at this byte. The planner decides it.
@@ -36,7 +36,7 @@ pub struct Buffer {
     pub dtype: DType,
     /// The number of elements.
     pub len: usize,
-    /// Where it lies.
+    /// Its place.
     pub place: Place,
 }
 
@@ -48,7 +48,7 @@ impl Buffer {
     }
 }
 
-/// Whether a buffer lies in the work arena.
+/// True if a buffer lies in the work arena.
 pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
     matches!(buffers[id.0 as usize].place, Place::Work(_))
 }
@@ -74,4 +74,16 @@ pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
         }
     }
     cells
+}
+
+/// True if two buffers have bytes in common before any is placed in the arena.
+pub(crate) fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
+    match (a.place, b.place) {
+        (Place::Plane(plane, at), Place::Plane(other, other_at)) => {
+            plane == other && at < other_at + b.bytes() && other_at < at + a.bytes()
+        }
+        (Place::Constant(a), Place::Constant(b)) => a == b,
+        (Place::Work(_), Place::Work(_)) => std::ptr::eq(a, b),
+        _ => false,
+    }
 }

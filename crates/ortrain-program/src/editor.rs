@@ -27,7 +27,7 @@ const NODES: &str = " + ";
 const MOST_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
-/// What stands at some places after a rewrite.
+/// New instructions for some places; `None` empties a place.
 pub(crate) type Change = Vec<(usize, Option<ScheduledInstruction>)>;
 
 /// Instructions in places, with room behind each, and who uses which buffer.

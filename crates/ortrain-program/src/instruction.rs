@@ -6,7 +6,7 @@ use ortrain_expr::{
 use smallvec::SmallVec;
 
 use crate::attention::Attention;
-use crate::buffer::{Buffer, BufferId, BufferIds, Place, is_work};
+use crate::buffer::{Buffer, BufferId, BufferIds, Place, is_work, share_bytes};
 use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// Batched matrix product with an epilogue.
@@ -374,18 +374,6 @@ fn segments_fault(nest: &Nest, buffers: &[Buffer]) -> Option<String> {
         }
     }
     None
-}
-
-/// True if two buffers have bytes in common before any is placed in the arena.
-fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
-    match (a.place, b.place) {
-        (Place::Plane(plane, at), Place::Plane(other, other_at)) => {
-            plane == other && at < other_at + b.bytes() && other_at < at + a.bytes()
-        }
-        (Place::Constant(a), Place::Constant(b)) => a == b,
-        (Place::Work(_), Place::Work(_)) => std::ptr::eq(a, b),
-        _ => false,
-    }
 }
 
 /// True if two accesses to one buffer surely reach no element in common over segments.

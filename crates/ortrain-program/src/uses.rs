@@ -86,7 +86,7 @@ impl Uses {
         uses
     }
 
-    /// Takes in an instruction at a place. Calls `touched` with each cell that it uses.
+    /// Takes in an instruction at a place.
     pub(crate) fn add(&mut self, at: usize, instruction: &Instruction) {
         let Uses { cells, writers, readers } = self;
         instruction.buffers(&mut |id, used| {

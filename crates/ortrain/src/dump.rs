@@ -64,7 +64,7 @@ impl Stage {
                         ["graph", "gradient", "program", "passes"].into_iter().chain(passes).collect();
                     let hint = hint(name, known.iter().copied());
                     return Err(Error::Argument(format!(
-                        "there is no stage {name:?}{hint}; stages are graph, gradient, program, passes, and each pass: {}",
+                        "there is no stage {name:?}; stages are graph, gradient, program, passes, and each pass: {}{hint}",
                         known[4..].join(", ")
                     )));
                 }

@@ -100,7 +100,7 @@ pub struct PassRecord {
     pub pass: &'static str,
     /// The number of its changes.
     pub changes: usize,
-    /// Instructions and buffers behind it.
+    /// The number of instructions behind it.
     pub instructions: usize,
     /// The time that it took.
     pub elapsed: Duration,

@@ -9,6 +9,7 @@
 use smallvec::SmallVec;
 
 use super::memory_plan::plan;
+use crate::buffer::share_bytes;
 use crate::cost::cost;
 use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
@@ -180,7 +181,7 @@ impl<'a> Recomputation<'a> {
             .collect();
         let changes = |later: &ScheduledInstruction| {
             let written = later.instruction.writes();
-            written.iter().any(|id| planes.iter().any(|plane| overlap(plane, &buffers[id.0 as usize])))
+            written.iter().any(|id| planes.iter().any(|plane| share_bytes(plane, &buffers[id.0 as usize])))
         };
         let until =
             (at..instructions.len()).find(|&later| !planes.is_empty() && changes(&instructions[later]));
@@ -381,16 +382,6 @@ impl<'a> Recomputation<'a> {
             scheduled
         };
         (buffers, entries.iter().map(made).collect())
-    }
-}
-
-/// Whether two buffers have bytes of a plane in common.
-fn overlap(a: &Buffer, b: &Buffer) -> bool {
-    match (a.place, b.place) {
-        (Place::Plane(plane, from), Place::Plane(other, start)) => {
-            plane == other && from < start + b.bytes() && start < from + a.bytes()
-        }
-        _ => false,
     }
 }
 
