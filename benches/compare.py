@@ -4,6 +4,7 @@
     make compare ARGUMENTS="mlp --rounds 5"
     make compare ARGUMENTS="bert_mini --peers --memory-limit 0.6"
     make compare ARGUMENTS="bert_base --precision bf16"
+    make compare ARGUMENTS="--peers --old OTHER/bin/python"     beside another version of ours
     python benches/compare.py --help
 
 A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, in float32 (but for the factors of
@@ -120,6 +121,15 @@ LIMITED = "ortrain-limited"
 def within(share: float) -> Peer:
     """The peer of that name."""
     return on_device(LIMITED, f"ortrain@{share}", lambda: Path(sys.executable))
+
+
+# Another version of ortrain, in an environment of its own.
+OLD = "ortrain-old"
+
+
+def old(python: Path) -> Peer:
+    """The peer of that name."""
+    return on_device(OLD, "ortrain", lambda: python)
 
 
 PRECISIONS = ("f32", "bf16", "bf16x3", "bf16x6")
@@ -367,6 +377,7 @@ def main() -> None:
     parser.add_argument(
         "--memory-limit", type=float, metavar="SHARE", help="ortrain with this share of the arena takes part, too"
     )
+    parser.add_argument("--old", type=Path, metavar="PYTHON", help="of an environment with another version of ortrain")
     parser.add_argument("--at-most", type=float, metavar="RATIO", help="fail if a ratio is larger")
     parser.add_argument("--aims", action="store_true", help="fail if an aim is missed")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="for artifacts and logs")
@@ -388,6 +399,10 @@ def main() -> None:
         if not 0 < options.memory_limit <= 1:
             parser.error("--memory-limit is a share: more than 0, at most 1")
         peers.append(within(options.memory_limit))
+    if options.old is not None:
+        if not options.old.exists():
+            parser.error(f"there is no {options.old}")
+        peers.append(old(options.old.absolute()))
     run = report.Run(
         machine=machine(options.threads),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -404,6 +419,9 @@ def main() -> None:
             print(f"  first losses {who.peer:<21} {' '.join(f'{loss:.6f}' for loss in who.losses[:5])}", flush=True)
     text = report.text(run)
     print(f"\n{text}")
+    if options.old is not None:
+        ratios = [found.ratio(other) for found in run.workloads for other in found.others if other.peer == OLD]
+        print(f"geometric mean of the ratios to {OLD}: {report.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}")
     path = RESULTS / f"{options.save}.json" if options.save else options.json or options.folder / "results.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report.as_json(run), indent=1) + "\n")

@@ -45,7 +45,11 @@ def test_instructions(ours: Any, device: str) -> None:
     table = profile.table()
     assert str(profile) == table
     assert first.node in table
-    assert table.splitlines()[-1].endswith("all")
+    assert table.splitlines()[-2].endswith("all")
+    assert "ms to plan for new shapes: shapes and lowering " in table.splitlines()[-1]
+    assert list(profile.planning)[:: len(profile.planning) - 1] == ["shapes and lowering", "kernels"]
+    assert "memory_plan" in profile.planning
+    assert all(seconds >= 0 for seconds in profile.planning.values())
     assert repr(profile) == f"Profile({len(profile.instructions)} instructions, 3 steps)"
     assert run.module.memory().work <= profile.memory
 

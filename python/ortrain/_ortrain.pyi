@@ -285,6 +285,9 @@ class Profile:
         """Operations and bytes per second."""
 
     def memory(self) -> int: ...
+    def planning(self) -> list[tuple[str, float]]:
+        """The parts of planning for new shapes, in order, and the seconds of each."""
+
     def table(self) -> str: ...
     def chrome_trace(self, path: str) -> None: ...
 

@@ -50,6 +50,11 @@ pub const ITERATION_LIMIT: u64 = 1_000_000;
 /// value that doubles has them after a few dozen.
 pub const MOST_GROWN: usize = 64 << 20;
 
+/// The room of a workspace, as a multiple of the bytes that it was made for. Batches and sequences change in size; a workspace
+/// that grows where it lies keeps the pages that it has, which the system takes longer to give than a program takes to plan.
+/// Where systems count addresses as memory, there is no more room than is needed.
+const ROOM: usize = if cfg!(unix) { 4 } else { 1 };
+
 impl Default for Workspace {
     fn default() -> Workspace {
         Workspace {
@@ -156,18 +161,23 @@ impl Workspace {
         }
     }
 
-    /// Makes room; allocates only if there is less than asked for. Whether it did: the memory is all zero then.
+    /// Makes room; allocates only if there is less than asked for. Returns whether there is more memory than before. What the
+    /// memory held is lost where it had to move.
     ///
     /// # Errors
     /// When the system does not give that much.
     pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<bool, OutOfMemory> {
         let mut new = false;
         for (memory, bytes) in [(&mut self.arena, arena), (&mut self.scratch, scratch)] {
-            if memory.len() < bytes {
-                // The old one goes before the new one comes.
+            if memory.len() >= bytes {
+                continue;
+            }
+            new = true;
+            if !memory.grow(bytes) {
+                // The old one goes before the new one comes. Room is worth no error.
                 *memory = Memory::new(0);
-                *memory = Memory::try_new(bytes)?;
-                new = true;
+                let room = bytes.saturating_mul(ROOM);
+                *memory = Memory::with_room(bytes, room).or_else(|_| Memory::try_new(bytes))?;
             }
         }
         Ok(new)
@@ -576,7 +586,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     /// How many bytes of scratch a run needs.
     fn scratch_bytes(&self) -> usize;
 
-    /// Told of a workspace whose memory is new, before anything is written to it.
+    /// Told of a workspace that has more memory than before, before anything is written to it.
     fn settle(&self, _work: &Workspace) {}
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,

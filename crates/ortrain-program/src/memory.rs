@@ -78,6 +78,8 @@ pub trait LentMemory: Send + Sync + Debug {
 pub struct Memory {
     home: Home,
     bytes: usize,
+    /// Bytes that the region may grow to where it lies.
+    room: usize,
     /// Whether somebody has taken it upon himself to touch every page.
     claimed: AtomicBool,
 }
@@ -195,8 +197,28 @@ impl Memory {
     /// # Errors
     /// When the system does not give that much.
     pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
-        let home = Home::Own(Words::try_new(bytes)?);
-        Ok(Memory { home, bytes, claimed: AtomicBool::new(false) })
+        Memory::with_room(bytes, bytes)
+    }
+
+    /// The same, and it can [`Memory::grow`] to `room` bytes where it lies: what it does not reach yet takes addresses and no
+    /// memory.
+    ///
+    /// # Errors
+    /// When the system does not give that much.
+    pub fn with_room(bytes: usize, room: usize) -> Result<Memory, OutOfMemory> {
+        let room = room.max(bytes);
+        let home = Home::Own(Words::try_new(room)?);
+        Ok(Memory { home, bytes, room, claimed: AtomicBool::new(false) })
+    }
+
+    /// Makes it at least `bytes` bytes long, if there is room: what is there stays, what comes to it is zero. Returns false, and
+    /// changes nothing, if there is less room.
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let fits = bytes <= self.room;
+        if fits {
+            self.bytes = self.bytes.max(bytes);
+        }
+        fits
     }
 
     /// The same for sizes that are no larger than what the process holds already.
@@ -212,7 +234,7 @@ impl Memory {
     #[must_use]
     pub fn lent(lender: Arc<dyn LentMemory>) -> Memory {
         let bytes = lender.bytes().len();
-        Memory { home: Home::Lent(lender), bytes, claimed: AtomicBool::new(false) }
+        Memory { home: Home::Lent(lender), bytes, room: bytes, claimed: AtomicBool::new(false) }
     }
 
     /// The number of bytes asked for.
@@ -280,7 +302,9 @@ impl Memory {
     #[must_use]
     pub fn is_zero(&self) -> bool {
         match &self.home {
-            Home::Own(words) => words.region().iter().all(|word| word.load(Ordering::Relaxed) == 0),
+            Home::Own(words) => words.region()[..self.bytes.div_ceil(WORD)]
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0),
             Home::Lent(lender) => lender.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0),
         }
     }
@@ -475,6 +499,21 @@ mod tests {
     }
 
     #[cfg(target_os = "linux")]
+    #[test]
+    fn it_grows_where_it_lies() {
+        let mut memory = Memory::with_room(ALIGNMENT, 4 * ALIGNMENT).unwrap();
+        let start = memory.as_ptr();
+        memory.write(0, &[7; ALIGNMENT]);
+        assert_eq!(memory.len(), ALIGNMENT);
+        assert!(memory.grow(3 * ALIGNMENT) && memory.grow(2 * ALIGNMENT), "there is room");
+        assert_eq!((memory.len(), memory.as_ptr()), (3 * ALIGNMENT, start));
+        assert_eq!(memory.to_vec(0, ALIGNMENT), [7; ALIGNMENT], "what is there stays");
+        assert_eq!(memory.to_vec(ALIGNMENT, 2 * ALIGNMENT), [0; 2 * ALIGNMENT]);
+        assert!(!memory.grow(4 * ALIGNMENT + 1), "there is no room");
+        assert_eq!(memory.len(), 3 * ALIGNMENT);
+        assert!(Memory::with_room(8, usize::MAX / 2).is_err());
+    }
+
     #[test]
     fn what_is_not_touched_takes_no_memory() {
         const BYTES: usize = 512 << 20;

@@ -267,6 +267,11 @@ impl Profile {
         self.0.memory.total()
     }
 
+    /// The parts of planning for new shapes, in order, and the seconds of each.
+    fn planning(&self) -> Vec<(&'static str, f64)> {
+        self.0.planning.iter().map(|&(part, time)| (part, time.as_secs_f64())).collect()
+    }
+
     fn table(&self) -> String {
         self.0.to_string()
     }

@@ -1013,7 +1013,8 @@ impl Module {
         // What is emulated is made of multiply-adds.
         let flops = bf16_unit.and_then(Cpu::bf16_flops).unwrap_or(limits.flops);
         let products = Products { precision: self.precision, bf16_unit, flops };
-        Ok(collector.finish(limits, runner.need(&self.work), products))
+        let planning = phase.runners.planning(&self.work, inputs)?;
+        Ok(collector.finish(limits, runner.need(&self.work), planning, products))
     }
 
     /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are (unless

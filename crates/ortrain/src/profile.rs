@@ -158,6 +158,9 @@ pub struct Profile {
     pub limits: Limits,
     /// The memory that a step takes.
     pub memory: MemoryNeed,
+    /// What planning for inputs of new shapes takes, by its parts in order: shapes and lowering, the passes by their names, and
+    /// kernels. Memory that becomes larger with the inputs takes its time in their first step.
+    pub planning: Vec<(&'static str, Duration)>,
     /// How exactly inner products are computed.
     pub precision: Precision,
     /// What multiplies bfloat16: see [`Module::bf16_unit`](crate::Module::bf16_unit).
@@ -238,7 +241,13 @@ impl Collector {
         self.events.push(Event { row: None, start: start - self.origin, time: end - start });
     }
 
-    pub(crate) fn finish(self, limits: Limits, memory: MemoryNeed, products: Products) -> Profile {
+    pub(crate) fn finish(
+        self,
+        limits: Limits,
+        memory: MemoryNeed,
+        planning: Vec<(&'static str, Duration)>,
+        products: Products,
+    ) -> Profile {
         let bound = |row: &Row| {
             // A product of factors of several terms is several products.
             let flops = match row.precision {
@@ -272,6 +281,7 @@ impl Collector {
             steps: self.steps,
             limits,
             memory,
+            planning,
             precision: products.precision,
             bf16_unit: products.bf16_unit,
             events: self.events,
@@ -468,6 +478,9 @@ pub(crate) fn json(text: &str) -> String {
     out
 }
 
+/// Parts of planning that take less than one of so many parts of it are not shown.
+const LEAST_PART: u32 = 50;
+
 /// The table: what took longest first.
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -528,7 +541,11 @@ impl fmt::Display for Profile {
             per_step(|i| i.flops),
             per_step(|i| i.bytes),
             100.0 * self.bound().as_secs_f64() / sum,
-        )
+        )?;
+        let planning: Duration = self.planning.iter().map(|(_, time)| time).sum();
+        let parts = self.planning.iter().filter(|(_, time)| time.saturating_mul(LEAST_PART) >= planning);
+        let parts: Vec<String> = parts.map(|(name, time)| format!("{name} {:.3}", millis(*time))).collect();
+        writeln!(f, "{:9.3} ms to plan for new shapes: {}", millis(planning), parts.join(", "))
     }
 }
 

@@ -1,13 +1,14 @@
 //! A graph that runs: specialised, compiled and cached as shapes come along.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, PlaneId, Precision, RunError,
-    Runner, Scalars, Schedule, Specialised, Workspace, place,
+    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, PASSES, PassLog, PlaneId,
+    Precision, RunError, Runner, Scalars, Schedule, Specialised, Workspace, place,
 };
 use smallvec::SmallVec;
 
@@ -80,13 +81,34 @@ impl Runners {
         if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes) {
             return Ok(schedule);
         }
-        let tensor = |k: usize| {
-            let value = &given[k];
-            let data = value.bytes.to_vec().into();
-            Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
-        };
-        let schedule = self.specialiser.schedule_with(&dims, &tensor);
+        let schedule = self.specialiser.schedule_with(&dims, &|k| tensor_of(&given[k]));
         schedule.map_err(|source| Error::Shapes(Box::new(source)))
+    }
+
+    /// The parts of planning for these inputs, in order, with their times: all is planned once more, and nothing of it kept.
+    pub(crate) fn planning(
+        &self,
+        work: &Workspace,
+        given: &[Given<'_>],
+    ) -> Result<Vec<(&'static str, Duration)>> {
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        let log = PassLog::new();
+        let start = Instant::now();
+        let schedule = self.specialiser.schedule_logged(&dims, &|k| tensor_of(&given[k]), log.clone());
+        let schedule = Arc::new(schedule.map_err(|source| Error::Shapes(Box::new(source)))?);
+        let planned = start.elapsed();
+        let start = Instant::now();
+        let runner = Runner::within(self.backend.clone(), schedule, work)?;
+        let kernels = start.elapsed();
+        drop(runner);
+        let programs = log.programs();
+        let records = || programs.iter().flatten();
+        let pass = |name: &'static str| {
+            (name, records().filter(|record| record.pass == name).map(|record| record.elapsed).sum())
+        };
+        let passes: Duration = records().map(|record| record.elapsed).sum();
+        let parts = [("shapes and lowering", planned.saturating_sub(passes))].into_iter();
+        Ok(parts.chain(PASSES.iter().map(|known| pass(known.name))).chain([("kernels", kernels)]).collect())
     }
 
     /// What a run on inputs of these shapes is and takes, without running it.
@@ -147,4 +169,10 @@ impl Runners {
             Ok(runner)
         })
     }
+}
+
+/// The tensor of an input.
+fn tensor_of(value: &Given<'_>) -> Tensor {
+    let data = value.bytes.to_vec().into();
+    Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
 }

@@ -73,9 +73,13 @@ fn the_table_sums_up() {
     let found = profile("cpu", true);
     let table = found.to_string();
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 3 + found.instructions.len(), "{table}");
+    assert_eq!(lines.len(), 4 + found.instructions.len(), "{table}");
     assert!(lines[0].starts_with("3 steps of "), "{table}");
-    assert!(lines.last().unwrap().ends_with("all"), "{table}");
+    assert!(lines[lines.len() - 2].ends_with("all"), "{table}");
+    assert!(lines.last().unwrap().contains(" ms to plan for new shapes: shapes and lowering "), "{table}");
+    let parts: Vec<&str> = found.planning.iter().map(|&(part, _)| part).collect();
+    assert_eq!((parts.first(), parts.last()), (Some(&"shapes and lowering"), Some(&"kernels")));
+    assert!(parts.contains(&"fusion") && parts.contains(&"memory_plan"), "{parts:?}");
     let slowest = found.instructions.iter().max_by_key(|i| i.total).unwrap();
     assert!(lines[2].contains(slowest.kind) && lines[2].ends_with(&format!("# {}", slowest.node)), "{table}");
 }

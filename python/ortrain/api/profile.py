@@ -109,6 +109,8 @@ class Profile:
     """Bytes per second that the machine can move at most, measured after the steps."""
     memory: int
     """Bytes that a step takes: what ``memory_limit`` is compared with."""
+    planning: dict[str, float]
+    """Seconds of the parts of planning for new shapes: shapes and lowering, each pass by its name, kernels."""
 
     def __init__(self, native: _ortrain.Profile) -> None:
         self._native = native
@@ -116,9 +118,10 @@ class Profile:
         self.steps = native.steps()
         self.flops_limit, self.bandwidth_limit = native.limits()
         self.memory = native.memory()
+        self.planning = dict(native.planning())
 
     def table(self) -> str:
-        """A line for each instruction, what took longest first, and one for all of them.
+        """A line for each instruction, what took longest first, one for all of them, and one for planning.
 
         >>> profile = module.profile(x, labels, steps=2)
         >>> profile.table().splitlines()[1].split()[:3]

@@ -94,8 +94,12 @@ pub(crate) fn forget_shapes(graph: &mut Graph) {
     }
 }
 
+/// Forgets the shape of a value, unless it is a constant: that has one.
 fn forget_shape(graph: &mut Graph, id: ValueId) {
     let value = graph.value_mut(id);
+    if value.constant.is_some() {
+        return;
+    }
     if let ValueType::Tensor(dtype, _) = value.ty {
         value.ty = ValueType::Tensor(dtype, None);
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain_expr::Precision;
-use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, Value, ValueId, ValueType};
 use ortrain_program::{
     Branch, BranchSource, Branches, Code, Count, Handed, PassLog, PlaneId, PlanePlace, Program,
     ProgramBuilder, Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised,
@@ -104,6 +104,7 @@ impl Specialiser {
         let in_planes = pairs.filter(|(_, role)| matches!(role, Role::Plane(..))).map(|(&id, _)| id);
         let state: Vec<ValueId> = in_planes.collect();
         updates::write_last(&mut graph, &state);
+        fold_constants(&mut graph);
         Specialiser::of_part(graph, roles)
     }
 
@@ -283,6 +284,37 @@ impl Specialiser {
         dims: &[&[usize]],
         input: &dyn Fn(usize) -> Result<Tensor, Error>,
     ) -> Result<Arc<Specialised>, Error> {
+        let (key, schedule) = self.made_with(&self.settings, dims, input)?;
+        let schedule = Arc::new(Specialised::new(schedule));
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() == KEPT {
+            cache.pop_front();
+        }
+        cache.push_back((key, schedule.clone()));
+        Ok(schedule)
+    }
+
+    /// A schedule that is made whether or not there is one, and is not kept. The log takes down what passes do.
+    ///
+    /// # Errors
+    /// As [`Specialiser::schedule_with`].
+    pub fn schedule_logged(
+        &self,
+        dims: &[&[usize]],
+        input: &dyn Fn(usize) -> Tensor,
+        log: PassLog,
+    ) -> Result<Schedule, Error> {
+        let settings = Settings { log: Some(log), ..self.settings.clone() };
+        self.made_with(&settings, dims, &|k| Ok(input(k))).map(|(_, schedule)| schedule)
+    }
+
+    /// A schedule, and the values and shapes that it depends on.
+    fn made_with(
+        &self,
+        settings: &Settings,
+        dims: &[&[usize]],
+        input: &dyn Fn(usize) -> Result<Tensor, Error>,
+    ) -> Result<(Vec<InputKey>, Schedule), Error> {
         loop {
             let wanted = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let key: Vec<InputKey> = (dims.iter().enumerate())
@@ -293,16 +325,8 @@ impl Specialiser {
                 .collect::<Result<_, Error>>()?;
             let known: Vec<Option<Known<'_>>> =
                 key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
-            match compile(&self.graph, &self.roles, &known, &self.settings)? {
-                Compiled::Schedule(schedule) => {
-                    let schedule = Arc::new(Specialised::new(schedule));
-                    let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-                    if cache.len() == KEPT {
-                        cache.pop_front();
-                    }
-                    cache.push_back((key, schedule.clone()));
-                    return Ok(schedule);
-                }
+            match compile(&self.graph, &self.roles, &known, settings)? {
+                Compiled::Schedule(schedule) => return Ok((key, schedule)),
                 Compiled::NeedsValues(more) => {
                     let mut wanted = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);
                     let before = wanted.len();
@@ -312,6 +336,24 @@ impl Specialiser {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Computes values that depend on constants alone, once for all shapes. Of others nothing is inferred, and what cannot be
+/// computed is an error where shapes are inferred, with the name of its node.
+fn fold_constants(graph: &mut Graph) {
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        if !node.present_inputs().all(|id| graph.value(id).constant.is_some()) {
+            continue;
+        }
+        let before: Vec<(ValueId, Value)> =
+            node.present_outputs().map(|id| (id, graph.value(id).clone())).collect();
+        let found = infer_node(graph, index).and_then(|()| fold_node(graph, index));
+        let is_folded = before.iter().all(|&(id, _)| graph.value(id).constant.is_some());
+        if found.is_err() || !is_folded {
+            before.into_iter().for_each(|(id, value)| *graph.value_mut(id) = value);
         }
     }
 }
