@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 from conftest import RECORDS, Run
 from onnx import TensorProto, helper, numpy_helper
@@ -216,3 +217,45 @@ def test_activations_keep_no_mask(op: str, tmp_path: Path) -> None:
     printed = ortrain.dump(tmp_path / "training_model.onnx", "program", {"x": [rows, size], "target": [rows, size]})
     assert f"float32[{rows * size}]" in printed
     assert f"bool[{rows * size}]" not in printed
+
+
+def test_stage_of_a_pass_that_is_left_out() -> None:
+    done = run_command("dump", str(PERCEPTRON), "--stage", "fusion", passes="-fusion")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert 'the pass "fusion" did not run: ' in done.stderr
+    assert "ORTRAIN_PASSES leaves it out" in done.stderr
+
+
+BRANCHES = """
+<ir_version: 10, opset_import: ["" : 21]>
+graph (float[3, 4] x, bool which) => (float[3, 4] y)
+{
+    y = If (which) <
+        then_branch = then_branch () => (float[3, 4] a) { a = Exp(x) },
+        else_branch = else_branch () => (float[3, 4] b) { b = Sin(x) }
+    >
+}
+"""
+# More rows than a loop is written out for.
+BODY = """
+<ir_version: 10, opset_import: ["" : 21]>
+graph (float[3000, 4] x, float[4] start) => (float[4] last, float[3000, 4] sums)
+{
+    last, sums = Scan <num_scan_inputs = 1, body = body (float[4] old, float[4] row) => (float[4] new, float[4] out)
+    {
+        new = Add(old, row)
+        out = Exp(new)
+    }> (start, x)
+}
+"""
+
+
+@pytest.mark.parametrize(("text", "instructions"), [(BRANCHES, ["Exp", "Sin"]), (BODY, ["Exp"])])
+def test_programs_of_branches_and_bodies(text: str, instructions: list[str]) -> None:
+    """Each branch, and the body of a loop, has a program behind each pass."""
+    model = onnx.parser.parse_model(text)
+    printed = ortrain.dump(model, "memory_plan")
+    assert re.findall(r"= (Exp|Sin) ", printed) == instructions
+    programs = re.findall(r"^program (\d+)$", printed, re.MULTILINE)
+    assert programs == list(map(str, range(len(instructions))))
+    assert re.findall(r"^program (\d+)$", ortrain.dump(model, "passes"), re.MULTILINE) == programs

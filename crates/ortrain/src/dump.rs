@@ -263,11 +263,18 @@ fn program(
     let specialiser = Specialiser::new(graph, roles).log(log.clone());
     let dims: Vec<&[usize]> = inputs.iter().map(Vec::as_slice).collect();
     let schedule = specialiser.schedule_of_shapes(&dims).map_err(|source| Error::model(label, source))?;
-    Ok(match stage {
-        Stage::Pass(_) => texts(&log),
-        Stage::Passes => changes(&log),
-        _ => schedule.to_string(),
-    })
+    // The programs of branches are made when somebody asks for them.
+    let program = schedule.to_string();
+    match stage {
+        Stage::Pass(name) => match texts(&log) {
+            texts if texts.is_empty() => Err(Error::Argument(format!(
+                "the pass {name:?} did not run: no program is known before the run, or ORTRAIN_PASSES leaves it out"
+            ))),
+            texts => Ok(texts),
+        },
+        Stage::Passes => Ok(changes(&log)),
+        _ => Ok(program),
+    }
 }
 
 /// The programs behind a pass.
