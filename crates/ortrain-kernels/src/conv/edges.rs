@@ -8,6 +8,7 @@
 //! The check costs next to nothing: sums are looked at only if the operand that is not padded holds something odd, or if there
 //! are fewer of them than it has elements.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Precision, SlidingAxis, Type};
@@ -53,6 +54,15 @@ struct Sum {
     bare: (usize, usize),
     /// The same of the other.
     padded: (usize, usize),
+}
+
+/// Slices of the operand that is not padded, from the first odd one to the last, of sums that all take the same slices:
+/// neighbours do.
+#[derive(Clone, Copy, Default)]
+struct OddSlices {
+    /// The first element of the slices.
+    of: Option<usize>,
+    range: (usize, usize),
 }
 
 impl Edges {
@@ -110,6 +120,7 @@ impl Edges {
         block: *mut T,
         step: usize,
     ) {
+        let mut known = OddSlices::default();
         for c in 0..rect.channels.1 {
             let line = block.wrapping_add(c * step);
             let len = rect.places.1;
@@ -123,7 +134,7 @@ impl Edges {
                 unsafe {
                     let at = line.add(i);
                     if at.read_unaligned().is_no_number()
-                        && let Some(sum) = self.again(bases, first + i)
+                        && let Some(sum) = self.again(bases, first + i, &mut known)
                     {
                         at.write_unaligned(T::nearest(sum));
                     }
@@ -156,38 +167,41 @@ impl Edges {
     }
 
     /// The sum that is an element of the result, by the definition, if padding has spoiled it.
-    unsafe fn again(&self, bases: &[*mut u8], element: usize) -> Option<f64> {
+    unsafe fn again(&self, bases: &[*mut u8], element: usize, known: &mut OddSlices) -> Option<f64> {
         let (sum, places) = self.sum_of(element);
-        // SAFETY: elements of the operands.
-        let bare =
-            |s: usize, t: usize| unsafe { self.read(bases, self.bare.0, sum.bare.0 + s * sum.bare.1 + t) };
-        let mut spoiled = None;
-        'search: for s in 0..sum.outer {
-            if self.dtypes[self.bare.0] == DType::F32 {
-                let from =
-                    bases[self.bare.0].cast::<f32>().wrapping_add(sum.bare.0 + s * sum.bare.1).cast_const();
-                if !self.isa.run(Odd { from, len: sum.inner, least: self.least() }) {
-                    continue;
-                }
-            }
-            let mut meets = Meets::new(self, &places);
-            for t in 0..sum.inner {
-                if meets.next().is_none() && !bare(s, t).is_finite() {
-                    spoiled = Some(s);
-                    break 'search;
-                }
-            }
+        let is_whole = |(i, axis)| self.inside(i, places[i]) == (0..self.sizes(axis).0);
+        if !self.has_gaps() && self.shape.axes.iter().enumerate().all(is_whole) {
+            return None;
         }
+        let slice = |s: usize| sum.bare.0 + s * sum.bare.1;
+        if known.of != Some(sum.bare.0) {
+            // SAFETY: elements of the operand that is not padded.
+            let is_odd = |&s: &usize| unsafe { self.is_odd(bases, slice(s), sum.inner) };
+            let first = (0..sum.outer).find(is_odd).unwrap_or(sum.outer);
+            let end = (first..sum.outer).rfind(is_odd).map_or(first, |last| last + 1);
+            *known = OddSlices { of: Some(sum.bare.0), range: (first, end) };
+        }
+        // SAFETY: as above.
+        let is_spoiled = |&s: &usize| unsafe {
+            if self.has_gaps() {
+                let mut meets = Meets::new(self, &places);
+                (0..sum.inner).any(|t| meets.next().is_none() && self.is_odd(bases, slice(s) + t, 1))
+            } else {
+                self.is_odd_outside(bases, slice(s), 0, &places)
+            }
+        };
         // What spoils one product has often spoiled those beside it, too.
-        let first = spoiled?;
+        let first = (known.range.0..known.range.1).find(is_spoiled)?;
         let mut total = 0.0;
         for s in (first..sum.outer).chain(0..first) {
             let mut meets = Meets::new(self, &places);
             for t in 0..sum.inner {
                 if let Some(place) = meets.next() {
                     let at = sum.padded.0 + s * sum.padded.1 + place;
-                    // SAFETY: as above.
-                    total += bare(s, t) * unsafe { self.read(bases, 1 - self.bare.0, at) };
+                    // SAFETY: elements of the operands.
+                    total += unsafe {
+                        self.read(bases, self.bare.0, slice(s) + t) * self.read(bases, 1 - self.bare.0, at)
+                    };
                     if total.is_nan() {
                         return None;
                     }
@@ -195,6 +209,65 @@ impl Edges {
             }
         }
         Some(total)
+    }
+
+    /// Checks if any of some elements of the operand that is not padded is odd as a factor.
+    unsafe fn is_odd(&self, bases: &[*mut u8], at: usize, len: usize) -> bool {
+        if len == 0 {
+            return false;
+        }
+        if self.dtypes[self.bare.0] == DType::F32 {
+            let from = bases[self.bare.0].cast::<f32>().wrapping_add(at).cast_const();
+            return self.isa.run(Odd { from, len, least: self.least() });
+        }
+        // SAFETY: the caller's contract.
+        (at..at + len).any(|at| unsafe { !self.read(bases, self.bare.0, at).is_finite() })
+    }
+
+    /// Checks if any element of a block that meets padding is odd: the block of the axes from `axis` on that begins at `at`.
+    unsafe fn is_odd_outside(&self, bases: &[*mut u8], at: usize, axis: usize, places: &Dims) -> bool {
+        let Some((first, rest)) = self.shape.axes[axis..].split_first() else { return false };
+        let block: usize = rest.iter().map(|axis| self.sizes(axis).0).product();
+        let (inside, size) = (self.inside(axis, places[axis]), self.sizes(first).0);
+        let after = at + inside.end * block;
+        // SAFETY: the caller's contract, of parts of the block.
+        unsafe {
+            self.is_odd(bases, at, inside.start * block)
+                || self.is_odd(bases, after, (size - inside.end) * block)
+                || inside.into_iter().any(|k| self.is_odd_outside(bases, at + k * block, axis + 1, places))
+        }
+    }
+
+    /// The sizes of an axis: of the operand that is not padded, and of the other.
+    fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
+        match self.shape.pass {
+            ConvPass::Output => (axis.kernel, axis.input),
+            ConvPass::InputGradient => (axis.kernel, axis.output),
+            ConvPass::FilterGradient => (axis.output, axis.input),
+        }
+    }
+
+    /// Flag: elements that meet something lie apart from each other, for there are places between strides.
+    fn has_gaps(&self) -> bool {
+        self.shape.pass == ConvPass::InputGradient && self.shape.axes.iter().any(|axis| axis.stride > 1)
+    }
+
+    /// The elements along an axis that meet something, for a place of the result. Without gaps.
+    fn inside(&self, i: usize, place: usize) -> Range<usize> {
+        let axis = &self.shape.axes[i];
+        let (size, other) = self.sizes(axis);
+        let place = place as isize;
+        // The position that an element meets: it goes on by a step from one to the next.
+        let (start, step) = match self.shape.pass {
+            ConvPass::Output => (place * axis.stride as isize - axis.before, axis.dilation as isize),
+            ConvPass::FilterGradient => (place * axis.dilation as isize - axis.before, axis.stride as isize),
+            // Backwards: the position from the end.
+            ConvPass::InputGradient => (other as isize - 1 - place - axis.before, axis.dilation as isize),
+        };
+        let reached =
+            |position: isize| ((position - start).max(0) as usize).div_ceil(step as usize).min(size);
+        let (from, to) = (reached(0), reached(other as isize));
+        from..to.max(from)
     }
 
     /// The offsets of the products of an element of the result, and its positions along the axes.
@@ -318,11 +391,7 @@ impl<'a> Meets<'a> {
     }
 
     fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
-        match self.edges.shape.pass {
-            ConvPass::Output => (axis.kernel, axis.input),
-            ConvPass::InputGradient => (axis.kernel, axis.output),
-            ConvPass::FilterGradient => (axis.output, axis.input),
-        }
+        self.edges.sizes(axis)
     }
 
     /// The position along the first axes, row-major, if it lies inside.
@@ -393,4 +462,51 @@ impl Work for Odd {
 unsafe fn is_doubtful<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
     // SAFETY: the caller's contract.
     T::BYTES != 4 || isa.run(Odd { from: from.cast(), len, least: INFINITE + 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The elements that meet something are those between the elements that are said to lie inside.
+    #[test]
+    fn what_lies_inside_meets_something() {
+        for (kernel, stride, dilation, before) in
+            [(3, 1, 1, 1), (3, 1, 2, 3), (1, 1, 1, 2), (5, 1, 1, -1), (3, 2, 1, 1), (2, 3, 2, 0), (4, 1, 1, 9)]
+        {
+            for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
+                if pass == ConvPass::InputGradient && stride > 1 {
+                    continue;
+                }
+                let axis = SlidingAxis { input: 6, output: 5, kernel, stride, dilation, before };
+                let axes = std::iter::once(axis.clone()).collect();
+                let shape = ConvShape { pass, batch: 1, groups: 1, channels_in: 1, channels_out: 1, axes };
+                let edges = Edges {
+                    shape,
+                    dtypes: [DType::F32; 2],
+                    precision: Precision::F32,
+                    isa: Isa::detect().expect("the level of the machine"),
+                    bare: (1, 1),
+                    results: 1,
+                };
+                let places = match pass {
+                    ConvPass::Output => axis.output,
+                    ConvPass::InputGradient => axis.input,
+                    ConvPass::FilterGradient => axis.kernel,
+                };
+                for place in 0..places {
+                    let at = Dims::from_elem(place, 1);
+                    let mut meets = Meets::new(&edges, &at);
+                    let inside = edges.inside(0, place);
+                    for k in 0..edges.sizes(&axis).0 {
+                        assert_eq!(
+                            inside.contains(&k),
+                            meets.next().is_some(),
+                            "{pass:?} {axis:?}: place {place}, element {k}, {inside:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }
