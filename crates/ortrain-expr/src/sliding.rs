@@ -44,6 +44,29 @@ impl SlidingAxis {
         cell(0).min(end)..end
     }
 
+    /// Pairs of a window position and a cell that lie over the input and not over padding.
+    #[must_use]
+    pub fn pairs(&self) -> u64 {
+        // Of `number` places `step` apart, the first at `from`: those that lie over the input.
+        let inside = |from: i128, step: usize, number: usize| {
+            let step = step as i128;
+            let before = |limit: i128| (limit - from + step - 1).div_euclid(step).clamp(0, number as i128);
+            u64::try_from(before(self.input as i128) - before(0)).unwrap_or(0)
+        };
+        let place = |index: usize, step: usize| index as i128 * step as i128 - self.before as i128;
+        let (outputs, cells) = (self.output, self.kernel);
+        if outputs.min(cells) > MOST_COUNTED {
+            return (outputs as u64).saturating_mul(cells as u64);
+        }
+        if cells <= outputs {
+            let of_cell = |k| inside(place(k, self.dilation), self.stride, outputs);
+            (0..cells).map(of_cell).fold(0, u64::saturating_add)
+        } else {
+            let of_window = |o| inside(place(o, self.stride), self.dilation, cells);
+            (0..outputs).map(of_window).fold(0, u64::saturating_add)
+        }
+    }
+
     /// What is wrong with it, if anything.
     fn fault(&self) -> Option<String> {
         if self.stride == 0 || self.dilation == 0 {
@@ -61,6 +84,9 @@ impl SlidingAxis {
         }
     }
 }
+
+/// Windows or cells that are looked at one by one; with more of both, all pairs are taken to lie over the input.
+const MOST_COUNTED: usize = 1 << 16;
 
 /// Axes that a window slides along, outermost first.
 pub type SlidingAxes = SmallVec<[SlidingAxis; 3]>;
@@ -373,5 +399,34 @@ mod tests {
             |axis| WindowShape { pass: WindowPass::Max, planes: 2, axes: [axis].into_iter().collect() };
         assert_eq!(window(AXIS).fault(), None);
         assert!(window(SlidingAxis { input: usize::MAX, ..AXIS }).fault().is_some());
+    }
+
+    #[test]
+    fn products_with_padding_do_not_count() {
+        for input in 0..6 {
+            for kernel in 0..5 {
+                for (stride, dilation, before) in [(1, 1, 1), (2, 1, 0), (1, 3, 2), (3, 2, 4), (2, 2, -1)] {
+                    for output in 0..6 {
+                        let axis = SlidingAxis { input, output, kernel, stride, dilation, before };
+                        let all = (0..output).flat_map(|o| (0..kernel).map(move |k| (o, k)));
+                        let over_input = all.filter(|&(o, k)| axis.input_at(o, k).is_some()).count();
+                        assert_eq!(axis.pairs(), over_input as u64, "{axis:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_huge_window_is_counted_at_once() {
+        let axis = SlidingAxis {
+            input: 1 << 40,
+            output: 1 << 20,
+            kernel: 1 << 30,
+            stride: 1,
+            dilation: 1,
+            before: 0,
+        };
+        assert_eq!(axis.pairs(), 1 << 50);
     }
 }

@@ -7,7 +7,6 @@
 //! - [`Backend`], [`Executable`]: what runs a program. [`Reference`] is the slow and obvious one.
 #![forbid(unsafe_code)]
 
-mod attention;
 mod backend;
 mod buffer;
 mod builder;
@@ -17,6 +16,7 @@ mod editor;
 mod entries;
 mod error;
 mod instruction;
+mod instructions;
 mod interrupt;
 mod liveness;
 mod memory;
@@ -32,8 +32,8 @@ mod target;
 mod text;
 mod uses;
 mod versions;
+mod weight;
 
-pub use attention::{Attention, AttentionGradients, AttentionPass};
 pub use backend::{
     Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN,
     MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
@@ -45,7 +45,10 @@ pub use builder::ProgramBuilder;
 pub use cost::Cost;
 pub use entries::{Entries, Entry};
 pub use error::ProgramError;
-pub use instruction::{Conv, HandOver, Instruction, MatMul, ScatterAdd, Window, WindowIndex};
+pub use instruction::Instruction;
+pub use instructions::{
+    Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, ScatterAdd, Window, WindowIndex,
+};
 pub use interrupt::{Interrupt, Marks, Watch};
 pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory, align};
 pub use operand::{Load, Nest, Operand, Use};

@@ -44,6 +44,13 @@ impl Operand {
             )
         })
     }
+
+    /// The fault of an access that leaves its buffer, which is that of `what`, over a space.
+    pub(crate) fn overrun(&self, dims: &[usize], what: &str) -> Option<String> {
+        let (low, high) = self.access.reach(dims)?;
+        let len = self.access.len;
+        (low < 0 || high >= len as isize).then(|| format!("elements {low}..={high} of {what} of {len}"))
+    }
 }
 
 impl AsRef<Access> for Operand {

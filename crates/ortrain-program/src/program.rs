@@ -9,7 +9,8 @@ use crate::backend::RunError;
 use crate::buffer::{Buffer, BufferId, Place, PlaneId};
 use crate::cost::Cost;
 use crate::entries::Entry;
-use crate::instruction::{HandOver, Instruction};
+use crate::instruction::Instruction;
+use crate::instructions::HandOver;
 use crate::scheduled::{FinalVersions, ScheduledInstruction};
 
 /// The part of a program, or of a schedule, that a run is.
@@ -134,6 +135,14 @@ impl Program {
     /// The instructions of an entry.
     pub fn entry(&self, entry: Entry) -> impl Iterator<Item = &ScheduledInstruction> {
         self.instructions.iter().filter(move |scheduled| scheduled.entries.contains(entry))
+    }
+}
+
+impl Instruction {
+    /// What it costs as an instruction of a program.
+    #[must_use]
+    pub fn cost(&self, program: &Program) -> Cost {
+        self.cost_over(&program.buffers)
     }
 }
 

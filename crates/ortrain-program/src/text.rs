@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use rustc_hash::FxHashSet;
 
 use crate::buffer::{Buffer, BufferId, Place};
-use crate::cost::{Cost, cost};
+use crate::cost::Cost;
 use crate::draft::Draft;
 use crate::entries::{Entries, Entry};
 use crate::instruction::Instruction;
@@ -97,7 +97,7 @@ fn write_instructions(
             |ids: &[BufferId]| ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ");
         let (writes, reads) = (list(&instruction.writes()), list(&instruction.reads()));
         write!(f, "  {k:3} {:10} {writes} <- {reads}{when}", instruction.name())?;
-        let Cost { flops, bytes } = cost(instruction, buffers);
+        let Cost { flops, bytes } = instruction.cost_over(buffers);
         writeln!(f, "  {}  ({flops} flops, {bytes} bytes)  # {node}", instruction.shapes())?;
         if let Some(nest) = instruction.nest() {
             for (i, reduction) in nest.reductions.iter().enumerate() {

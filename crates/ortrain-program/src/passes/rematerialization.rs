@@ -10,7 +10,6 @@ use smallvec::SmallVec;
 
 use super::memory_plan::plan;
 use crate::buffer::share_bytes;
-use crate::cost::cost;
 use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
 use crate::scheduled;
@@ -167,7 +166,7 @@ impl<'a> Recomputation<'a> {
     fn origin(&self, at: usize, writers: &[usize]) -> Origin {
         let Program { buffers, instructions, .. } = self.program;
         let ScheduledInstruction { instruction, entries, .. } = &instructions[at];
-        let Cost { flops, bytes } = cost(instruction, buffers);
+        let Cost { flops, bytes } = instruction.cost_over(buffers);
         let entry = &self.order.entries[at];
         let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
             && entry.writes.iter().all(|&value| writers[value] == 1 && !self.outputs[value]);

@@ -110,12 +110,7 @@ fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs:
         let found = match instruction {
             Instruction::Nest(nest) if nest.segments.is_none() => zeros_of_nest(nest, &written),
             Instruction::MatMul(m) => zeros_of_product(m, &written),
-            Instruction::Nest(_)
-            | Instruction::Conv(_)
-            | Instruction::Attention(_)
-            | Instruction::Window(_)
-            | Instruction::ScatterAdd(_)
-            | Instruction::HandOver(_) => Zeros::default(),
+            _ => Zeros::default(),
         };
         for (k, id) in instruction.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);

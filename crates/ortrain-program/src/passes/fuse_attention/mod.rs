@@ -210,10 +210,15 @@ impl Space {
     }
 }
 
+/// The instruction that computes another pass of an attention.
+fn attention(of: &Attention, pass: AttentionPass) -> Instruction {
+    Instruction::Attention(Box::new(Attention { pass, ..of.clone() }))
+}
+
 /// What one new instruction takes the place of.
 struct Replaced {
     place: usize,
-    instruction: Attention,
+    instruction: Instruction,
     /// Those that make its results.
     makers: Vec<usize>,
     /// Those whose results nobody may need any more.
@@ -390,7 +395,7 @@ impl Editor<'_> {
         let output = self.with_moves(sums.epilogue, entries, &mut makers);
         let output = Replaced {
             place: sums_at,
-            instruction: Attention { pass: AttentionPass::Output(Box::new(output)), ..forward },
+            instruction: attention(&forward, AttentionPass::Output(Box::new(output))),
             makers,
             inside: vec![scores_at, at],
         };
@@ -423,7 +428,6 @@ impl Editor<'_> {
         }
         let mut change: Change = gone.iter().map(|&at| (at, None)).collect();
         for Replaced { place, instruction, makers, inside } in new {
-            let instruction = Instruction::Attention(Box::new(instruction.clone()));
             let reads = instruction.reads();
             let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
             // Made once and by then, or the same from the scores on.
@@ -440,12 +444,7 @@ impl Editor<'_> {
                     .writes()
                     .iter()
                     .all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
-            let fault = if let Instruction::Attention(attention) = &instruction {
-                attention.fault(self.buffers)
-            } else {
-                None
-            };
-            if !fits || fault.is_some() {
+            if !fits || instruction.fault(self.buffers).is_some() {
                 return None;
             }
             let mut nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
@@ -454,8 +453,13 @@ impl Editor<'_> {
                 node.node = joined(&node, other);
             }
             let there = change.iter_mut().find(|(at, _)| at == place)?;
-            let versions = self.versions_of_attention(&instruction, &gone, *place)?;
-            there.1 = Some(ScheduledInstruction { instruction, entries, node: node.node, versions });
+            let versions = self.versions_of_attention(instruction, &gone, *place)?;
+            there.1 = Some(ScheduledInstruction {
+                instruction: instruction.clone(),
+                entries,
+                node: node.node,
+                versions,
+            });
         }
         Some(change)
     }
@@ -563,8 +567,7 @@ impl Editor<'_> {
         };
         let (weights, softmax, scores) = (of_weights, of_softmax, of_scores);
         let gradients = AttentionGradients { given, weights, softmax, scores, q, k, v };
-        let instruction =
-            Attention { pass: AttentionPass::Gradients(Box::new(gradients)), ..forward.clone() };
+        let instruction = attention(forward, AttentionPass::Gradients(Box::new(gradients)));
         Some(Some(Replaced { place, instruction, makers, inside }))
     }
 

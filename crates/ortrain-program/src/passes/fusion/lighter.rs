@@ -9,9 +9,9 @@ use ortrain_expr::{Inst, Reg, Type};
 use rustc_hash::{FxHashSet, FxHasher};
 use smallvec::SmallVec;
 
-use crate::cost::{operation, read_weight};
 use crate::rewrite::splice::is_injective;
 use crate::target::FusionWeights;
+use crate::weight::{operation, read_weight};
 use crate::{Buffer, BufferId, Instruction, Load, Nest};
 
 /// More points than this are not counted: the sums of weights would not be exact any more.

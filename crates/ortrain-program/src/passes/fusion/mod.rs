@@ -1,6 +1,6 @@
 //! Fusion: element-wise maps become part of what makes their operands, or of what reads their results.
 //!
-//! Two rewrites are made, each where it makes the program lighter ([`cost::weight`]) and raises no peak of memory:
+//! Two rewrites are made, each where it makes the program lighter ([`weight`]) and raises no peak of memory:
 //!
 //! - *append*: a map goes on where its operand was made: behind another map, in the epilogue of a product or a
 //!   convolution, behind the reductions of a row;
@@ -21,7 +21,6 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::Changed;
-use crate::cost::weight;
 use crate::draft::Draft;
 use crate::editor::{Change, Editor, PLACES, joined, result_of};
 use crate::error::ProgramError;
@@ -30,6 +29,7 @@ use crate::rewrite::embed::Embedding;
 use crate::rewrite::splice::{self, Link, append, inline};
 use crate::target::{FusionWeights, Target};
 use crate::versions::Versions;
+use crate::weight::weight;
 use crate::{BufferId, Entries, Instruction, Load, MatMul, Nest, ScheduledInstruction};
 
 /// A result with more readers than this is stored.

@@ -2,8 +2,10 @@
 
 use ortrain_expr::{DType, Dims};
 
-use crate::buffer::{Buffer, BufferId, BufferIds};
-use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut, read_by, written_by};
+use super::body::Body;
+use crate::buffer::{Buffer, BufferId};
+use crate::cost::{Traffic, count};
+use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
 ///
@@ -135,28 +137,33 @@ impl Attention {
     /// The buffers in the order in which kernels take them: operands, then loads and stores of each nest.
     #[must_use]
     pub fn buffers(&self) -> Vec<BufferId> {
-        let mut buffers: Vec<BufferId> = self.operands().map(|(operand, _)| operand.buffer).collect();
-        for part in self.parts() {
-            buffers.extend(read_by(part.nest).chain(written_by(part.nest)));
-        }
+        let mut buffers = Vec::new();
+        Body::buffers(self, &mut |id, _| buffers.push(id));
         buffers
     }
 
-    /// Calls a function with each buffer, and how it is used.
-    pub(crate) fn each_buffer(&self, each: &mut dyn FnMut(BufferId, Use)) {
+    /// The space of a part: batch and these sizes.
+    fn space(&self, sizes: [usize; 2]) -> Dims {
+        self.batch.iter().copied().chain(sizes).collect()
+    }
+}
+
+impl Body for Attention {
+    fn name(&self) -> &'static str {
+        "Attention"
+    }
+
+    fn sizes(&self) -> String {
+        let Attention { batch, queries, keys, size, width, .. } = self;
+        format!("{:?} {queries}x{keys} of {size} and {width}", batch.as_slice())
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
         self.operands().for_each(|(operand, _)| each(operand.buffer, Use::Read));
         self.parts().iter().for_each(|part| nest_buffers(part.nest, each));
     }
 
-    /// The buffers it reads.
-    pub(crate) fn reads(&self) -> BufferIds {
-        let mut found = BufferIds::new();
-        self.each_buffer(&mut |id, used| found.extend(used.reads().then_some(id)));
-        found
-    }
-
-    /// The same with buffers that may be changed.
-    pub(crate) fn each_buffer_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
         let Attention { q, k, v, scores, weights, pass, .. } = self;
         [q, k, v].into_iter().for_each(|operand| each(&mut operand.buffer, Use::Read));
         nest_buffers_mut(scores, each);
@@ -175,8 +182,7 @@ impl Attention {
         }
     }
 
-    /// What would take it outside its buffers, or contradicts itself, if anything.
-    pub(crate) fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
         let buffer = |id: BufferId| &buffers[id.0 as usize];
         let dtype = buffer(self.q.buffer).dtype;
         let sizes = [self.queries, self.keys, self.size, self.width];
@@ -184,24 +190,24 @@ impl Attention {
         {
             return Some(format!("an attention of {dtype} over {:?} and {sizes:?}", self.batch));
         }
-        let space = |sizes: [usize; 2]| self.batch.iter().copied().chain(sizes).collect::<Dims>();
         for (operand, sizes) in self.operands() {
-            let (dims, access) = (space(sizes), &operand.access);
+            let (dims, access) = (self.space(sizes), &operand.access);
             let fits = access.dtype == dtype
                 && operand.fault(buffers).is_none()
                 && access.strides.len() == dims.len();
             if !fits {
                 return Some(format!("an operand's access does not fit {:?}", buffer(operand.buffer).label));
             }
-            if let Some((low, high)) = access.reach(&dims)
-                && (low < 0 || high >= access.len as isize)
-            {
-                return Some(format!("elements {low}..={high} of an operand of {}", access.len));
+            if let Some(fault) = operand.overrun(&dims, "an operand") {
+                return Some(fault);
             }
         }
         self.parts().iter().find_map(|part| {
             let Part { nest, name, accumulators, stores, sizes } = *part;
-            if nest.dims != space(sizes) || nest.inner != 0 || nest.segments.is_some() || nest.expr.can_fail()
+            if nest.dims != self.space(sizes)
+                || nest.inner != 0
+                || nest.segments.is_some()
+                || nest.expr.can_fail()
             {
                 return Some(format!("{name} over another space"));
             }
@@ -219,5 +225,22 @@ impl Attention {
             }
             if stores { nest.fault() } else { nest.operand_fault() }
         })
+    }
+
+    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+        self.operands().for_each(|(operand, sizes)| traffic.read_over(operand, &self.space(sizes)));
+        let flops = self.parts().iter().map(|part| traffic.nest(part.nest)).fold(0, u64::saturating_add);
+        // Products: two for the output; for gradients the scores again, and what is wanted. Then the softmax.
+        let (sizes, widths, others) = match &self.pass {
+            AttentionPass::Output(_) => (1, 1, 5),
+            AttentionPass::Gradients(g) => {
+                let (q, k, v) = (g.q.is_some(), g.k.is_some(), g.v.is_some());
+                let back = u64::from(q || k);
+                (1 + u64::from(q) + u64::from(k), u64::from(v) + back, 5 + 4 * back)
+            }
+        };
+        let products = (sizes * self.size as u64).saturating_add(widths * self.width as u64);
+        let each = products.saturating_mul(2).saturating_add(others);
+        flops.saturating_add(count(self.space([self.queries, self.keys])).saturating_mul(each))
     }
 }

@@ -1,0 +1,100 @@
+//! The instruction for convolutions.
+
+use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis};
+
+use super::body::{Body, product_fault};
+use crate::buffer::{Buffer, BufferId};
+use crate::cost::{Traffic, count};
+use crate::operand::{Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+
+/// Convolution, or the gradient of one, with an epilogue.
+///
+/// Sums are accumulated in `f32` for narrow floats. The epilogue is a map over the dimensions of the result
+/// ([`ConvShape::operands`]) whose accumulator is the result before it.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// What is computed, and the sizes.
+    pub shape: ConvShape,
+    /// Operand A: row-major, from some element of its buffer on.
+    pub a: Operand,
+    /// Operand B: row-major, from the first element of its buffer on.
+    pub b: Operand,
+    /// How exactly operands are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
+    pub precision: Precision,
+    /// What becomes of the result.
+    pub epilogue: Nest,
+}
+
+impl Body for Conv {
+    fn name(&self) -> &'static str {
+        "Conv"
+    }
+
+    fn sizes(&self) -> String {
+        let [a, b, _] = self.shape.operands();
+        format!("{:?} {:?} x {:?}", self.shape.pass, a.as_slice(), b.as_slice())
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        [&self.a, &self.b].into_iter().for_each(|operand| each(operand.buffer, Use::Read));
+        nest_buffers(&self.epilogue, each);
+    }
+
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        [&mut self.a, &mut self.b].into_iter().for_each(|operand| each(&mut operand.buffer, Use::Read));
+        nest_buffers_mut(&mut self.epilogue, each);
+    }
+
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        let Conv { a, b, precision, epilogue, shape } = self;
+        let fault = product_fault([a, b], *precision, epilogue, buffers).or_else(|| shape.fault());
+        if fault.is_some() {
+            return fault;
+        }
+        let [a_dims, b_dims, result] = shape.operands();
+        for (operand, dims) in [(a, &a_dims), (b, &b_dims)] {
+            let (Operand { access, .. }, buffer) = (operand, &buffers[operand.buffer.0 as usize]);
+            let needed = dims.iter().product::<usize>().saturating_add(access.offset);
+            if buffer.len < needed || !buffer.dtype.is_float() {
+                return Some(format!("an operand {:?} that is not floats {dims:?}", buffer.label));
+            }
+            let row_major = Access::contiguous(access.dtype, dims);
+            if operand.fault(buffers).is_some() || access.strides != row_major.strides {
+                return Some(format!("an access of an operand that does not fit {:?}", buffer.label));
+            }
+        }
+        if b.access.offset != 0 {
+            return Some("an operand B behind the first element of its buffer".into());
+        }
+        if epilogue.dims != result || epilogue.inner != 0 {
+            return Some("an epilogue over another space than the result".into());
+        }
+        epilogue.fault()
+    }
+
+    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+        let [a, ..] = self.shape.operands();
+        traffic.read(self.a.buffer, count(a));
+        traffic.read(self.b.buffer, u64::MAX);
+        let ConvShape { batch, groups, channels_in, channels_out, axes, .. } = &self.shape;
+        let channels = count([*batch, *groups, *channels_in, *channels_out]);
+        let products = axes.iter().map(SlidingAxis::pairs).fold(channels, u64::saturating_mul);
+        products.saturating_mul(2).saturating_add(traffic.nest(&self.epilogue))
+    }
+
+    fn nest(&self) -> Option<&Nest> {
+        Some(&self.epilogue)
+    }
+
+    fn nest_mut(&mut self) -> Option<&mut Nest> {
+        Some(&mut self.epilogue)
+    }
+
+    fn factors(&self) -> Option<[&Operand; 2]> {
+        Some([&self.a, &self.b])
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+}

@@ -1,0 +1,51 @@
+//! The instruction at which the caller takes over.
+
+use super::body::Body;
+use crate::buffer::{Buffer, BufferId, is_work};
+use crate::cost::Traffic;
+use crate::operand::Use;
+
+/// The point of a program at which its caller takes over: it is given some values, and the rest of the program begins
+/// when it has handed others in.
+///
+/// A forward pass ends here and its backward pass begins, with the gradients of what was given. Data alone decides which
+/// instructions come before: none of those that make what is given needs what is taken.
+#[derive(Clone, Debug)]
+pub struct HandOver {
+    /// What the caller is given.
+    pub given: Vec<BufferId>,
+    /// What the caller hands in. Buffers of the arena that nothing else writes.
+    pub taken: Vec<BufferId>,
+}
+
+impl Body for HandOver {
+    fn name(&self) -> &'static str {
+        "HandOver"
+    }
+
+    fn sizes(&self) -> String {
+        format!("{} given, {} taken", self.given.len(), self.taken.len())
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        self.given.iter().for_each(|&id| each(id, Use::Read));
+        self.taken.iter().for_each(|&id| each(id, Use::Write));
+    }
+
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        self.given.iter_mut().for_each(|id| each(id, Use::Read));
+        self.taken.iter_mut().for_each(|id| each(id, Use::Write));
+    }
+
+    /// The fault of a hand-over that takes a value which is not the caller's to give.
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        let elsewhere = self.taken.iter().find(|id| !is_work(buffers, **id))?;
+        let label = &buffers[elsewhere.0 as usize].label;
+        Some(format!("{label:?} cannot be handed in: it is no value of the arena"))
+    }
+
+    /// Nothing: what changes hands is counted by whoever copies it.
+    fn work(&self, _: &mut Traffic<'_>) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,107 @@
+//! The instruction for matrix products.
+
+use ortrain_expr::{Dims, Precision};
+
+use super::body::{Body, product_fault};
+use crate::buffer::{Buffer, BufferId};
+use crate::cost::{Traffic, count};
+use crate::operand::{Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+
+/// Batched matrix product with an epilogue.
+///
+/// `product[batch.., i, j] = sum over l of a[batch.., i, l] * b[batch.., l, j]`, accumulated in `f32` for narrow
+/// floats. The epilogue is a map over `batch + [m, n]` whose accumulator is the product and which stores the results:
+/// scaling, bias, activation and accumulation into an old value live there.
+#[derive(Clone, Debug)]
+pub struct MatMul {
+    /// Sizes of the batch axes.
+    pub batch: Dims,
+    /// Rows of the product.
+    pub m: usize,
+    /// Columns of the product.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// The left factor, over `batch + [m, k]`.
+    pub a: Operand,
+    /// The right factor, over `batch + [k, n]`.
+    pub b: Operand,
+    /// How exactly factors are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
+    pub precision: Precision,
+    /// What becomes of the product.
+    pub epilogue: Nest,
+}
+
+impl MatMul {
+    /// The spaces of the factors: `batch + [m, k]` and `batch + [k, n]`.
+    pub(crate) fn spaces(&self) -> [Dims; 2] {
+        [self.with([self.m, self.k]), self.with([self.k, self.n])]
+    }
+
+    fn with(&self, sizes: [usize; 2]) -> Dims {
+        self.batch.iter().copied().chain(sizes).collect()
+    }
+}
+
+impl Body for MatMul {
+    fn name(&self) -> &'static str {
+        "MatMul"
+    }
+
+    fn sizes(&self) -> String {
+        format!("{:?} {}x{}x{}", self.batch.as_slice(), self.m, self.n, self.k)
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        [&self.a, &self.b].into_iter().for_each(|factor| each(factor.buffer, Use::Read));
+        nest_buffers(&self.epilogue, each);
+    }
+
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        [&mut self.a, &mut self.b].into_iter().for_each(|factor| each(&mut factor.buffer, Use::Read));
+        nest_buffers_mut(&mut self.epilogue, each);
+    }
+
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        let MatMul { a, b, precision, epilogue, .. } = self;
+        if let Some(fault) = product_fault([a, b], *precision, epilogue, buffers) {
+            return Some(fault);
+        }
+        for (factor, dims) in [a, b].into_iter().zip(self.spaces()) {
+            if factor.fault(buffers).is_some() || factor.access.strides.len() != dims.len() {
+                return Some("a factor's access does not fit its buffer".into());
+            }
+            if let Some(fault) = factor.overrun(&dims, "a factor") {
+                return Some(fault);
+            }
+        }
+        if epilogue.dims != self.with([self.m, self.n]) || epilogue.inner != 0 {
+            return Some("an epilogue over another space than the product".into());
+        }
+        epilogue.fault()
+    }
+
+    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+        for (factor, dims) in [&self.a, &self.b].into_iter().zip(self.spaces()) {
+            traffic.read_over(factor, &dims);
+        }
+        let products = count(self.with([self.m, self.n]).into_iter().chain([self.k]));
+        products.saturating_mul(2).saturating_add(traffic.nest(&self.epilogue))
+    }
+
+    fn nest(&self) -> Option<&Nest> {
+        Some(&self.epilogue)
+    }
+
+    fn nest_mut(&mut self) -> Option<&mut Nest> {
+        Some(&mut self.epilogue)
+    }
+
+    fn factors(&self) -> Option<[&Operand; 2]> {
+        Some([&self.a, &self.b])
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+}

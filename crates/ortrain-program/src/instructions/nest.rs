@@ -1,0 +1,103 @@
+//! The instruction that is a nest and nothing else: a map, or reductions and a map.
+
+use ortrain_expr::{Access, Segments};
+
+use super::body::{Body, nest_fault};
+use crate::buffer::{Buffer, BufferId, share_bytes};
+use crate::cost::Traffic;
+use crate::operand::{Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+
+impl Body for Nest {
+    fn name(&self) -> &'static str {
+        if self.is_map() { "Map" } else { "Reduce" }
+    }
+
+    fn sizes(&self) -> String {
+        match &self.segments {
+            Some(segments) => format!("{} segments of {}", segments.len(), self.dims[1]),
+            None if self.is_map() => format!("{:?}", self.dims.as_slice()),
+            None => format!("{:?} over {:?}", self.outer_dims(), self.inner_dims()),
+        }
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        nest_buffers(self, each);
+    }
+
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        nest_buffers_mut(self, each);
+    }
+
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        nest_fault(self, &[], buffers)
+            .or_else(|| self.fault())
+            .or_else(|| segments_fault(self, self.segments.as_ref()?, buffers))
+    }
+
+    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+        traffic.nest(self)
+    }
+
+    fn nest(&self) -> Option<&Nest> {
+        Some(self)
+    }
+
+    fn nest_mut(&mut self) -> Option<&mut Nest> {
+        Some(self)
+    }
+
+    fn is_empty(&self) -> bool {
+        let no_points = |segments: &Segments| self.is_map() && segments.elements() == 0;
+        self.outer_dims().contains(&0) || self.segments.as_ref().is_some_and(no_points)
+    }
+}
+
+/// The fault of a nest with segments that stores elements which it stores or loads elsewhere, too.
+fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Option<String> {
+    let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
+    for (k, to) in nest.stores.iter().enumerate() {
+        let mut again = nest.stores[..k].iter().filter(|other| {
+            share_bytes(buffer(to), buffer(other))
+                && !(to.buffer == other.buffer && are_apart(&to.access, &other.access, segments))
+        });
+        if let Some(other) = again.next() {
+            return Some(format!(
+                "stores to {:?} that may reach elements of {:?}",
+                buffer(to).label,
+                buffer(other).label
+            ));
+        }
+        let mut loads = nest.loads.iter().enumerate().filter_map(|(slot, load)| {
+            let from = load.operand()?;
+            let apart = to.buffer == from.buffer
+                && !nest.is_gathered(slot)
+                && (from.access == to.access || are_apart(&to.access, &from.access, segments));
+            (share_bytes(buffer(to), buffer(from)) && !apart).then_some((slot, from))
+        });
+        if let Some((slot, from)) = loads.next() {
+            return Some(format!(
+                "load {slot} of {:?} that may see what is stored to {:?}: the same access is needed",
+                buffer(from).label,
+                buffer(to).label
+            ));
+        }
+    }
+    None
+}
+
+/// True if two accesses to one buffer surely reach no element in common over segments.
+fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
+    if let (&[step, 0], &[other, 0]) = (a.strides.as_slice(), b.strides.as_slice())
+        && step == other
+        && step != 0
+    {
+        // Columns of one table.
+        return !a.offset.abs_diff(b.offset).is_multiple_of(step.unsigned_abs());
+    }
+    // Wholly before or behind each other.
+    let dims = [segments.len(), segments.iter().last().map_or(0, |range| range.end)];
+    match (a.reach(&dims), b.reach(&dims)) {
+        (Some(a), Some(b)) => a.1 < b.0 || b.1 < a.0,
+        _ => false,
+    }
+}

@@ -1,0 +1,92 @@
+//! The instruction for sums at given rows.
+
+use ortrain_expr::DType;
+
+use super::body::{Body, whole_fault};
+use crate::buffer::{Buffer, BufferId};
+use crate::cost::{Traffic, count};
+use crate::operand::{Operand, Use};
+
+/// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`. Or, with `last`,
+/// `target[o, index[j], i] = source[o, j, i]`; of duplicates the last stays. Its operands are whole buffers, row-major.
+///
+/// Indices count from the end where negative; those outside contribute nothing (whoever emits the instruction has
+/// them checked where that is an error). The target holds something already: zeros, or a gradient to add to.
+#[derive(Clone, Debug)]
+pub struct ScatterAdd {
+    /// Number of outer slices.
+    pub outer: usize,
+    /// Number of rows in each outer slice of the target.
+    pub rows: usize,
+    /// Number of indices.
+    pub count: usize,
+    /// Number of elements of a row.
+    pub inner: usize,
+    /// What is added: `[outer, count, inner]`.
+    pub source: Operand,
+    /// Where to: `count` integers (`I32` or `I64`).
+    pub index: Operand,
+    /// What it is added to: `[outer, rows, inner]`.
+    pub target: Operand,
+    /// Whether the source is written over the target, not added to it.
+    pub last: bool,
+}
+
+impl Body for ScatterAdd {
+    fn name(&self) -> &'static str {
+        "ScatterAdd"
+    }
+
+    fn sizes(&self) -> String {
+        let last = if self.last { " the last stays" } else { "" };
+        format!("{}x{}x{} rows {}{last}", self.outer, self.count, self.inner, self.rows)
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        [&self.source, &self.index].into_iter().for_each(|operand| each(operand.buffer, Use::Read));
+        each(self.target.buffer, Use::Update);
+    }
+
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        [&mut self.source, &mut self.index]
+            .into_iter()
+            .for_each(|operand| each(&mut operand.buffer, Use::Read));
+        each(&mut self.target.buffer, Use::Update);
+    }
+
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
+        let need = |operand: &Operand, len: usize| {
+            let found = buffer(operand).len;
+            (found != len).then(|| format!("{found} elements where {len} are needed"))
+        };
+        need(&self.source, self.outer * self.count * self.inner)
+            .or_else(|| need(&self.index, self.count))
+            .or_else(|| need(&self.target, self.outer * self.rows * self.inner))
+            .or_else(|| {
+                let dtype = buffer(&self.index).dtype;
+                (!matches!(dtype, DType::I32 | DType::I64)).then(|| format!("indices of type {dtype}"))
+            })
+            .or_else(|| {
+                let [from, to] = [&self.source, &self.target].map(|operand| buffer(operand).dtype);
+                (from != to).then(|| format!("rows of {from} for rows of {to}"))
+            })
+            .or_else(|| whole_fault([&self.source, &self.index, &self.target], buffers))
+    }
+
+    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+        traffic.read(self.source.buffer, u64::MAX);
+        traffic.read(self.index.buffer, u64::MAX);
+        let added = count([self.outer, self.count, self.inner]);
+        traffic.write(self.target.buffer, added);
+        if self.last {
+            return 0;
+        }
+        traffic.read(self.target.buffer, added);
+        if self.target.access.dtype.is_float() { added } else { 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.outer * self.count * self.inner == 0
+    }
+}

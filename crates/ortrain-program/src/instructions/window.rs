@@ -1,0 +1,125 @@
+//! The instruction for pooling.
+
+use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape};
+
+use super::body::{Body, whole_fault};
+use crate::buffer::{Buffer, BufferId};
+use crate::cost::{Traffic, count};
+use crate::operand::{Operand, Use};
+
+/// Pooling, or the gradient of one. Its operands are whole buffers, row-major.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// What is computed, and the sizes.
+    pub shape: WindowShape,
+    /// What is read.
+    pub source: Operand,
+    /// Positions of the maxima, one for each output element: written by the maximum if asked for, read by its gradient,
+    /// absent for sums.
+    pub index: Option<WindowIndex>,
+    /// What is written, of the source's type.
+    pub target: Operand,
+}
+
+/// Positions of the maxima of a [`Window`].
+#[derive(Clone, Debug)]
+pub struct WindowIndex {
+    /// How they are said. A pass makes numbers of cells of those that gradients alone read.
+    pub kind: IndexKind,
+    /// Where they lie.
+    pub operand: Operand,
+}
+
+impl WindowIndex {
+    /// Positions said by elements.
+    #[must_use]
+    pub fn elements(operand: Operand) -> WindowIndex {
+        WindowIndex { kind: IndexKind::Element, operand }
+    }
+}
+
+impl Window {
+    fn index_use(&self) -> Use {
+        if self.shape.pass == WindowPass::MaxGradient { Use::Read } else { Use::Write }
+    }
+}
+
+impl Body for Window {
+    fn name(&self) -> &'static str {
+        "Window"
+    }
+
+    fn sizes(&self) -> String {
+        let WindowShape { pass, planes, axes } = &self.shape;
+        let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
+        let (inputs, windows) = (sizes(|axis| axis.input), sizes(|axis| axis.kernel));
+        format!("{pass:?} {planes} planes {inputs:?}, window {windows:?}")
+    }
+
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        let index = self.index.as_ref().map(|index| index.operand.buffer);
+        let (read, written) = if self.index_use().reads() { (index, None) } else { (None, index) };
+        [Some(self.source.buffer), read].into_iter().flatten().for_each(|id| each(id, Use::Read));
+        [Some(self.target.buffer), written].into_iter().flatten().for_each(|id| each(id, Use::Write));
+    }
+
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        let index_use = self.index_use();
+        each(&mut self.source.buffer, Use::Read);
+        each(&mut self.target.buffer, Use::Write);
+        self.index.iter_mut().for_each(|index| each(&mut index.operand.buffer, index_use));
+    }
+
+    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+        if let Some(fault) = self.shape.fault() {
+            return Some(fault);
+        }
+        let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
+        let [source, target] = self.shape.operands().map(Some);
+        let (from, to) = (buffer(&self.source), buffer(&self.target));
+        if from.dtype == DType::Bool {
+            return Some(format!("numbers are needed, {:?} is of type {}", from.label, from.dtype));
+        }
+        if (Some(from.len), Some(to.len)) != (source, target) || from.dtype != to.dtype {
+            return Some(format!(
+                "{} {} to {} {} where {source:?} to {target:?} are needed",
+                from.len, from.dtype, to.len, to.dtype
+            ));
+        }
+        let outputs = self.shape.planes * self.shape.outputs();
+        let fits = |index: &WindowIndex| {
+            let Buffer { len, dtype, .. } = buffer(&index.operand);
+            *len == outputs && self.shape.has_positions(index.kind, *dtype)
+        };
+        let index_fits = match self.shape.pass {
+            WindowPass::Max => self.index.as_ref().is_none_or(fits),
+            WindowPass::MaxGradient => self.index.as_ref().is_some_and(fits),
+            WindowPass::Sum | WindowPass::SumGradient => self.index.is_none(),
+        };
+        if !index_fits {
+            return Some("positions that do not fit".into());
+        }
+        whole_fault(
+            [&self.source, &self.target].into_iter().chain(self.index.iter().map(|index| &index.operand)),
+            buffers,
+        )
+    }
+
+    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+        self.buffers(&mut |id, used| match used.writes() {
+            true => traffic.write(id, u64::MAX),
+            false => traffic.read(id, u64::MAX),
+        });
+        let WindowShape { pass, planes, axes } = &self.shape;
+        match pass {
+            WindowPass::MaxGradient => count([*planes, self.shape.outputs()]),
+            WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => {
+                axes.iter().map(SlidingAxis::pairs).fold(*planes as u64, u64::saturating_mul)
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.shape.operands()[1] == 0
+    }
+}
