@@ -26,6 +26,7 @@ mod program;
 pub mod reference;
 mod repeat;
 mod rewrite;
+mod run_error;
 mod schedule;
 mod scheduled;
 mod target;
@@ -35,9 +36,8 @@ mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN,
-    MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
-    UnsupportedPrecision, Workspace, index_of, place,
+    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, MOST_GROWN, Observer, Scalars,
+    UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub(crate) use buffer::is_work;
 pub use buffer::{Buffer, BufferId, BufferIds, Place, PlaneId};
@@ -50,13 +50,14 @@ pub use instructions::{
     Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, ScatterAdd, Window, WindowIndex,
 };
 pub use interrupt::{Interrupt, Marks, Watch};
-pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory, align};
+pub use memory::{ALIGNMENT, Bindings, LentMemory, Memory, OutOfMemory, align};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision};
 pub use passes::{PASSES, Pass, PassLog, PassRecord};
 pub use program::{Part, PlaneUse, Program};
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
+pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, index_of, place};
 pub use schedule::{
     Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, Handed, HostFunction, PlanePlace,
     Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,

@@ -35,6 +35,13 @@ const WORD: usize = size_of::<u64>();
 /// Words of a block, which has the size of [`ALIGNMENT`].
 const BLOCK: usize = ALIGNMENT / WORD;
 
+/// The planes a program runs on: index `k` is [`crate::PlaneId`] `k`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bindings<'a> {
+    /// The planes.
+    pub planes: &'a [&'a Memory],
+}
+
 /// Memory of somebody else, who lends it: an array of NumPy, a buffer of another library.
 ///
 /// The bytes are atomic because the owner may write to them at any time, from any thread. They may start at any address

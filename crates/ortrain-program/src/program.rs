@@ -5,12 +5,12 @@ use std::ops::Range;
 use ortrain_graph::Tensor;
 use smallvec::SmallVec;
 
-use crate::backend::RunError;
 use crate::buffer::{Buffer, BufferId, Place, PlaneId};
 use crate::cost::Cost;
 use crate::entries::Entry;
 use crate::instruction::Instruction;
 use crate::instructions::HandOver;
+use crate::run_error::RunError;
 use crate::scheduled::{FinalVersions, ScheduledInstruction};
 
 /// The part of a program, or of a schedule, that a run is.

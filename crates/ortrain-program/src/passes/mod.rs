@@ -5,6 +5,7 @@
 //! pass does.
 
 mod batch_tiling;
+mod changed;
 mod choose_precision;
 mod dead_elements;
 mod failures_first;
@@ -21,6 +22,8 @@ mod sink_scatter_add;
 #[cfg(test)]
 mod snapshots;
 mod weight_prepacking;
+
+pub(crate) use changed::Changed;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -49,10 +52,6 @@ impl std::fmt::Debug for Pass {
         f.debug_struct("Pass").field("name", &self.name).finish_non_exhaustive()
     }
 }
-
-/// The number of changes that a pass has made. With 0 the program is what it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Changed(pub(crate) usize);
 
 /// All passes, in the order in which they run.
 pub const PASSES: &[Pass] = &[

@@ -1,7 +1,10 @@
 //! Elements of a buffer at even distances, and the points of a space that reach them.
 
-use ortrain_expr::{Access, Dims, Strides};
+use ortrain_expr::{Access, Builder, Dims, Inst, Strides};
 use smallvec::{SmallVec, smallvec};
+
+use crate::Nest;
+use crate::rewrite::embed::{copy, finish};
 
 /// A part of an axis is left out only if no more than one index of so many stays: the rest of a nest that was walked in one
 /// piece is walked in pieces.
@@ -253,6 +256,25 @@ impl Narrowed {
         let first: usize = self.axes[..axis].iter().map(|axis| axis.parts.len()).sum();
         let steps = self.axes[axis].parts.iter().enumerate().map(move |(k, &(_, step))| (first + k, step));
         (self.axes[axis].from, steps)
+    }
+
+    /// A nest over the points that are left.
+    pub(super) fn nest(&self, nest: &Nest) -> Nest {
+        let mut b = Builder::new();
+        let regs = copy(&mut b, &nest.expr, |b, inst, ty| {
+            let Inst::Coordinate(axis) = inst else { return b.push(inst, ty) };
+            let (from, steps) = self.index(usize::from(axis));
+            let mut sum = b.int(from as i64);
+            for (axis, step) in steps {
+                let (index, step) = (b.coordinate(axis), b.int(step as i64));
+                let moved = b.mul(index, step);
+                sum = b.add(sum, moved);
+            }
+            sum
+        });
+        let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+        let narrowed = nest.map(|operand| operand.with_access(self.access(&operand.access)));
+        Nest { dims: self.dims(), inner: self.last(nest.inner), expr, reductions, ..narrowed }
     }
 }
 

@@ -15,7 +15,7 @@ mod band;
 mod product;
 mod zeros;
 
-use ortrain_expr::{Access, Builder, Inst, Scalar, Type};
+use ortrain_expr::{Access, Builder, Scalar, Type};
 use smallvec::SmallVec;
 
 use super::Changed;
@@ -23,7 +23,6 @@ use super::remove_unused::remove_unused;
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::operand::only_result;
-use crate::rewrite::embed::{copy, finish};
 use crate::rewrite::splice::{is_injective, with_constants};
 use crate::scheduled::NewVersions;
 use crate::target::Target;
@@ -480,26 +479,7 @@ fn narrowed(
     }
     let nest = instruction.flexible_nest().expect("an instruction with a nest");
     let cuts = cuts.iter().chain(terms).copied().collect();
-    (instruction.with_nest(narrowed_nest(nest, &cuts)), SmallVec::new())
-}
-
-fn narrowed_nest(nest: &Nest, cuts: &Cuts) -> Nest {
-    let left = Narrowed::new(&nest.dims, cuts);
-    let mut b = Builder::new();
-    let regs = copy(&mut b, &nest.expr, |b, inst, ty| {
-        let Inst::Coordinate(axis) = inst else { return b.push(inst, ty) };
-        let (from, steps) = left.index(usize::from(axis));
-        let mut sum = b.int(from as i64);
-        for (axis, step) in steps {
-            let (index, step) = (b.coordinate(axis), b.int(step as i64));
-            let moved = b.mul(index, step);
-            sum = b.add(sum, moved);
-        }
-        sum
-    });
-    let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
-    let narrowed = nest.map(|operand| operand.with_access(left.access(&operand.access)));
-    Nest { dims: left.dims(), inner: left.last(nest.inner), expr, reductions, ..narrowed }
+    (instruction.with_nest(Narrowed::new(&nest.dims, &cuts).nest(nest)), SmallVec::new())
 }
 
 // --- Buffers ----------------------------------------------------------------------------------------------------------

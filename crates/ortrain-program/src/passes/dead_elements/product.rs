@@ -4,7 +4,6 @@ use ortrain_expr::{Access, Builder, Dims, Strides, Type};
 use smallvec::SmallVec;
 
 use super::band::{Cut, Cuts, Narrowed};
-use super::narrowed_nest;
 use crate::{Buffer, BufferId, Load, MatMul, Nest, Operand, Place};
 
 /// A product, and the maps that make factors of it.
@@ -75,7 +74,7 @@ pub(super) fn narrowed_product(
         k: b.dims[batch],
         a: a.operand,
         b: b.operand,
-        epilogue: narrowed_nest(&m.epilogue, &cuts),
+        epilogue: Narrowed::new(&m.epilogue.dims, &cuts).nest(&m.epilogue),
         precision: m.precision,
     };
     Some(Narrow { product: Box::new(product), copies })
