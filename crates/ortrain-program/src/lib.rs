@@ -31,6 +31,7 @@ mod schedule;
 mod scheduled;
 mod target;
 mod text;
+mod turn;
 mod uses;
 mod versions;
 mod weight;
@@ -56,11 +57,12 @@ pub use ortrain_expr::{Precision, UnknownPrecision};
 pub use passes::{PASSES, Pass, PassLog, PassRecord};
 pub use program::{Part, PlaneUse, Program};
 pub use reference::Reference;
-pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
+pub use repeat::{Along, Count, SEED_FACTOR, Stacked, iteration_seed};
 pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, index_of, place};
 pub use schedule::{
-    Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, Handed, HostFunction, PlanePlace,
-    Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,
+    Branch, BranchSource, Branches, Code, Deliver, Given, Handed, HostFunction, PlanePlace, Repeat, Runner,
+    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,
 };
 pub use scheduled::ScheduledInstruction;
 pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};
+pub use turn::Delivered;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
-use crate::schedule::Turn;
-use crate::{Bindings, Executable, Memory, Observer, OutOfMemory, RunError, Runner, Schedule};
+use crate::turn::Turn;
+use crate::{Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, RunError, Scalars};
 
 /// An axis along which the values of the iterations lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,15 +47,15 @@ pub enum Count {
     },
 }
 
-/// A schedule that is repeated. The inputs of its segment are those that [`Count::While`] names, initial values of
+/// A schedule `B` that is repeated. The inputs of its segment are those that [`Count::While`] names, initial values of
 /// what is carried, what is scanned, and values that stay the same. The body takes the number of the iteration (if
 /// there is a condition), what is carried, slices of what is scanned, and those values that stay the same that are not
 /// in planes; it gives the condition, what is carried on, and what is collected. The results are the last carried
 /// values and what was collected.
 #[derive(Clone, Debug)]
-pub struct Repeat {
+pub struct Repeat<B> {
     /// What is repeated.
-    pub body: Arc<Schedule>,
+    pub body: Arc<B>,
     /// How often.
     pub count: Count,
     /// The names of the values that each iteration hands to the next one.
@@ -82,7 +82,7 @@ pub fn iteration_seed(seed: u64, position: u64) -> u64 {
     seed.wrapping_add(position).wrapping_add(1).wrapping_mul(SEED_FACTOR)
 }
 
-impl fmt::Display for Repeat {
+impl<B> fmt::Display for Repeat<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.count {
             Count::Scanned => f.write_str("scan")?,
@@ -93,17 +93,16 @@ impl fmt::Display for Repeat {
     }
 }
 
-/// A shape around an axis: elements before it, along it, and behind it.
-fn around(dims: &[usize], axis: i64) -> Option<(usize, usize, usize)> {
-    let axis = if axis < 0 { axis + dims.len() as i64 } else { axis };
-    let axis = usize::try_from(axis).ok().filter(|&axis| axis < dims.len())?;
-    Some((dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product()))
-}
-
 impl Along {
     /// Where iteration `index` of `count` lies.
     fn position(self, index: u64, count: u64) -> u64 {
         if self.reversed { count - 1 - index } else { index }
+    }
+
+    /// The axis of so many, counted from the first one; the number that it would have if there is none.
+    fn of_axes(self, rank: usize) -> Result<usize, i64> {
+        let axis = if self.axis < 0 { self.axis + rank as i64 } else { self.axis };
+        usize::try_from(axis).ok().filter(|&axis| axis < rank).ok_or(axis)
     }
 }
 
@@ -111,21 +110,20 @@ impl Along {
 struct Source<'a> {
     tensor: &'a Tensor,
     along: Along,
-    /// Slices, their number, and the bytes of a part that lies together.
+    /// Parts of a slice, the number of slices, and the bytes of a part that lies together.
     around: (usize, usize, usize),
+    /// The shape of a slice.
     dims: Vec<usize>,
 }
 
 impl<'a> Source<'a> {
-    fn new(tensor: &'a Tensor, along: Along) -> Result<Source<'a>, String> {
-        let (outer, count, inner) = around(tensor.dims(), along.axis)
-            .ok_or_else(|| format!("axis {} of {tensor:?} is scanned, but there is none", along.axis))?;
+    fn new(tensor: &'a Tensor, along: Along) -> Result<Source<'a>, Failure> {
         let mut dims = tensor.dims().to_vec();
-        dims.remove(if along.axis < 0 {
-            (along.axis + dims.len() as i64) as usize
-        } else {
-            along.axis as usize
-        });
+        let axis = along.of_axes(dims.len()).map_err(|_| {
+            Failure::Says(format!("axis {} of {tensor:?} is scanned, but there is none", along.axis))
+        })?;
+        let (outer, inner) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product::<usize>());
+        let count = dims.remove(axis);
         Ok(Source { tensor, along, around: (outer, count, inner * tensor.dtype().size()), dims })
     }
 
@@ -141,105 +139,103 @@ impl<'a> Source<'a> {
             to[k * part..][..part].copy_from_slice(&self.tensor.data()[from..from + part]);
         }
     }
+
+    fn slice(&self, index: u64) -> Result<Tensor, Failure> {
+        let mut bytes = vec![0; self.bytes()];
+        self.read(index, &mut bytes);
+        tensor(self.tensor.dtype(), self.dims.clone(), bytes)
+    }
 }
 
 /// A result while it is collected.
 struct Stack<'a> {
     spec: &'a Stacked,
-    /// The shape of one value, once there is one.
+    /// The number of iterations, if it is known.
+    total: Option<u64>,
+    /// The shape of one value, once there is one; its parts, and the bytes of one that lies together.
     dims: Option<Vec<usize>>,
     around: (usize, usize),
     data: Vec<u8>,
     done: u64,
 }
 
-impl Stack<'_> {
-    /// Adds the value of the next iteration; `read` gives its bytes from an offset on. `total` is the number of
-    /// iterations, if it is known.
-    fn push(
+impl<'a> Stack<'a> {
+    fn new(spec: &'a Stacked, total: Option<u64>) -> Stack<'a> {
+        Stack { spec, total, dims: None, around: (0, 0), data: Vec::new(), done: 0 }
+    }
+
+    /// Makes room for the value of the next iteration: for all at once, if it is known how many there will be.
+    fn make_room(
         &mut self,
         turn: &mut Turn<'_, '_>,
         (dtype, dims): (DType, &[usize]),
-        total: Option<u64>,
-        read: &dyn Fn(&Turn<'_, '_>, usize, &mut [u8]),
     ) -> Result<(), Failure> {
-        let known = self.dims.is_some();
-        if let Some(first) = &self.dims {
-            if first != dims {
-                return Err(Failure::Says(format!(
-                    "iteration {} gives {:?} the shape {dims:?}, but earlier ones {first:?}; what is collected has one \
-                     shape",
-                    self.done, self.spec.label
-                )));
-            }
-        } else {
-            let axis = self.spec.along.axis;
-            let rank = dims.len() as i64 + 1;
-            let axis = if axis < 0 { axis + rank } else { axis };
-            let axis = usize::try_from(axis).ok().filter(|&axis| axis <= dims.len()).ok_or_else(|| {
-                Failure::Says(format!(
-                    "{:?} is collected along axis {axis}, but has {rank} axes",
-                    self.spec.label
-                ))
+        let Stack { spec: Stacked { label, along, .. }, done, .. } = self;
+        let is_first = self.dims.is_none();
+        if let Some(first) = self.dims.as_deref().filter(|&first| first != dims) {
+            return Err(Failure::Says(format!(
+                "iteration {done} gives {label:?} the shape {dims:?}, but earlier ones {first:?}; what is collected has \
+                 one shape"
+            )));
+        }
+        if is_first {
+            let rank = dims.len() + 1;
+            let axis = along.of_axes(rank).map_err(|axis| {
+                Failure::Says(format!("{label:?} is collected along axis {axis}, but has {rank} axes"))
             })?;
             let inner = dims[axis..].iter().product::<usize>() * dtype.size();
             self.around = (dims[..axis].iter().product(), inner);
             self.dims = Some(dims.to_vec());
         }
-        let (outer, part) = self.around;
-        let bytes = outer * part;
-        match total {
-            Some(total) => {
-                if !known {
-                    let all = usize::try_from(total).ok().and_then(|total| bytes.checked_mul(total));
-                    let all = all.ok_or(RunError::Memory(OutOfMemory { bytes: usize::MAX }))?;
-                    turn.work.check_between(turn.between.saturating_add(all))?;
-                    turn.between += all;
-                    self.data
-                        .try_reserve_exact(all)
-                        .map_err(|_| RunError::Memory(OutOfMemory { bytes: all }))?;
-                    self.data.resize(all, 0);
-                }
-                let at = self.spec.along.position(self.done, total) as usize;
-                for k in 0..outer {
-                    let to = (k * total as usize + at) * part;
-                    read(turn, k * part, &mut self.data[to..to + part]);
-                }
+        let bytes = self.around.0 * self.around.1;
+        let more = match self.total {
+            Some(total) if is_first => {
+                let all = usize::try_from(total).ok().and_then(|total| bytes.checked_mul(total));
+                all.ok_or(RunError::Memory(OutOfMemory { bytes: usize::MAX }))?
             }
-            None => {
-                // Along the first axis, and the end is not known: it grows.
-                turn.work.check_between(turn.between.saturating_add(bytes))?;
-                turn.between += bytes;
-                let from = self.data.len();
-                let grown = self.data.try_reserve(bytes);
-                grown.map_err(|_| RunError::Memory(OutOfMemory { bytes: from.saturating_add(bytes) }))?;
-                self.data.resize(from + bytes, 0);
-                read(turn, 0, &mut self.data[from..]);
-            }
-        }
-        self.done += 1;
+            Some(_) => return Ok(()),
+            None => bytes,
+        };
+        turn.work.check_between(turn.between.saturating_add(more))?;
+        turn.between += more;
+        let all = self.data.len().saturating_add(more);
+        let reserved = if self.total.is_some() {
+            self.data.try_reserve_exact(more)
+        } else {
+            self.data.try_reserve(more)
+        };
+        reserved.map_err(|_| RunError::Memory(OutOfMemory { bytes: all }))?;
+        self.data.resize(all, 0);
         Ok(())
     }
 
+    /// Puts the value of the next iteration into the room that was made.
+    fn push(&mut self, value: Delivered<'_>) {
+        let (outer, part) = self.around;
+        // Where the end is not known, it grows along the first axis.
+        let count = self.total.unwrap_or(self.done + 1);
+        let at = self.total.map_or(self.done, |total| self.spec.along.position(self.done, total));
+        for k in 0..outer {
+            let to = (k * count as usize + at as usize) * part;
+            value.copy_part(k * part, &mut self.data[to..to + part]);
+        }
+        self.done += 1;
+    }
+
     fn finish(self) -> Result<Tensor, Failure> {
-        let spec = self.spec;
-        let dims = match (self.dims, &spec.element.1) {
+        let Stacked { label, along, element: (dtype, known) } = self.spec;
+        let mut whole = match (self.dims, known) {
             (Some(dims), _) => dims,
             // As other runtimes do: what nobody knows is empty.
             (None, Some(dims)) => dims.iter().map(|size| size.unwrap_or(0)).collect(),
             (None, None) => {
                 return Err(Failure::Says(format!(
-                    "nothing is iterated, so the number of axes of {:?} is not known; declare its shape",
-                    spec.label
+                    "nothing is iterated, so the number of axes of {label:?} is not known; declare its shape"
                 )));
             }
         };
-        let axis =
-            if spec.along.axis < 0 { spec.along.axis + dims.len() as i64 + 1 } else { spec.along.axis };
-        let mut whole = dims;
-        let axis = usize::try_from(axis).ok().filter(|&axis| axis <= whole.len()).unwrap_or(0);
-        whole.insert(axis, self.done as usize);
-        Tensor::new(spec.element.0, whole, self.data.into()).map_err(|error| Failure::Says(error.to_string()))
+        whole.insert(along.of_axes(whole.len() + 1).unwrap_or(0), self.done as usize);
+        tensor(*dtype, whole, self.data)
     }
 }
 
@@ -256,34 +252,48 @@ impl From<RunError> for Failure {
     }
 }
 
-impl From<String> for Failure {
-    fn from(message: String) -> Failure {
-        Failure::Says(message)
+/// A tensor of elements that were put together here.
+fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, Failure> {
+    Tensor::new(dtype, dims, bytes.into()).map_err(|error| Failure::Says(error.to_string()))
+}
+
+/// A condition.
+fn flag(tensor: &Tensor) -> Result<bool, Failure> {
+    match tensor.data().first() {
+        Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
+        _ => Err(Failure::Says(format!("the condition is {tensor:?}, but one bool is needed"))),
     }
 }
 
-/// The body with the values that it is given next.
-enum Body<'a> {
-    /// One program: the bytes of its inputs, what is carried among them.
-    Program(&'a dyn Executable, Vec<Vec<u8>>, Vec<Vec<usize>>),
-    /// Any schedule.
-    Tensors(&'a Runner, Vec<Tensor>),
+/// A schedule that is ready to be run again and again.
+pub(crate) trait Repeated {
+    /// The only program, ready to run, if the schedule is one program and nothing else.
+    fn single(&self) -> Option<&dyn Executable>;
+
+    /// Runs on tensors, one for each input of the schedule.
+    fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError>;
+
+    /// The name of an input, and its type and shape if they are known.
+    fn input(&self, k: usize) -> (&str, Option<&(DType, Vec<usize>)>);
+
+    /// The type and the shape of an output, if they are known.
+    fn output_type(&self, k: usize) -> Option<&(DType, Vec<usize>)>;
 }
 
-impl Repeat {
+impl<B> Repeat<B> {
     /// Runs it.
     pub(crate) fn run(
         &self,
         label: &str,
-        body: &Runner,
+        body: &dyn Repeated,
         turn: &mut Turn<'_, '_>,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
         // The values that stay the same get planes of their own beside those of the state.
         let (inputs, fixed) = inputs.split_at(inputs.len() - self.in_planes);
-        let mut memories = Vec::with_capacity(fixed.len());
         let bytes: usize = fixed.iter().map(|tensor| tensor.data().len()).sum();
         turn.work.check_between(turn.between.saturating_add(bytes))?;
+        let mut memories = Vec::with_capacity(fixed.len());
         for tensor in fixed {
             let memory = Memory::try_new(tensor.data().len())?;
             memory.write(0, tensor.data());
@@ -292,29 +302,30 @@ impl Repeat {
         let nothing = Memory::new(0);
         let mut planes = turn.bindings.planes.to_vec();
         planes.resize(planes.len().max(self.first_plane as usize + memories.len()), &nothing);
-        for (k, memory) in memories.iter().enumerate() {
-            planes[self.first_plane as usize + k] = memory;
+        for (plane, memory) in planes[self.first_plane as usize..].iter_mut().zip(&memories) {
+            *plane = memory;
         }
         let bindings = Bindings { planes: &planes };
         let seed = self.positions.iter().fold(turn.scalars.seed, |seed, &at| iteration_seed(seed, at));
-        let scalars = crate::Scalars { seed, ..turn.scalars };
+        let scalars = Scalars { seed, ..turn.scalars };
         let observer = turn.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
         let between = turn.between + bytes;
         let (entry, work) = (turn.entry, &mut *turn.work);
         let mut inner = Turn { bindings: &bindings, work, entry, scalars, observer, between };
-        self.iterate(label, body, &mut inner, inputs).map_err(|failure| match failure {
+        let iterations = self.iterations(label, body, inputs);
+        iterations.and_then(|iterations| iterations.run(&mut inner)).map_err(|failure| match failure {
             Failure::Says(message) => RunError::Host { node: label.to_owned(), message },
             Failure::Run(error) => error,
         })
     }
 
-    fn iterate(
-        &self,
-        label: &str,
-        runner: &Runner,
-        turn: &mut Turn<'_, '_>,
-        inputs: &[Tensor],
-    ) -> Result<Vec<Tensor>, Failure> {
+    /// What is given, sorted.
+    fn iterations<'a>(
+        &'a self,
+        label: &'a str,
+        body: &'a dyn Repeated,
+        inputs: &'a [Tensor],
+    ) -> Result<Iterations<'a>, Failure> {
         let mut rest = inputs.iter();
         let mut next = || rest.next().expect("a segment has the inputs that its repetition names");
         let (mut holds, mut most) = (true, u64::MAX);
@@ -323,7 +334,9 @@ impl Repeat {
                 let tensor = next();
                 let count = tensor.to_i64().filter(|numbers| numbers.len() == 1);
                 let count = count.ok_or_else(|| {
-                    format!("the number of iterations is {tensor:?}, but one integer is needed")
+                    Failure::Says(format!(
+                        "the number of iterations is {tensor:?}, but one integer is needed"
+                    ))
                 })?;
                 most = u64::try_from(count[0]).unwrap_or(0);
             }
@@ -331,11 +344,9 @@ impl Repeat {
                 holds = flag(next())?;
             }
         }
-        let carried: Vec<&Tensor> = self.carried.iter().map(|_| next()).collect();
+        let carried = self.carried.iter().map(|_| next()).collect();
         let scanned: Vec<Source<'_>> =
             self.scanned.iter().map(|&along| Source::new(next(), along)).collect::<Result<_, _>>()?;
-        let passed: Vec<&Tensor> = rest.collect();
-        let mut total = None;
         if self.count == Count::Scanned {
             let counts: Vec<usize> = scanned.iter().map(|source| source.around.1).collect();
             most = counts.first().map_or(0, |&count| count as u64);
@@ -344,183 +355,183 @@ impl Repeat {
                     "the scanned values have lengths {counts:?}, which differ"
                 )));
             }
-            total = Some(most);
         }
-        let mut stacks: Vec<Stack<'_>> = self
-            .stacked
-            .iter()
-            .map(|spec| Stack { spec, dims: None, around: (0, 0), data: Vec::new(), done: 0 })
-            .collect();
+        let total = (self.count == Count::Scanned).then_some(most);
+        let stacks = self.stacked.iter().map(|spec| Stack::new(spec, total)).collect();
+        let (lead, names, passed) = (usize::from(total.is_none()), &self.carried[..], rest.collect());
+        Ok(Iterations { label, body, lead, names, holds, most, carried, scanned, passed, stacks })
+    }
+}
 
-        let lead = usize::from(self.count != Count::Scanned);
-        let schedule = runner.schedule();
-        let spec = |k: usize| &schedule.slots[schedule.inputs[k].0 as usize];
-        let number_dims = if lead == 1 {
-            spec(0).ty.as_ref().map_or(Vec::new(), |(_, dims)| dims.clone())
-        } else {
-            Vec::new()
-        };
-        let mut body = match runner.single() {
+/// The iterations of a repetition, and what they are given.
+struct Iterations<'a> {
+    label: &'a str,
+    body: &'a dyn Repeated,
+    /// How many numbers of iterations the body is given, and conditions it gives: one of both, or none.
+    lead: usize,
+    /// Whether the condition holds, and how many iterations there are at most.
+    holds: bool,
+    most: u64,
+    /// What each iteration hands to the next one: names, and first values.
+    names: &'a [Arc<str>],
+    carried: Vec<&'a Tensor>,
+    scanned: Vec<Source<'a>>,
+    /// What stays the same.
+    passed: Vec<&'a Tensor>,
+    stacks: Vec<Stack<'a>>,
+}
+
+impl Iterations<'_> {
+    /// The results.
+    fn run(mut self, turn: &mut Turn<'_, '_>) -> Result<Vec<Tensor>, Failure> {
+        let mut results = match self.body.single() {
             Some(executable) => {
-                let mut buffers = vec![vec![0; 8 * lead]; lead];
-                let mut dims = Vec::with_capacity(carried.len());
-                for tensor in &carried {
-                    buffers.push(tensor.data().to_vec());
-                    dims.push(tensor.dims().to_vec());
-                }
-                buffers.extend(scanned.iter().map(|source| vec![0; source.bytes()]));
-                buffers.extend(passed.iter().map(|tensor| tensor.data().to_vec()));
-                let program = executable.program();
-                for (k, (&id, bytes)) in program.inputs.iter().zip(&buffers).enumerate() {
-                    if program.buffer(id).bytes() != bytes.len() {
-                        let (found, wanted) = (bytes.len(), program.buffer(id).bytes());
-                        let name = &spec(k).label;
-                        return Err(Failure::Says(format!(
-                            "its body takes {wanted} bytes as {name:?}, but is given {found}"
-                        )));
-                    }
-                }
-                let outputs = program.outputs[lead..].iter().zip(&buffers[lead..]).zip(&self.carried);
-                for ((&id, buffer), name) in outputs {
-                    if program.buffer(id).bytes() != buffer.len() {
-                        let (found, wanted) = (program.buffer(id).bytes(), buffer.len());
-                        return Err(Failure::Says(format!(
-                            "its body takes {wanted} bytes as {name:?}, but hands on {found}"
-                        )));
-                    }
-                }
-                Body::Program(executable, buffers, dims)
+                let mut buffers = self.buffers(executable)?;
+                self.repeat(turn, |run, turn, index| run.run_program(turn, executable, &mut buffers, index))?;
+                let last = buffers.into_iter().skip(self.lead).zip(&self.carried);
+                last.map(|(bytes, first)| tensor(first.dtype(), first.dims().to_vec(), bytes))
+                    .collect::<Result<Vec<_>, _>>()?
             }
             None => {
-                let number = Tensor::i64(&number_dims, &[0]);
-                let empty = |source: &Source<'_>| {
-                    Tensor::new(source.tensor.dtype(), source.dims.clone(), vec![0; source.bytes()].into())
-                };
-                let mut tensors: Vec<Tensor> = (0..lead).map(|_| number.clone()).collect();
-                tensors.extend(carried.iter().map(|&tensor| tensor.clone()));
-                for source in &scanned {
-                    tensors.push(empty(source).map_err(|error| error.to_string())?);
-                }
-                tensors.extend(passed.iter().map(|&tensor| tensor.clone()));
-                Body::Tensors(runner, tensors)
+                let mut carried: Vec<Tensor> = self.carried.iter().copied().cloned().collect();
+                self.repeat(turn, |run, turn, index| run.run_body(turn, &mut carried, index))?;
+                carried
             }
         };
-        let base = turn.scalars.seed;
-        let mut index = 0u64;
-        while holds && index < most {
-            if index >= turn.work.most_iterations() {
-                let limit = turn.work.most_iterations();
-                return Err(RunError::Iterations { node: label.to_owned(), limit }.into());
-            }
-            let position = scanned.first().map_or(index, |source| source.along.position(index, most));
-            turn.scalars.seed = iteration_seed(base, position);
-            match &mut body {
-                Body::Program(executable, buffers, dims) => {
-                    if lead == 1 {
-                        buffers[0].copy_from_slice(&index.to_le_bytes());
-                    }
-                    for (source, buffer) in scanned.iter().zip(&mut buffers[lead + dims.len()..]) {
-                        source.read(index, buffer);
-                    }
-                    turn.program(*executable, buffers.iter().map(Vec::as_slice))?;
-                    let program = executable.program();
-                    if lead == 1 {
-                        let mut byte = [0];
-                        turn.result(program, program.outputs[0]).copy_to(&mut byte);
-                        holds = byte[0] != 0;
-                    }
-                    let start = turn.start();
-                    let mut copied = 0;
-                    let outputs = &program.outputs[lead..];
-                    for (&id, buffer) in outputs.iter().zip(&mut buffers[lead..lead + dims.len()]) {
-                        turn.result(program, id).copy_to(buffer);
-                        copied += buffer.len();
-                    }
-                    let slots = &schedule.outputs[lead + dims.len()..];
-                    for ((&id, slot), stack) in outputs[dims.len()..].iter().zip(slots).zip(&mut stacks) {
-                        let Some((dtype, dims)) = &schedule.slots[slot.0 as usize].ty else { continue };
-                        copied += program.buffer(id).bytes();
-                        stack.push(turn, (*dtype, dims), total, &|turn, from, bytes| {
-                            turn.result(program, id).copy_part(from, bytes);
-                        })?;
-                    }
-                    turn.copied(crate::Copied::Outputs, copied, start);
-                }
-                Body::Tensors(runner, tensors) => {
-                    if lead == 1 {
-                        tensors[0] = Tensor::i64(&number_dims, &[index as i64]);
-                    }
-                    for (k, source) in scanned.iter().enumerate() {
-                        let mut bytes = vec![0; source.bytes()];
-                        source.read(index, &mut bytes);
-                        tensors[lead + carried.len() + k] =
-                            Tensor::new(source.tensor.dtype(), source.dims.clone(), bytes.into())
-                                .map_err(|error| error.to_string())?;
-                    }
-                    let mut results = runner.run_tensors(turn, tensors.clone())?.into_iter();
-                    if lead == 1 {
-                        holds = flag(&results.next().expect("a body gives its condition"))?;
-                    }
-                    for k in 0..carried.len() {
-                        let tensor = results.next().expect("a body gives what it carries on");
-                        if let Some((_, dims)) = &spec(lead + k).ty
-                            && dims != tensor.dims()
-                        {
-                            return Err(Failure::Says(format!(
-                                "iteration {index} makes {:?} {:?}, but it has the shape {dims:?}",
-                                self.carried[k],
-                                tensor.dims()
-                            )));
-                        }
-                        let (before, after) = (tensors[lead + k].data().len(), tensor.data().len());
-                        let most = turn.work.most_grown();
-                        if after > before && after > most {
-                            return Err(RunError::Growing {
-                                node: label.to_owned(),
-                                value: self.carried[k].to_string(),
-                                iteration: index,
-                                bytes: after,
-                                most,
-                            }
-                            .into());
-                        }
-                        tensors[lead + k] = tensor;
-                    }
-                    for (tensor, stack) in results.zip(&mut stacks) {
-                        let value = (tensor.dtype(), tensor.dims());
-                        stack.push(turn, value, total, &|_, from, bytes| {
-                            bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]);
-                        })?;
-                    }
-                }
-            }
-            index += 1;
-        }
-        turn.scalars.seed = base;
-        let mut results = Vec::with_capacity(carried.len() + stacks.len());
-        match body {
-            Body::Program(_, buffers, dims) => {
-                let buffers = buffers.into_iter().skip(lead);
-                for ((buffer, dims), tensor) in buffers.zip(dims).zip(&carried) {
-                    let value = Tensor::new(tensor.dtype(), dims, buffer.into());
-                    results.push(value.map_err(|error| error.to_string())?);
-                }
-            }
-            Body::Tensors(_, tensors) => {
-                results.extend(tensors.into_iter().skip(lead).take(carried.len()));
-            }
-        }
-        for stack in stacks {
+        for stack in self.stacks {
             results.push(stack.finish()?);
         }
         Ok(results)
     }
-}
 
-/// A condition.
-fn flag(tensor: &Tensor) -> Result<bool, Failure> {
-    match tensor.data().first() {
-        Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
-        _ => Err(Failure::Says(format!("the condition is {tensor:?}, but one bool is needed"))),
+    /// Runs iterations, as long as there is a next one.
+    fn repeat(
+        &mut self,
+        turn: &mut Turn<'_, '_>,
+        mut iteration: impl FnMut(&mut Self, &mut Turn<'_, '_>, u64) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (base, limit) = (turn.scalars.seed, turn.work.most_iterations());
+        let mut index = 0;
+        while self.holds && index < self.most {
+            if index >= limit {
+                return Err(RunError::Iterations { node: self.label.to_owned(), limit }.into());
+            }
+            let position = |source: &Source<'_>| source.along.position(index, self.most);
+            turn.scalars.seed = iteration_seed(base, self.scanned.first().map_or(index, position));
+            iteration(self, turn, index)?;
+            index += 1;
+        }
+        Ok(())
+    }
+
+    /// Buffers for the inputs of a body that is one program, what is carried and what stays the same in them.
+    fn buffers(&self, executable: &dyn Executable) -> Result<Vec<Vec<u8>>, Failure> {
+        let Iterations { lead, carried, scanned, passed, .. } = self;
+        let mut buffers = vec![vec![0; size_of::<u64>()]; *lead];
+        buffers.extend(carried.iter().map(|tensor| tensor.data().to_vec()));
+        buffers.extend(scanned.iter().map(|source| vec![0; source.bytes()]));
+        buffers.extend(passed.iter().map(|tensor| tensor.data().to_vec()));
+        let program = executable.program();
+        for (k, (&id, bytes)) in program.inputs.iter().zip(&buffers).enumerate() {
+            let (found, wanted) = (bytes.len(), program.buffer(id).bytes());
+            if found != wanted {
+                let (name, _) = self.body.input(k);
+                return Err(Failure::Says(format!(
+                    "its body takes {wanted} bytes as {name:?}, but is given {found}"
+                )));
+            }
+        }
+        for ((&id, bytes), name) in program.outputs[*lead..].iter().zip(&buffers[*lead..]).zip(self.names) {
+            let (found, wanted) = (program.buffer(id).bytes(), bytes.len());
+            if found != wanted {
+                return Err(Failure::Says(format!(
+                    "its body takes {wanted} bytes as {name:?}, but hands on {found}"
+                )));
+            }
+        }
+        Ok(buffers)
+    }
+
+    /// An iteration of a body that is one program.
+    fn run_program(
+        &mut self,
+        turn: &mut Turn<'_, '_>,
+        executable: &dyn Executable,
+        buffers: &mut [Vec<u8>],
+        index: u64,
+    ) -> Result<(), Failure> {
+        let (number, rest) = buffers.split_at_mut(self.lead);
+        number.iter_mut().for_each(|number| number.copy_from_slice(&index.to_le_bytes()));
+        for (source, buffer) in self.scanned.iter().zip(&mut rest[self.carried.len()..]) {
+            source.read(index, buffer);
+        }
+        turn.program(executable, buffers.iter().map(Vec::as_slice))?;
+        let program = executable.program();
+        let (condition, outputs) = program.outputs.split_at(self.lead);
+        let (carried, collected) = outputs.split_at(self.carried.len());
+        let mut holds = [1];
+        condition.iter().for_each(|&id| turn.result(program, id).copy_to(&mut holds));
+        self.holds = holds != [0];
+        let start = turn.start();
+        let mut copied = 0;
+        for (&id, buffer) in carried.iter().zip(&mut buffers[self.lead..]) {
+            turn.result(program, id).copy_to(buffer);
+            copied += buffer.len();
+        }
+        let first = self.lead + carried.len();
+        for (k, (&id, stack)) in collected.iter().zip(&mut self.stacks).enumerate() {
+            let Some((dtype, dims)) = self.body.output_type(first + k) else { continue };
+            copied += program.buffer(id).bytes();
+            stack.make_room(turn, (*dtype, dims))?;
+            stack.push(turn.result(program, id));
+        }
+        turn.copied(Copied::Outputs, copied, start);
+        Ok(())
+    }
+
+    /// An iteration of any body.
+    fn run_body(
+        &mut self,
+        turn: &mut Turn<'_, '_>,
+        carried: &mut [Tensor],
+        index: u64,
+    ) -> Result<(), Failure> {
+        let lead = self.lead;
+        let number = |k| {
+            let dims = self.body.input(k).1.map_or(&[][..], |(_, dims)| dims);
+            Tensor::i64(dims, &[index as i64])
+        };
+        let mut given: Vec<Tensor> = (0..lead).map(number).chain(carried.iter().cloned()).collect();
+        for source in &self.scanned {
+            given.push(source.slice(index)?);
+        }
+        given.extend(self.passed.iter().copied().cloned());
+        let mut results = self.body.run_tensors(turn, given)?.into_iter();
+        if lead == 1 {
+            self.holds = flag(&results.next().expect("a body gives its condition"))?;
+        }
+        for (k, (value, name)) in carried.iter_mut().zip(self.names).enumerate() {
+            let tensor = results.next().expect("a body gives what it carries on");
+            if let (_, Some((_, dims))) = self.body.input(lead + k)
+                && dims != tensor.dims()
+            {
+                return Err(Failure::Says(format!(
+                    "iteration {index} makes {name:?} {:?}, but it has the shape {dims:?}",
+                    tensor.dims()
+                )));
+            }
+            let (before, bytes) = (value.data().len(), tensor.data().len());
+            let most = turn.work.most_grown();
+            if bytes > before && bytes > most {
+                let (node, value) = (self.label.to_owned(), name.to_string());
+                return Err(RunError::Growing { node, value, iteration: index, bytes, most }.into());
+            }
+            *value = tensor;
+        }
+        for (tensor, stack) in results.zip(&mut self.stacks) {
+            stack.make_room(turn, (tensor.dtype(), tensor.dims()))?;
+            stack.push(Delivered::Tensor(&tensor));
+        }
+        Ok(())
     }
 }

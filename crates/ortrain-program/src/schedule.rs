@@ -8,16 +8,15 @@ use std::time::Instant;
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
+use crate::repeat::{self, Repeated};
+use crate::turn::Turn;
 use crate::{
-    Backend, Bindings, BufferId, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Part, Place,
-    PlaneId, Program, Repeat, RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, BufferId, Copied, Delivered, Entry, Executable, MemoryNeed, Observer, Part, PlaneId,
+    Program, RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
 const SEGMENT_TICKS: u32 = 64;
-
-/// Bytes that are copied at once from memory to memory.
-const PIECE: usize = 4 << 10;
 
 /// A value that passes between segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -203,6 +202,9 @@ impl Branches {
     }
 }
 
+/// A schedule that is repeated.
+pub type Repeat = repeat::Repeat<Schedule>;
+
 /// A part of a schedule.
 #[derive(Clone, Debug)]
 pub enum Segment {
@@ -360,49 +362,6 @@ impl<'a> From<&'a Tensor> for Given<'a> {
     }
 }
 
-/// A result of a run, to be copied out before the next one.
-#[derive(Clone, Copy, Debug)]
-pub enum Delivered<'a> {
-    /// Bytes of the arena or of a plane, from an offset on.
-    Memory(&'a Memory, usize),
-    /// A tensor.
-    Tensor(&'a Tensor),
-}
-
-impl Delivered<'_> {
-    /// Copies the elements; `bytes` has their length.
-    pub fn copy_to(&self, bytes: &mut [u8]) {
-        self.copy_part(0, bytes);
-    }
-
-    /// Copies the elements, so many bytes, to the beginning of a memory that others may read and write.
-    ///
-    /// # Panics
-    /// When they do not fit, or nobody may write there.
-    pub fn write_to(&self, memory: &Memory, bytes: usize) {
-        match self {
-            Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
-            Delivered::Memory(..) => {
-                // In pieces that stay in a cache: no Rust reference into either memory exists.
-                let mut piece = [0; PIECE];
-                for from in (0..bytes).step_by(PIECE) {
-                    let piece = &mut piece[..PIECE.min(bytes - from)];
-                    self.copy_part(from, piece);
-                    memory.write(from, piece);
-                }
-            }
-        }
-    }
-
-    /// Copies some of the bytes of the elements, from the given one on.
-    pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) {
-        match self {
-            Delivered::Memory(memory, offset) => memory.read(offset + from, bytes),
-            Delivered::Tensor(tensor) => bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]),
-        }
-    }
-}
-
 /// Takes the results of a run: position, element type, shape, elements.
 pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) + 'a;
 
@@ -468,6 +427,32 @@ impl PreparedBranch {
             runner.map(Box::new).map_err(|error| error.to_string())
         };
         self.0.get_or_init(prepare).as_deref().map_err(Clone::clone)
+    }
+}
+
+impl Repeated for Runner {
+    fn single(&self) -> Option<&dyn Executable> {
+        match (self.prepared.as_slice(), self.schedule.single()) {
+            ([Prepared::Program(executable)], Some(_)) => Some(executable.as_ref()),
+            _ => None,
+        }
+    }
+
+    fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
+        let outside = turn.between;
+        turn.between += given.iter().map(|tensor| tensor.data().len()).sum::<usize>();
+        let results = self.run_counted(turn, given)?;
+        turn.between = outside;
+        Ok(results)
+    }
+
+    fn input(&self, k: usize) -> (&str, Option<&(DType, Vec<usize>)>) {
+        let spec = &self.schedule.slots[self.schedule.inputs[k].0 as usize];
+        (&spec.label, spec.ty.as_ref())
+    }
+
+    fn output_type(&self, k: usize) -> Option<&(DType, Vec<usize>)> {
+        self.schedule.slots[self.schedule.outputs[k].0 as usize].ty.as_ref()
     }
 }
 
@@ -741,28 +726,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The only program, ready to run, if the schedule is one program and nothing else.
-    pub(crate) fn single(&self) -> Option<&dyn Executable> {
-        match (self.prepared.as_slice(), self.schedule.single()) {
-            ([Prepared::Program(executable)], Some(_)) => Some(executable.as_ref()),
-            _ => None,
-        }
-    }
-
-    /// Runs on tensors, one for each input of the schedule.
-    pub(crate) fn run_tensors(
-        &self,
-        turn: &mut Turn<'_, '_>,
-        given: Vec<Tensor>,
-    ) -> Result<Vec<Tensor>, RunError> {
-        let outside = turn.between;
-        turn.between += given.iter().map(|tensor| tensor.data().len()).sum::<usize>();
-        let results = self.run_counted(turn, given)?;
-        turn.between = outside;
-        Ok(results)
-    }
-
-    /// As [`Runner::run_tensors`], with tensors that are counted between the segments already.
+    /// As [`Repeated::run_tensors`], with tensors that are counted between the segments already.
     fn run_counted(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
         let mut values = self.starting(given);
@@ -855,7 +819,7 @@ impl Runner {
                     results
                 }
                 (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
-                    repeat.run(label, body, turn, &inputs)?
+                    repeat.run(label, &**body, turn, &inputs)?
                 }
                 (Segment::HandOver(label), Prepared::HandOver) => {
                     return Err(RunError::HandOver { node: label.to_string() });
@@ -890,104 +854,5 @@ impl Runner {
             }
         }
         Ok(())
-    }
-}
-
-/// One run of a schedule.
-pub(crate) struct Turn<'a, 'o> {
-    pub(crate) bindings: &'a Bindings<'a>,
-    pub(crate) work: &'a mut Workspace,
-    pub(crate) entry: Entry,
-    pub(crate) scalars: Scalars,
-    pub(crate) observer: Option<&'o mut dyn Observer>,
-    /// Bytes of the values between segments.
-    pub(crate) between: usize,
-}
-
-impl Turn<'_, '_> {
-    /// Runs something that is put back if it is broken off.
-    fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RunError>) -> Result<T, RunError> {
-        self.work.begin();
-        let outcome = run(self);
-        self.work.end(self.bindings, outcome.is_err());
-        outcome
-    }
-
-    pub(crate) fn start(&self) -> Option<Instant> {
-        self.observer.is_some().then(Instant::now)
-    }
-
-    pub(crate) fn copied(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
-        if let (Some(observer), Some(start)) = (&mut self.observer, start) {
-            observer.copied(what, bytes, start, Instant::now());
-        }
-    }
-
-    /// Runs a program on the elements of its inputs; the results are in the arena.
-    pub(crate) fn program<'v>(
-        &mut self,
-        executable: &dyn Executable,
-        inputs: impl Iterator<Item = &'v [u8]>,
-    ) -> Result<(), RunError> {
-        self.part(executable, Part::Whole, executable.program().inputs.iter().copied().zip(inputs))
-    }
-
-    /// Runs a part of a program on the elements of what it takes; what it makes is in the arena.
-    fn part<'v>(
-        &mut self,
-        executable: &dyn Executable,
-        part: Part,
-        taken: impl Iterator<Item = (BufferId, &'v [u8])>,
-    ) -> Result<(), RunError> {
-        let program = executable.program();
-        // The second part finds in the workspace what the first one left there.
-        if part != Part::After && self.work.prepare(program, executable.scratch_bytes(), self.between)? {
-            executable.settle(self.work);
-        }
-        let start = self.start();
-        let mut copied = 0;
-        for (id, bytes) in taken {
-            if let Place::Work(offset) = program.buffer(id).place {
-                self.work.arena().write(offset, bytes);
-                copied += bytes.len();
-            }
-        }
-        self.copied(Copied::Inputs, copied, start);
-        // A new reference for each program: the observer stays for the next one.
-        let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
-        executable.run_observed(self.bindings, self.work, self.entry, part, self.scalars, observer)
-    }
-
-    /// A result of a program after a run, where it lies.
-    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
-        match program.buffer(id).place {
-            Place::Work(offset) => Delivered::Memory(self.work.arena(), offset),
-            Place::Plane(plane, offset) => Delivered::Memory(self.bindings.planes[plane.0 as usize], offset),
-            Place::Constant(number) => Delivered::Tensor(&program.constants[number]),
-        }
-    }
-
-    /// Runs a program on tensors.
-    pub(crate) fn tensors(
-        &mut self,
-        executable: &dyn Executable,
-        shapes: &[Vec<usize>],
-        inputs: &[Tensor],
-    ) -> Result<Vec<Tensor>, RunError> {
-        self.program(executable, inputs.iter().map(|tensor| &tensor.data()[..]))?;
-        let start = self.start();
-        let program = executable.program();
-        let result = |(&id, dims): (&BufferId, &Vec<usize>)| {
-            let buffer = program.buffer(id);
-            let data = match self.result(program, id) {
-                Delivered::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes()).into(),
-                Delivered::Tensor(tensor) => tensor.data().clone(),
-            };
-            Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program")
-        };
-        let results: Vec<Tensor> = program.outputs.iter().zip(shapes).map(result).collect();
-        let bytes = results.iter().map(|tensor| tensor.data().len()).sum();
-        self.copied(Copied::Outputs, bytes, start);
-        Ok(results)
     }
 }

@@ -1,0 +1,158 @@
+//! One run of a schedule, and what it delivers.
+
+use std::time::Instant;
+
+use ortrain_graph::Tensor;
+
+use crate::{
+    Bindings, BufferId, Copied, Entry, Executable, Memory, Observer, Part, Place, Program, RunError, Scalars,
+    Workspace,
+};
+
+/// Bytes that are copied at once from memory to memory.
+const PIECE: usize = 4 << 10;
+
+/// A result of a run, to be copied out before the next one.
+#[derive(Clone, Copy, Debug)]
+pub enum Delivered<'a> {
+    /// Bytes of the arena or of a plane, from an offset on.
+    Memory(&'a Memory, usize),
+    /// A tensor.
+    Tensor(&'a Tensor),
+}
+
+impl Delivered<'_> {
+    /// Copies the elements; `bytes` has their length.
+    pub fn copy_to(&self, bytes: &mut [u8]) {
+        self.copy_part(0, bytes);
+    }
+
+    /// Copies the elements, so many bytes, to the beginning of a memory that others may read and write.
+    ///
+    /// # Panics
+    /// When they do not fit, or nobody may write there.
+    pub fn write_to(&self, memory: &Memory, bytes: usize) {
+        match self {
+            Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
+            Delivered::Memory(..) => {
+                // In pieces that stay in a cache: no Rust reference into either memory exists.
+                let mut piece = [0; PIECE];
+                for from in (0..bytes).step_by(PIECE) {
+                    let piece = &mut piece[..PIECE.min(bytes - from)];
+                    self.copy_part(from, piece);
+                    memory.write(from, piece);
+                }
+            }
+        }
+    }
+
+    /// Copies some of the bytes of the elements, from the given one on.
+    pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) {
+        match self {
+            Delivered::Memory(memory, offset) => memory.read(offset + from, bytes),
+            Delivered::Tensor(tensor) => bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]),
+        }
+    }
+}
+
+/// One run of a schedule.
+pub(crate) struct Turn<'a, 'o> {
+    pub(crate) bindings: &'a Bindings<'a>,
+    pub(crate) work: &'a mut Workspace,
+    pub(crate) entry: Entry,
+    pub(crate) scalars: Scalars,
+    pub(crate) observer: Option<&'o mut dyn Observer>,
+    /// Bytes of the values between segments.
+    pub(crate) between: usize,
+}
+
+impl Turn<'_, '_> {
+    /// Runs something that is put back if it is broken off.
+    pub(crate) fn guarded<T>(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<T, RunError>,
+    ) -> Result<T, RunError> {
+        self.work.begin();
+        let outcome = run(self);
+        self.work.end(self.bindings, outcome.is_err());
+        outcome
+    }
+
+    pub(crate) fn start(&self) -> Option<Instant> {
+        self.observer.is_some().then(Instant::now)
+    }
+
+    pub(crate) fn copied(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
+        if let (Some(observer), Some(start)) = (&mut self.observer, start) {
+            observer.copied(what, bytes, start, Instant::now());
+        }
+    }
+
+    /// Runs a program on the elements of its inputs; the results are in the arena.
+    pub(crate) fn program<'v>(
+        &mut self,
+        executable: &dyn Executable,
+        inputs: impl Iterator<Item = &'v [u8]>,
+    ) -> Result<(), RunError> {
+        self.part(executable, Part::Whole, executable.program().inputs.iter().copied().zip(inputs))
+    }
+
+    /// Runs a part of a program on the elements of what it takes; what it makes is in the arena.
+    pub(crate) fn part<'v>(
+        &mut self,
+        executable: &dyn Executable,
+        part: Part,
+        taken: impl Iterator<Item = (BufferId, &'v [u8])>,
+    ) -> Result<(), RunError> {
+        let program = executable.program();
+        // The second part finds in the workspace what the first one left there.
+        if part != Part::After && self.work.prepare(program, executable.scratch_bytes(), self.between)? {
+            executable.settle(self.work);
+        }
+        let start = self.start();
+        let mut copied = 0;
+        for (id, bytes) in taken {
+            if let Place::Work(offset) = program.buffer(id).place {
+                self.work.arena().write(offset, bytes);
+                copied += bytes.len();
+            }
+        }
+        self.copied(Copied::Inputs, copied, start);
+        // A new reference for each program: the observer stays for the next one.
+        let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
+        executable.run_observed(self.bindings, self.work, self.entry, part, self.scalars, observer)
+    }
+
+    /// A result of a program after a run, where it lies.
+    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
+        match program.buffer(id).place {
+            Place::Work(offset) => Delivered::Memory(self.work.arena(), offset),
+            Place::Plane(plane, offset) => Delivered::Memory(self.bindings.planes[plane.0 as usize], offset),
+            Place::Constant(number) => Delivered::Tensor(&program.constants[number]),
+        }
+    }
+
+    /// Runs a program on tensors.
+    pub(crate) fn tensors(
+        &mut self,
+        executable: &dyn Executable,
+        shapes: &[Vec<usize>],
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>, RunError> {
+        self.program(executable, inputs.iter().map(|tensor| &tensor.data()[..]))?;
+        let start = self.start();
+        let program = executable.program();
+        let result = |(&id, dims): (&BufferId, &Vec<usize>)| {
+            let buffer = program.buffer(id);
+            let data = match self.result(program, id) {
+                Delivered::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes()).into(),
+                Delivered::Tensor(tensor) => tensor.data().clone(),
+            };
+            Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program")
+        };
+        let results: Vec<Tensor> = program.outputs.iter().zip(shapes).map(result).collect();
+        let bytes = results.iter().map(|tensor| tensor.data().len()).sum();
+        self.copied(Copied::Outputs, bytes, start);
+        Ok(results)
+    }
+}
