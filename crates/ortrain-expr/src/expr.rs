@@ -246,6 +246,12 @@ impl Expr {
         self.insts[usize::from(reg.0)].1
     }
 
+    /// The guards: they are effects, which stay even if nothing uses their values.
+    pub fn guards(&self) -> impl Iterator<Item = Reg> {
+        let guards = self.insts.iter().enumerate().filter(|(_, (inst, _))| matches!(inst, Inst::Guard(..)));
+        guards.map(|(k, _)| Reg(k as u16))
+    }
+
     /// Whether a run of it can fail (it holds a [`Inst::Guard`]).
     #[must_use]
     pub fn can_fail(&self) -> bool {
@@ -643,6 +649,18 @@ impl Builder {
         self.push(Inst::Guard(index, bound), Type::I64)
     }
 
+    /// Appends an instruction as the function that makes it does: of constants it is one.
+    pub fn fold(&mut self, inst: Inst, ty: Type) -> Reg {
+        match inst {
+            Inst::Unary(op, a) => self.unary(op, a),
+            Inst::Binary(op, a, b) => self.binary(op, a, b),
+            Inst::Compare(op, a, b) => self.compare(op, a, b),
+            Inst::Select(condition, yes, no) => self.select(condition, yes, no),
+            Inst::Convert(a) => self.convert(a, ty),
+            other => self.push(other, ty),
+        }
+    }
+
     /// Appends another expression whose loads are given as registers here; returns its results.
     ///
     /// `load` is asked for each of its loads (slot and type).
@@ -653,15 +671,9 @@ impl Builder {
     ) -> Vec<Reg> {
         let mut map: Vec<Reg> = Vec::with_capacity(other.insts.len());
         for &(inst, ty) in &other.insts {
-            let at = |reg: Reg| map[usize::from(reg.0)];
             let reg = match inst {
                 Inst::Load(slot) => load(self, usize::from(slot), ty),
-                Inst::Unary(op, a) => self.unary(op, at(a)),
-                Inst::Binary(op, a, b) => self.binary(op, at(a), at(b)),
-                Inst::Compare(op, a, b) => self.compare(op, at(a), at(b)),
-                Inst::Select(a, b, c) => self.select(at(a), at(b), at(c)),
-                Inst::Convert(a) => self.convert(at(a), ty),
-                other => self.push(other.map_operands(at), ty),
+                other => self.fold(other.map_operands(|reg| map[usize::from(reg.0)]), ty),
             };
             map.push(reg);
         }
@@ -673,17 +685,7 @@ impl Builder {
     #[must_use]
     pub fn finish_keeping(self, outputs: &[Reg], keep: &[Reg]) -> (Expr, Vec<Reg>) {
         let whole = Expr { insts: self.insts, outputs: outputs.to_vec() };
-        let roots: Vec<Reg> = outputs
-            .iter()
-            .chain(keep)
-            .copied()
-            // A guard is an effect: it stays even if nothing uses its value.
-            .chain(
-                (0..whole.insts.len())
-                    .filter(|&i| matches!(whole.insts[i].0, Inst::Guard(..)))
-                    .map(|i| Reg(i as u16)),
-            )
-            .collect();
+        let roots: Vec<Reg> = outputs.iter().chain(keep).copied().chain(whole.guards()).collect();
         let needed = whole.needed_by(&roots);
         let mut new = vec![Reg(0); whole.insts.len()];
         let mut insts = Vec::new();

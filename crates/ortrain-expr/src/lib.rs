@@ -16,6 +16,7 @@ mod philox;
 mod precision;
 mod scalar;
 mod sliding;
+mod slope;
 
 pub use derive::derive;
 pub use dtype::DType;
@@ -27,3 +28,4 @@ pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
+pub use slope::slope;

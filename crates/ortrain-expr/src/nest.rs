@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::{DType, Expr, Inst, Reg};
+use crate::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type};
 
 /// Sizes of the axes of an iteration space.
 pub type Dims = SmallVec<[usize; 6]>;
@@ -52,6 +52,13 @@ impl Access {
             })
             .collect();
         Access { dtype, offset: 0, strides, len: dims.iter().product() }
+    }
+
+    /// The element at an index of the nest.
+    #[must_use]
+    pub fn position(&self, index: &[usize]) -> usize {
+        let step = |(&i, &stride): (&usize, &isize)| i as isize * stride;
+        (self.offset as isize + index.iter().zip(&self.strides).map(step).sum::<isize>()) as usize
     }
 
     /// The smallest and largest element reached over `dims`, or `None` if the space is empty.
@@ -152,6 +159,32 @@ pub enum ReduceOp {
     Min,
 }
 
+impl ReduceOp {
+    /// What values are combined from. Saturates to the least or greatest integer.
+    #[must_use]
+    pub fn neutral(self, ty: Type) -> Scalar {
+        let value = match self {
+            ReduceOp::Sum => 0.0,
+            ReduceOp::Prod => 1.0,
+            ReduceOp::Max => f64::NEG_INFINITY,
+            ReduceOp::Min => f64::INFINITY,
+        };
+        Scalar::from_f64(ty, value)
+    }
+
+    /// Two values combined.
+    #[must_use]
+    pub fn combine(self, a: Scalar, b: Scalar) -> Scalar {
+        let op = match self {
+            ReduceOp::Sum => BinaryOp::Add,
+            ReduceOp::Prod => BinaryOp::Mul,
+            ReduceOp::Max => BinaryOp::Max,
+            ReduceOp::Min => BinaryOp::Min,
+        };
+        Scalar::binary(op, a, b)
+    }
+}
+
 /// One reduction of a nest over its inner axes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reduction {
@@ -246,6 +279,12 @@ pub struct Nest<O = Access> {
 }
 
 impl<O> Nest<O> {
+    /// A map: every result is computed element by element.
+    #[must_use]
+    pub fn elementwise(dims: Dims, loads: Vec<Load<O>>, expr: Expr, stores: Vec<O>) -> Nest<O> {
+        Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores }
+    }
+
     /// The outer axes.
     #[must_use]
     pub fn outer_dims(&self) -> &[usize] {
@@ -318,6 +357,14 @@ impl<O> Nest<O> {
 }
 
 impl<O: AsRef<Access>> Nest<O> {
+    /// The map that moves elements from one place to another.
+    #[must_use]
+    pub fn copy(dims: &[usize], from: O, to: O) -> Nest<O> {
+        let mut b = Builder::new();
+        let element = b.load(0, Type::of(from.as_ref().dtype));
+        Nest::elementwise(Dims::from_slice(dims), vec![Load::Buffer(from)], b.finish(&[element]), vec![to])
+    }
+
     /// The first fault of the nest, if it has one: accesses out of bounds, ranks that differ, untyped results, strides of a
     /// load that is read by computed index. A nest without a fault can be run by any backend without reading or writing
     /// outside its buffers.
@@ -440,7 +487,6 @@ fn reached(access: &Access, segment: usize, range: Range<usize>) -> Option<(i128
 #[allow(clippy::single_range_in_vec_init, reason = "there may be one segment")]
 mod tests {
     use super::*;
-    use crate::{Builder, Type};
 
     #[test]
     fn broadcasting_stretches_ones() {

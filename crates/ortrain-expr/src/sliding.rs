@@ -67,6 +67,19 @@ impl SlidingAxis {
         }
     }
 
+    /// The element of a plane under a cell, by its number, of the window at an output position, if there is one.
+    #[must_use]
+    pub fn under(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
+        let (mut element, mut stride) = (0, 1);
+        for (axis, &o) in axes.iter().zip(at).rev() {
+            let cell = number.checked_rem(axis.kernel)?;
+            element += stride * ((o * axis.stride + cell * axis.dilation) as isize - axis.before);
+            number /= axis.kernel;
+            stride *= axis.input as isize;
+        }
+        usize::try_from(element).ok().filter(|&element| number == 0 && (element as isize) < stride)
+    }
+
     /// What is wrong with it, if anything.
     fn fault(&self) -> Option<String> {
         if self.stride == 0 || self.dilation == 0 {

@@ -53,6 +53,24 @@ pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
     matches!(buffers[id.0 as usize].place, Place::Work(_))
 }
 
+/// Adds a buffer of the work arena.
+pub(crate) fn add_work(
+    buffers: &mut Vec<Buffer>,
+    label: impl Into<Arc<str>>,
+    dtype: DType,
+    len: usize,
+) -> BufferId {
+    buffers.push(Buffer { label: label.into(), dtype, len, place: Place::Work(0) });
+    BufferId(buffers.len() as u32 - 1)
+}
+
+/// For each of so many buffers whether it is one of these.
+pub(crate) fn flags(count: usize, ids: &[BufferId]) -> Vec<bool> {
+    let mut flags = vec![false; count];
+    ids.iter().for_each(|id| flags[id.0 as usize] = true);
+    flags
+}
+
 /// A number for each buffer; parts of a plane that overlap have the same.
 pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
     let mut cells: Vec<usize> = (0..buffers.len()).collect();

@@ -39,6 +39,22 @@ impl Draft {
         Draft { instructions, buffers, constants, inputs, outputs, precision, last_versions, work_bytes: 0 }
     }
 
+    /// A program to be changed.
+    pub(crate) fn of(program: &Program) -> Draft {
+        let Program { buffers, instructions, constants, inputs, outputs, work_bytes, last_versions, .. } =
+            program;
+        Draft {
+            instructions: instructions.clone(),
+            buffers: buffers.clone(),
+            constants: constants.clone(),
+            inputs: inputs.clone(),
+            outputs: outputs.clone(),
+            precision: Precision::default(),
+            last_versions: last_versions.clone(),
+            work_bytes: *work_bytes,
+        }
+    }
+
     /// Definitions and uses of all buffers.
     pub(crate) fn uses(&self) -> Uses {
         Uses::of(&self.buffers, self.instructions.iter().map(|scheduled| &scheduled.instruction))

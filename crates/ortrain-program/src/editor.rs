@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, BufferId, is_work};
+use crate::buffer::{Buffer, BufferId, flags, is_work};
 use crate::draft::Draft;
 use crate::entries::Entries;
 use crate::instruction::Instruction;
@@ -48,17 +48,12 @@ impl<'a> Editor<'a> {
         // Absurd sizes are refused when they are placed.
         let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
         let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
-        let flags = |ids: &[BufferId]| {
-            let mut flags = vec![false; buffers.len()];
-            ids.iter().for_each(|id| flags[id.0 as usize] = true);
-            flags
-        };
         let mut work = Editor {
             slots: instructions.iter().flat_map(|_| [const { None }; PLACES]).collect(),
             buffers,
             uses: Uses::new(buffers),
-            is_input: flags(inputs),
-            is_output: flags(outputs),
+            is_input: flags(buffers.len(), inputs),
+            is_output: flags(buffers.len(), outputs),
             alive: AliveTree::new(PLACES * instructions.len(), bytes),
         };
         for (at, scheduled) in instructions.into_iter().enumerate() {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, ConvPass, ConvShape, DType, Evaluation, IndexKind, Mode, OutOfRange, Precision, ReduceOp,
-    RunScalar, Scalar, SlidingAxis, Type, WindowPass, WindowShape,
+    Access, BinaryOp, ConvPass, ConvShape, DType, Evaluation, IndexKind, Mode, OutOfRange, Precision,
+    ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
 };
 
 use rustc_hash::FxHashSet;
@@ -21,12 +21,6 @@ use crate::{
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
-
-/// A failure with the point it happened at.
-fn at_point(failure: OutOfRange, dims: &[usize], index: &[usize]) -> OutOfRange {
-    let point = dims.iter().zip(index).fold(0, |point, (&dim, &position)| point * dim + position);
-    OutOfRange { point, ..failure }
-}
 
 impl Backend for Reference {
     fn name(&self) -> &'static str {
@@ -198,18 +192,6 @@ fn stored(value: Scalar, dtype: DType, mode: Mode) -> Scalar {
     Scalar::read(dtype, &bytes)
 }
 
-/// The element of a plane under a cell, by its number, of the window at an output position, if there is one.
-fn under(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
-    let (mut element, mut stride) = (0, 1);
-    for (axis, &o) in axes.iter().zip(at).rev() {
-        let cell = number.checked_rem(axis.kernel)?;
-        element += stride * ((o * axis.stride + cell * axis.dilation) as isize - axis.before);
-        number /= axis.kernel;
-        stride *= axis.input as isize;
-    }
-    usize::try_from(element).ok().filter(|&element| number == 0 && (element as isize) < stride)
-}
-
 struct Run<'a> {
     program: &'a Program,
     mode: Mode,
@@ -228,16 +210,11 @@ struct Point<'a> {
     scalars: Scalars,
 }
 
-fn position(access: &Access, index: &[usize]) -> usize {
-    let step: isize = index.iter().zip(&access.strides).map(|(&i, &stride)| i as isize * stride).sum();
-    (access.offset as isize + step) as usize
-}
-
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
         match &self.nest.loads[slot] {
             Load::Accumulator(_) => self.given[slot],
-            Load::Buffer(from) => self.buffers[from.buffer.0 as usize][position(&from.access, self.index)],
+            Load::Buffer(from) => self.buffers[from.buffer.0 as usize][from.access.position(self.index)],
         }
     }
 
@@ -313,34 +290,13 @@ fn row(nest: &Nest, outer: &[usize]) -> (Vec<usize>, Vec<usize>) {
     }
 }
 
-fn neutral(op: ReduceOp, ty: Type) -> Scalar {
-    let value = match op {
-        ReduceOp::Sum => 0.0,
-        ReduceOp::Prod => 1.0,
-        ReduceOp::Max => f64::NEG_INFINITY,
-        ReduceOp::Min => f64::INFINITY,
-    };
-    // Saturates to the least or greatest integer.
-    Scalar::from_f64(ty, value)
-}
-
 /// The least value that a number of type `dtype` can have, as it is computed.
 fn least(dtype: DType, ty: Type) -> Scalar {
     match dtype {
         DType::I8 => Scalar::from_f64(ty, f64::from(i8::MIN)),
         DType::I16 => Scalar::from_f64(ty, f64::from(i16::MIN)),
-        _ => neutral(ReduceOp::Max, ty),
+        _ => ReduceOp::Max.neutral(ty),
     }
-}
-
-fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
-    let op = match op {
-        ReduceOp::Sum => ortrain_expr::BinaryOp::Add,
-        ReduceOp::Prod => ortrain_expr::BinaryOp::Mul,
-        ReduceOp::Max => ortrain_expr::BinaryOp::Max,
-        ReduceOp::Min => ortrain_expr::BinaryOp::Min,
-    };
-    Scalar::binary(op, a, b)
 }
 
 /// An inner product, computed in a type.
@@ -361,7 +317,7 @@ impl InnerProduct {
     fn add(&mut self, precision: Precision, a: Scalar, b: Scalar) {
         let ty = self.total.ty();
         let add = |total: Scalar, x: Scalar, y: Scalar| {
-            combine(ReduceOp::Sum, total, Scalar::binary(ortrain_expr::BinaryOp::Mul, x, y))
+            ReduceOp::Sum.combine(total, Scalar::binary(BinaryOp::Mul, x, y))
         };
         if precision == Precision::F32 {
             self.total = add(self.total, a.convert(ty), b.convert(ty));
@@ -447,6 +403,12 @@ impl<'a> Run<'a> {
         // Stores happen after all loads: a store may alias a load through an equal access only, so this cannot differ.
         let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
         let mut regs = Vec::new();
+        let evaluate = |index: &[usize], reduced: &[Scalar], needed: &[bool], regs: &mut Vec<Scalar>| {
+            let given = product(self, index);
+            let mut point = self.point(nest, index, reduced, given.as_slice());
+            let outcome = nest.expr.evaluate_into(self.mode, needed, &mut point, regs);
+            outcome.map_err(|failure| OutOfRange { point: flat(&nest.dims, index), ..failure })
+        };
         loop {
             // A row ends before `inner`.
             let (first, inner) = row(nest, &at_outer);
@@ -454,20 +416,14 @@ impl<'a> Run<'a> {
             let mut reduced: Vec<Scalar> = Vec::new();
             for reduction in &nest.reductions {
                 let needed = nest.expr.needed_by(&[reduction.value]);
-                let ty = match nest.expr.ty(reduction.value) {
-                    Type::F32 if self.mode == Mode::Widened => Type::F64,
-                    ty => ty,
-                };
-                let mut total = neutral(reduction.op, ty);
+                let ty = self.computed(nest.expr.ty(reduction.value));
+                let mut total = reduction.op.neutral(ty);
                 let mut at_inner = first.clone();
                 let mut is_left = !is_empty;
                 while is_left {
                     let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
-                    let given = product(self, &index);
-                    let mut point = self.point(nest, &index, &reduced, given.as_slice());
-                    let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
-                    outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
-                    total = combine(reduction.op, total, regs[usize::from(reduction.value.0)]);
+                    evaluate(&index, &reduced, &needed, &mut regs)?;
+                    total = reduction.op.combine(total, regs[usize::from(reduction.value.0)]);
                     is_left = advance(&mut at_inner, &inner);
                 }
                 reduced.push(total);
@@ -484,31 +440,17 @@ impl<'a> Run<'a> {
                         if per_outer { at_inner == first } else { !is_empty }
                     })
                     .collect();
-                let roots: Vec<_> = nest
-                    .expr
-                    .outputs()
-                    .iter()
-                    .zip(&stores)
-                    .filter(|&(_, &wanted)| wanted)
-                    .map(|(&reg, _)| reg)
-                    .collect();
-                let mut needed = nest.expr.needed_by(&roots);
-                for (k, (inst, _)) in nest.expr.insts().iter().enumerate() {
-                    if matches!(inst, ortrain_expr::Inst::Guard(..)) && !is_empty {
-                        let guard = nest.expr.needed_by(&[ortrain_expr::Reg(k as u16)]);
-                        needed.iter_mut().zip(guard).for_each(|(all, one)| *all |= one);
-                    }
-                }
-                let given = product(self, &index);
-                let mut point = self.point(nest, &index, &reduced, given.as_slice());
-                let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
-                outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
+                let wanted = nest.expr.outputs().iter().zip(&stores).filter(|&(_, &wanted)| wanted);
+                let guards = nest.expr.guards().filter(|_| !is_empty);
+                let needed =
+                    nest.expr.needed_by(&wanted.map(|(&reg, _)| reg).chain(guards).collect::<Vec<_>>());
+                evaluate(&index, &reduced, &needed, &mut regs)?;
                 for (k, &wanted) in stores.iter().enumerate() {
                     if wanted {
                         let value = regs[usize::from(nest.expr.outputs()[k].0)];
                         let Operand { buffer, access } = &nest.stores[k];
                         let value = stored(value, access.dtype, self.mode);
-                        pending.push((buffer.0 as usize, position(access, &index), value));
+                        pending.push((buffer.0 as usize, access.position(&index), value));
                     }
                 }
                 if is_empty || !advance(&mut at_inner, &inner) {
@@ -523,6 +465,11 @@ impl<'a> Run<'a> {
             self.buffers[buffer][at] = value;
         }
         Ok(())
+    }
+
+    /// The type in which sums of values of a type are computed.
+    fn computed(&self, ty: Type) -> Type {
+        if ty == Type::F32 && self.mode == Mode::Widened { Type::F64 } else { ty }
     }
 
     fn point<'b>(
@@ -544,20 +491,17 @@ impl<'a> Run<'a> {
     /// An element of an operand, in the type that it is computed in.
     fn element(&self, operand: &Operand, index: &[usize], [line, element]: [usize; 2], ty: Type) -> Scalar {
         let index: Vec<usize> = index.iter().copied().chain([line, element]).collect();
-        self.buffers[operand.buffer.0 as usize][position(&operand.access, &index)].convert(ty)
+        self.buffers[operand.buffer.0 as usize][operand.access.position(&index)].convert(ty)
     }
 
     fn attention(&mut self, a: &Attention) -> Result<(), OutOfRange> {
         let &Attention { queries, keys, size, width, .. } = a;
-        let ty = match Type::of(a.q.access.dtype) {
-            Type::F32 if self.mode == Mode::Widened => Type::F64,
-            ty => ty,
-        };
+        let ty = self.computed(Type::of(a.q.access.dtype));
         let zero = Scalar::from_f64(ty, 0.0);
-        let mul = |x: Scalar, y: Scalar| Scalar::binary(ortrain_expr::BinaryOp::Mul, x, y);
-        let sub = |x: Scalar, y: Scalar| Scalar::binary(ortrain_expr::BinaryOp::Sub, x, y);
+        let mul = |x: Scalar, y: Scalar| Scalar::binary(BinaryOp::Mul, x, y);
+        let sub = |x: Scalar, y: Scalar| Scalar::binary(BinaryOp::Sub, x, y);
         let sum = |terms: &mut dyn Iterator<Item = Scalar>| {
-            terms.fold(zero, |total, term| combine(ReduceOp::Sum, total, term))
+            terms.fold(zero, |total, term| ReduceOp::Sum.combine(total, term))
         };
         let heads: usize = a.batch.iter().product();
         let mut output = vec![zero; heads * queries * width];
@@ -571,17 +515,18 @@ impl<'a> Run<'a> {
                     let q = |l: usize| self.element(&a.q, &index, [i, l], ty);
                     sum(&mut (0..size).map(|l| mul(q(l), self.element(&a.k, &index, [j, l], ty))))
                 };
-                let scores = (0..keys).map(|j| self.value(&a.scores, &at(j), &[dot(j)]));
-                let scores = scores.collect::<Result<Vec<Scalar>, _>>()?;
-                let largest = neutral(ReduceOp::Max, ty);
-                let largest = scores.iter().fold(largest, |most, &score| combine(ReduceOp::Max, most, score));
-                let power = |&score: &Scalar| Scalar::unary(ortrain_expr::UnaryOp::Exp, sub(score, largest));
+                let row = |nest: &Nest, given: &dyn Fn(usize) -> Vec<Scalar>| {
+                    (0..keys).map(|j| self.value(nest, &at(j), &given(j))).collect::<Result<Vec<Scalar>, _>>()
+                };
+                let scores = row(&a.scores, &|j| vec![dot(j)])?;
+                let largest = ReduceOp::Max.neutral(ty);
+                let largest = scores.iter().fold(largest, |most, &score| ReduceOp::Max.combine(most, score));
+                let power = |&score: &Scalar| Scalar::unary(UnaryOp::Exp, sub(score, largest));
                 let powers: Vec<Scalar> = scores.iter().map(power).collect();
                 let total = sum(&mut powers.iter().copied());
-                let share = |&power: &Scalar| Scalar::binary(ortrain_expr::BinaryOp::Div, power, total);
+                let share = |&power: &Scalar| Scalar::binary(BinaryOp::Div, power, total);
                 let softmax: Vec<Scalar> = powers.iter().map(share).collect();
-                let weights = (0..keys).map(|j| self.value(&a.weights, &at(j), &[softmax[j]]));
-                let weights = weights.collect::<Result<Vec<Scalar>, _>>()?;
+                let weights = row(&a.weights, &|j| vec![softmax[j]])?;
                 let value = |j: usize, d: usize| self.element(&a.v, &index, [j, d], ty);
                 let AttentionPass::Gradients(gradients) = &a.pass else {
                     for d in 0..width {
@@ -591,18 +536,14 @@ impl<'a> Run<'a> {
                     continue;
                 };
                 let given = |d: usize| self.element(&gradients.given, &index, [i, d], ty);
-                let back = (0..keys).map(|j| {
-                    let of_weight = sum(&mut (0..width).map(|d| mul(given(d), value(j, d))));
-                    self.value(&gradients.weights, &at(j), &[of_weight, softmax[j]])
-                });
-                let back = back.collect::<Result<Vec<Scalar>, _>>()?;
-                let kept = (0..keys).map(|j| self.value(&gradients.softmax, &at(j), &[softmax[j]]));
-                let kept = kept.collect::<Result<Vec<Scalar>, _>>()?;
+                let of_weight = |j: usize| sum(&mut (0..width).map(|d| mul(given(d), value(j, d))));
+                let back = row(&gradients.weights, &|j| vec![of_weight(j), softmax[j]])?;
+                let kept = row(&gradients.softmax, &|j| vec![softmax[j]])?;
                 let total = sum(&mut (0..keys).map(|j| mul(back[j], kept[j])));
                 for j in 0..keys {
                     let of_score = mul(kept[j], sub(back[j], total));
                     let of_product = self.value(&gradients.scores, &at(j), &[of_score])?;
-                    let add = |to: &mut Scalar, x, y| *to = combine(ReduceOp::Sum, *to, mul(x, y));
+                    let add = |to: &mut Scalar, x, y| *to = ReduceOp::Sum.combine(*to, mul(x, y));
                     for l in 0..size {
                         let (q, k) = ((head * queries + i) * size + l, (head * keys + j) * size + l);
                         add(&mut of_q[q], of_product, self.element(&a.k, &index, [j, l], ty));
@@ -629,18 +570,15 @@ impl<'a> Run<'a> {
     }
 
     fn matmul(&mut self, m: &MatMul) -> Result<(), OutOfRange> {
-        let ty = match Type::of(m.a.access.dtype) {
-            Type::F32 if self.mode == Mode::Widened => Type::F64,
-            ty => ty,
-        };
+        let ty = self.computed(Type::of(m.a.access.dtype));
         let product = |run: &Run<'_>, index: &[usize]| {
             let (batch, at) = index.split_at(m.batch.len());
             let mut sum = InnerProduct::new(ty);
             for l in 0..m.k {
                 let a_index: Vec<usize> = batch.iter().copied().chain([at[0], l]).collect();
                 let b_index: Vec<usize> = batch.iter().copied().chain([l, at[1]]).collect();
-                let a = run.buffers[m.a.buffer.0 as usize][position(&m.a.access, &a_index)];
-                let b = run.buffers[m.b.buffer.0 as usize][position(&m.b.access, &b_index)];
+                let a = run.buffers[m.a.buffer.0 as usize][m.a.access.position(&a_index)];
+                let b = run.buffers[m.b.buffer.0 as usize][m.b.access.position(&b_index)];
                 sum.add(m.precision, a, b);
             }
             Some(sum.result(m.precision))
@@ -650,10 +588,7 @@ impl<'a> Run<'a> {
 
     fn conv(&mut self, c: &Conv) -> Result<(), OutOfRange> {
         let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = c.shape;
-        let ty = match Type::of(c.a.access.dtype) {
-            Type::F32 if self.mode == Mode::Widened => Type::F64,
-            ty => ty,
-        };
+        let ty = self.computed(Type::of(c.a.access.dtype));
         let [a_dims, b_dims, dims] = c.shape.operands();
         let (a, b) = (&self.buffers[c.a.buffer.0 as usize], &self.buffers[c.b.buffer.0 as usize]);
         let a = &a[c.a.access.offset..];
@@ -698,10 +633,7 @@ impl<'a> Run<'a> {
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let outputs = sizes(|axis| axis.output);
         let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
-        let ty = match Type::of(dtype) {
-            Type::F32 if self.mode == Mode::Widened => Type::F64,
-            ty => ty,
-        };
+        let ty = self.computed(Type::of(dtype));
         let start = if pass == WindowPass::Max { least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
         let numbered = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
@@ -720,12 +652,12 @@ impl<'a> Run<'a> {
             for o in plane * per_output..(plane + 1) * per_output {
                 if pass == WindowPass::MaxGradient {
                     let within = if numbered {
-                        under(axes, &at, index[o].unsigned_abs() as usize).map(|i| first + i)
+                        SlidingAxis::under(axes, &at, index[o].unsigned_abs() as usize).map(|i| first + i)
                     } else {
                         usize::try_from(index[o]).ok().filter(|&i| i >= first && i < first + per_input)
                     };
                     if let Some(i) = within {
-                        target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
+                        target[i] = ReduceOp::Sum.combine(target[i], source[o].convert(ty));
                     }
                 } else {
                     let cells: Vec<_> = axes.iter().zip(&at).map(|(axis, &o)| axis.cells(o)).collect();
@@ -735,11 +667,12 @@ impl<'a> Run<'a> {
                     while !counts.contains(&0) {
                         let number = (axes.iter().enumerate())
                             .fold(0, |number, (k, axis)| number * axis.kernel + cells[k].start + cell[k]);
-                        let i = first + under(axes, &at, number).expect("the cell lies over the input");
+                        let i = first
+                            + SlidingAxis::under(axes, &at, number).expect("the cell lies over the input");
                         match pass {
                             WindowPass::Max => {
                                 let (old, new) = (target[o], source[i].convert(ty));
-                                let larger = combine(ReduceOp::Max, old, new);
+                                let larger = ReduceOp::Max.combine(old, new);
                                 let nan = |value: Scalar| value.to_f64().is_nan();
                                 if !found || (!nan(old) && (nan(new) || larger != old)) {
                                     let position = if numbered { number } else { i };
@@ -747,10 +680,10 @@ impl<'a> Run<'a> {
                                 }
                             }
                             WindowPass::Sum => {
-                                target[o] = combine(ReduceOp::Sum, target[o], source[i].convert(ty));
+                                target[o] = ReduceOp::Sum.combine(target[o], source[i].convert(ty));
                             }
                             WindowPass::SumGradient => {
-                                target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
+                                target[i] = ReduceOp::Sum.combine(target[i], source[o].convert(ty));
                             }
                             WindowPass::MaxGradient => unreachable!("has no windows"),
                         }
@@ -786,7 +719,7 @@ impl<'a> Run<'a> {
                     *to = if s.last {
                         from
                     } else {
-                        stored(combine(ReduceOp::Sum, *to, from), dtype, self.mode)
+                        stored(ReduceOp::Sum.combine(*to, from), dtype, self.mode)
                     };
                 }
             }

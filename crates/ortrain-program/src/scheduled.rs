@@ -6,6 +6,7 @@ use crate::buffer::{Buffer, BufferId, Place, cells};
 use crate::entries::{Entries, Entry};
 use crate::error::ProgramError;
 use crate::instruction::Instruction;
+use crate::operand::Nest;
 use crate::versions::{Seen, Version, Versions, always, entries_of};
 
 /// An instruction with the entries it belongs to and the node it came from.
@@ -19,6 +20,19 @@ pub struct ScheduledInstruction {
     pub node: Arc<str>,
     /// Which writes it sees of what it reads.
     pub(crate) versions: Versions,
+}
+
+impl ScheduledInstruction {
+    /// Another instruction of the same entries and node. Of some versions it has those of its buffers.
+    pub(crate) fn with(&self, instruction: Instruction, versions: &Versions) -> ScheduledInstruction {
+        let versions = versions.of_instruction(&instruction);
+        ScheduledInstruction { instruction, versions, entries: self.entries, node: self.node.clone() }
+    }
+
+    /// The same with another nest, which uses no other buffers.
+    pub(crate) fn with_nest(&self, nest: Nest) -> ScheduledInstruction {
+        self.with(self.instruction.with_nest(nest), &self.versions)
+    }
 }
 
 /// Numbers for writes that passes add.

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId};
 use crate::cost::Traffic;
-use crate::operand::{Load, Nest, Operand, Use};
+use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// The body of an instruction: it answers what passes, checks and dumps ask of any of them.
 pub(crate) trait Body {
@@ -14,12 +14,6 @@ pub(crate) trait Body {
 
     /// Its sizes, as text.
     fn sizes(&self) -> String;
-
-    /// Calls a function with each buffer, and how it is used: operands first, then results.
-    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use));
-
-    /// Calls a function with each buffer, to be changed, and how it is used.
-    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use));
 
     /// What would take it outside its buffers, or contradicts itself, if anything.
     fn fault(&self, buffers: &[Buffer]) -> Option<String>;
@@ -40,6 +34,23 @@ pub(crate) trait Body {
     /// The factors of its inner products, if that is what it computes and finishes with its nest.
     fn factors(&self) -> Option<[&Operand; 2]> {
         None
+    }
+
+    /// The same, to be changed.
+    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
+        None
+    }
+
+    /// Calls a function with each buffer, and how it is used: operands first, then results.
+    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
+        self.factors().into_iter().flatten().for_each(|factor| each(factor.buffer, Use::Read));
+        self.nest().into_iter().for_each(|nest| nest_buffers(nest, each));
+    }
+
+    /// Calls a function with each buffer, to be changed, and how it is used.
+    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
+        self.factors_mut().into_iter().flatten().for_each(|factor| each(&mut factor.buffer, Use::Read));
+        self.nest_mut().into_iter().for_each(|nest| nest_buffers_mut(nest, each));
     }
 
     /// How exactly these are taken.

@@ -3,9 +3,9 @@
 use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis};
 
 use super::body::{Body, product_fault};
-use crate::buffer::{Buffer, BufferId};
+use crate::buffer::Buffer;
 use crate::cost::{Traffic, count};
-use crate::operand::{Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+use crate::operand::{Nest, Operand};
 
 /// Convolution, or the gradient of one, with an epilogue.
 ///
@@ -33,16 +33,6 @@ impl Body for Conv {
     fn sizes(&self) -> String {
         let [a, b, _] = self.shape.operands();
         format!("{:?} {:?} x {:?}", self.shape.pass, a.as_slice(), b.as_slice())
-    }
-
-    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
-        [&self.a, &self.b].into_iter().for_each(|operand| each(operand.buffer, Use::Read));
-        nest_buffers(&self.epilogue, each);
-    }
-
-    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
-        [&mut self.a, &mut self.b].into_iter().for_each(|operand| each(&mut operand.buffer, Use::Read));
-        nest_buffers_mut(&mut self.epilogue, each);
     }
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
@@ -92,6 +82,10 @@ impl Body for Conv {
 
     fn factors(&self) -> Option<[&Operand; 2]> {
         Some([&self.a, &self.b])
+    }
+
+    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
+        Some([&mut self.a, &mut self.b])
     }
 
     fn precision(&self) -> Precision {

@@ -3,9 +3,9 @@
 use ortrain_expr::{Dims, Precision};
 
 use super::body::{Body, product_fault};
-use crate::buffer::{Buffer, BufferId};
+use crate::buffer::Buffer;
 use crate::cost::{Traffic, count};
-use crate::operand::{Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+use crate::operand::{Nest, Operand};
 
 /// Batched matrix product with an epilogue.
 ///
@@ -52,16 +52,6 @@ impl Body for MatMul {
         format!("{:?} {}x{}x{}", self.batch.as_slice(), self.m, self.n, self.k)
     }
 
-    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
-        [&self.a, &self.b].into_iter().for_each(|factor| each(factor.buffer, Use::Read));
-        nest_buffers(&self.epilogue, each);
-    }
-
-    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
-        [&mut self.a, &mut self.b].into_iter().for_each(|factor| each(&mut factor.buffer, Use::Read));
-        nest_buffers_mut(&mut self.epilogue, each);
-    }
-
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
         let MatMul { a, b, precision, epilogue, .. } = self;
         if let Some(fault) = product_fault([a, b], *precision, epilogue, buffers) {
@@ -99,6 +89,10 @@ impl Body for MatMul {
 
     fn factors(&self) -> Option<[&Operand; 2]> {
         Some([&self.a, &self.b])
+    }
+
+    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
+        Some([&mut self.a, &mut self.b])
     }
 
     fn precision(&self) -> Precision {

@@ -3,9 +3,9 @@
 use ortrain_expr::{Access, Segments};
 
 use super::body::{Body, nest_fault};
-use crate::buffer::{Buffer, BufferId, share_bytes};
+use crate::buffer::{Buffer, share_bytes};
 use crate::cost::Traffic;
-use crate::operand::{Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+use crate::operand::{Nest, Operand};
 
 impl Body for Nest {
     fn name(&self) -> &'static str {
@@ -18,14 +18,6 @@ impl Body for Nest {
             None if self.is_map() => format!("{:?}", self.dims.as_slice()),
             None => format!("{:?} over {:?}", self.outer_dims(), self.inner_dims()),
         }
-    }
-
-    fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
-        nest_buffers(self, each);
-    }
-
-    fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
-        nest_buffers_mut(self, each);
     }
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {

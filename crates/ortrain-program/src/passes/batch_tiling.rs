@@ -4,18 +4,17 @@
 //! What lies between them is then as large as these images need, and stays in a cache. Frozen layers and evaluations gain
 //! from it, where nothing is kept for gradients: their peak is the largest result of a layer with the next one.
 
-use std::sync::Arc;
-
 use ortrain_expr::{Access, ConvPass, Inst};
 
 use super::Changed;
 use super::memory_plan::{arena, fullest};
+use crate::buffer::add_work;
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::operand::{read_by, written_by};
 use crate::scheduled::NewVersions;
 use crate::target::{BatchTiles, Target};
-use crate::{Buffer, BufferId, Conv, Instruction, Operand, Place, ScheduledInstruction, is_work};
+use crate::{Buffer, BufferId, Conv, Instruction, Operand, ScheduledInstruction, is_work};
 
 /// Pairs that are tried.
 const MOST: usize = 32;
@@ -51,18 +50,16 @@ struct Pair {
 /// The pair whose result in between is the largest of those alive at an instruction.
 fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
     let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    let uses = draft.uses();
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
     let found = firsts.filter_map(|first| {
         let between = convolution(&instructions[first])?.epilogue.stores[0].buffer;
-        if inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between) {
+        let is_seen = inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between);
+        let mut readers = uses.readers(between).iter().filter(|&reader| reader != first);
+        let second = readers.next().filter(|&second| second >= at && readers.next().is_none())?;
+        if is_seen || uses.writers(between).only() != Some(first) {
             return None;
         }
-        let touches = |(k, i): (usize, &ScheduledInstruction)| {
-            let all = i.instruction.reads().into_iter().chain(i.instruction.writes());
-            (k != first && all.into_iter().any(|id| id == between)).then_some(k)
-        };
-        let mut others = instructions.iter().enumerate().filter_map(touches);
-        let second = others.next().filter(|&second| second >= at && others.next().is_none())?;
         let images = images(draft, tiles, (first, second), between)?;
         Some((buffers[between.0 as usize].bytes(), Pair { first, second, images }))
     });
@@ -127,29 +124,23 @@ fn in_parts(
     let &Pair { first, second, images } = pair;
     let between = instructions[first].instruction.writes()[0];
     let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
-    let batch = convolution(&instructions[first]).map_or(1, |conv| conv.shape.batch);
-    let id = BufferId(buffers.len() as u32);
-    let part = Buffer { label: Arc::clone(&label), dtype, len: len / batch * images, place: Place::Work(0) };
-    let part_len = part.len;
-    buffers.push(part);
+    let [before, after] = [first, second].map(|at| convolution(&instructions[at]).expect("a convolution"));
+    let batch = before.shape.batch;
+    let part_len = len / batch * images;
+    let id = add_work(buffers, label, dtype, part_len);
     let mut new_versions = NewVersions::after(instructions);
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
     for (k, scheduled) in instructions.iter().enumerate() {
-        let (Instruction::Conv(conv), true) = (&scheduled.instruction, k == second) else {
-            if k != first {
-                result.push(scheduled.clone());
-            }
+        if k != second {
+            result.extend((k != first).then(|| scheduled.clone()));
             continue;
-        };
-        let Instruction::Conv(before) = &instructions[first].instruction else {
-            unreachable!("a pair of convolutions")
-        };
+        }
         for from in (0..batch).step_by(images) {
             let mut one = part_of(before, from, images);
             let of_part = |access: &Access| Access { offset: 0, len: part_len, ..access.clone() };
             let stored = &mut one.epilogue.stores[0];
             *stored = Operand { buffer: id, access: of_part(&stored.access) };
-            let mut other = part_of(conv, from, images);
+            let mut other = part_of(after, from, images);
             other.a = Operand { buffer: id, access: of_part(&other.a.access) };
             let part_made = new_versions.next();
             let mut given = instructions[second].versions.clone().with_read(id, part_made);
@@ -160,9 +151,7 @@ fn in_parts(
             }
             let makes_part = instructions[first].versions.clone().with_write(id, part_made);
             for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
-                let instruction = Instruction::Conv(Box::new(conv));
-                let versions = versions.of_instruction(&instruction);
-                result.push(ScheduledInstruction { instruction, versions, ..instructions[of].clone() });
+                result.push(instructions[of].with(Instruction::Conv(Box::new(conv)), &versions));
             }
         }
     }

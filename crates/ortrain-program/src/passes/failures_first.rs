@@ -1,16 +1,15 @@
 //! Puts instructions that can fail, and what they need, before those that write state: a step that fails has changed nothing.
 
-use ortrain_expr::{Builder, DType, Type};
-
 use super::Changed;
+use crate::buffer::add_work;
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::operand::written_by;
-use crate::rewrite::splice;
+use crate::rewrite::splice::with_results;
 use crate::scheduled::NewVersions;
 use crate::target::Target;
 use crate::versions::Versions;
-use crate::{Buffer, BufferId, Instruction, Load, Nest, Operand, Place, ScheduledInstruction, is_work};
+use crate::{Buffer, Instruction, Nest, Operand, ScheduledInstruction, is_work};
 
 /// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
 /// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
@@ -27,9 +26,9 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError
     }
     let moved = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
     let mut early = vec![false; instructions.len()];
-    let mut wanted: Vec<bool> = vec![false; buffers.len()];
+    let mut wanted = vec![false; buffers.len()];
     // What is written early has been read, and written before, by then.
-    let mut updated: Vec<bool> = vec![false; buffers.len()];
+    let mut updated = vec![false; buffers.len()];
     for (index, scheduled) in instructions.iter().enumerate().rev() {
         let (reads, writes) = (scheduled.instruction.reads(), scheduled.instruction.writes());
         let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
@@ -72,35 +71,14 @@ fn copy_before_updates(
                 continue;
             }
             let Buffer { label, dtype, len, .. } = buffers[id.0 as usize].clone();
-            let copy = BufferId(buffers.len() as u32);
-            buffers.push(Buffer { label, dtype, len, place: Place::Work(0) });
-            let copied = new_versions.next();
-            first.insert(
-                made + 1,
-                ScheduledInstruction {
-                    instruction: Instruction::Nest(copy_of(id, copy, dtype, len)),
-                    versions: Versions::of_map((id, version), (copy, copied)),
-                    ..first[made].clone()
-                },
-            );
+            let (copy, copied) = (add_work(buffers, label, dtype, len), new_versions.next());
+            let [from, to] = [id, copy].map(|id| Operand::whole(id, dtype, &[len]));
+            let map = Instruction::Nest(Nest::copy(&[len], from, to));
+            let of_copy = Versions::of_map((id, version), (copy, copied));
+            first.insert(made + 1, first[made].with(map, &of_copy));
             instruction.rename(&|read| if read == id { copy } else { read }, &|written| written);
             *versions = versions.clone().with_read(copy, copied).of_instruction(instruction);
         }
-    }
-}
-
-/// The map that copies a buffer.
-fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Nest {
-    let mut b = Builder::new();
-    let element = b.load(0, Type::of(dtype));
-    Nest {
-        dims: [len].into_iter().collect(),
-        inner: 0,
-        segments: None,
-        loads: vec![Load::Buffer(Operand::whole(from, dtype, &[len]))],
-        expr: b.finish(&[element]),
-        reductions: Vec::new(),
-        stores: vec![Operand::whole(to, dtype, &[len])],
     }
 }
 
@@ -112,14 +90,8 @@ fn without_state(scheduled: &mut ScheduledInstruction, buffers: &[Buffer]) -> Op
     if !own.contains(&true) {
         return None;
     }
-    let (early, late) = (splice::with_results(nest, &own)?, splice::with_results(nest, &state)?);
-    let late = scheduled.instruction.with_nest(late);
-    let late = ScheduledInstruction {
-        versions: scheduled.versions.of_instruction(&late),
-        instruction: late,
-        ..scheduled.clone()
-    };
-    scheduled.instruction = scheduled.instruction.with_nest(early);
-    scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+    let (early, late) = (with_results(nest, &own)?, with_results(nest, &state)?);
+    let late = scheduled.with_nest(late);
+    *scheduled = scheduled.with_nest(early);
     Some(late)
 }

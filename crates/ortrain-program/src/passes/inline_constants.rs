@@ -27,8 +27,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError
         if known > 0
             && let Some(nest) = with_constants(nest, &values)
         {
-            scheduled.instruction = scheduled.instruction.with_nest(nest);
-            scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+            *scheduled = scheduled.with_nest(nest);
             changes += known;
         }
     }

@@ -11,18 +11,16 @@ use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
 use crate::operand::{read_by, written_by};
 use crate::target::Target;
-use crate::{Buffer, BufferId, Nest, Operand, Place, ScheduledInstruction, is_work};
+use crate::{BufferId, Nest, Operand, Place, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
-    draft.work_bytes = plan(buffers, instructions, inputs, outputs)?;
+    plan(draft)?;
     Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Work(_))).count()))
 }
 
 /// The size of the arena that a draft needs.
 pub(super) fn arena(draft: &Draft) -> Result<usize, ProgramError> {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
-    Ok(packed(buffers, instructions, inputs, outputs)?.total)
+    Ok(packed(draft)?.total)
 }
 
 /// Where each block lies, and whose bytes it is.
@@ -34,18 +32,15 @@ struct Packed {
     total: usize,
 }
 
-/// Gives every work buffer its offset and returns the size of the arena.
+/// Gives every work buffer its offset, and the draft the size of its arena.
 ///
 /// Buffers whose lives overlap never share bytes, except where an instruction may overwrite what it reads last. What is
 /// left is packed in several orders, of which the one that needs least is taken: the first of them, if they agree. Where
 /// more is needed than is ever alive, the best one is changed some times.
-pub(crate) fn plan(
-    buffers: &mut [Buffer],
-    instructions: &[ScheduledInstruction],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) -> Result<usize, ProgramError> {
-    let Packed { group, blocks, offsets, total } = packed(buffers, instructions, inputs, outputs)?;
+pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
+    let Packed { group, blocks, offsets, total } = packed(draft)?;
+    let Draft { buffers, work_bytes, .. } = draft;
+    *work_bytes = total;
     for (block, offset) in blocks.iter().zip(offsets) {
         buffers[block.buffer].place = Place::Work(offset);
     }
@@ -54,18 +49,14 @@ pub(crate) fn plan(
             buffers[k].place = buffers[group[k]].place;
         }
     }
-    Ok(total)
+    Ok(())
 }
 
 /// The blocks of a program, packed.
-fn packed(
-    buffers: &[Buffer],
-    instructions: &[ScheduledInstruction],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) -> Result<Packed, ProgramError> {
-    let mut lives = Liveness::of(buffers.len(), instructions, inputs, outputs);
-    let group = shared(buffers, instructions, &mut lives);
+fn packed(draft: &Draft) -> Result<Packed, ProgramError> {
+    let Draft { instructions, buffers, .. } = draft;
+    let mut lives = draft.liveness();
+    let group = shared(draft, &mut lives);
     let mut blocks = Vec::new();
     for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
         let Some(life) = lives.life(k) else { continue };
@@ -83,14 +74,14 @@ fn packed(
 
 /// For each buffer the first of those that share its bytes, because results take the place of what is read last.
 pub(super) fn sharing(draft: &Draft) -> Vec<usize> {
-    shared(&draft.buffers, &draft.instructions, &mut draft.liveness())
+    shared(draft, &mut draft.liveness())
 }
 
 /// The instruction at which most is alive.
 pub(super) fn fullest(draft: &Draft) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
     let mut lives = draft.liveness();
-    let group = shared(buffers, instructions, &mut lives);
+    let group = shared(draft, &mut lives);
     let is_block = |&(k, _): &(usize, Life)| group[k] == k && is_work(buffers, BufferId(k as u32));
     let blocks = lives.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
     let alive = alive(instructions.len(), blocks);
@@ -100,7 +91,8 @@ pub(super) fn fullest(draft: &Draft) -> Option<usize> {
 
 /// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes.
 /// Its life becomes that of all of them.
-fn shared(buffers: &[Buffer], instructions: &[ScheduledInstruction], lives: &mut Liveness) -> Vec<usize> {
+fn shared(draft: &Draft, lives: &mut Liveness) -> Vec<usize> {
+    let Draft { instructions, buffers, .. } = draft;
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, scheduled) in instructions.iter().enumerate() {
         let Some(nest) = scheduled.instruction.flexible_nest() else { continue };

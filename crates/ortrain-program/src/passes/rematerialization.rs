@@ -9,10 +9,10 @@
 use smallvec::SmallVec;
 
 use super::memory_plan::plan;
-use crate::buffer::share_bytes;
+use crate::buffer::{flags, share_bytes};
+use crate::draft::Draft;
 use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
-use crate::scheduled;
 use crate::target::{Speed, Target};
 
 use crate::{Buffer, BufferId, BufferIds, Cost, Entries, Place, Program, ScheduledInstruction, is_work};
@@ -30,43 +30,28 @@ impl Program {
     #[must_use]
     pub fn within(&self, bytes: usize) -> Program {
         let mut work = Recomputation::new(self);
-        let mut best: Option<(usize, Vec<Buffer>, Vec<ScheduledInstruction>)> = None;
-        let mut smallest = self.work_bytes;
+        let mut best = Draft::of(self);
         // What is alive is more than the arena, as results may take the place of operands.
         let mut goal = work.peak() as f64 * (bytes as f64 / self.work_bytes.max(1) as f64);
         for _ in 0..ATTEMPTS {
-            if smallest <= bytes || self.instructions.is_empty() {
+            if best.work_bytes <= bytes || self.instructions.is_empty() {
                 break;
             }
             let reached = work.lower(goal as i64);
-            let (mut buffers, instructions) = work.result();
-            let planned = plan(&mut buffers, &instructions, &self.inputs, &self.outputs);
-            let Ok(planned) = planned else { break };
+            let mut draft = work.result();
             // An order in which something would be read before or after its update is none.
-            if scheduled::check(&instructions, &buffers, &self.last_versions).is_err() {
+            if plan(&mut draft).is_err() || draft.check().is_err() {
                 break;
             }
-            if planned < smallest {
-                smallest = planned;
-                best = Some((planned, buffers, instructions));
+            goal *= (bytes as f64 / draft.work_bytes as f64).min(0.99);
+            if draft.work_bytes < best.work_bytes {
+                best = draft;
             }
             if !reached {
                 break;
             }
-            goal *= (bytes as f64 / planned as f64).min(0.99);
         }
-        let (work_bytes, buffers, instructions) =
-            best.unwrap_or_else(|| (self.work_bytes, self.buffers.clone(), self.instructions.clone()));
-        Program {
-            buffers,
-            instructions,
-            constants: self.constants.clone(),
-            inputs: self.inputs.clone(),
-            outputs: self.outputs.clone(),
-            work_bytes,
-            planes: self.planes.clone(),
-            last_versions: self.last_versions.clone(),
-        }
+        best.into_program()
     }
 }
 
@@ -75,13 +60,15 @@ impl Program {
 struct Entry {
     /// Its place in the program as it was.
     origin: usize,
-    reads: SmallVec<[Value; 8]>,
-    writes: SmallVec<[Value; 2]>,
+    reads: Values,
+    writes: Values,
     is_copy: bool,
 }
 
 /// The number of a value in a work buffer. Those from the number of buffers on are made again.
 type Value = usize;
+
+type Values = SmallVec<[Value; 8]>;
 
 /// Whether and how instructions of the program may run again.
 struct Origin {
@@ -127,24 +114,17 @@ struct Recomputation<'a> {
 impl<'a> Recomputation<'a> {
     fn new(program: &'a Program) -> Recomputation<'a> {
         let work = |id: &BufferId| is_work(&program.buffers, *id);
-        let values = |ids: BufferIds| ids.into_iter().filter(work).map(|id| id.0 as usize);
+        let values = |ids: BufferIds| {
+            let mut values: Values = ids.into_iter().filter(work).map(|id| id.0 as usize).collect();
+            values.sort_unstable();
+            values.dedup();
+            values
+        };
         let entry = |(origin, scheduled): (usize, &ScheduledInstruction)| {
-            let (mut reads, mut writes): (SmallVec<[Value; 8]>, SmallVec<[Value; 2]>) = (
-                values(scheduled.instruction.reads()).collect(),
-                values(scheduled.instruction.writes()).collect(),
-            );
-            reads.sort_unstable();
-            reads.dedup();
-            writes.sort_unstable();
-            writes.dedup();
+            let [reads, writes] = [scheduled.instruction.reads(), scheduled.instruction.writes()].map(values);
             Entry { origin, reads, writes, is_copy: false }
         };
         let entries: Vec<Entry> = program.instructions.iter().enumerate().map(entry).collect();
-        let flags = |ids: &[BufferId]| {
-            let mut flags = vec![false; program.buffers.len()];
-            ids.iter().for_each(|id| flags[id.0 as usize] = true);
-            flags
-        };
         let size = |buffer: &Buffer| match buffer.place {
             Place::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
             _ => 0,
@@ -153,8 +133,8 @@ impl<'a> Recomputation<'a> {
             program,
             origins: Vec::new(),
             sizes: program.buffers.iter().map(size).collect(),
-            inputs: flags(&program.inputs),
-            outputs: flags(&program.outputs),
+            inputs: flags(program.buffers.len(), &program.inputs),
+            outputs: flags(program.buffers.len(), &program.outputs),
             order: Order { entries, roots: (0..program.buffers.len()).collect() },
         };
         let mut writers = vec![0; program.buffers.len()];
@@ -364,8 +344,8 @@ impl<'a> Recomputation<'a> {
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))
     }
 
-    /// Buffers and instructions as decided.
-    fn result(&self) -> (Vec<Buffer>, Vec<ScheduledInstruction>) {
+    /// The program as decided.
+    fn result(&self) -> Draft {
         let Program { buffers, instructions, .. } = self.program;
         let Order { entries, roots } = &self.order;
         let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
@@ -380,7 +360,9 @@ impl<'a> Recomputation<'a> {
             scheduled.versions.rename(&read, &write);
             scheduled
         };
-        (buffers, entries.iter().map(made).collect())
+        let mut draft = Draft::of(self.program);
+        (draft.buffers, draft.instructions) = (buffers, entries.iter().map(made).collect());
+        draft
     }
 }
 

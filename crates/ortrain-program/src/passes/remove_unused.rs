@@ -1,6 +1,7 @@
 //! Drops instructions whose results nobody needs, and results that nobody needs.
 
 use super::Changed;
+use crate::buffer::flags;
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::operand::written_by;
@@ -16,10 +17,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError
 pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
     let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;
-    let mut needed = vec![false; buffers.len()];
-    for output in &*outputs {
-        needed[output.0 as usize] = true;
-    }
+    let mut needed = flags(buffers.len(), outputs);
     let mut keep = vec![false; instructions.len()];
     for (index, scheduled) in instructions.iter_mut().enumerate().rev() {
         let instruction = &scheduled.instruction;
@@ -33,8 +31,7 @@ pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
         {
             let results: Vec<bool> = written_by(nest).map(wanted).collect();
             if let Some(fewer) = with_results(nest, &results) {
-                scheduled.instruction = instruction.with_nest(fewer);
-                scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+                *scheduled = scheduled.with_nest(fewer);
                 changes += 1;
             }
         }

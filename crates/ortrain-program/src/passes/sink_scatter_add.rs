@@ -13,6 +13,7 @@ use crate::operand::only_result;
 use crate::rewrite::splice::{is_injective, same, with_constants};
 use crate::scheduled::NewVersions;
 use crate::target::Target;
+use crate::uses::Places;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScatterAdd, ScheduledInstruction,
     is_work,
@@ -20,12 +21,11 @@ use crate::{
 
 /// Moves sums behind the maps that read their targets, one map after the other.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
-    let mut new_versions = NewVersions::after(instructions.iter());
+    let mut new_versions = NewVersions::after(&draft.instructions);
     let (mut at, mut changes) = (0, 0);
-    while at < instructions.len() {
-        if let Some(moved) = moved(instructions, buffers, inputs, outputs, at, &mut new_versions) {
-            *instructions = moved;
+    while at < draft.instructions.len() {
+        if let Some(moved) = moved(draft, at, &mut new_versions) {
+            draft.instructions = moved;
             changes += 1;
         } else {
             at += 1;
@@ -35,14 +35,8 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError
 }
 
 /// The instructions with the sums at `at` behind the maps that read them, if that is all that becomes of them.
-fn moved(
-    instructions: &[ScheduledInstruction],
-    buffers: &[Buffer],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-    at: usize,
-    new_versions: &mut NewVersions,
-) -> Option<Vec<ScheduledInstruction>> {
+fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec<ScheduledInstruction>> {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let ScheduledInstruction { instruction: Instruction::ScatterAdd(sums), entries, versions, .. } =
         &instructions[at]
     else {
@@ -64,35 +58,25 @@ fn moved(
     {
         return None;
     }
-    let mut starts_at_zero = true;
+    let uses = draft.uses();
+    let others = |places: &Places| places.iter().filter(|&index| index != at).collect::<Vec<usize>>();
+    let (writers, readers) = (others(uses.writers(target)), others(uses.readers(target)));
     let mut seen = Entries::NONE;
-    let mut readers: Vec<usize> = Vec::new();
-    for (index, other) in instructions.iter().enumerate().filter(|&(index, _)| index != at) {
-        if other.instruction.writes().contains(&target) {
-            if index > at {
-                return None;
-            }
-            starts_at_zero &=
-                other.instruction.as_map().is_some_and(|map| is_zero(map) && map.segments.is_none());
+    for &index in &readers {
+        let other = &instructions[index];
+        let map = flexible_map(other)?;
+        let goes_along = entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
+        if index < at || !goes_along || !only_adds(map, target, buffers) {
+            return None;
         }
-        if other.instruction.reads().contains(&target) {
-            let map = other.instruction.as_map().filter(|map| map.segments.is_none())?;
-            let goes_along =
-                entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
-            if index < at || !goes_along || !only_adds(map, target, buffers) {
-                return None;
-            }
-            seen = seen.or(other.entries);
-            readers.push(index);
-        }
+        seen = seen.or(other.entries);
     }
-    let between = &instructions[at + 1..=*readers.last()?];
-    if between
-        .iter()
-        .any(|other| other.instruction.writes().iter().any(|id| [source, index_buffer].contains(id)))
-    {
+    let between = at + 1..*readers.last()? + 1;
+    let is_changed = |id: BufferId| uses.writers(id).within(between.clone()).next().is_some();
+    if writers.iter().any(|&index| index > at) || is_changed(source) || is_changed(index_buffer) {
         return None;
     }
+    let starts_at_zero = writers.iter().all(|&index| flexible_map(&instructions[index]).is_some_and(is_zero));
     let mut result = Vec::with_capacity(instructions.len() + readers.len());
     for (index, scheduled) in instructions.iter().enumerate() {
         match &scheduled.instruction {
@@ -102,30 +86,28 @@ fn moved(
                 let to = only_result(map)?;
                 let made = scheduled.versions.written(to)?;
                 let result_of_map = Operand { buffer: to, access: sums.target.access.clone() };
-                let instruction =
-                    Instruction::ScatterAdd(ScatterAdd { target: result_of_map, ..sums.clone() });
-                let mut sums = ScheduledInstruction {
-                    instruction,
-                    entries: scheduled.entries,
-                    node: instructions[at].node.clone(),
-                    versions: versions.clone().with_read_of(to, &scheduled.versions).with_write(to, made),
-                };
+                let sums = ScatterAdd { target: result_of_map, ..sums.clone() };
+                let mut versions_of_sums =
+                    versions.clone().with_read_of(to, &scheduled.versions).with_write(to, made);
                 if let Some(map) = rest {
                     // The map reads the target as it was before the sums, and the sums what the map makes.
                     let before = new_versions.next();
                     let given = scheduled.versions.clone().with_read_of(target, versions);
-                    let instruction = Instruction::Nest(map);
-                    let given = given.with_write(to, before).of_instruction(&instruction);
-                    result.push(ScheduledInstruction { instruction, versions: given, ..scheduled.clone() });
-                    sums.versions = sums.versions.with_read(to, before);
+                    result.push(scheduled.with(Instruction::Nest(map), &given.with_write(to, before)));
+                    versions_of_sums = versions_of_sums.with_read(to, before);
                 }
-                sums.versions = sums.versions.of_instruction(&sums.instruction);
-                result.push(sums);
+                let here = ScheduledInstruction { entries: scheduled.entries, ..instructions[at].clone() };
+                result.push(here.with(Instruction::ScatterAdd(sums), &versions_of_sums));
             }
             _ => result.push(scheduled.clone()),
         }
     }
     Some(result)
+}
+
+/// The map that an instruction is, if passes may change its space.
+fn flexible_map(scheduled: &ScheduledInstruction) -> Option<&Nest> {
+    scheduled.instruction.as_map().filter(|map| map.segments.is_none())
 }
 
 /// Whether a map fills its results with zeros.

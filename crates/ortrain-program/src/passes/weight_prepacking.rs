@@ -5,23 +5,21 @@
 //! every few rows again. Laid out so that the columns of a panel are adjacent at each depth, and the depths follow each
 //! other, they are read in a row. Such a product is one of each panel.
 
-use ortrain_expr::{Access, Builder, DType, Inst, Precision, Strides, Type};
+use ortrain_expr::{Access, DType, Inst, Precision, Strides};
 use rustc_hash::FxHashMap;
 
 use super::Changed;
 use super::remove_unused::remove_unused;
-use crate::buffer::cells;
+use crate::buffer::add_work;
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::operand::only_moves;
 use crate::rewrite::splice::inline;
 use crate::scheduled::NewVersions;
 use crate::target::{Panels, Target};
+use crate::uses::Uses;
 use crate::versions::Versions;
-use crate::{
-    Buffer, BufferId, BufferIds, Entries, Instruction, Load, MatMul, Nest, Operand, Place,
-    ScheduledInstruction,
-};
+use crate::{Buffer, BufferId, Entries, Instruction, MatMul, Nest, Operand, ScheduledInstruction};
 
 /// Products that read the same elements of a buffer between two writes to it.
 struct Group {
@@ -43,8 +41,7 @@ fn lay_panels(
     instructions: &mut Vec<ScheduledInstruction>,
     buffers: &mut Vec<Buffer>,
 ) -> usize {
-    let cells = cells(buffers);
-    let cell = |id: BufferId| cells[id.0 as usize];
+    let uses = Uses::of(buffers, instructions.iter().map(|scheduled| &scheduled.instruction));
     let mut open: FxHashMap<(Operand, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for (at, scheduled) in instructions.iter().enumerate() {
@@ -61,9 +58,8 @@ fn lay_panels(
             group.entries = group.entries.or(scheduled.entries);
         }
         for written in scheduled.instruction.writes() {
-            groups.extend(
-                open.extract_if(|key, _| cell(key.0.buffer) == cell(written)).map(|(_, group)| group),
-            );
+            let is_written = |key: &(Operand, [usize; 2])| uses.cell(key.0.buffer) == uses.cell(written);
+            groups.extend(open.extract_if(|key, _| is_written(key)).map(|(_, group)| group));
         }
     }
     groups.extend(open.into_values());
@@ -73,27 +69,19 @@ fn lay_panels(
 
     let mut new_versions = NewVersions::after(instructions.iter());
     let mut maps: Vec<ScheduledInstruction> = Vec::with_capacity(groups.len());
-    for (k, group) in groups.iter().enumerate() {
-        let panels = BufferId((buffers.len() + k) as u32);
-        let map = Instruction::Nest(layout(&group.product, panels, shape.columns));
-        let given = group.readers.iter().try_fold(Versions::default(), |given, &reader| {
-            given.reading_also(&instructions[reader].versions.of_instruction(&map))
+    for group in &groups {
+        let Group { product, readers, entries } = group;
+        let Buffer { label, dtype, .. } = &buffers[product.b.buffer.0 as usize];
+        let (label, dtype) = (format!("{label} in panels"), *dtype);
+        let (panels, version) = (add_work(buffers, label, dtype, product.k * product.n), new_versions.next());
+        let seen = readers.iter().try_fold(Versions::default(), |seen, &reader| {
+            seen.reading_also(&instructions[reader].versions.read_of(product.b.buffer))
         });
-        let given = given.expect("nothing writes a matrix between the products of a group");
-        let Instruction::Nest(nest) = &map else { unreachable!("a layout is a nest") };
-        let (instruction, given) = match moved(instructions, group, nest, cell) {
-            Some((source, given)) => (Instruction::Nest(source), given),
-            None => (map, given),
-        };
-        let versions = given.of_instruction(&instruction).with_write(panels, new_versions.next());
-        let node = instructions[group.readers[0]].node.clone();
-        maps.push(ScheduledInstruction { instruction, entries: group.entries, node, versions });
-    }
-    for (Group { product, readers, .. }, map) in groups.iter().zip(&maps) {
-        let Some((panels, version)) = map.versions.writes().next() else { continue };
-        let old = &buffers[product.b.buffer.0 as usize];
-        let (label, len) = (format!("{} in panels", old.label).into(), product.k * product.n);
-        buffers.push(Buffer { label, dtype: old.dtype, len, place: Place::Work(0) });
+        let seen = seen.expect("nothing writes a matrix between the products of a group");
+        let map = layout(product, panels, shape.columns);
+        let (map, seen) = moved(instructions, &uses, group, &map).unwrap_or((map, seen));
+        let first = ScheduledInstruction { entries: *entries, ..instructions[readers[0]].clone() };
+        maps.push(first.with(Instruction::Nest(map), &seen.with_write(panels, version)));
         for &reader in readers {
             let ScheduledInstruction { instruction, versions, .. } = &mut instructions[reader];
             if let Instruction::MatMul(product) = instruction {
@@ -135,47 +123,27 @@ fn parted(operand: &Operand, columns: usize) -> Operand {
 /// The map that copies B of a product into panels.
 fn layout(product: &MatMul, panels: BufferId, columns: usize) -> Nest {
     let dims = [product.n / columns, product.k, columns];
-    let dtype = product.b.access.dtype;
-    let mut b = Builder::new();
-    let element = b.load(0, Type::of(dtype));
-    Nest {
-        dims: dims.into_iter().collect(),
-        inner: 0,
-        segments: None,
-        loads: vec![Load::Buffer(parted(&product.b, columns))],
-        expr: b.finish(&[element]),
-        reductions: Vec::new(),
-        stores: vec![Operand::whole(panels, dtype, &dims)],
-    }
+    let to = Operand::whole(panels, product.b.access.dtype, &dims);
+    Nest::copy(&dims, parted(&product.b, columns), to)
 }
 
 /// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
 /// these products alone want them there; and the versions that the other map was given.
 fn moved(
     instructions: &[ScheduledInstruction],
+    uses: &Uses,
     group: &Group,
     map: &Nest,
-    cell: impl Fn(BufferId) -> usize,
 ) -> Option<(Nest, Versions)> {
     let (value, first) = (group.product.b.buffer, group.readers[0]);
-    let touches = |ids: BufferIds, of: BufferId| ids.into_iter().any(|id| cell(id) == cell(of));
-    let writes = |at: &usize| touches(instructions[*at].instruction.writes(), value);
-    let mut writers = (0..instructions.len()).filter(writes);
-    let (maker, None) = (writers.next()?, writers.next()) else { return None };
+    let maker = uses.writers(value).only().filter(|&maker| maker < first)?;
     let ScheduledInstruction { instruction, entries, versions, .. } = &instructions[maker];
-    let guest = instruction.as_map()?;
-    let others = instructions
-        .iter()
-        .enumerate()
-        .any(|(at, scheduled)| !group.readers.contains(&at) && touches(scheduled.instruction.reads(), value));
+    let guest = instruction.as_map().filter(|guest| guest.stores.len() == 1 && only_moves(guest))?;
     let source = guest.loads.first()?.operand()?.buffer;
-    let moves = guest.stores.len() == 1 && only_moves(guest);
-    let stays = maker < first
-        && !instructions[maker..first].iter().any(|other| touches(other.instruction.writes(), source));
-    (moves && stays && !others && entries.and(group.entries) == group.entries)
-        .then(|| inline(map, 0, guest, true))
-        .flatten()
-        .map(|map| (map, versions.clone()))
+    let fits = entries.and(group.entries) == group.entries
+        && uses.writers(source).within(maker..first).next().is_none()
+        && uses.readers(value).iter().all(|reader| group.readers.contains(&reader));
+    fits.then(|| inline(map, 0, guest, true)).flatten().map(|map| (map, versions.clone()))
 }
 
 /// Makes a product one of each panel.

@@ -228,9 +228,7 @@ pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
         }
     };
     mark(&mut wanted, &outputs);
-    let guards =
-        nest.expr.insts().iter().enumerate().filter(|(_, (inst, _))| matches!(inst, Inst::Guard(..)));
-    mark(&mut wanted, &guards.map(|(k, _)| Reg(k as u16)).collect::<Vec<_>>());
+    mark(&mut wanted, &nest.expr.guards().collect::<Vec<_>>());
     for k in (0..wanted.len()).rev() {
         if wanted[k] {
             mark(&mut wanted, &[nest.reductions[k].value]);
@@ -269,12 +267,7 @@ pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<N
         Inst::Load(slot) if let Some(value) = values[usize::from(slot)] => {
             b.push(Inst::Const(value.convert(ty)), ty)
         }
-        Inst::Unary(op, x) => b.unary(op, x),
-        Inst::Binary(op, x, y) => b.binary(op, x, y),
-        Inst::Compare(op, x, y) => b.compare(op, x, y),
-        Inst::Select(condition, yes, no) => b.select(condition, yes, no),
-        Inst::Convert(x) => b.convert(x, ty),
-        other => b.push(other, ty),
+        other => b.fold(other, ty),
     });
     let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
     let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };

@@ -16,7 +16,7 @@ mod product;
 mod zeros;
 
 use ortrain_expr::{Access, Builder, Scalar, Type};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::Changed;
 use super::remove_unused::remove_unused;
@@ -381,9 +381,7 @@ fn leave_out(
             .map(|map| {
                 let (to, version) = (map.stores[0].buffer, new_versions.next());
                 scheduled.versions = scheduled.versions.clone().with_read(to, version);
-                let instruction = Instruction::Nest(map);
-                let versions = given.clone().with_write(to, version).of_instruction(&instruction);
-                ScheduledInstruction { instruction, versions, ..scheduled.clone() }
+                scheduled.with(Instruction::Nest(map), &given.clone().with_write(to, version))
             })
             .collect();
         scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
@@ -449,15 +447,8 @@ fn reads(instruction: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)>
 fn fill(id: BufferId, buffer: &Buffer) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::of(buffer.dtype), 0.0);
-    Nest {
-        dims: [buffer.len].into_iter().collect(),
-        inner: 0,
-        segments: None,
-        loads: Vec::new(),
-        expr: b.finish(&[zero]),
-        reductions: Vec::new(),
-        stores: vec![Operand::whole(id, buffer.dtype, &[buffer.len])],
-    }
+    let all = Operand::whole(id, buffer.dtype, &[buffer.len]);
+    Nest::elementwise(smallvec![buffer.len], Vec::new(), b.finish(&[zero]), vec![all])
 }
 
 /// An instruction over a part of its space and some of the terms of its sums, and the maps that make operands of it. What

@@ -1,10 +1,11 @@
 //! Products over parts of their axes.
 
-use ortrain_expr::{Access, Builder, Dims, Strides, Type};
+use ortrain_expr::{Access, Dims, Strides};
 use smallvec::SmallVec;
 
 use super::band::{Cut, Cuts, Narrowed};
-use crate::{Buffer, BufferId, Load, MatMul, Nest, Operand, Place};
+use crate::buffer::add_work;
+use crate::{Buffer, MatMul, Nest, Operand};
 
 /// A product, and the maps that make factors of it.
 pub(super) struct Narrow {
@@ -102,13 +103,10 @@ impl Factor {
                 len *= self.dims[outer];
             }
         }
-        let (source, dtype) = (&buffers[buffer.0 as usize], access.dtype);
-        let label = format!("{}/part", source.label).into();
-        buffers.push(Buffer { label, dtype, len, place: Place::Work(0) });
-        let to = BufferId(buffers.len() as u32 - 1);
-        let copied = Operand { buffer: to, access: Access { dtype, offset: 0, strides, len } };
-        let mut b = Builder::new();
-        let value = b.load(0, Type::of(dtype));
+        let label = format!("{}/part", buffers[buffer.0 as usize].label);
+        let dtype = access.dtype;
+        let buffer = add_work(buffers, label, dtype, len);
+        let copied = Operand { buffer, access: Access { dtype, offset: 0, strides, len } };
         // What is the same along an axis is copied once.
         let dims: Dims = self
             .dims
@@ -116,16 +114,7 @@ impl Factor {
             .zip(&copied.access.strides)
             .map(|(&dim, &stride)| if stride == 0 { 1 } else { dim })
             .collect();
-        let copy = Nest {
-            dims,
-            inner: 0,
-            segments: None,
-            loads: vec![Load::Buffer(self.operand.clone())],
-            expr: b.finish(&[value]),
-            reductions: Vec::new(),
-            stores: vec![copied.clone()],
-        };
-        self.operand = copied;
+        let copy = Nest::copy(&dims, std::mem::replace(&mut self.operand, copied.clone()), copied);
         self.operand.access.strides.remove(outer);
         let turns = self.dims.remove(outer);
         self.dims[outer] *= turns;

@@ -266,14 +266,9 @@ impl Editor<'_> {
         let dtype = space.whole.dtype;
         let mut b = Builder::new();
         let outputs: Vec<Reg> = (0..given.len()).map(|slot| b.load(slot, Type::of(dtype))).collect();
-        let host = |outputs: &[Reg], b: Builder, stores: Vec<Operand>| Nest {
-            dims: space.dims.clone(),
-            inner: 0,
-            segments: None,
-            loads: vec![Load::Accumulator(dtype); given.len()],
-            expr: b.finish(outputs),
-            reductions: Vec::new(),
-            stores,
+        let loads = vec![Load::Accumulator(dtype); given.len()];
+        let host = |outputs: &[Reg], b: Builder, stores: Vec<Operand>| {
+            Nest::elementwise(space.dims.clone(), loads, b.finish(outputs), stores)
         };
         if value == given[0] {
             return Some(host(&outputs[..1], b, Vec::new()));
