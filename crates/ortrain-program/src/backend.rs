@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::Precision;
+use rustc_hash::FxHashSet;
 
 use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
-use crate::{Bindings, Buffer, Entry, Interrupt, Memory, OutOfMemory, Part, Place, Program, RunError};
+use crate::{Bindings, Buffer, Entry, Interrupt, Memory, OutOfMemory, Part, Program, RunError, is_work};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,12 +148,7 @@ impl Workspace {
     /// [`RunError::OverLimit`].
     pub fn check_between(&self, between: usize) -> Result<(), RunError> {
         let need = MemoryNeed { held: self.held, between, ..MemoryNeed::default() };
-        match self.limit {
-            Some(limit) if need.total() > limit => {
-                Err(RunError::OverLimit(Box::new(OverLimit { limit, need, largest: Vec::new() })))
-            }
-            _ => Ok(()),
-        }
+        self.check_need(need, Vec::new)
     }
 
     /// Makes room; allocates only if there is less than asked for. Returns whether there is more memory than before. What the
@@ -194,13 +190,18 @@ impl Workspace {
     /// # Errors
     /// [`RunError::OverLimit`].
     pub fn check(&self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
-        let need = self.need(program, scratch, between);
+        self.check_need(self.need(program, scratch, between), || program.largest(LARGEST))
+    }
+
+    fn check_need(
+        &self,
+        need: MemoryNeed,
+        largest: impl FnOnce() -> Vec<LargeBuffer>,
+    ) -> Result<(), RunError> {
         match self.limit {
-            Some(limit) if need.total() > limit => Err(RunError::OverLimit(Box::new(OverLimit {
-                limit,
-                need,
-                largest: program.largest(LARGEST),
-            }))),
+            Some(limit) if need.total() > limit => {
+                Err(RunError::OverLimit(Box::new(OverLimit { limit, need, largest: largest() })))
+            }
             _ => Ok(()),
         }
     }
@@ -402,16 +403,14 @@ impl Program {
     /// The largest buffers of its work arena, the largest first; of those that share bytes, one.
     #[must_use]
     pub fn largest(&self, count: usize) -> Vec<LargeBuffer> {
-        let mut used: Vec<&Buffer> = Vec::new();
-        let steps = self.instructions.iter().map(|scheduled| &scheduled.instruction);
-        let ids = steps.flat_map(|instruction| instruction.reads().into_iter().chain(instruction.writes()));
-        let mut seen = vec![false; self.buffers.len()];
-        for id in self.inputs.iter().copied().chain(ids) {
-            let first = !std::mem::replace(&mut seen[id.0 as usize], true);
-            if first && matches!(self.buffer(id).place, Place::Work(_)) {
-                used.push(self.buffer(id));
-            }
-        }
+        let mut ids = self.inputs.clone();
+        self.instructions.iter().for_each(|scheduled| {
+            ids.extend(scheduled.instruction.reads());
+            ids.extend(scheduled.instruction.writes());
+        });
+        let mut seen = FxHashSet::default();
+        ids.retain(|&id| seen.insert(id) && is_work(&self.buffers, id));
+        let mut used: Vec<&Buffer> = ids.into_iter().map(|id| self.buffer(id)).collect();
         used.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes()));
         let mut largest: Vec<&Buffer> = Vec::new();
         for buffer in used {

@@ -60,9 +60,15 @@ impl Draft {
         Uses::of(&self.buffers, self.instructions.iter().map(|scheduled| &scheduled.instruction))
     }
 
-    /// From where to where each buffer is needed.
+    /// From where to where each buffer is needed. Inputs are there before the first instruction, outputs behind the last one.
     pub(crate) fn liveness(&self) -> Liveness {
-        Liveness::of(self.buffers.len(), &self.instructions, &self.inputs, &self.outputs)
+        let mut lives = Liveness::new(self.buffers.len());
+        self.inputs.iter().for_each(|id| lives.touch(id.0 as usize, -1));
+        for (at, scheduled) in self.instructions.iter().enumerate() {
+            scheduled.instruction.buffers(&mut |id, _| lives.touch(id.0 as usize, at as isize));
+        }
+        self.outputs.iter().for_each(|id| lives.touch(id.0 as usize, self.instructions.len() as isize));
+        lives
     }
 
     pub(crate) fn is_work(&self, id: BufferId) -> bool {
@@ -80,7 +86,6 @@ impl Draft {
             }
         }
         scheduled::check(&self.instructions, &self.buffers, &self.last_versions)
-            .map_err(|stale| stale.error(&self.instructions, &self.buffers))
     }
 
     /// Lets go of the elements of constants that nothing reads.

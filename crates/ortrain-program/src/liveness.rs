@@ -1,8 +1,5 @@
 //! Liveness: from where to where each value of a program is needed, and how many bytes that takes.
 
-use crate::buffer::BufferId;
-use crate::scheduled::ScheduledInstruction;
-
 /// The first and the last place at which a value is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Life {
@@ -38,22 +35,6 @@ impl Liveness {
     /// So many values that nobody needs yet.
     pub(crate) fn new(count: usize) -> Liveness {
         Liveness(vec![None; count])
-    }
-
-    /// The lives of buffers. Inputs are there before the first instruction, outputs behind the last one.
-    pub(crate) fn of(
-        count: usize,
-        instructions: &[ScheduledInstruction],
-        inputs: &[BufferId],
-        outputs: &[BufferId],
-    ) -> Liveness {
-        let mut lives = Liveness::new(count);
-        inputs.iter().for_each(|id| lives.touch(id.0 as usize, -1));
-        for (at, scheduled) in instructions.iter().enumerate() {
-            scheduled.instruction.buffers(&mut |id, _| lives.touch(id.0 as usize, at as isize));
-        }
-        outputs.iter().for_each(|id| lives.touch(id.0 as usize, instructions.len() as isize));
-        lives
     }
 
     /// Says that a value is needed at a place.

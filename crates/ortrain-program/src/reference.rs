@@ -575,10 +575,8 @@ impl<'a> Run<'a> {
             let (batch, at) = index.split_at(m.batch.len());
             let mut sum = InnerProduct::new(ty);
             for l in 0..m.k {
-                let a_index: Vec<usize> = batch.iter().copied().chain([at[0], l]).collect();
-                let b_index: Vec<usize> = batch.iter().copied().chain([l, at[1]]).collect();
-                let a = run.buffers[m.a.buffer.0 as usize][m.a.access.position(&a_index)];
-                let b = run.buffers[m.b.buffer.0 as usize][m.b.access.position(&b_index)];
+                let (a, b) = ([at[0], l], [l, at[1]]);
+                let [a, b] = [(&m.a, a), (&m.b, b)].map(|(from, at)| run.element(from, batch, at, ty));
                 sum.add(m.precision, a, b);
             }
             Some(sum.result(m.precision))

@@ -115,48 +115,30 @@ pub(crate) fn number(
     FinalVersions(seen_outside.map(|id| (id, current.of(id))).collect())
 }
 
-/// An instruction, by its place, or the end of the program, and the buffer of which it would read another version.
-pub(crate) struct Stale {
-    pub(crate) at: Option<usize>,
-    pub(crate) buffer: BufferId,
-}
-
-impl Stale {
-    /// The error that says so.
-    pub(crate) fn error(&self, instructions: &[ScheduledInstruction], buffers: &[Buffer]) -> ProgramError {
-        let label = &buffers[self.buffer.0 as usize].label;
-        match self.at.and_then(|at| instructions.get(at)) {
-            Some(ScheduledInstruction { instruction, node, .. }) => ProgramError::Faulty {
-                node: node.to_string(),
-                instruction: instruction.name(),
-                fault: format!("a read of {label:?} from before or after the update that it was given"),
-            },
-            None => ProgramError::LostUpdate { label: label.to_string() },
-        }
-    }
-}
-
 /// Checks that every instruction, and whoever looks at the buffers in the end, reads the versions that they were given.
 pub(crate) fn check(
     instructions: &[ScheduledInstruction],
     buffers: &[Buffer],
     FinalVersions(last): &FinalVersions,
-) -> Result<(), Stale> {
+) -> Result<(), ProgramError> {
+    let label = |id: BufferId| &buffers[id.0 as usize].label;
     let cells = cells(buffers);
     let mut current = Current::new(&cells);
-    for (at, ScheduledInstruction { instruction, entries, versions, .. }) in instructions.iter().enumerate() {
+    for ScheduledInstruction { instruction, entries, node, versions } in instructions {
         // A buffer whose version nobody has noted is as bad as one of another version.
         let unknown = instruction.reads().into_iter().find(|&id| versions.seen(id).is_none());
         let unknown =
             unknown.or_else(|| instruction.writes().into_iter().find(|&id| versions.written(id).is_none()));
         let stale = versions.stale(*entries, |id, entry| current.in_entry(id, entry));
-        if let Some(buffer) = unknown.or(stale) {
-            return Err(Stale { at: Some(at), buffer });
+        if let Some(id) = unknown.or(stale) {
+            let label = label(id);
+            let fault = format!("a read of {label:?} from before or after the update that it was given");
+            return Err(ProgramError::faulty(node, instruction, fault));
         }
         versions.writes().for_each(|(id, version)| current.write(id, version, *entries));
     }
     match last.iter().find(|(id, seen)| current.of(*id) != *seen) {
-        Some(&(buffer, _)) => Err(Stale { at: None, buffer }),
+        Some(&(id, _)) => Err(ProgramError::LostUpdate { label: label(id).to_string() }),
         None => Ok(()),
     }
 }
@@ -213,8 +195,7 @@ mod tests {
         }
 
         fn fault(&self, last: &FinalVersions) -> Option<String> {
-            let stale = check(&self.instructions, &self.buffers, last).err()?;
-            Some(stale.error(&self.instructions, &self.buffers).to_string())
+            check(&self.instructions, &self.buffers, last).err().map(|error| error.to_string())
         }
     }
 

@@ -27,11 +27,7 @@ impl Display for Program {
         for PlaneUse { plane, bytes, .. } in &self.planes {
             writeln!(f, "  plane {}: {bytes} bytes", plane.0)?;
         }
-        let place = |buffer: &Buffer| match buffer.place {
-            Place::Work(offset) => format!("work@{offset}"),
-            other => in_state(other),
-        };
-        write_buffers(f, (&self.buffers, &self.instructions), (&self.inputs, &self.outputs), &place)?;
+        write_buffers(f, (&self.buffers, &self.instructions), (&self.inputs, &self.outputs), true)?;
         write_instructions(f, &self.buffers, &self.instructions)
     }
 }
@@ -40,32 +36,24 @@ impl Display for Draft {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Draft { instructions, buffers, inputs, outputs, work_bytes, .. } = self;
         writeln!(f, "draft: {} instructions, {} buffers", instructions.len(), buffers.len())?;
-        let place = |buffer: &Buffer| match buffer.place {
-            Place::Work(offset) if *work_bytes > 0 => format!("work@{offset}"),
-            Place::Work(_) => "work".to_owned(),
-            other => in_state(other),
-        };
-        write_buffers(f, (buffers, instructions), (inputs, outputs), &place)?;
+        write_buffers(f, (buffers, instructions), (inputs, outputs), *work_bytes > 0)?;
         write_instructions(f, buffers, instructions)
     }
 }
 
-/// Where a buffer lies that is not in the arena.
-fn in_state(place: Place) -> String {
-    match place {
-        Place::Work(_) => unreachable!("it lies in the arena"),
-        Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
-        Place::Constant(number) => format!("const{number}"),
-    }
-}
-
-/// The buffers that something uses.
+/// The buffers that something uses, and where they lie once that is planned.
 fn write_buffers(
     f: &mut Formatter<'_>,
     (buffers, instructions): (&[Buffer], &[ScheduledInstruction]),
     (inputs, outputs): (&[BufferId], &[BufferId]),
-    place: &dyn Fn(&Buffer) -> String,
+    is_planned: bool,
 ) -> fmt::Result {
+    let place = |buffer: &Buffer| match buffer.place {
+        Place::Work(offset) if is_planned => format!("work@{offset}"),
+        Place::Work(_) => "work".to_owned(),
+        Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
+        Place::Constant(number) => format!("const{number}"),
+    };
     let mut used: FxHashSet<BufferId> = inputs.iter().chain(outputs).copied().collect();
     for scheduled in instructions {
         scheduled.instruction.buffers(&mut |id, _| _ = used.insert(id));

@@ -100,35 +100,21 @@ impl Attention {
     /// The nests, in the order in which kernels take their buffers.
     pub(crate) fn parts(&self) -> Vec<Part<'_>> {
         let &Attention { queries, keys, size, width, .. } = self;
-        let scores = |nest, name, accumulators| Part {
-            nest,
-            name,
-            accumulators,
-            stores: false,
-            sizes: [queries, keys],
-        };
-        let mut parts = vec![scores(&self.scores, "scores", 1), scores(&self.weights, "weights", 1)];
-        let result = |nest, name, lines, elements| Part {
-            nest,
-            name,
-            accumulators: 1,
-            stores: true,
-            sizes: [lines, elements],
-        };
+        let (of_q, of_k, of_v, scores) = ([queries, size], [keys, size], [keys, width], [queries, keys]);
+        let inner =
+            |nest, name, accumulators| Part { nest, name, accumulators, stores: false, sizes: scores };
+        let result = |nest, name, sizes| Part { nest, name, accumulators: 1, stores: true, sizes };
+        let mut parts = vec![inner(&self.scores, "scores", 1), inner(&self.weights, "weights", 1)];
         match &self.pass {
-            AttentionPass::Output(output) => parts.push(result(output, "output", queries, width)),
+            AttentionPass::Output(output) => parts.push(result(output, "output", [queries, width])),
             AttentionPass::Gradients(gradients) => {
-                parts.push(scores(&gradients.weights, "gradient of weights", 2));
-                parts.push(scores(&gradients.softmax, "softmax of the gradient", 1));
-                parts.push(scores(&gradients.scores, "gradient of scores", 1));
-                let results = [
-                    (&gradients.q, "gradient of q", queries, size),
-                    (&gradients.k, "gradient of k", keys, size),
-                    (&gradients.v, "gradient of v", keys, width),
-                ];
-                for (nest, name, lines, elements) in results {
-                    parts.extend(nest.as_ref().map(|nest| result(nest, name, lines, elements)));
-                }
+                let AttentionGradients { weights, softmax, scores, q, k, v, .. } = &**gradients;
+                parts.push(inner(weights, "gradient of weights", 2));
+                parts.push(inner(softmax, "softmax of the gradient", 1));
+                parts.push(inner(scores, "gradient of scores", 1));
+                parts.extend(q.as_ref().map(|nest| result(nest, "gradient of q", of_q)));
+                parts.extend(k.as_ref().map(|nest| result(nest, "gradient of k", of_k)));
+                parts.extend(v.as_ref().map(|nest| result(nest, "gradient of v", of_v)));
             }
         }
         parts

@@ -6,11 +6,10 @@
 
 use ortrain_expr::{Access, ConvPass, Inst};
 
-use super::Changed;
 use super::memory_plan::{arena, fullest};
+use super::{Changed, Outcome};
 use crate::buffer::add_work;
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::operand::{read_by, written_by};
 use crate::scheduled::NewVersions;
 use crate::target::{BatchTiles, Target};
@@ -19,7 +18,7 @@ use crate::{Buffer, BufferId, Conv, Instruction, Operand, ScheduledInstruction, 
 /// Pairs that are tried.
 const MOST: usize = 32;
 /// Puts pairs in parts where that takes less memory.
-pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(tiles) = target.batch_tiles else { return Ok(Changed(0)) };
     let next = |draft: &Draft| pair(draft, tiles, fullest(draft)?);
     let Some(mut found) = next(draft) else { return Ok(Changed(0)) };

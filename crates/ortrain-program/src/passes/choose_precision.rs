@@ -2,13 +2,12 @@
 
 use ortrain_expr::{DType, Precision};
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::target::Target;
 use crate::{Instruction, Operand};
 
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, precision, .. } = draft;
     let is_double = |factor: &Operand| factor.access.dtype == DType::F64;
     let mut changes = 0;

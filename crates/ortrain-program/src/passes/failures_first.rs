@@ -1,9 +1,8 @@
 //! Puts instructions that can fail, and what they need, before those that write state: a step that fails has changed nothing.
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::buffer::add_work;
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::operand::written_by;
 use crate::rewrite::splice::with_results;
 use crate::scheduled::NewVersions;
@@ -14,7 +13,7 @@ use crate::{Buffer, Instruction, Nest, Operand, ScheduledInstruction, is_work};
 /// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
 /// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
 /// updated in the first part is copied before the update.
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, .. } = draft;
     let writes_state =
         |i: &ScheduledInstruction| i.instruction.writes().iter().any(|&id| !is_work(buffers, id));

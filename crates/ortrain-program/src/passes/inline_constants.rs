@@ -2,14 +2,13 @@
 
 use ortrain_expr::Scalar;
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::rewrite::splice::with_constants;
 use crate::target::Target;
 use crate::{Load, Operand, Place};
 
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, constants, .. } = draft;
     let value = |load: &Load| {
         let Operand { buffer, access } = load.operand()?;

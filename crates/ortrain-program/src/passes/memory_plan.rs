@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use ortrain_expr::Access;
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::liveness::{Life, Liveness, alive};
@@ -13,7 +13,7 @@ use crate::operand::{read_by, written_by};
 use crate::target::Target;
 use crate::{BufferId, Nest, Operand, Place, is_work};
 
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     plan(draft)?;
     Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Work(_))).count()))
 }

@@ -23,7 +23,7 @@ mod sink_scatter_add;
 mod snapshots;
 mod weight_prepacking;
 
-pub(crate) use changed::Changed;
+pub(crate) use changed::{Changed, Outcome};
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use crate::error::ProgramError;
 use crate::target::Target;
 
 /// What a pass does to a draft for a target.
-type Run = fn(&mut Draft, &Target) -> Result<Changed, ProgramError>;
+type Run = fn(&mut Draft, &Target) -> Outcome;
 
 /// A step from one form of a program to the next.
 #[derive(Clone, Copy)]

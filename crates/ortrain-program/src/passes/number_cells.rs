@@ -5,14 +5,13 @@
 
 use ortrain_expr::{DType, IndexKind};
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::target::Target;
 use crate::{Buffer, BufferId, Instruction, ScheduledInstruction, Window, is_work};
 
 /// Gives positions that only gradients of the same windows read the narrowest type.
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let mut changes = 0;
     for at in 0..instructions.len() {

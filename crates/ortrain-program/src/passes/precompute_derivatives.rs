@@ -8,11 +8,10 @@
 
 use ortrain_expr::{DType, Inst, Type, slope};
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::buffer::add_work;
 use crate::draft::Draft;
 use crate::editor::{Editor, PLACES};
-use crate::error::ProgramError;
 use crate::memory::align;
 use crate::operand::read_by;
 use crate::rewrite::splice::{is_injective, with_expression};
@@ -35,7 +34,7 @@ struct Slope {
     product: Nest,
 }
 
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let work = Editor::new(draft);
     let slopes = work.slopes();
     let mut slots = work.slots;

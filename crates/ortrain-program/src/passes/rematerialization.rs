@@ -93,13 +93,6 @@ struct Lives {
     alive: Vec<i64>,
 }
 
-impl Lives {
-    /// Where a value is needed first and last.
-    fn span(&self, value: Value) -> Option<(usize, usize)> {
-        self.of_values.life(value).map(|Life { first, last }| (first.unsigned_abs(), last.unsigned_abs()))
-    }
-}
-
 struct Recomputation<'a> {
     program: &'a Program,
     origins: Vec<Origin>,
@@ -236,7 +229,7 @@ impl<'a> Recomputation<'a> {
             let origin = &self.origins[entry.origin];
             for &value in &entry.writes {
                 let reads = |at: &usize| entries[*at].reads.contains(&value);
-                let alive = lives.span(value).is_some_and(|(_, last)| last > peak);
+                let alive = lives.of_values.life(value).is_some_and(|life| life.last > peak as isize);
                 if !origin.repeats || !alive || reads(&peak) {
                     continue;
                 }
@@ -337,9 +330,8 @@ impl<'a> Recomputation<'a> {
     fn version(&self, order: &Order, lives: &Lives, value: Value, to: usize) -> (Value, usize) {
         let root = order.roots[value];
         // Values that are new have no lives yet.
-        let versions = lives.of_values.iter().filter_map(|(other, life)| {
-            let (first, last) = (life.first.unsigned_abs(), life.last.unsigned_abs());
-            (order.roots[other] == root && first < to).then_some((other, last))
+        let versions = lives.of_values.iter().filter_map(|(other, Life { first, last })| {
+            (order.roots[other] == root && first < to as isize).then_some((other, last.unsigned_abs()))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))
     }

@@ -1,15 +1,14 @@
 //! Drops instructions whose results nobody needs, and results that nobody needs.
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::buffer::flags;
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::operand::written_by;
 use crate::rewrite::splice::with_results;
 use crate::target::Target;
 use crate::{BufferId, is_work};
 
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(remove_unused(draft)))
 }
 

@@ -6,9 +6,8 @@
 
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
-use super::Changed;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::operand::only_result;
 use crate::rewrite::splice::{is_injective, same, with_constants};
 use crate::scheduled::NewVersions;
@@ -20,7 +19,7 @@ use crate::{
 };
 
 /// Moves sums behind the maps that read their targets, one map after the other.
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut new_versions = NewVersions::after(&draft.instructions);
     let (mut at, mut changes) = (0, 0);
     while at < draft.instructions.len() {

@@ -8,11 +8,10 @@
 use ortrain_expr::{Access, DType, Inst, Precision, Strides};
 use rustc_hash::FxHashMap;
 
-use super::Changed;
 use super::remove_unused::remove_unused;
+use super::{Changed, Outcome};
 use crate::buffer::add_work;
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::operand::only_moves;
 use crate::rewrite::splice::inline;
 use crate::scheduled::NewVersions;
@@ -28,7 +27,7 @@ struct Group {
     entries: Entries,
 }
 
-pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(panels) = target.panels else { return Ok(Changed(0)) };
     let changes = lay_panels(panels, &mut draft.instructions, &mut draft.buffers);
     // A map that moved elements to where a matrix was read may have become one into panels.

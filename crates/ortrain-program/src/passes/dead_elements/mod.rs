@@ -18,19 +18,18 @@ mod zeros;
 use ortrain_expr::{Access, Builder, Scalar, Type};
 use smallvec::{SmallVec, smallvec};
 
-use super::Changed;
 use super::remove_unused::remove_unused;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
-use crate::error::ProgramError;
 use crate::operand::only_result;
 use crate::rewrite::splice::{is_injective, with_constants};
 use crate::scheduled::NewVersions;
 use crate::target::Target;
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, is_work,
+    Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, Use, is_work,
 };
 use band::{Band, Cuts, Narrowed, hull, points, share};
-use product::{Narrow, narrowed_product};
+use product::narrowed_product;
 use zeros::{is_made_of_sums_alone, zero_registers};
 
 /// What can be left out of an instruction because it is zero.
@@ -75,7 +74,7 @@ impl Part {
 }
 
 /// Narrows instructions, which stand in the order in which they run.
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let zeros = find_zeros(instructions, buffers, inputs);
     let changes = leave_out(instructions, buffers, outputs, zeros);
@@ -300,7 +299,7 @@ impl Demand {
 
     /// Takes in what an instruction reads.
     fn read(&mut self, instruction: &Instruction, buffers: &[Buffer]) {
-        for (id, band) in reads(instruction, buffers) {
+        for (id, band) in bands(instruction, buffers, Use::Read) {
             let k = id.0 as usize;
             self.wanted[k] = self.wanted[k].hull(band, buffers[k].len);
             self.overwritten[k] = None;
@@ -417,28 +416,26 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
-/// The parts of buffers that an instruction reads.
-fn reads(instruction: &Instruction, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
-    let mut found = Vec::new();
+/// The parts of buffers that an instruction reads, or those that it writes.
+fn bands(instruction: &Instruction, buffers: &[Buffer], used: Use) -> Vec<(BufferId, Band)> {
     let Some(nest) = nest_of(instruction) else {
-        return instruction
-            .reads()
-            .into_iter()
-            .map(|id| (id, Band::whole(buffers[id.0 as usize].len)))
-            .collect();
+        let ids = if used.reads() { instruction.reads() } else { instruction.writes() };
+        return ids.into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect();
     };
+    let reached = |operand: &Operand, dims: &[usize]| (operand.buffer, Band::reached(&operand.access, dims));
+    if used.writes() {
+        return nest.stores.iter().map(|store| reached(store, &nest.dims)).collect();
+    }
+    let mut found = Vec::new();
     if let Instruction::MatMul(m) = instruction {
         let factors = [&m.a, &m.b].into_iter().zip(m.spaces());
-        found.extend(factors.map(|(factor, dims)| (factor.buffer, Band::reached(&factor.access, &dims))));
+        found.extend(factors.map(|(factor, dims)| reached(factor, &dims)));
     }
     for (slot, load) in nest.loads.iter().enumerate() {
-        let Load::Buffer(from) = load else { continue };
-        let band = if nest.is_gathered(slot) {
-            Band::whole(from.access.len)
-        } else {
-            Band::reached(&from.access, &nest.dims)
-        };
-        found.push((from.buffer, band));
+        found.extend(load.operand().map(|from| match nest.is_gathered(slot) {
+            true => (from.buffer, Band::whole(from.access.len)),
+            false => reached(from, &nest.dims),
+        }));
     }
     found
 }
@@ -463,10 +460,8 @@ fn narrowed(
         return (instruction, SmallVec::new());
     }
     if let Instruction::MatMul(m) = &instruction {
-        return match narrowed_product(m, cuts, terms, buffers) {
-            Some(Narrow { product, copies }) => (Instruction::MatMul(product), copies),
-            None => (instruction, SmallVec::new()),
-        };
+        let narrow = narrowed_product(m, cuts, terms, buffers);
+        return narrow.unwrap_or_else(|| (instruction, SmallVec::new()));
     }
     let nest = instruction.flexible_nest().expect("an instruction with a nest");
     let cuts = cuts.iter().chain(terms).copied().collect();
@@ -484,18 +479,8 @@ fn compact(
 ) {
     let mut used = seen_outside(buffers, &[inputs, outputs]);
     for ScheduledInstruction { instruction, .. } in instructions.iter() {
-        let writes: Vec<(BufferId, Band)> = match nest_of(instruction) {
-            Some(nest) => {
-                let reached = |store: &Operand| (store.buffer, Band::reached(&store.access, &nest.dims));
-                nest.stores.iter().map(reached).collect()
-            }
-            None => instruction
-                .writes()
-                .into_iter()
-                .map(|id| (id, Band::whole(buffers[id.0 as usize].len)))
-                .collect(),
-        };
-        for (id, band) in reads(instruction, buffers).into_iter().chain(writes) {
+        let [reads, writes] = [Use::Read, Use::Write].map(|used| bands(instruction, buffers, used));
+        for (id, band) in reads.into_iter().chain(writes) {
             let k = id.0 as usize;
             used[k] = used[k].hull(band, buffers[k].len);
         }

@@ -5,13 +5,7 @@ use smallvec::SmallVec;
 
 use super::band::{Cut, Cuts, Narrowed};
 use crate::buffer::add_work;
-use crate::{Buffer, MatMul, Nest, Operand};
-
-/// A product, and the maps that make factors of it.
-pub(super) struct Narrow {
-    pub(super) product: Box<MatMul>,
-    pub(super) copies: SmallVec<[Nest; 2]>,
-}
+use crate::{Buffer, Instruction, MatMul, Nest, Operand};
 
 /// A factor, over its batch, its lines or columns, and the axes of its terms.
 struct Factor {
@@ -20,13 +14,13 @@ struct Factor {
 }
 
 /// A product of parts of its axes, which are numbered batch, rows, columns and terms. Columns that do not lie together
-/// stay; terms that do not lie together are copied. `None` where kernels could not read what is left.
+/// stay; terms that do not lie together are copied, by the maps beside it. `None` where kernels could not read what is left.
 pub(super) fn narrowed_product(
     m: &MatMul,
     cuts: &Cuts,
     terms: &Cuts,
     buffers: &mut Vec<Buffer>,
-) -> Option<Narrow> {
+) -> Option<(Instruction, SmallVec<[Nest; 2]>)> {
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
     let stays = |cut: &&Cut| cut.axis != columns || cut.turn == m.n || cut.count == 1;
     let cuts: Cuts = cuts.iter().filter(stays).copied().collect();
@@ -78,7 +72,7 @@ pub(super) fn narrowed_product(
         epilogue: Narrowed::new(&m.epilogue.dims, &cuts).nest(&m.epilogue),
         precision: m.precision,
     };
-    Some(Narrow { product: Box::new(product), copies })
+    Some((Instruction::MatMul(Box::new(product)), copies))
 }
 
 impl Factor {

@@ -9,11 +9,10 @@ use std::collections::BTreeSet;
 
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, Type, UnaryOp};
 
-use super::Changed;
 use super::remove_unused::remove_unused;
+use super::{Changed, Outcome};
 use crate::draft::Draft;
 use crate::editor::{Change, Editor, joined};
-use crate::error::ProgramError;
 use crate::operand::{only_moves, only_result, read_by, written_by};
 use crate::rewrite::embed::Embedding;
 use crate::rewrite::splice::{Link, append, inline, same};
@@ -27,7 +26,7 @@ use crate::{
 /// Maps between two instructions, at most.
 const MOST_MAPS: usize = 8;
 
-pub(super) fn run(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut changes = 0;
     if draft.instructions.iter().any(|scheduled| softmax(&scheduled.instruction).is_some()) {
         let mut work = Editor::new(draft);
