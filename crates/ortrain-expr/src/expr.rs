@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DType, Mode, Scalar};
+use crate::{DType, Mode, Reduction, Scalar};
 
 /// The type a scalar is computed in. `f16` and `bf16` are computed as `F32`; narrow integers as the wider one of
 /// their signedness.
@@ -669,15 +669,45 @@ impl Builder {
         other: &Expr,
         mut load: impl FnMut(&mut Builder, usize, Type) -> Reg,
     ) -> Vec<Reg> {
-        let mut map: Vec<Reg> = Vec::with_capacity(other.insts.len());
-        for &(inst, ty) in &other.insts {
-            let reg = match inst {
-                Inst::Load(slot) => load(self, usize::from(slot), ty),
-                other => self.fold(other.map_operands(|reg| map[usize::from(reg.0)]), ty),
-            };
-            map.push(reg);
+        let regs = self.copy(other, |b, inst, ty| match inst {
+            Inst::Load(slot) => load(b, usize::from(slot), ty),
+            other => b.fold(other, ty),
+        });
+        other.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect()
+    }
+
+    /// Appends an expression. `leaf` gets each instruction, its operands moved, and says what it becomes; the registers are
+    /// returned.
+    pub fn copy(&mut self, expr: &Expr, mut leaf: impl FnMut(&mut Builder, Inst, Type) -> Reg) -> Vec<Reg> {
+        let mut regs: Vec<Reg> = Vec::with_capacity(expr.insts.len());
+        for &(inst, ty) in &expr.insts {
+            let inst = inst.map_operands(|reg| regs[usize::from(reg.0)]);
+            regs.push(leaf(self, inst, ty));
         }
-        other.outputs.iter().map(|reg| map[usize::from(reg.0)]).collect()
+        regs
+    }
+
+    /// The expression that [`Builder::copy`] has appended, with its reductions; what neither of them needs is dropped.
+    #[must_use]
+    pub fn finish_copy(self, expr: &Expr, reductions: &[Reduction], regs: &[Reg]) -> (Expr, Vec<Reduction>) {
+        let outputs: Vec<Reg> = expr.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect();
+        self.finish_reducing(&outputs, reductions, regs)
+    }
+
+    /// The same with other results.
+    #[must_use]
+    pub fn finish_reducing(
+        self,
+        outputs: &[Reg],
+        reductions: &[Reduction],
+        regs: &[Reg],
+    ) -> (Expr, Vec<Reduction>) {
+        let values: Vec<Reg> =
+            reductions.iter().map(|reduction| regs[usize::from(reduction.value.0)]).collect();
+        let (expr, values) = self.finish_keeping(outputs, &values);
+        let moved =
+            reductions.iter().zip(values).map(|(Reduction { op, .. }, value)| Reduction { op: *op, value });
+        (expr, moved.collect())
     }
 
     /// The expression with these results; what they do not need is dropped. Also says where each of `keep` went

@@ -17,6 +17,7 @@ mod precision;
 mod scalar;
 mod sliding;
 mod slope;
+mod zeros;
 
 pub use derive::derive;
 pub use dtype::DType;
@@ -25,7 +26,8 @@ pub use expr::{
 };
 pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
-pub use precision::{Precision, UnknownPrecision};
+pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
 pub use slope::slope;
+pub use zeros::zero_registers;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::{BinaryOp, ReduceOp, Scalar, Type};
+
 /// What becomes of the factors of an inner product, in a matrix product or a convolution of `f32`, before they are
 /// multiplied. Sums are always made in `f32`, whatever the factors are.
 ///
@@ -92,6 +94,47 @@ impl Precision {
             }
         }
         terms
+    }
+}
+
+/// An inner product, computed in a type.
+#[derive(Clone, Copy, Debug)]
+pub struct InnerProduct {
+    total: Scalar,
+    /// The products of first terms alone.
+    first: Scalar,
+}
+
+impl InnerProduct {
+    /// The sum of no products.
+    #[must_use]
+    pub fn new(ty: Type) -> InnerProduct {
+        let zero = Scalar::from_f64(ty, 0.0);
+        InnerProduct { total: zero, first: zero }
+    }
+
+    /// Adds the product of two factors, or those of their terms.
+    pub fn add(&mut self, precision: Precision, a: Scalar, b: Scalar) {
+        let ty = self.total.ty();
+        let add = |total: Scalar, x: Scalar, y: Scalar| {
+            ReduceOp::Sum.combine(total, Scalar::binary(BinaryOp::Mul, x, y))
+        };
+        if precision == Precision::F32 {
+            self.total = add(self.total, a.convert(ty), b.convert(ty));
+            return;
+        }
+        let terms = |factor: Scalar| {
+            precision.split(factor.to_f64() as f32).map(|term| Scalar::from_f64(ty, f64::from(term)))
+        };
+        let (a, b) = (terms(a), terms(b));
+        self.first = add(self.first, a[0], b[0]);
+        self.total = precision.products().iter().fold(self.total, |total, &(i, j)| add(total, a[i], b[j]));
+    }
+
+    /// The sum of those that were added in a precision. Where the last terms alone are not numbers, it is that of the first ones.
+    #[must_use]
+    pub fn result(self, precision: Precision) -> Scalar {
+        if precision.terms() > 1 && self.total.to_f64().is_nan() { self.first } else { self.total }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use crate::{BinaryOp, CompareOp, DType, Type, UnaryOp};
+use crate::{BinaryOp, CompareOp, DType, ReduceOp, Type, UnaryOp};
 
 /// How `F32` is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -329,6 +329,43 @@ impl Scalar {
             (Scalar::Bool(x), Scalar::Bool(y)) => by!(x, y),
             (a, b) => unreachable!("{op:?} of {a:?} and {b:?}: expressions are typed"),
         })
+    }
+
+    /// The elements of little-endian bytes.
+    #[must_use]
+    pub fn read_all(dtype: DType, bytes: &[u8]) -> Vec<Scalar> {
+        bytes.chunks_exact(dtype.size()).map(|element| Scalar::read(dtype, element)).collect()
+    }
+
+    /// The little-endian bytes of elements.
+    #[must_use]
+    pub fn to_bytes(dtype: DType, elements: &[Scalar]) -> Vec<u8> {
+        let mut bytes = vec![0; elements.len() * dtype.size()];
+        for (element, chunk) in elements.iter().zip(bytes.chunks_exact_mut(dtype.size())) {
+            element.write(dtype, chunk);
+        }
+        bytes
+    }
+
+    /// An element rounded as a store to `dtype` rounds it; widened floats are kept as they are.
+    #[must_use]
+    pub fn stored(self, dtype: DType, mode: Mode) -> Scalar {
+        if mode == Mode::Widened && dtype.is_float() {
+            return self;
+        }
+        let mut bytes = [0; 8];
+        self.write(dtype, &mut bytes);
+        Scalar::read(dtype, &bytes)
+    }
+
+    /// The least value that a number of type `dtype` can have, as it is computed.
+    #[must_use]
+    pub fn least(dtype: DType, ty: Type) -> Scalar {
+        match dtype {
+            DType::I8 => Scalar::from_f64(ty, f64::from(i8::MIN)),
+            DType::I16 => Scalar::from_f64(ty, f64::from(i16::MIN)),
+            _ => ReduceOp::Max.neutral(ty),
+        }
     }
 
     /// Reads one little-endian element.

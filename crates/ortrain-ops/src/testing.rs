@@ -186,7 +186,7 @@ pub(crate) fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
     let ty = ortrain_expr::Type::of(dtype);
     let scalars: Vec<_> =
         tensor.to_f64().into_iter().map(|x| ortrain_expr::Scalar::from_f64(ty, x)).collect();
-    let bytes = ortrain_program::reference::encode(dtype, &scalars);
+    let bytes = ortrain_expr::Scalar::to_bytes(dtype, &scalars);
     Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("as long")
 }
 

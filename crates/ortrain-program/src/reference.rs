@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, BinaryOp, ConvPass, ConvShape, DType, Evaluation, IndexKind, Mode, OutOfRange, Precision,
+    Access, BinaryOp, ConvPass, ConvShape, Evaluation, IndexKind, InnerProduct, Mode, OutOfRange, Precision,
     ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
 };
 
@@ -82,7 +82,7 @@ impl Executable for ReferenceExecutable {
                 && let Some(memory) = bindings.planes.get(plane.0 as usize)
                 && memory.len() >= offset + buffer.bytes()
             {
-                run.buffers[k] = decode(buffer.dtype, &memory.to_vec(offset, buffer.bytes()));
+                run.buffers[k] = Scalar::read_all(buffer.dtype, &memory.to_vec(offset, buffer.bytes()));
             }
         }
         let (before, after) = touched(program, part);
@@ -90,7 +90,7 @@ impl Executable for ReferenceExecutable {
             let buffer = program.buffer(input);
             if let Place::Work(offset) = buffer.place {
                 run.buffers[input.0 as usize] =
-                    decode(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
+                    Scalar::read_all(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
             }
         }
         let mut watch = work.watch();
@@ -104,7 +104,7 @@ impl Executable for ReferenceExecutable {
         let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
         for id in state.chain(after) {
             let buffer = program.buffer(id);
-            let bytes = encode(buffer.dtype, &run.buffers[id.0 as usize]);
+            let bytes = Scalar::to_bytes(buffer.dtype, &run.buffers[id.0 as usize]);
             match buffer.place {
                 Place::Work(offset) => work.arena().write(offset, &bytes),
                 Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].write(offset, &bytes),
@@ -164,32 +164,6 @@ pub fn evaluate(
     }
     run.execute(Entry::Overwrite, program.part(Part::Whole)?, None, &mut |_| Ok(()))?;
     Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
-}
-
-/// The elements of little-endian bytes.
-#[must_use]
-pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<Scalar> {
-    bytes.chunks_exact(dtype.size()).map(|element| Scalar::read(dtype, element)).collect()
-}
-
-/// The little-endian bytes of elements.
-#[must_use]
-pub fn encode(dtype: DType, elements: &[Scalar]) -> Vec<u8> {
-    let mut bytes = vec![0; elements.len() * dtype.size()];
-    for (element, chunk) in elements.iter().zip(bytes.chunks_exact_mut(dtype.size())) {
-        element.write(dtype, chunk);
-    }
-    bytes
-}
-
-/// An element rounded as a store to `dtype` rounds it (in widened mode floats are kept as they are).
-fn stored(value: Scalar, dtype: DType, mode: Mode) -> Scalar {
-    if mode == Mode::Widened && dtype.is_float() {
-        return value;
-    }
-    let mut bytes = [0; 8];
-    value.write(dtype, &mut bytes);
-    Scalar::read(dtype, &bytes)
 }
 
 struct Run<'a> {
@@ -290,57 +264,11 @@ fn row(nest: &Nest, outer: &[usize]) -> (Vec<usize>, Vec<usize>) {
     }
 }
 
-/// The least value that a number of type `dtype` can have, as it is computed.
-fn least(dtype: DType, ty: Type) -> Scalar {
-    match dtype {
-        DType::I8 => Scalar::from_f64(ty, f64::from(i8::MIN)),
-        DType::I16 => Scalar::from_f64(ty, f64::from(i16::MIN)),
-        _ => ReduceOp::Max.neutral(ty),
-    }
-}
-
-/// An inner product, computed in a type.
-#[derive(Clone, Copy)]
-struct InnerProduct {
-    total: Scalar,
-    /// The products of first terms alone.
-    first: Scalar,
-}
-
-impl InnerProduct {
-    fn new(ty: Type) -> InnerProduct {
-        let zero = Scalar::from_f64(ty, 0.0);
-        InnerProduct { total: zero, first: zero }
-    }
-
-    /// Adds the product of two factors, or those of their terms.
-    fn add(&mut self, precision: Precision, a: Scalar, b: Scalar) {
-        let ty = self.total.ty();
-        let add = |total: Scalar, x: Scalar, y: Scalar| {
-            ReduceOp::Sum.combine(total, Scalar::binary(BinaryOp::Mul, x, y))
-        };
-        if precision == Precision::F32 {
-            self.total = add(self.total, a.convert(ty), b.convert(ty));
-            return;
-        }
-        let terms = |factor: Scalar| {
-            precision.split(factor.to_f64() as f32).map(|term| Scalar::from_f64(ty, f64::from(term)))
-        };
-        let (a, b) = (terms(a), terms(b));
-        self.first = add(self.first, a[0], b[0]);
-        self.total = precision.products().iter().fold(self.total, |total, &(i, j)| add(total, a[i], b[j]));
-    }
-
-    fn result(self, precision: Precision) -> Scalar {
-        if precision.terms() > 1 && self.total.to_f64().is_nan() { self.first } else { self.total }
-    }
-}
-
 impl<'a> Run<'a> {
     fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Result<Run<'a>, RunError> {
         let elements = |buffer: &Buffer| -> Result<Vec<Scalar>, RunError> {
             if let Place::Constant(number) = buffer.place {
-                return Ok(decode(buffer.dtype, program.constants[number].data()));
+                return Ok(Scalar::read_all(buffer.dtype, program.constants[number].data()));
             }
             let mut zeros = Vec::new();
             let bytes = buffer.len.saturating_mul(size_of::<Scalar>());
@@ -449,7 +377,7 @@ impl<'a> Run<'a> {
                     if wanted {
                         let value = regs[usize::from(nest.expr.outputs()[k].0)];
                         let Operand { buffer, access } = &nest.stores[k];
-                        let value = stored(value, access.dtype, self.mode);
+                        let value = value.stored(access.dtype, self.mode);
                         pending.push((buffer.0 as usize, access.position(&index), value));
                     }
                 }
@@ -632,7 +560,8 @@ impl<'a> Run<'a> {
         let outputs = sizes(|axis| axis.output);
         let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
         let ty = self.computed(Type::of(dtype));
-        let start = if pass == WindowPass::Max { least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
+        let start =
+            if pass == WindowPass::Max { Scalar::least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
         let numbered = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
         let mut index: Vec<i64> = match (pass, &w.index) {
@@ -693,11 +622,11 @@ impl<'a> Run<'a> {
                 advance(&mut at, &outputs);
             }
         }
-        let target = target.into_iter().map(|value| stored(value, dtype, self.mode)).collect();
+        let target = target.into_iter().map(|value| value.stored(dtype, self.mode)).collect();
         self.buffers[w.target.buffer.0 as usize] = target;
         if let (WindowPass::Max, Some(index_of)) = (pass, &w.index) {
             let Operand { buffer: id, access: Access { dtype, .. } } = index_of.operand;
-            let position = |position| stored(Scalar::I64(position), dtype, self.mode);
+            let position = |position| Scalar::I64(position).stored(dtype, self.mode);
             self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }
     }
@@ -714,11 +643,8 @@ impl<'a> Run<'a> {
                     let to =
                         &mut self.buffers[s.target.buffer.0 as usize][(outer * s.rows + row) * s.inner + i];
                     let from = from.convert(to.ty());
-                    *to = if s.last {
-                        from
-                    } else {
-                        stored(ReduceOp::Sum.combine(*to, from), dtype, self.mode)
-                    };
+                    *to =
+                        if s.last { from } else { ReduceOp::Sum.combine(*to, from).stored(dtype, self.mode) };
                 }
             }
         }

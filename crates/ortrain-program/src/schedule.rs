@@ -11,8 +11,8 @@ use ortrain_graph::Tensor;
 use crate::repeat::{self, Repeated};
 use crate::turn::Turn;
 use crate::{
-    Backend, Bindings, BufferId, Copied, Delivered, Entry, Executable, MemoryNeed, Observer, Part, PlaneId,
-    Program, RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Delivered, Entry, Executable, MemoryNeed, Observer, Part, PlaneId, Program,
+    RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
@@ -409,11 +409,10 @@ pub struct Runner {
 #[derive(Debug)]
 enum Prepared {
     Program(Box<dyn Executable>),
-    Late,
-    Host,
-    HandOver,
     If([PreparedBranch; 2]),
     Repeat(Box<Runner>),
+    /// There is nothing to prepare.
+    Nothing,
 }
 
 /// A branch that is prepared when it is taken first.
@@ -467,9 +466,9 @@ impl Runner {
                 Segment::Program(Code::Ready(program, _)) => {
                     Prepared::Program(backend.compile(program.clone())?)
                 }
-                Segment::Program(Code::Late(_)) => Prepared::Late,
-                Segment::Host(..) => Prepared::Host,
-                Segment::HandOver(_) => Prepared::HandOver,
+                Segment::Program(Code::Late(_)) | Segment::Host(..) | Segment::HandOver(_) => {
+                    Prepared::Nothing
+                }
                 Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
                     Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
@@ -587,10 +586,7 @@ impl Runner {
         let mut turn = Turn { bindings, work, entry, scalars, observer, between: 0 };
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
-                let program = executable.program();
-                let (inputs, outputs) =
-                    (&program.inputs, (program.outputs.as_slice(), self.schedule.outputs.as_slice()));
-                return self.run_single(turn, (executable, Part::Whole), inputs, outputs, given, deliver);
+                return self.run_single(turn, executable, Part::Whole, given, deliver);
             }
             let results = self.run_tensors(turn, tensors_of(given))?;
             deliver_all(&results, deliver);
@@ -619,10 +615,7 @@ impl Runner {
         let mut turn = Turn { bindings, work, entry, scalars, observer: None, between: 0 };
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
-                let program = executable.program();
-                let (_, hand_over) = program.hand_over().ok_or(RunError::NoHandOver)?;
-                let outputs = (hand_over.given.as_slice(), handed.given.as_slice());
-                self.run_single(turn, (executable, Part::Before), &program.inputs, outputs, given, deliver)?;
+                self.run_single(turn, executable, Part::Before, given, deliver)?;
                 return Ok(Suspended::default());
             }
             let given = tensors_of(given);
@@ -657,17 +650,7 @@ impl Runner {
         let mut turn = Turn { bindings, work, entry, scalars, observer: None, between };
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
-                let program = executable.program();
-                let (_, hand_over) = program.hand_over().ok_or(RunError::NoHandOver)?;
-                let outputs = (program.outputs.as_slice(), self.schedule.outputs.as_slice());
-                return self.run_single(
-                    turn,
-                    (executable, Part::After),
-                    &hand_over.taken,
-                    outputs,
-                    taken,
-                    deliver,
-                );
+                return self.run_single(turn, executable, Part::After, taken, deliver);
             }
             for (&slot, tensor) in handed.taken.iter().zip(tensors_of(taken)) {
                 turn.between += tensor.data().len();
@@ -695,7 +678,8 @@ impl Runner {
 
     /// The place of the segment in which the caller takes over.
     fn hand_over(&self) -> Result<usize, RunError> {
-        let place = self.prepared.iter().position(|prepared| matches!(prepared, Prepared::HandOver));
+        let is_it = |node: &SegmentNode| matches!(node.segment, Segment::HandOver(_));
+        let place = self.schedule.segments.iter().position(is_it);
         place.ok_or(RunError::NoHandOver)
     }
 
@@ -703,13 +687,21 @@ impl Runner {
     fn run_single(
         &self,
         turn: &mut Turn<'_, '_>,
-        (executable, part): (&dyn Executable, Part),
-        inputs: &[BufferId],
-        (outputs, slots): (&[BufferId], &[SlotId]),
+        executable: &dyn Executable,
+        part: Part,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
         let program = executable.program();
+        let hand_over =
+            program.hand_over().map(|(_, hand_over)| hand_over).zip(self.schedule.handed.as_ref());
+        let last = (&program.outputs, &self.schedule.outputs);
+        let (inputs, (outputs, slots)) = match (part, hand_over) {
+            (Part::Whole, _) => (&program.inputs, last),
+            (Part::Before, Some((here, slots))) => (&program.inputs, (&here.given, &slots.given)),
+            (Part::After, Some((here, _))) => (&here.taken, last),
+            (Part::Before | Part::After, None) => return Err(RunError::NoHandOver),
+        };
         for (&id, value) in inputs.iter().zip(given) {
             let buffer = program.buffer(id);
             assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
@@ -786,11 +778,11 @@ impl Runner {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
-                (Segment::Program(Code::Late(late)), Prepared::Late) => {
+                (Segment::Program(Code::Late(late)), _) => {
                     let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;
                     self.runner_of(&specialised, turn)?.run_counted(turn, inputs)?
                 }
-                (Segment::Host(function, label), Prepared::Host) => {
+                (Segment::Host(function, label), _) => {
                     let start = turn.start();
                     let results = function
                         .call(&inputs)
@@ -821,7 +813,7 @@ impl Runner {
                 (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
                     repeat.run(label, &**body, turn, &inputs)?
                 }
-                (Segment::HandOver(label), Prepared::HandOver) => {
+                (Segment::HandOver(label), _) => {
                     return Err(RunError::HandOver { node: label.to_string() });
                 }
                 _ => unreachable!("every segment was prepared as what it is"),

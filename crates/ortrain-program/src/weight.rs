@@ -1,7 +1,7 @@
 //! The weight by which fusion decides: a rewrite is made if the instructions weigh less after it than before it. See
 //! [`FusionWeights`].
 
-use ortrain_expr::{Access, BinaryOp, Inst, Type, UnaryOp};
+use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp};
 use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
@@ -38,7 +38,7 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 /// What an instruction weighs.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
     // Fusion leaves instructions without a nest as they are.
-    let extra = instruction.nest().map_or(0, |nest| Passes::of(nest).weight(nest, weights));
+    let extra = instruction.nest().map_or(0, |nest| beside_traffic(nest, weights));
     weights.start.saturating_add(instruction.cost_over(buffers).bytes).saturating_add(extra)
 }
 
@@ -62,103 +62,93 @@ pub(crate) fn read_weight(
     elements.min(buffer.len as u64).saturating_mul(buffer.dtype.size() as u64).saturating_add(walks)
 }
 
-/// How often each instruction of a nest is evaluated on every point: the passes over a row.
-struct Passes {
-    /// For each instruction, in how many passes it is needed.
-    needed: Vec<u64>,
-    axes: Vec<u64>,
+/// For each instruction of a nest in how many of the passes over a row it is evaluated.
+fn passes(nest: &Nest) -> Vec<u64> {
+    let insts = nest.expr.insts();
+    // Reductions that do not need each other share a pass; the results are made in the last one.
+    let mut pass_of: Vec<usize> = Vec::new();
+    let mut roots: Vec<Vec<Reg>> = Vec::new();
+    for reduction in &nest.reductions {
+        let needed = nest.expr.needed_by(&[reduction.value]);
+        let after = insts.iter().zip(&needed).filter(|&(_, &needed)| needed);
+        let pass = after
+            .filter_map(|((inst, _), _)| match *inst {
+                Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
+                _ => None,
+            })
+            .max()
+            .unwrap_or(0);
+        pass_of.push(pass);
+        if roots.len() <= pass {
+            roots.resize(pass + 1, Vec::new());
+        }
+        roots[pass].push(reduction.value);
+    }
+    roots.push(nest.expr.outputs().to_vec());
+    let mut needed = vec![0u64; insts.len()];
+    for roots in &roots {
+        let mask = nest.expr.needed_by(roots);
+        needed.iter_mut().zip(mask).for_each(|(n, needed)| *n += u64::from(needed));
+    }
+    needed
 }
 
-impl Passes {
-    fn of(nest: &Nest) -> Passes {
-        let insts = nest.expr.insts();
-        let axes = axes_of(nest);
-        // Reductions that do not need each other share a pass; the results are made in the last one.
-        let mut pass_of: Vec<usize> = Vec::new();
-        let mut roots: Vec<Vec<ortrain_expr::Reg>> = Vec::new();
-        for reduction in &nest.reductions {
-            let needed = nest.expr.needed_by(&[reduction.value]);
-            let after = insts.iter().zip(&needed).filter(|&(_, &needed)| needed);
-            let pass = after
-                .filter_map(|((inst, _), _)| match *inst {
-                    Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
-                    _ => None,
-                })
-                .max()
-                .unwrap_or(0);
-            pass_of.push(pass);
-            if roots.len() <= pass {
-                roots.resize(pass + 1, Vec::new());
-            }
-            roots[pass].push(reduction.value);
+/// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
+fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
+    let (passes, axes) = (passes(nest), axes_of(nest));
+    let all = points(nest, u64::MAX);
+    let outer = count(nest.outer_dims().iter().copied());
+    let kept = nest.dims.len() - nest.inner;
+    let inner_axes = (kept..nest.dims.len().min(64)).fold(0u64, |all, axis| all | 1 << axis);
+    let mut weight = 0u64;
+    for ((&(inst, ty), &axes), &needed) in nest.expr.insts().iter().zip(&axes).zip(&passes) {
+        let evaluated = if axes == 0 {
+            1
+        } else if nest.inner > 0 && axes & inner_axes == 0 {
+            outer
+        } else {
+            all
+        };
+        weight = weight.saturating_add(operation(inst, ty).saturating_mul(evaluated).saturating_mul(needed));
+    }
+    weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
+
+    // What later passes read again.
+    let loads = nest.loads.iter().enumerate();
+    let loads: SmallVec<[(usize, &Access); 8]> =
+        loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
+    let bytes = |access: &Access| reached_by(nest, access).saturating_mul(access.dtype.size() as u64);
+    let passes_over = |slot: usize| {
+        let uses = nest.expr.insts().iter().zip(&passes);
+        let of_slot = uses.filter(|((inst, _), _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));
+        of_slot.map(|(_, &needed)| needed).max().unwrap_or(0)
+    };
+    let along_rows = |access: &Access| {
+        let strides = access.strides[kept..].iter().zip(nest.inner_dims());
+        strides.into_iter().any(|(&stride, &dim)| stride != 0 && dim > 1)
+    };
+    if nest.inner > 0 {
+        let rows = if outer < weights.few_rows { 1 } else { outer.max(1) };
+        let resident = loads.iter().filter(|(_, access)| along_rows(access));
+        let resident = resident.fold(0u64, |sum, (_, access)| sum.saturating_add(bytes(access)));
+        let share = if resident / rows <= weights.row_in_cache { weights.cached } else { 1 };
+        for &(slot, access) in loads.iter().filter(|(_, access)| along_rows(access)) {
+            let again = passes_over(slot).saturating_sub(1);
+            weight = weight.saturating_add(bytes(access).saturating_mul(again) / share);
         }
-        roots.push(nest.expr.outputs().to_vec());
-        let mut needed = vec![0u64; insts.len()];
-        for roots in &roots {
-            let mask = nest.expr.needed_by(roots);
-            needed.iter_mut().zip(mask).for_each(|(n, needed)| *n += u64::from(needed));
-        }
-        Passes { needed, axes }
     }
 
-    /// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
-    fn weight(&self, nest: &Nest, weights: &FusionWeights) -> u64 {
-        let all = points(nest, u64::MAX);
-        let outer = count(nest.outer_dims().iter().copied());
-        let kept = nest.dims.len() - nest.inner;
-        let inner_axes = (kept..nest.dims.len().min(64)).fold(0u64, |all, axis| all | 1 << axis);
-        let mut weight = 0u64;
-        for ((&(inst, ty), &axes), &needed) in nest.expr.insts().iter().zip(&self.axes).zip(&self.needed) {
-            let evaluated = if axes == 0 {
-                1
-            } else if nest.inner > 0 && axes & inner_axes == 0 {
-                outer
-            } else {
-                all
-            };
-            weight =
-                weight.saturating_add(operation(inst, ty).saturating_mul(evaluated).saturating_mul(needed));
+    for access in nest.operands().map(|operand| &operand.access) {
+        if nest.inner > 0 && !along_rows(access) {
+            continue;
         }
-        weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
-
-        // What later passes read again.
-        let loads = nest.loads.iter().enumerate();
-        let loads: SmallVec<[(usize, &Access); 8]> =
-            loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
-        let bytes = |access: &Access| reached_by(nest, access).saturating_mul(access.dtype.size() as u64);
-        let passes_over = |slot: usize| {
-            let uses = nest.expr.insts().iter().zip(&self.needed);
-            let of_slot =
-                uses.filter(|((inst, _), _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));
-            of_slot.map(|(_, &needed)| needed).max().unwrap_or(0)
-        };
-        let along_rows = |access: &Access| {
-            let strides = access.strides[kept..].iter().zip(nest.inner_dims());
-            strides.into_iter().any(|(&stride, &dim)| stride != 0 && dim > 1)
-        };
-        if nest.inner > 0 {
-            let rows = if outer < weights.few_rows { 1 } else { outer.max(1) };
-            let resident = loads.iter().filter(|(_, access)| along_rows(access));
-            let resident = resident.fold(0u64, |sum, (_, access)| sum.saturating_add(bytes(access)));
-            let share = if resident / rows <= weights.row_in_cache { weights.cached } else { 1 };
-            for &(slot, access) in loads.iter().filter(|(_, access)| along_rows(access)) {
-                let again = passes_over(slot).saturating_sub(1);
-                weight = weight.saturating_add(bytes(access).saturating_mul(again) / share);
-            }
-        }
-
-        for access in nest.operands().map(|operand| &operand.access) {
-            if nest.inner > 0 && !along_rows(access) {
-                continue;
-            }
-            let runs = runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
-            let last = nest.dims.iter().rposition(|&dim| dim > 1);
-            let stays = last.is_some_and(|axis| access.strides[axis] == 0);
-            weight = weight
-                .saturating_add(runs.saturating_mul(weights.run) / if stays { weights.same } else { 1 });
-        }
-        weight
+        let runs = runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
+        let last = nest.dims.iter().rposition(|&dim| dim > 1);
+        let stays = last.is_some_and(|axis| access.strides[axis] == 0);
+        weight =
+            weight.saturating_add(runs.saturating_mul(weights.run) / if stays { weights.same } else { 1 });
     }
+    weight
 }
 
 /// Evenly spaced runs of elements that an access consists of: one for each row (of the axes from `kept` on), or more.

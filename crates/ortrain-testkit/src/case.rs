@@ -1,6 +1,6 @@
 //! A graph with inputs.
 
-use ortrain_expr::philox4x32_10;
+use ortrain_expr::{Scalar, philox4x32_10};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 /// What an input is filled with.
@@ -154,6 +154,6 @@ impl CaseBuilder {
 pub(crate) fn tensor(dtype: DType, dims: &[usize], values: &[f64]) -> Tensor {
     let ty = ortrain_expr::Type::of(dtype);
     let scalars: Vec<_> = values.iter().map(|&value| ortrain_expr::Scalar::from_f64(ty, value)).collect();
-    let bytes = ortrain_program::reference::encode(dtype, &scalars);
+    let bytes = Scalar::to_bytes(dtype, &scalars);
     Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("as many values as elements")
 }

@@ -82,7 +82,7 @@ pub fn run_at(
 /// The elements of tensors, floats as `f64`.
 fn widened(inputs: &[Tensor]) -> Vec<Vec<Scalar>> {
     let elements = |tensor: &Tensor| {
-        let elements = reference::decode(tensor.dtype(), tensor.data());
+        let elements = Scalar::read_all(tensor.dtype(), tensor.data());
         if !tensor.dtype().is_float() {
             return elements;
         }

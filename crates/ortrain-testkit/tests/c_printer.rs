@@ -228,7 +228,7 @@ impl Samples {
         };
         let dtype = |id: &BufferId| program.buffer(*id).dtype;
         let bytes = |elements: &[Vec<Scalar>]| -> Vec<Vec<u8>> {
-            ids.iter().zip(elements).map(|(id, elements)| reference::encode(dtype(id), elements)).collect()
+            ids.iter().zip(elements).map(|(id, elements)| Scalar::to_bytes(dtype(id), elements)).collect()
         };
         let expected = match after {
             Ok(after) => Ok(bytes(after)),
@@ -408,7 +408,7 @@ fn steps(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
 /// What the buffers of a program hold before it, but for its inputs and state: constants, and zeros.
 fn untouched(program: &Program) -> Vec<Vec<Scalar>> {
     let elements = |buffer: &ortrain_program::Buffer| match buffer.place {
-        Place::Constant(number) => reference::decode(buffer.dtype, program.constants[number].data()),
+        Place::Constant(number) => Scalar::read_all(buffer.dtype, program.constants[number].data()),
         _ => vec![Scalar::from_f64(Type::of(buffer.dtype), 0.0); buffer.len],
     };
     program.buffers.iter().map(elements).collect()
@@ -422,7 +422,7 @@ fn add_cases(samples: &mut Samples) {
             let program = program_at(graph, &case.inputs, Precision::F32).expect("it can be compiled");
             let mut buffers = untouched(&program);
             for (id, input) in program.inputs.iter().zip(&case.inputs) {
-                buffers[id.0 as usize] = reference::decode(input.dtype(), input.data());
+                buffers[id.0 as usize] = Scalar::read_all(input.dtype(), input.data());
             }
             let label = format!("{} ({}), {what}", case.operator, case.name);
             samples.follow(&label, &program, Entry::Overwrite, buffers);
@@ -485,7 +485,7 @@ fn edges(dtype: DType) -> Vec<Scalar> {
         signed.map(|value| Scalar::I64(value).convert(ty)).collect()
     };
     // As they come back from memory.
-    reference::decode(dtype, &reference::encode(dtype, &elements))
+    Scalar::read_all(dtype, &Scalar::to_bytes(dtype, &elements))
 }
 
 /// A program of maps over one space, each with results of its own.
@@ -662,7 +662,7 @@ fn add_functions(samples: &mut Samples) {
 fn add_narrow_floats(samples: &mut Samples) {
     let patterns: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
-        let elements = reference::decode(dtype, &patterns);
+        let elements = Scalar::read_all(dtype, &patterns);
         let mut maps = Maps::over(&[elements.len()]);
         let x = maps.input(dtype, elements);
         maps.map(&[(x, 0, &[1])], DType::F32, |b, types| b.load(0, types[0]));

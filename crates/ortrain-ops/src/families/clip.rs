@@ -143,7 +143,7 @@ impl Op for Clip {
         let ty = nest.b.ty(x);
         let mut bound = |cx: &mut Lower<'_>, k: usize| {
             let known: Option<Scalar> = match (cx.constant(k), self.attributes[k]) {
-                (Some(tensor), _) => ortrain_program::reference::decode(dtype, tensor.data()).pop(),
+                (Some(tensor), _) => Scalar::read_all(dtype, tensor.data()).pop(),
                 (None, Some(value)) if !cx.has(k) => Some(Scalar::from_f64(ty, f64::from(value))),
                 _ => None,
             };

@@ -9,7 +9,7 @@
 //! other modes every padded axis is a gather along it, whose gradient is `GatherGrad` of `com.microsoft`: what was
 //! copied adds up.
 
-use ortrain_expr::{Access, Inst, Strides, Type};
+use ortrain_expr::{Access, Inst, Scalar, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
@@ -308,7 +308,7 @@ impl Pad {
             return nest.b.constant(ty, self.value.map_or(0.0, f64::from));
         }
         let known = cx.constant(VALUE);
-        match known.and_then(|tensor| ortrain_program::reference::decode(dtype, tensor.data()).pop()) {
+        match known.and_then(|tensor| Scalar::read_all(dtype, tensor.data()).pop()) {
             Some(value) => nest.b.push(Inst::Const(value.convert(ty)), ty),
             None => {
                 let (buffer, rank) = (cx.input(VALUE), nest.dims().len());

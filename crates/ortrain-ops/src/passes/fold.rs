@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::Mode;
+use ortrain_expr::{Mode, Scalar};
 use ortrain_graph::{Graph, Node, Tensor, ValueType};
 use ortrain_program::{HostFunction, ProgramBuilder, Scalars, reference};
 
@@ -80,7 +80,7 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     for (id, elements) in ids.into_iter().zip(results) {
         let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
-        let data = reference::encode(*dtype, &elements);
+        let data = Scalar::to_bytes(*dtype, &elements);
         let tensor = Tensor::new(*dtype, dims, data.into()).expect("the evaluator fills the inferred shape");
         graph.value_mut(id).constant = Some(tensor);
     }

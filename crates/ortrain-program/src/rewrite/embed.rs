@@ -1,6 +1,6 @@
 //! Where the points of one nest's space lie in another's.
 
-use ortrain_expr::{Access, Builder, Dims, Expr, Inst, Reduction, Reg, Strides, Type};
+use ortrain_expr::{Access, Builder, Dims, Inst, Reg, Strides, Type};
 use smallvec::{SmallVec, smallvec};
 
 use crate::operand::access_of;
@@ -131,7 +131,7 @@ impl Embedding {
         let inner: usize = self.parts.iter().skip(kept).map(SmallVec::len).sum();
         let first = |axis: usize| -> usize { self.parts[..axis].iter().map(SmallVec::len).sum() };
         let mut b = Builder::new();
-        let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
+        let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
             Inst::Coordinate(axis) if usize::from(axis) >= known => {
                 b.coordinate(first(known) + usize::from(axis) - known)
             }
@@ -148,7 +148,7 @@ impl Embedding {
             }
             other => b.push(other, ty),
         });
-        let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+        let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
         Nest {
             dims: self.dims().into_iter().chain(rest.iter().copied()).collect(),
             inner: inner + rest.len().min(nest.inner),
@@ -265,42 +265,4 @@ fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 
     let mut parts = walk(digits, size / turn, stride * turn)?;
     parts.push((turn, factors));
     Some(parts)
-}
-
-/// Appends an expression to another. `leaf` gets each instruction, its operands moved, and says what it becomes.
-pub(crate) fn copy(
-    b: &mut Builder,
-    expr: &Expr,
-    mut leaf: impl FnMut(&mut Builder, Inst, Type) -> Reg,
-) -> Vec<Reg> {
-    let mut regs: Vec<Reg> = Vec::with_capacity(expr.insts().len());
-    for &(inst, ty) in expr.insts() {
-        let inst = inst.map_operands(|reg| regs[usize::from(reg.0)]);
-        regs.push(leaf(b, inst, ty));
-    }
-    regs
-}
-
-/// The expression that [`copy`] has appended, with its reductions; what neither of them needs is dropped.
-pub(crate) fn finish(
-    b: Builder,
-    expr: &Expr,
-    reductions: &[Reduction],
-    regs: &[Reg],
-) -> (Expr, Vec<Reduction>) {
-    let outputs: Vec<Reg> = expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]).collect();
-    finish_with(b, &outputs, reductions, regs)
-}
-
-/// The same with other results.
-pub(crate) fn finish_with(
-    b: Builder,
-    outputs: &[Reg],
-    reductions: &[Reduction],
-    regs: &[Reg],
-) -> (Expr, Vec<Reduction>) {
-    let values: Vec<Reg> = reductions.iter().map(|reduction| regs[usize::from(reduction.value.0)]).collect();
-    let (expr, values) = b.finish_keeping(outputs, &values);
-    let moved = reductions.iter().zip(values).map(|(reduction, value)| Reduction { op: reduction.op, value });
-    (expr, moved.collect())
 }

@@ -2,7 +2,7 @@
 
 use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type};
 
-use super::embed::{Embedding, copy, finish, finish_with};
+use super::embed::Embedding;
 use crate::operand::access_of;
 use crate::{BufferId, Instruction, Load, Nest, Operand};
 
@@ -186,7 +186,7 @@ impl Guest<'_> {
                 loads.find_or_add(moved, dims)
             }));
         }
-        Some(copy(b, &nest.expr, |b, inst, ty| match inst {
+        Some(b.copy(&nest.expr, |b, inst, ty| match inst {
             Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {
                 (None, Some(value)) => reloaded(b, value, nest.loads[usize::from(slot)].dtype(), ty),
                 (moved, _) => b.load(moved.unwrap_or(0), ty),
@@ -204,7 +204,7 @@ fn copy_host(
     expr: &Expr,
     known: impl Fn(&mut Builder, usize, Type) -> Option<Reg>,
 ) -> Vec<Reg> {
-    copy(b, expr, |b, inst, ty| match inst {
+    b.copy(expr, |b, inst, ty| match inst {
         Inst::Load(slot) => known(b, usize::from(slot), ty).unwrap_or_else(|| b.push(inst, ty)),
         other => b.push(other, ty),
     })
@@ -236,7 +236,7 @@ pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     }
     let number = |k: u8| wanted[..usize::from(k)].iter().filter(|&&wanted| wanted).count();
     let mut b = Builder::new();
-    let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
+    let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
         // Those that are not wanted are not needed either, whatever their number.
         Inst::Reduced(k) => b.reduced(number(k), ty),
         other => b.push(other, ty),
@@ -244,7 +244,7 @@ pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     let reductions: Vec<_> =
         nest.reductions.iter().zip(&wanted).filter(|&(_, &wanted)| wanted).map(|(r, _)| r.clone()).collect();
     let outputs: Vec<Reg> = outputs.into_iter().map(|reg| regs[usize::from(reg.0)]).collect();
-    let (expr, reductions) = finish_with(b, &outputs, &reductions, &regs);
+    let (expr, reductions) = b.finish_reducing(&outputs, &reductions, &regs);
     let part = Nest {
         dims: nest.dims.clone(),
         inner: nest.inner,
@@ -263,13 +263,13 @@ pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<N
         return None;
     }
     let mut b = Builder::new();
-    let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
+    let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
         Inst::Load(slot) if let Some(value) = values[usize::from(slot)] => {
             b.push(Inst::Const(value.convert(ty)), ty)
         }
         other => b.fold(other, ty),
     });
-    let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+    let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
     let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
     Loads(nest.loads.clone()).finish_without(whole, |slot| values[slot].is_some())
 }
@@ -325,7 +325,7 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     let own = copy_host(&mut b, &nest.expr, |b, load, ty| {
         (load == slot).then(|| reloaded(b, value, place.dtype, ty))
     });
-    let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &own);
+    let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &own);
     let merged = Nest {
         dims: nest.dims,
         inner: nest.inner,
@@ -404,7 +404,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     }
     outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
-    let (expr, reductions) = finish_with(b, &outputs, &nest.reductions, &own);
+    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
     let merged = Nest {
         dims: nest.dims,
         inner: nest.inner,

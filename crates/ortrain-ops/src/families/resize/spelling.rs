@@ -129,7 +129,7 @@ impl Spelling {
             let left = axis + 2 == self.rank;
             let scalars: Vec<Scalar> =
                 map.matrix(left).into_iter().map(|w| Scalar::from_f64(Type::of(dtype), w)).collect();
-            let bytes = ortrain_program::reference::encode(dtype, &scalars);
+            let bytes = Scalar::to_bytes(dtype, &scalars);
             let dims = if left { vec![columns, rows] } else { vec![rows, columns] };
             let matrix = Tensor::new(dtype, dims, bytes.into()).expect("a weight for each place and element");
             let matrix = to.emit_constant(matrix);

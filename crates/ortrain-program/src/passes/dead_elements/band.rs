@@ -4,7 +4,6 @@ use ortrain_expr::{Access, Builder, Dims, Inst, Strides};
 use smallvec::{SmallVec, smallvec};
 
 use crate::Nest;
-use crate::rewrite::embed::{copy, finish};
 
 /// A part of an axis is left out only if no more than one index of so many stays: the rest of a nest that was walked in one
 /// piece is walked in pieces.
@@ -261,7 +260,7 @@ impl Narrowed {
     /// A nest over the points that are left.
     pub(super) fn nest(&self, nest: &Nest) -> Nest {
         let mut b = Builder::new();
-        let regs = copy(&mut b, &nest.expr, |b, inst, ty| {
+        let regs = b.copy(&nest.expr, |b, inst, ty| {
             let Inst::Coordinate(axis) = inst else { return b.push(inst, ty) };
             let (from, steps) = self.index(usize::from(axis));
             let mut sum = b.int(from as i64);
@@ -272,7 +271,7 @@ impl Narrowed {
             }
             sum
         });
-        let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+        let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
         let narrowed = nest.map(|operand| operand.with_access(self.access(&operand.access)));
         Nest { dims: self.dims(), inner: self.last(nest.inner), expr, reductions, ..narrowed }
     }

@@ -13,9 +13,8 @@
 
 mod band;
 mod product;
-mod zeros;
 
-use ortrain_expr::{Access, Builder, Scalar, Type};
+use ortrain_expr::{Access, Builder, Inst, ReduceOp, Scalar, Type, zero_registers};
 use smallvec::{SmallVec, smallvec};
 
 use super::remove_unused::remove_unused;
@@ -30,7 +29,6 @@ use crate::{
 };
 use band::{Band, Cuts, Narrowed, hull, points, share};
 use product::narrowed_product;
-use zeros::{is_made_of_sums_alone, zero_registers};
 
 /// What can be left out of an instruction because it is zero.
 #[derive(Default)]
@@ -204,6 +202,24 @@ fn zeros_of_nest(nest: &Nest, written: &[Band]) -> Zeros {
         }
     }
     Zeros { terms, results: parts_of_results(nest, &outer), loads: zero_loads(&parts) }
+}
+
+/// Whether results of a nest are the same at all points along its reduced axes, where its stores are.
+fn is_made_of_sums_alone(nest: &Nest) -> bool {
+    let kept = nest.dims.len() - nest.inner;
+    let stays = |strides: &[isize]| strides[kept..].iter().all(|&stride| stride == 0);
+    let needed = nest.expr.needed_by(nest.expr.outputs());
+    nest.reductions.iter().all(|reduction| reduction.op == ReduceOp::Sum)
+        && nest.stores.iter().all(|store| stays(&store.access.strides))
+        && nest.expr.insts().iter().zip(needed).filter(|&(_, needed)| needed).all(
+            |((inst, _), _)| match *inst {
+                Inst::Load(slot) => {
+                    nest.loads[usize::from(slot)].access().is_some_and(|access| stays(&access.strides))
+                }
+                Inst::Coordinate(axis) => usize::from(axis) < kept,
+                _ => true,
+            },
+        )
 }
 
 fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {

@@ -193,6 +193,11 @@ impl Space {
         self.batch.iter().copied().chain(sizes).collect()
     }
 
+    /// Whether operands over batch and these sizes are the same elements.
+    fn are_equal(&self, a: &Operand, b: &Operand, sizes: [usize; 2]) -> bool {
+        a.buffer == b.buffer && same(&a.access, &b.access, &self.with(sizes))
+    }
+
     /// A buffer that holds the elements of the space in order.
     fn whole_of(&self, buffer: BufferId) -> Operand {
         Operand { buffer, access: self.whole.clone() }
@@ -494,9 +499,7 @@ impl Editor<'_> {
         let (mut makers, mut inside): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
         let (mut q, mut k, mut v) = (None, None, None);
         let mut given: Option<Operand> = None;
-        let equal = |a: &Operand, b: &Operand, sizes: [usize; 2]| {
-            a.buffer == b.buffer && same(&a.access, &b.access, &dims(sizes))
-        };
+        let equal = |a: &Operand, b: &Operand, sizes: [usize; 2]| space.are_equal(a, b, sizes);
         for reader in self.readers(weights).iter().filter(|&reader| reader != sums_at) {
             let Some(view) = self.product(reader, space).and_then(|m| seen_from(m, weights)) else {
                 continue;
@@ -536,23 +539,19 @@ impl Editor<'_> {
                 let view = seen_from(self.product(reader, space)?, value)?;
                 let of_q = (view.rows, view.cols) == (queries, size) && space.is_whole(&view.left);
                 let of_k = (view.rows, view.cols) == (keys, size) && space.is_turned(&view.left);
-                let lines = if of_q { keys } else { queries };
-                let right = self.through_moves(view.right.clone(), &dims([lines, size]));
+                let reads = |other: &Operand, lines: usize| {
+                    let right = self.through_moves(view.right.clone(), &dims([lines, size]));
+                    equal(&right, other, [lines, size])
+                };
                 makers.push(reader);
-                if of_q && q.is_none() && equal(&right, &forward.k, [keys, size]) {
-                    q = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
-                } else if of_k
-                    && k.is_none()
-                    && equal(
-                        &self.through_moves(view.right, &dims([queries, size])),
-                        &forward.q,
-                        [queries, size],
-                    )
-                {
-                    k = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
+                let gradient = if of_q && q.is_none() && reads(&forward.k, keys) {
+                    &mut q
+                } else if of_k && k.is_none() && reads(&forward.q, queries) {
+                    &mut k
                 } else {
                     return None;
-                }
+                };
+                *gradient = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
             }
             of_scores = self.made_of(product?, &[behind.of_operand], space)?;
         }
@@ -585,10 +584,14 @@ impl Editor<'_> {
         let of_weight = only_result(nest).filter(|_| is_plain && (m.m, m.k) == (queries, width))?;
         let v = self.through_moves(turned_operand(&m.b), &space.with([keys, width]));
         let given = self.through_moves(m.a.clone(), &space.with([queries, width]));
-        let fits =
-            v.buffer == forward.v.buffer && same(&v.access, &forward.v.access, &space.with([keys, width]));
         let of_weights = self.made_of(of_softmax, &[of_weight, softmax], space)?;
-        fits.then_some(Behind { at, product, of_weights, given, of_operand })
+        space.are_equal(&v, &forward.v, [keys, width]).then_some(Behind {
+            at,
+            product,
+            of_weights,
+            given,
+            of_operand,
+        })
     }
 
     /// The products that read a value, or what maps make of it, each with what it reads. `None` if anybody else does.

@@ -1,14 +1,13 @@
 //! What is zero because something else is.
 
-use ortrain_expr::{BinaryOp, Inst, ReduceOp, Reg, UnaryOp};
-
-use crate::Nest;
+use crate::{BinaryOp, Inst, Nest, ReduceOp, Reg, UnaryOp};
 
 /// For each register of a nest whether it is zero where some of its loads are. `sums` says whether these are zero in all
 /// terms of a sum, which then is zero as well.
 ///
 /// Zero times anything is zero: what an infinity would make of it is not asked for where nobody reads the other factor.
-pub(super) fn zero_registers(nest: &Nest, is_zero: &[bool], sums: bool) -> Vec<bool> {
+#[must_use]
+pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bool> {
     let insts = nest.expr.insts();
     let mut zero = vec![false; insts.len()];
     // A reduction may stand before the value that it reduces.
@@ -69,22 +68,4 @@ fn keeps_zero(op: UnaryOp) -> bool {
             false
         }
     }
-}
-
-/// Whether results of a nest are the same at all points along its reduced axes, where its stores are.
-pub(super) fn is_made_of_sums_alone(nest: &Nest) -> bool {
-    let kept = nest.dims.len() - nest.inner;
-    let stays = |strides: &[isize]| strides[kept..].iter().all(|&stride| stride == 0);
-    let needed = nest.expr.needed_by(nest.expr.outputs());
-    nest.reductions.iter().all(|reduction| reduction.op == ReduceOp::Sum)
-        && nest.stores.iter().all(|store| stays(&store.access.strides))
-        && nest.expr.insts().iter().zip(needed).filter(|&(_, needed)| needed).all(
-            |((inst, _), _)| match *inst {
-                Inst::Load(slot) => {
-                    nest.loads[usize::from(slot)].access().is_some_and(|access| stays(&access.strides))
-                }
-                Inst::Coordinate(axis) => usize::from(axis) < kept,
-                _ => true,
-            },
-        )
 }
