@@ -13,6 +13,7 @@ mod dtype;
 mod expr;
 mod nest;
 mod philox;
+mod points;
 mod precision;
 mod scalar;
 mod sliding;
@@ -26,6 +27,7 @@ pub use expr::{
 };
 pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
+pub use points::{count, element_of, index_of};
 pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};

@@ -1,6 +1,6 @@
 //! The cost of an instruction: floating-point operations, and bytes that are moved.
 
-use ortrain_expr::{Access, Inst};
+use ortrain_expr::Inst;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId};
@@ -20,24 +20,6 @@ impl std::ops::AddAssign for Cost {
     fn add_assign(&mut self, other: Cost) {
         self.flops = self.flops.saturating_add(other.flops);
         self.bytes = self.bytes.saturating_add(other.bytes);
-    }
-}
-
-/// A product of sizes, as large as a number can be.
-pub(crate) fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
-    dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
-}
-
-/// Elements that an access reaches: those it moves between.
-fn reached(access: &Access, dims: &[usize]) -> u64 {
-    count(dims.iter().zip(&access.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim))
-}
-
-/// Elements that an access of a nest reaches.
-pub(crate) fn reached_by(nest: &Nest, access: &Access) -> u64 {
-    match (&nest.segments, access.strides.as_slice()) {
-        (Some(_), &[across, along]) => points(nest, u64::from(across != 0) | u64::from(along != 0) << 1),
-        _ => reached(access, &nest.dims),
     }
 }
 
@@ -61,7 +43,7 @@ impl<'a> Traffic<'a> {
 
     /// Takes down what an operand reaches over a space.
     pub(crate) fn read_over(&mut self, operand: &Operand, dims: &[usize]) {
-        self.read(operand.buffer, reached(&operand.access, dims));
+        self.read(operand.buffer, operand.access.reached(dims));
     }
 
     /// Takes down that so many elements are written.
@@ -74,19 +56,18 @@ impl<'a> Traffic<'a> {
         if nest.outer_dims().contains(&0) {
             return 0;
         }
-        let gathered = gathered(nest);
+        let gathered = nest.gathered();
         for (slot, load) in nest.loads.iter().enumerate() {
             let Load::Buffer(operand) = load else { continue };
             let is_gathered = gathered.contains(&(slot as u16));
-            let reached =
-                if is_gathered { points(nest, u64::MAX) } else { reached_by(nest, &operand.access) };
+            let reached = if is_gathered { nest.points(u64::MAX) } else { nest.reached(&operand.access) };
             // The same operand twice is one read.
             if !nest.loads[..slot].contains(load) {
                 self.read(operand.buffer, reached);
             }
         }
         for store in &nest.stores {
-            self.write(store.buffer, reached_by(nest, &store.access));
+            self.write(store.buffer, nest.reached(&store.access));
         }
         nest_flops(nest)
     }
@@ -110,68 +91,18 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// The loads that are read by computed index.
-pub(crate) fn gathered(nest: &Nest) -> SmallVec<[u16; 4]> {
-    let slots = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
-        Inst::LoadAt(slot, _) => Some(slot),
-        _ => None,
-    });
-    let mut slots: SmallVec<[u16; 4]> = slots.collect();
-    slots.sort_unstable();
-    slots.dedup();
-    slots
-}
-
-/// For each instruction of a nest's expression the axes along which its result changes, as bits.
-pub(crate) fn axes_of(nest: &Nest) -> Vec<u64> {
-    let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
-    let moving = |load: &Load| {
-        // An accumulator has a value of its own at every point.
-        let stride = |axis: usize| load.access().map_or(1, |access| access.strides[axis]);
-        let axes = nest.dims.iter().enumerate().filter(|&(axis, &dim)| dim > 1 && stride(axis) != 0);
-        axes.fold(0, |all, (axis, _)| all | bit(axis))
-    };
-    let outer = (0..nest.dims.len() - nest.inner).filter(|&axis| nest.dims[axis] > 1);
-    let outer = outer.fold(0, |all, axis| all | bit(axis));
-    let mut axes: Vec<u64> = Vec::with_capacity(nest.expr.insts().len());
-    for (inst, _) in nest.expr.insts() {
-        let own = match *inst {
-            Inst::Load(slot) => moving(&nest.loads[usize::from(slot)]),
-            Inst::Coordinate(axis) => bit(usize::from(axis)),
-            Inst::Reduced(_) => outer,
-            _ => 0,
-        };
-        let operands = inst.operands().fold(0, |all, reg| all | axes[usize::from(reg.0)]);
-        axes.push(own | operands);
-    }
-    axes
-}
-
-/// Points of a nest along some axes, given as bits.
-pub(crate) fn points(nest: &Nest, axes: u64) -> u64 {
-    if let Some(segments) = &nest.segments {
-        return match axes & 0b11 {
-            0 => 1,
-            1 => segments.len() as u64,
-            _ => segments.elements() as u64,
-        };
-    }
-    let along = |&(axis, _): &(usize, &usize)| axis >= 64 || axes & (1 << axis) != 0;
-    count(nest.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
-}
-
 /// Operations of a nest, its reductions included.
 fn nest_flops(nest: &Nest) -> u64 {
-    let axes = axes_of(nest);
+    let axes = nest.axes();
     let mut flops = 0u64;
     for (&(inst, ty), &axes) in nest.expr.insts().iter().zip(&axes) {
         if ty.is_float() && matches!(inst, Inst::Unary(..) | Inst::Binary(..)) {
-            flops = flops.saturating_add(points(nest, axes));
+            flops = flops.saturating_add(nest.points(axes));
         }
     }
     for reduction in &nest.reductions {
         if nest.expr.ty(reduction.value).is_float() {
-            flops = flops.saturating_add(points(nest, u64::MAX));
+            flops = flops.saturating_add(nest.points(u64::MAX));
         }
     }
     flops
@@ -182,7 +113,8 @@ mod tests {
     use std::sync::Arc;
 
     use ortrain_expr::{
-        Builder, ConvPass, ConvShape, DType, Precision, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
+        Access, Builder, ConvPass, ConvShape, DType, Precision, SlidingAxis, Type, UnaryOp, WindowPass,
+        WindowShape,
     };
 
     use super::*;

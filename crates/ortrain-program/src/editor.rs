@@ -191,7 +191,7 @@ impl<'a> Editor<'a> {
     /// Whether the buffers that the instruction at a place reads hold the versions that it was given.
     pub(crate) fn reads_its_versions(&self, at: usize) -> bool {
         let Some(scheduled) = &self.slots[at] else { return true };
-        scheduled.versions.hold(scheduled.entries, |id, entry| {
+        let stale = scheduled.versions.stale(scheduled.entries, |id, entry| {
             let runs = |&before: &usize| {
                 self.slots[before].as_ref().is_some_and(|before| before.entries.contains(entry))
             };
@@ -201,7 +201,8 @@ impl<'a> Editor<'a> {
                 versions.writes().find(|&(written, _)| self.cell(written) == self.cell(id))
             });
             written.map_or(Version::BEFORE, |(_, version)| version)
-        })
+        });
+        stale.is_none()
     }
 
     /// Whether nobody between two places reads or writes the buffers in runs of some entries.

@@ -63,7 +63,7 @@ impl Instruction {
     /// How exactly the factors of its inner products are taken.
     #[must_use]
     pub fn precision(&self) -> Precision {
-        self.body().precision()
+        self.body().factors().map_or(Precision::F32, |(_, precision)| precision)
     }
 
     /// Its sizes, as text, and its precision if that is not `f32`.
@@ -145,7 +145,7 @@ impl Instruction {
     /// Buffers that it reads other than through its [nest](Instruction::flexible_nest).
     pub(crate) fn factors(&self) -> BufferIds {
         match self.body().factors() {
-            Some(factors) => factors.into_iter().map(|factor| factor.buffer).collect(),
+            Some((factors, _)) => factors.into_iter().map(|factor| factor.buffer).collect(),
             None if self.flexible_nest().is_some() => BufferIds::new(),
             None => self.reads(),
         }

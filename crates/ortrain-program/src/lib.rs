@@ -53,12 +53,12 @@ pub use instructions::{
 pub use interrupt::{Interrupt, Marks, Watch};
 pub use memory::{ALIGNMENT, Bindings, LentMemory, Memory, OutOfMemory, align};
 pub use operand::{Load, Nest, Operand, Use};
-pub use ortrain_expr::{Precision, UnknownPrecision};
+pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
 pub use passes::{PASSES, Pass, PassLog, PassRecord};
 pub use program::{Part, PlaneUse, Program};
 pub use reference::Reference;
 pub use repeat::{Along, Count, SEED_FACTOR, Stacked, iteration_seed};
-pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, index_of, place};
+pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, place};
 pub use schedule::{
     Branch, BranchSource, Branches, Code, Deliver, Given, Handed, HostFunction, PlanePlace, Repeat, Runner,
     Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,

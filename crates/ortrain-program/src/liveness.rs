@@ -111,13 +111,10 @@ impl AliveTree {
             return;
         }
         let bytes = self.bytes[buffer] as i64;
-        if let Some((first, last)) = self.ranges[buffer] {
-            self.add(1, 0, self.leaves, first, last + 1, -bytes);
+        let old = std::mem::replace(&mut self.ranges[buffer], range);
+        for (range, bytes) in [(old, -bytes), (range, bytes)] {
+            range.into_iter().for_each(|(first, last)| self.add(1, 0, self.leaves, first, last + 1, bytes));
         }
-        if let Some((first, last)) = range {
-            self.add(1, 0, self.leaves, first, last + 1, bytes);
-        }
-        self.ranges[buffer] = range;
     }
 
     fn add(&mut self, node: usize, from: usize, to: usize, first: usize, end: usize, bytes: i64) {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ortrain_expr::{
     Access, BinaryOp, ConvPass, ConvShape, Evaluation, IndexKind, InnerProduct, Mode, OutOfRange, Precision,
-    ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
+    ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape, element_of,
 };
 
 use rustc_hash::FxHashSet;
@@ -220,11 +220,6 @@ impl Evaluation for Point<'_> {
     }
 }
 
-/// The position of an index in a row-major tensor.
-fn flat(dims: &[usize], index: &[usize]) -> usize {
-    dims.iter().zip(index).fold(0, |position, (&dim, &i)| position * dim + i)
-}
-
 /// Advances a row-major index; false after the last.
 fn advance(index: &mut [usize], dims: &[usize]) -> bool {
     for axis in (0..dims.len()).rev() {
@@ -335,7 +330,7 @@ impl<'a> Run<'a> {
             let given = product(self, index);
             let mut point = self.point(nest, index, reduced, given.as_slice());
             let outcome = nest.expr.evaluate_into(self.mode, needed, &mut point, regs);
-            outcome.map_err(|failure| OutOfRange { point: flat(&nest.dims, index), ..failure })
+            outcome.map_err(|failure| OutOfRange { point: element_of(&nest.dims, index), ..failure })
         };
         loop {
             // A row ends before `inner`.
@@ -484,8 +479,9 @@ impl<'a> Run<'a> {
             }
             advance(&mut index, &a.batch);
         }
-        let mut finish =
-            |nest: &Nest, sums: &[Scalar]| self.nest(nest, |_, index| Some(sums[flat(&nest.dims, index)]));
+        let mut finish = |nest: &Nest, sums: &[Scalar]| {
+            self.nest(nest, |_, index| Some(sums[element_of(&nest.dims, index)]))
+        };
         match &a.pass {
             AttentionPass::Output(nest) => finish(nest, &output),
             AttentionPass::Gradients(gradients) => {
@@ -544,13 +540,17 @@ impl<'a> Run<'a> {
                     ConvPass::InputGradient => (&output, &filter, &input),
                     ConvPass::FilterGradient => (&output, &input, &filter),
                 };
-                sums[flat(&dims, to)].add(c.precision, a[flat(&a_dims, x)], b[flat(&b_dims, y)]);
+                sums[element_of(&dims, to)].add(
+                    c.precision,
+                    a[element_of(&a_dims, x)],
+                    b[element_of(&b_dims, y)],
+                );
             }
             if !advance(&mut index, &space) {
                 break;
             }
         }
-        self.nest(&c.epilogue, |_, index| Some(sums[flat(&dims, index)].result(c.precision)))
+        self.nest(&c.epilogue, |_, index| Some(sums[element_of(&dims, index)].result(c.precision)))
     }
 
     fn window(&mut self, w: &Window) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ortrain_expr::{DType, OutOfRange};
+use ortrain_expr::{DType, OutOfRange, index_of};
 
 use crate::memory::OutOfMemory;
 use crate::scheduled::ScheduledInstruction;
@@ -95,22 +95,6 @@ impl fmt::Display for OverLimit {
             f.write_str("; this model does not fit at any batch size")
         }
     }
-}
-
-/// The index, by axis, of an element of a tensor whose elements are counted in the order of rows.
-#[must_use]
-pub fn index_of(mut element: usize, dims: &[usize]) -> Vec<usize> {
-    let mut index: Vec<usize> = dims
-        .iter()
-        .rev()
-        .map(|&size| {
-            let position = element % size.max(1);
-            element /= size.max(1);
-            position
-        })
-        .collect();
-    index.reverse();
-    index
 }
 
 /// Where an index stands, as part of a sentence.

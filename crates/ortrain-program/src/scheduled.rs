@@ -98,13 +98,12 @@ pub(crate) fn number(
             entries_of(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
             (id, seen)
         };
-        let mut reads = instruction.reads();
-        reads.sort_unstable();
-        reads.dedup();
+        let [mut reads, mut writes] = [instruction.reads(), instruction.writes()];
+        for ids in [&mut reads, &mut writes] {
+            ids.sort_unstable();
+            ids.dedup();
+        }
         let version = Version(at as u32 + 1);
-        let mut writes = instruction.writes();
-        writes.sort_unstable();
-        writes.dedup();
         let written = writes.iter().map(|&id| (id, version));
         *versions = Versions::new(reads.into_iter().map(read), written);
         writes.iter().for_each(|&id| current.write(id, version, *entries));

@@ -158,11 +158,6 @@ impl Versions {
         self.writes.iter_mut().for_each(|(id, _)| *id = write(*id));
     }
 
-    /// Whether every version that is read is there, by what `current` says of a buffer in an entry.
-    pub(crate) fn hold(&self, entries: Entries, current: impl Fn(BufferId, Entry) -> Version) -> bool {
-        self.stale(entries, current).is_none()
-    }
-
     /// A buffer that holds another version than the one that is read.
     pub(crate) fn stale(
         &self,

@@ -1,11 +1,10 @@
 //! The weight by which fusion decides: a rewrite is made if the instructions weigh less after it than before it. See
 //! [`FusionWeights`].
 
-use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp};
+use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp, count};
 use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
-use crate::cost::{axes_of, count, gathered, points, reached_by};
 use crate::instruction::Instruction;
 use crate::operand::Nest;
 use crate::target::FusionWeights;
@@ -51,11 +50,11 @@ pub(crate) fn read_weight(
     let operand = |slot: &usize| nest.loads[*slot].operand();
     let Some(first) = slots.first().and_then(operand) else { return 0 };
     let buffer = &buffers[first.buffer.0 as usize];
-    let gathered = gathered(nest);
+    let gathered = nest.gathered();
     let (mut elements, mut walks) = (0u64, 0u64);
     for (&slot, access) in slots.iter().filter_map(|slot| Some((slot, &operand(slot)?.access))) {
         let all = gathered.contains(&(slot as u16));
-        let reached = if all { points(nest, u64::MAX) } else { reached_by(nest, access) };
+        let reached = if all { nest.points(u64::MAX) } else { nest.reached(access) };
         elements = elements.saturating_add(reached);
         walks = walks.saturating_add(runs(access, &nest.dims, 0).saturating_mul(weights.run));
     }
@@ -95,8 +94,8 @@ fn passes(nest: &Nest) -> Vec<u64> {
 
 /// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
 fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
-    let (passes, axes) = (passes(nest), axes_of(nest));
-    let all = points(nest, u64::MAX);
+    let (passes, axes) = (passes(nest), nest.axes());
+    let all = nest.points(u64::MAX);
     let outer = count(nest.outer_dims().iter().copied());
     let kept = nest.dims.len() - nest.inner;
     let inner_axes = (kept..nest.dims.len().min(64)).fold(0u64, |all, axis| all | 1 << axis);
@@ -117,7 +116,7 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
     let loads = nest.loads.iter().enumerate();
     let loads: SmallVec<[(usize, &Access); 8]> =
         loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
-    let bytes = |access: &Access| reached_by(nest, access).saturating_mul(access.dtype.size() as u64);
+    let bytes = |access: &Access| nest.reached(access).saturating_mul(access.dtype.size() as u64);
     let passes_over = |slot: usize| {
         let uses = nest.expr.insts().iter().zip(&passes);
         let of_slot = uses.filter(|((inst, _), _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));

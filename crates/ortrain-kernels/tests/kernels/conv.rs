@@ -2,7 +2,7 @@
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Load, Nest, OutOfRange, Precision, Scalar,
-    SlidingAxis, Type,
+    SlidingAxis, Type, element_of,
 };
 use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool, Products};
 use proptest::prelude::*;
@@ -24,10 +24,6 @@ fn shape(pass: ConvPass, batch: usize, channels: [usize; 3], axes: &[SlidingAxis
     ConvShape { pass, batch, groups, channels_in, channels_out, axes: axes.iter().copied().collect() }
 }
 
-fn flat(dims: &[usize], index: &[usize]) -> usize {
-    dims.iter().zip(index).fold(0, |position, (&dim, &i)| position * dim + i)
-}
-
 /// The sums, row-major, and the sums of magnitudes that errors are measured by.
 fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = desc.shape;
@@ -47,7 +43,11 @@ fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
         for cell in indices(&kernels) {
             let places = axes.iter().zip(&output).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
             if let Some(input) = places.collect::<Option<Vec<_>>>() {
-                triples.push((flat(&inputs, &input), flat(&outputs, &output), flat(&kernels, &cell)));
+                triples.push((
+                    element_of(&inputs, &input),
+                    element_of(&outputs, &output),
+                    element_of(&kernels, &cell),
+                ));
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The instruction for attention.
 
-use ortrain_expr::{DType, Dims};
+use ortrain_expr::{DType, Dims, count};
 
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId};
-use crate::cost::{Traffic, count};
+use crate::cost::Traffic;
 use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.

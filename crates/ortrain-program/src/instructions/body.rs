@@ -31,19 +31,20 @@ pub(crate) trait Body {
         None
     }
 
-    /// The factors of its inner products, if that is what it computes and finishes with its nest.
-    fn factors(&self) -> Option<[&Operand; 2]> {
+    /// The factors of its inner products, and how exactly they are taken, if that is what it computes and finishes with its nest.
+    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
         None
     }
 
-    /// The same, to be changed.
+    /// The same factors, to be changed.
     fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
         None
     }
 
     /// Calls a function with each buffer, and how it is used: operands first, then results.
     fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
-        self.factors().into_iter().flatten().for_each(|factor| each(factor.buffer, Use::Read));
+        let factors = self.factors().into_iter().flat_map(|(factors, _)| factors);
+        factors.for_each(|factor| each(factor.buffer, Use::Read));
         self.nest().into_iter().for_each(|nest| nest_buffers(nest, each));
     }
 
@@ -51,11 +52,6 @@ pub(crate) trait Body {
     fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
         self.factors_mut().into_iter().flatten().for_each(|factor| each(&mut factor.buffer, Use::Read));
         self.nest_mut().into_iter().for_each(|nest| nest_buffers_mut(nest, each));
-    }
-
-    /// How exactly these are taken.
-    fn precision(&self) -> Precision {
-        Precision::F32
     }
 
     /// Whether it computes nothing at all: no outer point, no sum.
@@ -78,12 +74,8 @@ pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]
 }
 
 /// The fault of factors that are taken with less than they are, or of an epilogue that does not fit behind their products.
-pub(super) fn product_fault(
-    factors: [&Operand; 2],
-    precision: Precision,
-    epilogue: &Nest,
-    buffers: &[Buffer],
-) -> Option<String> {
+pub(super) fn product_fault(product: &dyn Body, buffers: &[Buffer]) -> Option<String> {
+    let ((factors, precision), epilogue) = product.factors().zip(product.nest())?;
     if epilogue.segments.is_some() {
         return Some(format!("segments with {} reduced axes", epilogue.inner));
     }

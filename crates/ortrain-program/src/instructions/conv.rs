@@ -1,10 +1,10 @@
 //! The instruction for convolutions.
 
-use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis};
+use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis, count};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
-use crate::cost::{Traffic, count};
+use crate::cost::Traffic;
 use crate::operand::{Nest, Operand};
 
 /// Convolution, or the gradient of one, with an epilogue.
@@ -36,8 +36,8 @@ impl Body for Conv {
     }
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
-        let Conv { a, b, precision, epilogue, shape } = self;
-        let fault = product_fault([a, b], *precision, epilogue, buffers).or_else(|| shape.fault());
+        let Conv { a, b, epilogue, shape, .. } = self;
+        let fault = product_fault(self, buffers).or_else(|| shape.fault());
         if fault.is_some() {
             return fault;
         }
@@ -80,15 +80,11 @@ impl Body for Conv {
         Some(&mut self.epilogue)
     }
 
-    fn factors(&self) -> Option<[&Operand; 2]> {
-        Some([&self.a, &self.b])
+    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
+        Some(([&self.a, &self.b], self.precision))
     }
 
     fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
         Some([&mut self.a, &mut self.b])
-    }
-
-    fn precision(&self) -> Precision {
-        self.precision
     }
 }

@@ -1,10 +1,10 @@
 //! The instruction for matrix products.
 
-use ortrain_expr::{Dims, Precision};
+use ortrain_expr::{Dims, Precision, count};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
-use crate::cost::{Traffic, count};
+use crate::cost::Traffic;
 use crate::operand::{Nest, Operand};
 
 /// Batched matrix product with an epilogue.
@@ -53,8 +53,8 @@ impl Body for MatMul {
     }
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
-        let MatMul { a, b, precision, epilogue, .. } = self;
-        if let Some(fault) = product_fault([a, b], *precision, epilogue, buffers) {
+        let MatMul { a, b, epilogue, .. } = self;
+        if let Some(fault) = product_fault(self, buffers) {
             return Some(fault);
         }
         for (factor, dims) in [a, b].into_iter().zip(self.spaces()) {
@@ -87,15 +87,11 @@ impl Body for MatMul {
         Some(&mut self.epilogue)
     }
 
-    fn factors(&self) -> Option<[&Operand; 2]> {
-        Some([&self.a, &self.b])
+    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
+        Some(([&self.a, &self.b], self.precision))
     }
 
     fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
         Some([&mut self.a, &mut self.b])
-    }
-
-    fn precision(&self) -> Precision {
-        self.precision
     }
 }

@@ -1,10 +1,10 @@
 //! The instruction for sums at given rows.
 
-use ortrain_expr::DType;
+use ortrain_expr::{DType, count};
 
 use super::body::{Body, whole_fault};
 use crate::buffer::{Buffer, BufferId};
-use crate::cost::{Traffic, count};
+use crate::cost::Traffic;
 use crate::operand::{Operand, Use};
 
 /// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`. Or, with `last`,

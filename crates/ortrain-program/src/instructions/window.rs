@@ -1,10 +1,10 @@
 //! The instruction for pooling.
 
-use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape};
+use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape, count};
 
 use super::body::{Body, whole_fault};
 use crate::buffer::{Buffer, BufferId};
-use crate::cost::{Traffic, count};
+use crate::cost::Traffic;
 use crate::operand::{Operand, Use};
 
 /// Pooling, or the gradient of one. Its operands are whole buffers, row-major.

@@ -7,9 +7,8 @@
 use ortrain_expr::{Access, ConvPass, Inst};
 
 use super::memory_plan::{arena, fullest};
-use super::{Changed, Outcome};
+use super::{Changed, Draft, Outcome};
 use crate::buffer::add_work;
-use crate::draft::Draft;
 use crate::operand::{read_by, written_by};
 use crate::scheduled::NewVersions;
 use crate::target::{BatchTiles, Target};

@@ -2,9 +2,7 @@
 
 use ortrain_expr::{DType, Precision};
 
-use super::{Changed, Outcome};
-use crate::draft::Draft;
-use crate::target::Target;
+use super::{Changed, Draft, Outcome, Target};
 use crate::{Instruction, Operand};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {

@@ -1,12 +1,10 @@
 //! Puts instructions that can fail, and what they need, before those that write state: a step that fails has changed nothing.
 
-use super::{Changed, Outcome};
+use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::add_work;
-use crate::draft::Draft;
 use crate::operand::written_by;
 use crate::rewrite::splice::with_results;
 use crate::scheduled::NewVersions;
-use crate::target::Target;
 use crate::versions::Versions;
 use crate::{Buffer, Instruction, Nest, Operand, ScheduledInstruction, is_work};
 

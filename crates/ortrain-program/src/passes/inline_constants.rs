@@ -2,10 +2,8 @@
 
 use ortrain_expr::Scalar;
 
-use super::{Changed, Outcome};
-use crate::draft::Draft;
+use super::{Changed, Draft, Outcome, Target};
 use crate::rewrite::splice::with_constants;
-use crate::target::Target;
 use crate::{Load, Operand, Place};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {

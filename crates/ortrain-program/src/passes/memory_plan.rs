@@ -4,13 +4,11 @@ use std::cmp::Reverse;
 
 use ortrain_expr::Access;
 
-use super::{Changed, Outcome};
-use crate::draft::Draft;
+use super::{Changed, Draft, Outcome, Target};
 use crate::error::ProgramError;
 use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
 use crate::operand::{read_by, written_by};
-use crate::target::Target;
 use crate::{BufferId, Nest, Operand, Place, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {

@@ -25,12 +25,13 @@ mod weight_prepacking;
 
 pub(crate) use changed::{Changed, Outcome};
 
+pub(crate) use crate::draft::Draft;
+pub(crate) use crate::target::Target;
+
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::draft::Draft;
 use crate::error::ProgramError;
-use crate::target::Target;
 
 /// What a pass does to a draft for a target.
 type Run = fn(&mut Draft, &Target) -> Outcome;

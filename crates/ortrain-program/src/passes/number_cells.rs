@@ -5,9 +5,7 @@
 
 use ortrain_expr::{DType, IndexKind};
 
-use super::{Changed, Outcome};
-use crate::draft::Draft;
-use crate::target::Target;
+use super::{Changed, Draft, Outcome, Target};
 use crate::{Buffer, BufferId, Instruction, ScheduledInstruction, Window, is_work};
 
 /// Gives positions that only gradients of the same windows read the narrowest type.

@@ -8,15 +8,13 @@
 
 use ortrain_expr::{DType, Inst, Type, slope};
 
-use super::{Changed, Outcome};
+use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::add_work;
-use crate::draft::Draft;
 use crate::editor::{Editor, PLACES};
 use crate::memory::align;
 use crate::operand::read_by;
 use crate::rewrite::splice::{is_injective, with_expression};
 use crate::scheduled::NewVersions;
-use crate::target::Target;
 use crate::{Buffer, BufferId, Entries, Instruction, Nest, Operand, ScheduledInstruction};
 
 /// What is kept must be less than this part of what it takes the place of.

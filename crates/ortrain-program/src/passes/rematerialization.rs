@@ -172,14 +172,8 @@ impl<'a> Recomputation<'a> {
         let mut lives = Liveness::new(order.roots.len());
         // Inputs and outputs are alive in a program of no instructions, too.
         let places = order.entries.len().max(1);
-        for value in 0..self.inputs.len() {
-            if self.inputs[value] {
-                lives.touch(value, 0);
-            }
-            if self.outputs[value] {
-                lives.touch(value, places as isize - 1);
-            }
-        }
+        self.program.inputs.iter().for_each(|id| lives.touch(id.0 as usize, 0));
+        self.program.outputs.iter().for_each(|id| lives.touch(id.0 as usize, places as isize - 1));
         for (at, entry) in order.entries.iter().enumerate() {
             entry.reads.iter().chain(&entry.writes).for_each(|&value| lives.touch(value, at as isize));
         }

@@ -1,11 +1,9 @@
 //! Drops instructions whose results nobody needs, and results that nobody needs.
 
-use super::{Changed, Outcome};
+use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::flags;
-use crate::draft::Draft;
 use crate::operand::written_by;
 use crate::rewrite::splice::with_results;
-use crate::target::Target;
 use crate::{BufferId, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {

@@ -6,12 +6,10 @@
 
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
-use super::{Changed, Outcome};
-use crate::draft::Draft;
+use super::{Changed, Draft, Outcome, Target};
 use crate::operand::only_result;
 use crate::rewrite::splice::{is_injective, same, with_constants};
 use crate::scheduled::NewVersions;
-use crate::target::Target;
 use crate::uses::Places;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScatterAdd, ScheduledInstruction,

@@ -9,9 +9,8 @@ use ortrain_expr::{Access, DType, Inst, Precision, Strides};
 use rustc_hash::FxHashMap;
 
 use super::remove_unused::remove_unused;
-use super::{Changed, Outcome};
+use super::{Changed, Draft, Outcome};
 use crate::buffer::add_work;
-use crate::draft::Draft;
 use crate::operand::only_moves;
 use crate::rewrite::splice::inline;
 use crate::scheduled::NewVersions;

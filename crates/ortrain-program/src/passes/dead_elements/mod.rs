@@ -18,12 +18,10 @@ use ortrain_expr::{Access, Builder, Inst, ReduceOp, Scalar, Type, zero_registers
 use smallvec::{SmallVec, smallvec};
 
 use super::remove_unused::remove_unused;
-use super::{Changed, Outcome};
-use crate::draft::Draft;
+use super::{Changed, Draft, Outcome, Target};
 use crate::operand::only_result;
 use crate::rewrite::splice::{is_injective, with_constants};
 use crate::scheduled::NewVersions;
-use crate::target::Target;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, Use, is_work,
 };

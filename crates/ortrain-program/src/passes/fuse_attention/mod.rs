@@ -10,13 +10,11 @@ use std::collections::BTreeSet;
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, Type, UnaryOp};
 
 use super::remove_unused::remove_unused;
-use super::{Changed, Outcome};
-use crate::draft::Draft;
+use super::{Changed, Draft, Outcome, Target};
 use crate::editor::{Change, Editor, joined};
 use crate::operand::{only_moves, only_result, read_by, written_by};
 use crate::rewrite::embed::Embedding;
 use crate::rewrite::splice::{Link, append, inline, same};
-use crate::target::Target;
 use crate::versions::Versions;
 use crate::{
     Attention, AttentionGradients, AttentionPass, BufferId, Entries, Instruction, Load, MatMul, Nest,
@@ -92,11 +90,10 @@ fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId,
     else {
         return None;
     };
-    let (a, b) = (a.buffer, b.buffer);
-    let (given, slots) = match () {
-        () if b == y && a != y => (a, [0, 1]),
-        () if a == y && b != y => (b, [1, 0]),
-        () => return None,
+    let (given, slots) = match [a.buffer == y, b.buffer == y] {
+        [false, true] => (a.buffer, [0, 1]),
+        [true, false] => (b.buffer, [1, 0]),
+        _ => return None,
     };
     let [g_load, y_load] = slots.map(Inst::Load);
     let either = |found: [Reg; 2], x: &dyn Fn(Reg) -> bool, y: &dyn Fn(Reg) -> bool| {
@@ -318,25 +315,23 @@ impl Editor<'_> {
 
     /// An epilogue that goes on with maps that do nothing but move the result. Those that it went on with are noted.
     fn with_moves(&self, mut nest: Nest, entries: Entries, gone: &mut Vec<usize>) -> Nest {
-        while let Some(value) = only_result(&nest) {
-            let Some(reader) = self.readers(value).only() else { break };
-            if !self.is_work(value) || self.is_output(value) {
-                break;
-            }
-            let Some(ScheduledInstruction { instruction, entries: own, .. }) = &self.slots[reader] else {
-                break;
-            };
-            let Some(map) = instruction.as_map() else { break };
-            let Some(moved) = only_result(map).filter(|_| only_moves(map)) else { break };
-            // What others write to as well, as parts of a whole, is left to them.
-            if *own != entries || self.maker(moved) != Some(reader) {
-                break;
-            }
-            let Some(longer) = append(&nest, map, Link::Result(0, 0), &[false], false) else { break };
+        while let Some((longer, reader)) = self.moved_on(&nest, entries) {
             nest = longer;
             gone.push(reader);
         }
         nest
+    }
+
+    /// An epilogue that goes on with a map that does nothing but move the result, and the place of that.
+    fn moved_on(&self, nest: &Nest, entries: Entries) -> Option<(Nest, usize)> {
+        let value = only_result(nest).filter(|&value| self.is_work(value) && !self.is_output(value))?;
+        let reader = self.readers(value).only()?;
+        let scheduled = self.slots[reader].as_ref()?;
+        let map = scheduled.instruction.as_map().filter(|map| only_moves(map))?;
+        // What others write to as well, as parts of a whole, is left to them.
+        let fits = scheduled.entries == entries && self.maker(only_result(map)?) == Some(reader);
+        let longer = || append(nest, map, Link::Result(0, 0), &[false], false);
+        fits.then(longer).flatten().map(|longer| (longer, reader))
     }
 
     /// The attention whose softmax stands at a place.
@@ -371,7 +366,11 @@ impl Editor<'_> {
         let q = self.through_moves(scores.a.clone(), &space.with([space.queries, size]));
         let k = self.through_moves(turned_operand(&scores.b), &space.with([keys, size]));
 
-        let (weights, sums_at) = self.weighs_values(softmax, &space)?;
+        // What weighs the values, made of the softmax, and the product that weighs them.
+        let (weights, sums_at) = self.find_behind(softmax, &space, |value, reader| {
+            let view = self.product(reader, &space).and_then(|m| seen_from(m, value))?;
+            (view.rows == space.queries && space.is_whole(&view.left)).then_some((value, reader))
+        })?;
         let sums = seen_from(self.product(sums_at, &space)?, weights)?;
         let width = sums.cols;
         let of_weights = self.made_of(weights, &[softmax], &space)?;
@@ -512,11 +511,14 @@ impl Editor<'_> {
             makers.push(reader);
             v = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
         }
-        let behind = match self.gradient_behind(softmax, space) {
-            Some((kept, reader, [of_softmax, of_operand])) => {
-                let behind = self.behind(reader, [of_softmax, of_operand, softmax], forward, space)?;
-                Some((kept, behind))
-            }
+        // The gradient of the softmax: what is left of the softmax, the instruction, and the gradients that this reads and
+        // writes.
+        let gradient = self.find_behind(softmax, space, |value, reader| {
+            let (from, to) = softmax_gradient(self.instruction(reader)?, value)?;
+            Some((value, reader, [from, to, softmax]))
+        });
+        let behind = match gradient {
+            Some((kept, reader, ids)) => Some((kept, self.behind(reader, ids, forward, space)?)),
             None => None,
         };
         let mut of_scores = self.made_of(softmax, &[softmax], space)?;
@@ -618,23 +620,6 @@ impl Editor<'_> {
             }
         }
         Some(products)
-    }
-
-    /// What weighs the values, made of the softmax, and the product that weighs them.
-    fn weighs_values(&self, softmax: BufferId, space: &Space) -> Option<(BufferId, usize)> {
-        self.find_behind(softmax, space, |value, reader| {
-            let view = self.product(reader, space).and_then(|m| seen_from(m, value))?;
-            (view.rows == space.queries && space.is_whole(&view.left)).then_some((value, reader))
-        })
-    }
-
-    /// The gradient of the softmax: what is left of the softmax, the instruction, and the gradients that this reads and
-    /// writes.
-    fn gradient_behind(&self, softmax: BufferId, space: &Space) -> Option<(BufferId, usize, [BufferId; 2])> {
-        self.find_behind(softmax, space, |value, reader| {
-            let (from, to) = softmax_gradient(self.instruction(reader)?, value)?;
-            Some((value, reader, [from, to]))
-        })
     }
 
     /// The first instruction that `is_it` among the readers of a value and of what maps make of it.

@@ -1,0 +1,146 @@
+//! Points of the space of a nest: along which axes something changes, and how many points that are.
+
+use smallvec::SmallVec;
+
+use crate::{Access, Inst, Load, Nest};
+
+/// A product of sizes, as large as a number can be.
+#[must_use]
+pub fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
+    dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
+}
+
+/// The index, by axis, of an element of a tensor whose elements are counted in the order of rows.
+#[must_use]
+pub fn index_of(mut element: usize, dims: &[usize]) -> Vec<usize> {
+    let mut index: Vec<usize> = dims
+        .iter()
+        .rev()
+        .map(|&size| {
+            let position = element % size.max(1);
+            element /= size.max(1);
+            position
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
+/// The number of an element in the order of rows, by its index: the inverse of [`index_of`].
+#[must_use]
+pub fn element_of(dims: &[usize], index: &[usize]) -> usize {
+    dims.iter().zip(index).fold(0, |element, (&dim, &i)| element * dim + i)
+}
+
+impl Access {
+    /// Elements that it reaches over a space: those it moves between.
+    #[must_use]
+    pub fn reached(&self, dims: &[usize]) -> u64 {
+        count(dims.iter().zip(&self.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim))
+    }
+}
+
+impl<O: AsRef<Access>> Nest<O> {
+    /// The loads that are read by computed index, in ascending order.
+    #[must_use]
+    pub fn gathered(&self) -> SmallVec<[u16; 4]> {
+        let slots = self.expr.insts().iter().filter_map(|(inst, _)| match *inst {
+            Inst::LoadAt(slot, _) => Some(slot),
+            _ => None,
+        });
+        let mut slots: SmallVec<[u16; 4]> = slots.collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
+    /// For each instruction of the expression the axes along which its result changes, as bits.
+    #[must_use]
+    pub fn axes(&self) -> Vec<u64> {
+        let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
+        let moving = |load: &Load<O>| {
+            // An accumulator has a value of its own at every point.
+            let stride = |axis: usize| load.access().map_or(1, |access| access.strides[axis]);
+            let axes = self.dims.iter().enumerate().filter(|&(axis, &dim)| dim > 1 && stride(axis) != 0);
+            axes.fold(0, |all, (axis, _)| all | bit(axis))
+        };
+        let outer = (0..self.dims.len() - self.inner).filter(|&axis| self.dims[axis] > 1);
+        let outer = outer.fold(0, |all, axis| all | bit(axis));
+        let mut axes: Vec<u64> = Vec::with_capacity(self.expr.insts().len());
+        for (inst, _) in self.expr.insts() {
+            let own = match *inst {
+                Inst::Load(slot) => moving(&self.loads[usize::from(slot)]),
+                Inst::Coordinate(axis) => bit(usize::from(axis)),
+                Inst::Reduced(_) => outer,
+                _ => 0,
+            };
+            let operands = inst.operands().fold(0, |all, reg| all | axes[usize::from(reg.0)]);
+            axes.push(own | operands);
+        }
+        axes
+    }
+
+    /// The number of points along some axes, given as bits.
+    #[must_use]
+    pub fn points(&self, axes: u64) -> u64 {
+        if let Some(segments) = &self.segments {
+            return match axes & 0b11 {
+                0 => 1,
+                1 => segments.len() as u64,
+                _ => segments.elements() as u64,
+            };
+        }
+        let along = |&(axis, _): &(usize, &usize)| axis >= 64 || axes & (1 << axis) != 0;
+        count(self.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
+    }
+
+    /// Elements that one of its accesses reaches.
+    #[must_use]
+    pub fn reached(&self, access: &Access) -> u64 {
+        match (&self.segments, access.strides.as_slice()) {
+            (Some(_), &[across, along]) => self.points(u64::from(across != 0) | u64::from(along != 0) << 1),
+            _ => access.reached(&self.dims),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builder, DType, Segments, Type};
+
+    /// A scale for each row, of which there are two of three elements.
+    fn rows() -> Nest {
+        let mut b = Builder::new();
+        let (x, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));
+        let y = b.mul(x, scale);
+        let whole = Access::contiguous(DType::F32, &[2, 3]);
+        let of_row = Access { strides: [1, 0].into_iter().collect(), len: 2, ..whole.clone() };
+        let loads = [whole.clone(), of_row].map(Load::Buffer).to_vec();
+        Nest::elementwise([2, 3].into_iter().collect(), loads, b.finish(&[y]), vec![whole])
+    }
+
+    #[test]
+    fn what_changes_along_which_axis() {
+        let nest = rows();
+        assert_eq!(nest.axes(), [0b11, 0b01, 0b11]);
+        assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points(axes)), [1, 2, 3, 6]);
+        let reached = |slot: usize| nest.reached(nest.loads[slot].access().unwrap());
+        assert_eq!([reached(0), reached(1)], [6, 2]);
+    }
+
+    #[test]
+    fn elements_have_an_index_each() {
+        let dims = [2, 3, 4];
+        assert_eq!(index_of(17, &dims), [1, 1, 1]);
+        assert!((0..24).all(|element| element_of(&dims, &index_of(element, &dims)) == element));
+    }
+
+    #[test]
+    fn segments_have_the_points_that_exist() {
+        let segments = Some(Segments::new([0..1, 2..3]));
+        let nest = Nest { segments, ..rows() };
+        assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points(axes)), [1, 2, 2, 2]);
+        assert_eq!(nest.reached(nest.loads[0].access().unwrap()), 2);
+    }
+}
