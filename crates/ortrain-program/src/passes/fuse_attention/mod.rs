@@ -128,49 +128,26 @@ fn turned_nest(nest: &Nest) -> Nest {
     let mut turned = nest.map(turned_operand);
     turned.dims.swap(axes - 2, axes - 1);
     let mut b = Builder::new();
-    for &(inst, ty) in nest.expr.insts() {
-        b.push(
-            match inst {
-                Inst::Coordinate(axis) if usize::from(axis) == axes - 2 => Inst::Coordinate(axis + 1),
-                Inst::Coordinate(axis) if usize::from(axis) == axes - 1 => Inst::Coordinate(axis - 1),
-                other => other,
-            },
-            ty,
-        );
-    }
-    turned.expr = b.finish(nest.expr.outputs());
+    let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
+        Inst::Coordinate(axis) if usize::from(axis) == axes - 2 => b.coordinate(axes - 1),
+        Inst::Coordinate(axis) if usize::from(axis) == axes - 1 => b.coordinate(axes - 2),
+        other => b.push(other, ty),
+    });
+    (turned.expr, turned.reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
     turned
 }
 
-/// A product `left · right`, whichever way it stands in the program.
-struct View {
-    /// Over the batch axes, rows and depth.
-    left: Access,
-    /// Over the batch axes, depth and columns.
-    right: Operand,
-    rows: usize,
-    cols: usize,
-    /// Over the batch axes, rows and columns.
-    epilogue: Nest,
-}
-
-/// A product as seen from one of its factors.
-fn seen_from(m: &MatMul, id: BufferId) -> Option<View> {
-    match (m.a.buffer == id, m.b.buffer == id) {
-        (true, false) => Some(View {
-            left: m.a.access.clone(),
-            right: m.b.clone(),
-            rows: m.m,
-            cols: m.n,
-            epilogue: m.epilogue.clone(),
-        }),
-        // The transposed product.
-        (false, true) => Some(View {
-            left: turned(&m.b.access),
-            right: turned_operand(&m.a),
-            rows: m.n,
-            cols: m.m,
+/// A product with one of its factors on the left: the transposed product, if that is the right one.
+fn seen_from(m: &MatMul, id: BufferId) -> Option<MatMul> {
+    match [m.a.buffer == id, m.b.buffer == id] {
+        [true, false] => Some(m.clone()),
+        [false, true] => Some(MatMul {
+            a: turned_operand(&m.b),
+            b: turned_operand(&m.a),
+            m: m.n,
+            n: m.m,
             epilogue: turned_nest(&m.epilogue),
+            ..m.clone()
         }),
         _ => None,
     }
@@ -237,14 +214,9 @@ struct Behind {
 
 impl Editor<'_> {
     fn product(&self, at: usize, space: &Space) -> Option<&MatMul> {
-        match self.slots[at].as_ref()? {
-            ScheduledInstruction { instruction: Instruction::MatMul(m), entries, .. }
-                if m.batch == space.batch && *entries == space.entries =>
-            {
-                Some(m)
-            }
-            _ => None,
-        }
+        let ScheduledInstruction { instruction, entries, .. } = self.slots[at].as_ref()?;
+        let Instruction::MatMul(m) = instruction else { return None };
+        (m.batch == space.batch && *entries == space.entries).then_some(m)
     }
 
     /// The product that some element-wise maps make a buffer of.
@@ -369,12 +341,12 @@ impl Editor<'_> {
         // What weighs the values, made of the softmax, and the product that weighs them.
         let (weights, sums_at) = self.find_behind(softmax, &space, |value, reader| {
             let view = self.product(reader, &space).and_then(|m| seen_from(m, value))?;
-            (view.rows == space.queries && space.is_whole(&view.left)).then_some((value, reader))
+            (view.m == space.queries && space.is_whole(&view.a.access)).then_some((value, reader))
         })?;
         let sums = seen_from(self.product(sums_at, &space)?, weights)?;
-        let width = sums.cols;
+        let width = sums.n;
         let of_weights = self.made_of(weights, &[softmax], &space)?;
-        let v = self.through_moves(sums.right, &space.with([keys, width]));
+        let v = self.through_moves(sums.b, &space.with([keys, width]));
         let forward = Attention {
             batch: space.batch.clone(),
             queries: space.queries,
@@ -503,11 +475,11 @@ impl Editor<'_> {
             let Some(view) = self.product(reader, space).and_then(|m| seen_from(m, weights)) else {
                 continue;
             };
-            let fits = (view.rows, view.cols) == (keys, width) && space.is_turned(&view.left) && v.is_none();
+            let fits = (view.m, view.n) == (keys, width) && space.is_turned(&view.a.access) && v.is_none();
             if !fits {
                 return None;
             }
-            given = Some(self.through_moves(view.right, &dims([queries, width])));
+            given = Some(self.through_moves(view.b, &dims([queries, width])));
             makers.push(reader);
             v = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
         }
@@ -539,10 +511,10 @@ impl Editor<'_> {
                 }
                 product = Some(value);
                 let view = seen_from(self.product(reader, space)?, value)?;
-                let of_q = (view.rows, view.cols) == (queries, size) && space.is_whole(&view.left);
-                let of_k = (view.rows, view.cols) == (keys, size) && space.is_turned(&view.left);
+                let of_q = (view.m, view.n) == (queries, size) && space.is_whole(&view.a.access);
+                let of_k = (view.m, view.n) == (keys, size) && space.is_turned(&view.a.access);
                 let reads = |other: &Operand, lines: usize| {
-                    let right = self.through_moves(view.right.clone(), &dims([lines, size]));
+                    let right = self.through_moves(view.b.clone(), &dims([lines, size]));
                     equal(&right, other, [lines, size])
                 };
                 makers.push(reader);
