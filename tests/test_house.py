@@ -63,21 +63,21 @@ def paths(tree: str) -> Iterator[list[str]]:
             yield [part.strip() for part in head.split("::")[:-1]] + path
 
 
-def home(tree: dict[Module, str], at: Module, path: list[str], depth: int = 0) -> Module | None:
+def home(tree: dict[Module, str], at: Module, path: list[str]) -> Module | None:
     """Return the module that has what a path of a module names, through re-exports; ``None`` for other crates."""
     if path[0] == "crate":
         at, path = (), path[1:]
     elif path[0] in ("self", "super"):
         while path and path[0] in ("self", "super"):
             at, path = (at[:-1] if path[0] == "super" else at), path[1:]
-    elif (*at, path[0]) not in tree and depth == 0:
+    elif (*at, path[0]) not in tree:
         return None
     while path and (*at, path[0]) in tree:
         at, path = (*at, path[0]), path[1:]
-    if path and depth < 8:
+    if path:
         for statement in re.findall(r"pub(?:\([^)]*\))? use ([^;]+);", tree[at]):
             for other in paths(statement):
-                if other[-1] == path[0] and (found := home(tree, at, other, depth)) is not None:
+                if other[-1] == path[0] and (found := home(tree, at, other)) is not None:
                     return found
     return at
 
