@@ -48,11 +48,6 @@ impl Liveness {
         self.0[value]
     }
 
-    /// The same, to be changed.
-    pub(crate) fn life_mut(&mut self, value: usize) -> &mut Option<Life> {
-        &mut self.0[value]
-    }
-
     /// All lives, by the numbers of the values.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Life)> + '_ {
         self.0.iter().enumerate().filter_map(|(value, life)| Some((value, (*life)?)))

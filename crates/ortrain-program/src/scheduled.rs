@@ -72,10 +72,6 @@ impl<'a> Current<'a> {
         self.of_cells[self.cells[id.0 as usize]]
     }
 
-    fn in_entry(&self, id: BufferId, entry: Entry) -> Version {
-        self.of(id)[entry as usize].unwrap_or(Version::BEFORE)
-    }
-
     fn write(&mut self, id: BufferId, version: Version, entries: Entries) {
         let seen = &mut self.of_cells[self.cells[id.0 as usize]];
         entries_of(entries).for_each(|entry| seen[entry] = Some(version));
@@ -128,7 +124,8 @@ pub(crate) fn check(
         let unknown = instruction.reads().into_iter().find(|&id| versions.seen(id).is_none());
         let unknown =
             unknown.or_else(|| instruction.writes().into_iter().find(|&id| versions.written(id).is_none()));
-        let stale = versions.stale(*entries, |id, entry| current.in_entry(id, entry));
+        let seen = |id: BufferId, entry: Entry| current.of(id)[entry as usize].unwrap_or(Version::BEFORE);
+        let stale = versions.stale(*entries, seen);
         if let Some(id) = unknown.or(stale) {
             let label = label(id);
             let fault = format!("a read of {label:?} from before or after the update that it was given");

@@ -122,10 +122,7 @@ fn shared(draft: &Draft, lives: &mut Liveness) -> Vec<usize> {
                 let root = group[from.buffer.0 as usize];
                 group[target] = root;
                 taken.push(root);
-                let last = lives.life(target).map_or(0, |life| life.last);
-                if let Some(life) = lives.life_mut(root) {
-                    life.last = life.last.max(last);
-                }
+                lives.life(target).into_iter().for_each(|life| lives.touch(root, life.last));
             }
         }
     }
