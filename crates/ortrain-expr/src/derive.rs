@@ -72,6 +72,8 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
                 let x = at(a);
                 let value = match op {
                     UnaryOp::Neg => b.unary(UnaryOp::Neg, g),
+                    // As the gradient of a Cast: rounding counts as none.
+                    UnaryOp::ToF16 | UnaryOp::ToBf16 => g,
                     UnaryOp::Abs => {
                         let sign = b.unary(UnaryOp::Sign, x);
                         b.mul(g, sign)
@@ -295,6 +297,22 @@ mod tests {
                 let inner = b.unary(op, x);
                 b.mul(inner, z)
             });
+        }
+    }
+
+    #[test]
+    fn rounding_lets_gradients_through() {
+        for (op, rounded) in [(UnaryOp::ToF16, 0.099_975_586), (UnaryOp::ToBf16, 0.100_097_656)] {
+            let mut b = Builder::new();
+            let (x, z) = (b.load(0, Type::F32), b.load(1, Type::F32));
+            let factor = b.unary(op, x);
+            let y = b.mul(factor, z);
+            let expr = b.finish(&[y]);
+            let at = |slot| {
+                let slope = derive(&expr, 2, slot).expect("it depends on both");
+                eval(&slope, &[0.1, 3.0, 0.0, 1.0])
+            };
+            assert_eq!((at(0), at(1)), (3.0, f64::from(rounded as f32)), "{op:?}");
         }
     }
 

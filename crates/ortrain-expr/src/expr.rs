@@ -83,6 +83,22 @@ pub enum UnaryOp {
     Floor,
     /// Logical negation.
     Not,
+    /// The nearest number of [`DType::F16`], of `F32` alone: what comes back of a store of that type.
+    ToF16,
+    /// The nearest number of [`DType::BF16`], of `F32` alone: what comes back of a store of that type.
+    ToBf16,
+}
+
+impl UnaryOp {
+    /// The function that rounds to a float narrower than `F32`; `None` for other types.
+    #[must_use]
+    pub fn rounding_to(dtype: DType) -> Option<UnaryOp> {
+        match dtype {
+            DType::F16 => Some(UnaryOp::ToF16),
+            DType::BF16 => Some(UnaryOp::ToBf16),
+            _ => None,
+        }
+    }
 }
 
 /// A function of two scalars of one type, with a result of that type.
@@ -562,12 +578,12 @@ impl Builder {
         if let Some(value) = self.value(a) {
             return self.push(Inst::Const(Scalar::unary(op, value)), ty);
         }
-        if let (UnaryOp::Neg, Inst::Unary(UnaryOp::Neg, inner))
-        | (UnaryOp::Not, Inst::Unary(UnaryOp::Not, inner)) = (op, self.inst(a))
-        {
-            return inner;
+        match (op, self.inst(a)) {
+            (UnaryOp::Neg, Inst::Unary(UnaryOp::Neg, inner))
+            | (UnaryOp::Not, Inst::Unary(UnaryOp::Not, inner)) => inner,
+            (UnaryOp::ToF16 | UnaryOp::ToBf16, Inst::Unary(before, _)) if before == op => a,
+            _ => self.push(Inst::Unary(op, a), ty),
         }
-        self.push(Inst::Unary(op, a), ty)
     }
 
     /// A function of two scalars of one type. Only rewrites that keep every bit of an ordinary result are made

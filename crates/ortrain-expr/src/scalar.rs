@@ -195,6 +195,10 @@ impl Scalar {
             (UnaryOp::Sign, Scalar::U64(v)) => Scalar::U64(v.min(1)),
             (UnaryOp::Abs | UnaryOp::Floor, Scalar::U32(_) | Scalar::U64(_))
             | (UnaryOp::Floor, Scalar::I32(_) | Scalar::I64(_)) => a,
+            (UnaryOp::ToF16, Scalar::F32(v)) => Scalar::F32(half::f16::from_f32(v).to_f32()),
+            (UnaryOp::ToBf16, Scalar::F32(v)) => Scalar::F32(half::bf16::from_f32(v).to_f32()),
+            // Widened, as such a store is.
+            (UnaryOp::ToF16 | UnaryOp::ToBf16, Scalar::F64(_)) => a,
             // The correctly rounded result of the 64-bit function, but for Neg, Abs, Sqrt, which are exact anyway.
             (_, Scalar::F32(v)) => Scalar::F32(float_unary(op, f64::from(v)) as f32),
             (_, Scalar::F64(v)) => Scalar::F64(float_unary(op, v)),
@@ -445,7 +449,9 @@ fn float_unary(op: UnaryOp, v: f64) -> f64 {
         UnaryOp::Tanh => libm::tanh(v),
         UnaryOp::Sigmoid => 1.0 / (1.0 + libm::exp(-v)),
         UnaryOp::Floor => v.floor(),
-        UnaryOp::Not => unreachable!("Not of a float: expressions are typed"),
+        UnaryOp::Not | UnaryOp::ToF16 | UnaryOp::ToBf16 => {
+            unreachable!("{op:?} of a double: expressions are typed")
+        }
     }
 }
 
@@ -466,5 +472,31 @@ fn integer_pow(base: i64, exponent: i64) -> i64 {
         Err(_) if base == 1 || (base == -1 && exponent % 2 == 0) => 1,
         Err(_) if base == -1 => -1,
         Err(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of every number of 16 bits, and of the numbers around the middle between it and the next: what is read behind a
+    /// store.
+    #[test]
+    fn rounding_is_a_store_and_a_load() {
+        for (op, dtype, dropped) in [(UnaryOp::ToF16, DType::F16, 13), (UnaryOp::ToBf16, DType::BF16, 16)] {
+            assert_eq!(UnaryOp::rounding_to(dtype), Some(op));
+            for bits in 0..=u16::MAX {
+                let Scalar::F32(number) = Scalar::read(dtype, &bits.to_le_bytes()) else { unreachable!() };
+                for delta in [0, (1 << (dropped - 1)) - 1, 1 << (dropped - 1), (1 << (dropped - 1)) + 1] {
+                    let value = Scalar::F32(f32::from_bits(number.to_bits().wrapping_add(delta)));
+                    let mut bytes = [0; 2];
+                    value.write(dtype, &mut bytes);
+                    assert_eq!(Scalar::unary(op, value), Scalar::read(dtype, &bytes), "{op:?} of {value}");
+                }
+            }
+        }
+        assert_eq!(Scalar::unary(UnaryOp::ToF16, Scalar::F32(65520.0)), Scalar::F32(f32::INFINITY));
+        assert_eq!(Scalar::unary(UnaryOp::ToF16, Scalar::F64(1e-30)), Scalar::F64(1e-30));
+        assert_eq!(UnaryOp::rounding_to(DType::F32), None);
     }
 }

@@ -63,7 +63,9 @@ fn keeps_zero(op: UnaryOp) -> bool {
         | UnaryOp::Atan
         | UnaryOp::Erf
         | UnaryOp::Tanh
-        | UnaryOp::Floor => true,
+        | UnaryOp::Floor
+        | UnaryOp::ToF16
+        | UnaryOp::ToBf16 => true,
         UnaryOp::Exp | UnaryOp::Log | UnaryOp::Rsqrt | UnaryOp::Cos | UnaryOp::Sigmoid | UnaryOp::Not => {
             false
         }

@@ -91,6 +91,13 @@ pub(crate) fn spell_all<E: Emit>(
                 let one = patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), 1.0));
                 patch.emit("Div", &[Some(one), Some(root)], Attrs::new())
             }
+            Inst::Unary(op @ (UnaryOp::ToF16 | UnaryOp::ToBf16), a) => {
+                let narrow = if op == UnaryOp::ToF16 { DType::F16 } else { DType::BF16 };
+                [narrow, dtype_of(ty, dtype)].into_iter().fold(values[usize::from(a.0)], |value, to| {
+                    let attrs = Attrs::new().with("to", i64::from(to.to_onnx()));
+                    patch.emit("Cast", &[Some(value)], attrs)
+                })
+            }
             Inst::Unary(op, a) => {
                 let name = match op {
                     UnaryOp::Neg => "Neg",
@@ -107,7 +114,7 @@ pub(crate) fn spell_all<E: Emit>(
                     UnaryOp::Sigmoid => "Sigmoid",
                     UnaryOp::Floor => "Floor",
                     UnaryOp::Not => "Not",
-                    UnaryOp::Rsqrt => unreachable!("spelled above"),
+                    UnaryOp::Rsqrt | UnaryOp::ToF16 | UnaryOp::ToBf16 => unreachable!("spelled above"),
                 };
                 patch.emit(name, &[at(a)], Attrs::new())
             }

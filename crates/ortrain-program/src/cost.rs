@@ -1,6 +1,6 @@
 //! The cost of an instruction: floating-point operations, and bytes that are moved.
 
-use ortrain_expr::Inst;
+use ortrain_expr::{Inst, UnaryOp};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId};
@@ -96,7 +96,8 @@ fn nest_flops(nest: &Nest) -> u64 {
     let axes = nest.axes();
     let mut flops = 0u64;
     for (&(inst, ty), &axes) in nest.expr.insts().iter().zip(&axes) {
-        if ty.is_float() && matches!(inst, Inst::Unary(..) | Inst::Binary(..)) {
+        let rounds = matches!(inst, Inst::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _));
+        if ty.is_float() && !rounds && matches!(inst, Inst::Unary(..) | Inst::Binary(..)) {
             flops = flops.saturating_add(nest.points(axes));
         }
     }

@@ -196,6 +196,8 @@ static inline uint16_t to_bf16(F32 value) {
   return (uint16_t)(isnan(value) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+UNARY(F32, ToF16, from_f16(to_f16(a))) UNARY(F32, ToBf16, from_bf16(to_bf16(a)))
+
 /* Elements in memory: E is how one is stored, T the type in which it is computed. */
 #define ELEMENTS(D, E, T, FROM, TO) \
   static inline T read_##D(const void *buffer, I64 at) { return FROM(((const E *)buffer)[at]); } \

@@ -138,6 +138,8 @@ fn is_exact(expr: &Expr) -> bool {
                 | UnaryOp::Rsqrt
                 | UnaryOp::Floor
                 | UnaryOp::Not
+                | UnaryOp::ToF16
+                | UnaryOp::ToBf16
         ),
         Inst::Binary(BinaryOp::Pow, ..) => !ty.is_float(),
         _ => true,
@@ -547,7 +549,7 @@ impl Maps {
     }
 }
 
-const UNARY: [UnaryOp; 15] = [
+const UNARY: [UnaryOp; 17] = [
     UnaryOp::Neg,
     UnaryOp::Abs,
     UnaryOp::Sign,
@@ -563,6 +565,8 @@ const UNARY: [UnaryOp; 15] = [
     UnaryOp::Sigmoid,
     UnaryOp::Floor,
     UnaryOp::Not,
+    UnaryOp::ToF16,
+    UnaryOp::ToBf16,
 ];
 
 const BINARY: [BinaryOp; 11] = [
@@ -597,6 +601,7 @@ fn storage(ty: Type) -> DType {
 fn has_unary(op: UnaryOp, ty: Type) -> bool {
     match op {
         UnaryOp::Not => ty == Type::Bool,
+        UnaryOp::ToF16 | UnaryOp::ToBf16 => ty == Type::F32,
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
         _ => ty.is_float(),
     }

@@ -1398,6 +1398,7 @@ impl Kind {
             Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => 32,
             Kind::Random => 16,
             Kind::Binary(BinaryOp::Div, _) | Kind::LoadAt(_) | Kind::Guard(_) => 4,
+            Kind::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _) => 4,
             _ => 1,
         }
     }
@@ -1431,6 +1432,7 @@ fn check(nest: &Nest) -> Result<(), String> {
             Inst::Unary(op, _) => {
                 let fits = match op {
                     UnaryOp::Not => ty == Type::Bool,
+                    UnaryOp::ToF16 | UnaryOp::ToBf16 => ty == Type::F32,
                     UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
                     _ => ty.is_float(),
                 };

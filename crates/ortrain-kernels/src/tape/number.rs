@@ -1,6 +1,8 @@
 //! The compute types, and how elements are stored. Semantics are those of `ortrain_expr::Scalar`, bit for bit but for
 //! the stated errors of [`crate::vecmath`].
 
+use std::marker::PhantomData;
+
 use crate::isa::Level;
 use crate::vecmath;
 
@@ -400,6 +402,54 @@ impl Stored for Brain {
     }
 }
 
+/// A float of 16 bits.
+pub(crate) trait Narrow: Stored<Computed = f32> {
+    /// What comes back of a number that is stored, without storing it.
+    fn nearest(value: f32) -> f32;
+}
+
+impl Narrow for Half {
+    #[inline(always)]
+    fn nearest(value: f32) -> f32 {
+        let bits = value.to_bits();
+        let magnitude = bits & 0x7fff_ffff;
+        // As `encode` rounds, but in place: ten digits of the fraction stay.
+        let normal = magnitude.wrapping_add(0x0fff).wrapping_add((magnitude >> 13) & 1) & !0x1fff;
+        let subnormal = ((f32::from_bits(magnitude) + 0.5) - 0.5).to_bits();
+        let overflow =
+            if magnitude > 0x7f80_0000 { (magnitude & !0x1fff) | 0x7fc0_0000 } else { 0x7f80_0000 };
+        let small = if magnitude < 113 << 23 { subnormal } else { normal };
+        let result = if magnitude >= 0x477f_f000 { overflow } else { small };
+        f32::from_bits(result | (bits & 0x8000_0000))
+    }
+}
+
+impl Narrow for Brain {
+    #[inline(always)]
+    fn nearest(value: f32) -> f32 {
+        Brain::encode(value).decode()
+    }
+}
+
+/// A number that is stored as `f32` and read as the nearest of a narrower type.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Rounded<N>(f32, PhantomData<N>);
+
+impl<N: Narrow> Stored for Rounded<N> {
+    type Computed = f32;
+
+    #[inline(always)]
+    fn decode(self) -> f32 {
+        N::nearest(self.0)
+    }
+
+    #[inline(always)]
+    fn encode(value: f32) -> Rounded<N> {
+        Rounded(value, PhantomData)
+    }
+}
+
 /// Evaluates an expression with `$s` as the storage type of a [`ortrain_expr::DType`].
 macro_rules! with_stored {
     ($dtype:expr, $s:ident => $e:expr) => {
@@ -525,6 +575,9 @@ mod tests {
                 ours == theirs.to_bits() || (theirs.is_nan() && half::bf16::from_bits(ours).is_nan()),
                 "bf16 of {value:e}"
             );
+            let [half, brain] = [Half::encode(value).decode(), Brain::encode(value).decode()];
+            assert_eq!(Half::nearest(value).to_bits(), half.to_bits(), "f16 of {value:e}");
+            assert_eq!(Rounded::<Brain>::encode(value).decode().to_bits(), brain.to_bits(), "bf16 of {value:e}");
         }
     }
 }

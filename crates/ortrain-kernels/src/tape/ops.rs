@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp, philox4x32_10_blocks, random_bits};
 
-use super::number::{Float, Number, with_number};
+use super::number::{Brain, Float, Half, Narrow, Number, with_number};
 use crate::isa::portable::Portable;
 use crate::isa::{Isa, Level, Work};
 
@@ -246,6 +246,16 @@ impl Function1 for Not {
     }
 }
 
+struct Nearest<N>(PhantomData<N>);
+impl<N: Narrow> Function1 for Nearest<N> {
+    type A = f32;
+    type Out = f32;
+    #[inline(always)]
+    fn call<L: Level>(a: f32) -> f32 {
+        N::nearest(a)
+    }
+}
+
 /// A register as a slice.
 ///
 /// # Safety
@@ -278,22 +288,22 @@ pub(crate) fn takes_one(ty: Type) -> bool {
 pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
     let a = Operand { at: a, one: false };
     macro_rules! go {
-        ($f:ident, $t:ty) => {{
+        ($f:ty) => {{
             // SAFETY: the caller's contract.
-            let d = unsafe { values_mut::<$t>(d, n) };
-            isa.run(Loop1::<$f<$t>>(Values::new(a), d))
+            let d = unsafe { values_mut(d, n) };
+            isa.run(Loop1::<$f>(Values::new(a), d))
         }};
     }
     macro_rules! number {
         ($f:ident) => {
-            with_number!(ty, T => go!($f, T), bool => unreachable!("{op:?} of truth: checked when compiled"))
+            with_number!(ty, T => go!($f<T>), bool => unreachable!("{op:?} of truth: checked when compiled"))
         };
     }
     macro_rules! float {
         ($f:ident) => {
             match ty {
-                Type::F32 => go!($f, f32),
-                Type::F64 => go!($f, f64),
+                Type::F32 => go!($f<f32>),
+                Type::F64 => go!($f<f64>),
                 _ => unreachable!("{op:?} of {ty:?}: checked when compiled"),
             }
         };
@@ -313,11 +323,9 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
         UnaryOp::Erf => float!(Erf),
         UnaryOp::Tanh => float!(Tanh),
         UnaryOp::Sigmoid => float!(Sigmoid),
-        UnaryOp::Not => {
-            // SAFETY: the caller's contract.
-            let d = unsafe { values_mut::<u8>(d, n) };
-            isa.run(Loop1::<Not>(Values::new(a), d));
-        }
+        UnaryOp::ToF16 => go!(Nearest<Half>),
+        UnaryOp::ToBf16 => go!(Nearest<Brain>),
+        UnaryOp::Not => go!(Not),
     }
 }
 

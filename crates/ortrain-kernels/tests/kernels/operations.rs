@@ -10,7 +10,7 @@ use crate::common::*;
 const TYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::I32, DType::I64, DType::U32, DType::U64, DType::Bool];
 
-const UNARY: [UnaryOp; 15] = [
+const UNARY: [UnaryOp; 17] = [
     UnaryOp::Neg,
     UnaryOp::Abs,
     UnaryOp::Sign,
@@ -26,6 +26,8 @@ const UNARY: [UnaryOp; 15] = [
     UnaryOp::Sigmoid,
     UnaryOp::Floor,
     UnaryOp::Not,
+    UnaryOp::ToF16,
+    UnaryOp::ToBf16,
 ];
 
 const BINARY: [BinaryOp; 11] = [
@@ -45,6 +47,7 @@ const BINARY: [BinaryOp; 11] = [
 fn unary_is_defined(op: UnaryOp, ty: Type) -> bool {
     match op {
         UnaryOp::Not => ty == Type::Bool,
+        UnaryOp::ToF16 | UnaryOp::ToBf16 => ty == Type::F32,
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
         _ => ty.is_float(),
     }
@@ -143,6 +146,55 @@ fn unary() {
             };
             let build = |b: &mut Builder, x: Reg, _: Reg| b.unary(op, x);
             check(build, dtype, dtype, u64::from(bound), &format!("{op:?}"));
+        }
+    }
+}
+
+/// The bits of f32 numbers around all that `dtype`, a float of 16 bits, has, and around those between two of them.
+fn around_all(dtype: DType) -> Vec<u8> {
+    let dropped = if dtype == DType::F16 { 13 } else { 16 };
+    let near = [0i32, -1, 1].map(|delta| [delta, delta + (1 << (dropped - 1))]).concat();
+    let mut bytes = Vec::new();
+    for bits in 0..=u16::MAX {
+        let Scalar::F32(value) = Scalar::read(dtype, &bits.to_le_bytes()) else { unreachable!() };
+        for delta in &near {
+            bytes.extend(value.to_bits().wrapping_add_signed(*delta).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+#[test]
+fn rounding_is_a_store_and_a_load() {
+    for (op, narrow) in [(UnaryOp::ToF16, DType::F16), (UnaryOp::ToBf16, DType::BF16)] {
+        let from = around_all(narrow);
+        let n = from.len() / 4;
+        let map = |op: Option<UnaryOp>, [from, to]: [DType; 2]| {
+            let mut b = Builder::new();
+            let x = b.load(0, Type::F32);
+            let result = op.map_or(x, |op| b.unary(op, x));
+            Nest {
+                dims: [n].into_iter().collect(),
+                inner: 0,
+                segments: None,
+                loads: vec![Load::Buffer(Access::contiguous(from, &[n]))],
+                expr: b.finish(&[result]),
+                reductions: Vec::new(),
+                stores: vec![Access::contiguous(to, &[n])],
+            }
+        };
+        let (short, long) = (vec![0; n * 2], vec![0; n * 4]);
+        let known = reference(&map(Some(op), [DType::F32; 2]), std::slice::from_ref(&from), &[long.clone()]);
+        let known = known.unwrap().remove(0);
+        for isa in Isa::available() {
+            let run = |nest: &Nest<Access>, from: &[u8], to: &[u8]| {
+                run(nest, isa, Order::Auto, 1, &[from.to_vec()], &[to.to_vec()]).unwrap().remove(0)
+            };
+            let stored = run(&map(None, [DType::F32, narrow]), &from, &short);
+            let loaded = run(&map(None, [narrow, DType::F32]), &stored, &long);
+            let rounded = run(&map(Some(op), [DType::F32; 2]), &from, &long);
+            assert!(rounded == loaded, "{op:?} at {isa} is not what a store and a load make");
+            assert_same(DType::F32, &rounded, &known, &format!("{op:?} at {isa}"));
         }
     }
 }

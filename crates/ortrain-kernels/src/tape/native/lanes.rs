@@ -356,8 +356,49 @@ impl Lanes {
             UnaryOp::Tanh => self.tanh(a),
             UnaryOp::Sigmoid => self.sigmoid(a),
             UnaryOp::Erf => self.erf(a),
+            UnaryOp::ToF16 => self.to_f16(a),
+            UnaryOp::ToBf16 => self.to_bf16(a),
             UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not => return None,
         })
+    }
+
+    /// Bits rounded to those above the lowest `dropped` ones, to the even of two that are as near.
+    fn rounded_bits(&mut self, bits: Value, dropped: u8) -> Value {
+        let (one, half) = (self.bits(1), self.bits((1 << (dropped - 1)) - 1));
+        let last = self.push(Lane::Right(bits, dropped));
+        let last = self.two(Two::And, last, one);
+        let (above, kept) = (self.two(Two::AddInteger, bits, half), self.bits(!0 << dropped));
+        let above = self.two(Two::AddInteger, above, last);
+        self.two(Two::And, above, kept)
+    }
+
+    /// A number that is none, as it is stored in as many bits.
+    fn quiet(&mut self, nan: Value, dropped: u8) -> Value {
+        let (kept, quiet) = (self.bits(!0 << dropped), self.bits(0x7fc0_0000));
+        let kept = self.two(Two::And, nan, kept);
+        self.two(Two::Or, kept, quiet)
+    }
+
+    fn to_bf16(&mut self, x: Value) -> Value {
+        let (rounded, quiet) = (self.rounded_bits(x, 16), self.quiet(x, 16));
+        let unordered = self.test(Test::Unordered, x, x);
+        self.select(unordered, quiet, rounded)
+    }
+
+    /// As `Half::nearest`.
+    fn to_f16(&mut self, x: Value) -> Value {
+        let magnitude = self.magnitude(x);
+        let (normal, quiet) = (self.rounded_bits(magnitude, 13), self.quiet(magnitude, 13));
+        let (least, half) = (self.number(2f32.powi(-14)), self.number(0.5));
+        let subnormal = self.add(magnitude, half);
+        let subnormal = self.sub(subnormal, half);
+        let (is_small, limit) = (self.test(Test::Less, magnitude, least), self.number(65520.0));
+        let (is_large, infinity) = (self.test(Test::LessOrEqual, limit, magnitude), self.number(f32::INFINITY));
+        let result = self.select(is_small, subnormal, normal);
+        let result = self.select(is_large, infinity, result);
+        let unordered = self.test(Test::Unordered, x, x);
+        let result = self.select(unordered, quiet, result);
+        self.with_sign(result, x)
     }
 
     fn exp(&mut self, x: Value) -> Value {

@@ -16,7 +16,7 @@ use crate::{NestKernel, Pool, RunScalars, Scratch};
 /// nothing for tiles.
 const LENGTHS: [usize; 12] = [2, 7, 8, 15, 16, 17, 33, 63, 64, 65, 200, 2500];
 
-const UNARY: [UnaryOp; 11] = [
+const UNARY: [UnaryOp; 13] = [
     UnaryOp::Neg,
     UnaryOp::Abs,
     UnaryOp::Sign,
@@ -28,6 +28,8 @@ const UNARY: [UnaryOp; 11] = [
     UnaryOp::Erf,
     UnaryOp::Tanh,
     UnaryOp::Sigmoid,
+    UnaryOp::ToF16,
+    UnaryOp::ToBf16,
 ];
 const BINARY: [BinaryOp; 6] =
     [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
@@ -570,7 +572,7 @@ proptest! {
     /// Expressions at random, whose values are used several times.
     #[test]
     fn random_expressions(
-        steps in prop::collection::vec((0u8..24, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),
+        steps in prop::collection::vec((0u8..26, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),
         n in 1usize..150,
         seed in any::<u32>(),
     ) {
@@ -581,23 +583,23 @@ proptest! {
                 let value = |index: u16, values: &[Reg]| values[usize::from(index) % values.len()];
                 let (p, q) = (value(i, &values), value(j, &values));
                 match what {
-                    0..11 => values.push(b.unary(UNARY[usize::from(what)], p)),
-                    11..17 => values.push(b.binary(BINARY[usize::from(what) - 11], p, q)),
-                    17 => truths.push(b.compare(CompareOp::Le, p, q)),
-                    18 => {
+                    0..13 => values.push(b.unary(UNARY[usize::from(what)], p)),
+                    13..19 => values.push(b.binary(BINARY[usize::from(what) - 13], p, q)),
+                    19 => truths.push(b.compare(CompareOp::Le, p, q)),
+                    20 => {
                         let (one, other) = (value(i, &truths), value(j, &truths));
                         truths.push(b.binary(BinaryOp::Xor, one, other));
                     }
-                    19 => {
+                    21 => {
                         let truth = value(k, &truths);
                         values.push(b.select(truth, p, q));
                     }
-                    20 => {
+                    22 => {
                         let truth = value(i, &truths);
                         values.push(b.convert(truth, Type::F32));
                     }
-                    21 => values.push(b.constant(Type::F32, f64::from(i) / 1000.0)),
-                    22 => values.push(b.unary(UnaryOp::Sin, p)),
+                    23 => values.push(b.constant(Type::F32, f64::from(i) / 1000.0)),
+                    24 => values.push(b.unary(UnaryOp::Sin, p)),
                     _ => {
                         let product = b.mul(p, q);
                         let third = value(k, &values);
