@@ -54,6 +54,7 @@ impl Kernel {
                     k: m.k,
                     a: m.a.access.clone(),
                     b: m.b.access.clone(),
+                    rounded: m.rounded,
                     products,
                     epilogue: accesses(&m.epilogue),
                 };

@@ -571,8 +571,8 @@ impl NestBuilder {
         b: Operand,
     ) -> Instruction {
         let batch = batch.iter().copied().collect();
-        let (precision, epilogue) = (Precision::F32, self.finish());
-        Instruction::MatMul(Box::new(MatMul { batch, m, n, k, a, b, precision, epilogue }))
+        let (rounded, precision, epilogue) = ([None; 2], Precision::F32, self.finish());
+        Instruction::MatMul(Box::new(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue }))
     }
 
     /// The nest as the epilogue of a convolution, which it has as its [accumulator](NestBuilder::accumulator). Its space is

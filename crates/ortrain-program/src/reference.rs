@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, BinaryOp, ConvPass, ConvShape, Evaluation, IndexKind, InnerProduct, Mode, OutOfRange, Precision,
-    ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape, element_of,
+    Access, BinaryOp, ConvPass, ConvShape, DType, Evaluation, IndexKind, InnerProduct, Mode, OutOfRange,
+    Precision, ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape, element_of,
 };
 
 use rustc_hash::FxHashSet;
@@ -494,6 +494,9 @@ impl<'a> Run<'a> {
     }
 
     fn matmul(&mut self, m: &MatMul) -> Result<(), OutOfRange> {
+        let rounded = |factor, to: Option<DType>| {
+            to.and_then(UnaryOp::rounding_to).map_or(factor, |op| Scalar::unary(op, factor))
+        };
         let ty = self.computed(Type::of(m.a.access.dtype));
         let product = |run: &Run<'_>, index: &[usize]| {
             let (batch, at) = index.split_at(m.batch.len());
@@ -501,7 +504,7 @@ impl<'a> Run<'a> {
             for l in 0..m.k {
                 let (a, b) = ([at[0], l], [l, at[1]]);
                 let [a, b] = [(&m.a, a), (&m.b, b)].map(|(from, at)| run.element(from, batch, at, ty));
-                sum.add(m.precision, a, b);
+                sum.add(m.precision, rounded(a, m.rounded[0]), rounded(b, m.rounded[1]));
             }
             Some(sum.result(m.precision))
         };

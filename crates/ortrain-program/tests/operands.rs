@@ -57,6 +57,7 @@ fn product(loads: impl FnOnce(Load) -> Vec<Load>) -> Option<String> {
         k: SIDE,
         a: left,
         b: right,
+        rounded: [None; 2],
         precision: Precision::F32,
         epilogue: sum(loads(Load::Buffer(bias)), y, &dims),
     };

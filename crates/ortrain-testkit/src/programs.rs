@@ -636,6 +636,7 @@ impl Making {
                 k,
                 a: a.whole(&[m, k]),
                 b: weights,
+                rounded: [None; 2],
                 precision: Precision::F32,
                 epilogue,
             })),

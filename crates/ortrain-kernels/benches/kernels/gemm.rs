@@ -210,6 +210,7 @@ fn case(what: &str, product: Product) -> Case {
                 k,
                 a: operand(dtype, [batch, m, k], ta, false),
                 b: operand(dtype, [batch, k, n], tb, shared),
+                rounded: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest(dtype, [batch, m, n], after),
             };
@@ -247,6 +248,7 @@ fn in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
         k,
         a: access(m * k, [0, k, 1]),
         b: access(k * n, [k * PANEL, PANEL, 1]),
+        rounded: [None; 2],
         products: Products::F32,
         epilogue: Nest {
             stores: vec![access(m * n, [PANEL, n, 1])],

@@ -471,9 +471,15 @@ mod tests {
     /// The elements that meet something are those between the elements that are said to lie inside.
     #[test]
     fn what_lies_inside_meets_something() {
-        for (kernel, stride, dilation, before) in
-            [(3, 1, 1, 1), (3, 1, 2, 3), (1, 1, 1, 2), (5, 1, 1, -1), (3, 2, 1, 1), (2, 3, 2, 0), (4, 1, 1, 9)]
-        {
+        for (kernel, stride, dilation, before) in [
+            (3, 1, 1, 1),
+            (3, 1, 2, 3),
+            (1, 1, 1, 2),
+            (5, 1, 1, -1),
+            (3, 2, 1, 1),
+            (2, 3, 2, 0),
+            (4, 1, 1, 9),
+        ] {
             for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
                 if pass == ConvPass::InputGradient && stride > 1 {
                     continue;

@@ -3,7 +3,7 @@
 use ortrain_expr::DType;
 
 use super::Products;
-use super::pack::{Block, pack};
+use super::pack::{Block, Elements, pack};
 use super::run::Spill;
 use super::tiles::{self, Side, Tiles};
 #[cfg(target_arch = "x86_64")]
@@ -93,15 +93,23 @@ impl<T: Real> Micro<T> {
     ///
     /// # Safety
     /// As [`pack`]; there is room for [`Micro::packed`] elements.
-    pub(crate) unsafe fn pack(&self, isa: Isa, dtype: DType, block: Block, side: Side, to: *mut T) {
+    pub(crate) unsafe fn pack(
+        &self,
+        isa: Isa,
+        elements: impl Into<Elements>,
+        block: Block,
+        side: Side,
+        to: *mut T,
+    ) {
+        let elements = elements.into();
         // SAFETY: the caller's contract; tiles are of products in f32.
         unsafe {
             match self.tiles {
                 None => {
                     let panel = if side == Side::A { self.mr } else { self.nr };
-                    pack(isa, dtype, block, panel, to);
+                    pack(isa, elements, block, panel, to);
                 }
-                Some(made) => tiles::pack(isa, dtype, block, (side, made.terms(side)), to.cast()),
+                Some(made) => tiles::pack(isa, elements, block, (side, made.terms(side)), to.cast()),
             }
         }
     }

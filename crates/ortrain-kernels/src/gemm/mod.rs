@@ -22,7 +22,7 @@ pub(crate) mod tiles;
 
 use std::fmt;
 
-use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type};
+use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type, UnaryOp};
 
 use crate::isa::Bf16Unit;
 use crate::pool::Pool;
@@ -72,6 +72,9 @@ pub struct GemmDesc {
     pub a: Access,
     /// B, over the batch axes, k and n.
     pub b: Access,
+    /// The float of 16 bits that elements of each operand, which are `F32` then, are rounded to before they are multiplied.
+    /// Results are those of an operand that is stored in that type.
+    pub rounded: [Option<DType>; 2],
     /// How the products inside the sums are made.
     pub products: Products,
     /// What becomes of the product, which is its accumulator: an `F32`, or an `F64` if both operands are.
@@ -115,6 +118,12 @@ impl GemmKernel {
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a product of {a} and {b}")),
         };
+        for (operand, to) in [&desc.a, &desc.b].into_iter().zip(desc.rounded) {
+            let fits = |to| operand.dtype == DType::F32 && UnaryOp::rounding_to(to).is_some();
+            if let Some(to) = to.filter(|&to| !fits(to)) {
+                return Err(format!("a matrix of {} rounded to {to}", operand.dtype));
+            }
+        }
         let engine: Box<dyn Engine> = if double {
             Box::new(Product::<f64>::new(desc, compiler)?)
         } else {

@@ -6,7 +6,37 @@ use ortrain_expr::DType;
 
 use super::micro::Real;
 use crate::isa::{CACHE_LINE, Isa, Level, Work, prefetch};
-use crate::tape::number::{Brain, Half, Stored};
+use crate::tape::number::{Brain, Half, Rounded, Stored};
+
+/// How elements of a matrix are stored, and the float of 16 bits that they are rounded to when they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Elements {
+    pub(crate) stored: DType,
+    pub(crate) rounded: Option<DType>,
+}
+
+impl Elements {
+    /// Whether they are read as they are.
+    pub(crate) fn are(self, real: DType) -> bool {
+        self == Elements::from(real)
+    }
+
+    /// The type whose numbers they are when they have been read.
+    pub(crate) fn numbers(self) -> DType {
+        self.rounded.unwrap_or(self.stored)
+    }
+
+    /// Bytes of one as it is stored.
+    pub(crate) fn size(self) -> usize {
+        self.stored.size()
+    }
+}
+
+impl From<DType> for Elements {
+    fn from(stored: DType) -> Elements {
+        Elements { stored, rounded: None }
+    }
+}
 
 /// A block of a matrix as packing sees it: `lines` run across the panels (rows of A, columns of B), `depth` is k.
 #[derive(Clone, Copy)]
@@ -116,12 +146,22 @@ impl<S: Stored> Pack<S> {
         let Block { line_step, depth, .. } = self.block;
         // SAFETY: as in `panels`: squares lie in the block and in the panel; the last ones of a panel may overlap.
         unsafe {
-            let is_f32 = TypeId::of::<S>() == TypeId::of::<f32>();
+            let is_f32 =
+                size_of::<S>() == size_of::<f32>() && TypeId::of::<S::Computed>() == TypeId::of::<f32>();
+            // What is rounded on the way is turned as it is first.
+            let read = |p: usize, depths: usize| {
+                if TypeId::of::<S>() != TypeId::of::<S::Computed>() {
+                    for at in (p * PANEL..(p + depths) * PANEL).map(|i| to.add(i)) {
+                        at.write(at.cast::<S>().read().decode());
+                    }
+                }
+            };
             if is_f32 && PANEL == 6 && lines == 6 {
                 let whole = depth - depth % 8;
                 for p in (0..whole).step_by(8) {
                     (first..first + lines).for_each(|line| prefetch(self.from(line, p + AHEAD)));
                     L::turn6(self.from(first, p).cast(), line_step, to.add(p * PANEL).cast());
+                    read(p, 8);
                 }
                 return whole;
             }
@@ -136,6 +176,7 @@ impl<S: Stored> Pack<S> {
                         }
                         L::turn16(self.from(first + i, p).cast(), line_step, to, PANEL, count);
                     }
+                    read(p, 16);
                 }
                 return whole;
             }
@@ -225,19 +266,28 @@ impl<S: Stored> Work for Pack<S> {
 ///
 /// # Safety
 /// `at` and the steps name elements that are valid for reads; `to` has room for `lines` rounded up to whole panels,
-/// times `depth`. `dtype` is computed as `T`.
-pub(crate) unsafe fn pack<T: Real>(isa: Isa, dtype: DType, block: Block, panel: usize, to: *mut T) {
+/// times `depth`. Elements are computed as `T`.
+pub(crate) unsafe fn pack<T: Real>(
+    isa: Isa,
+    elements: impl Into<Elements>,
+    block: Block,
+    panel: usize,
+    to: *mut T,
+) {
     macro_rules! go {
         ($s:ty, $zero:literal) => {
             isa.run(Pack::<$s> { block, panel, to: to.cast(), zero: $zero })
         };
     }
-    match dtype {
-        DType::F32 => go!(f32, 0.0),
-        DType::F64 => go!(f64, 0.0),
-        DType::F16 => go!(Half, 0.0),
-        DType::BF16 => go!(Brain, 0.0),
-        other => unreachable!("a matrix of {other}: checked when compiled"),
+    let Elements { stored, rounded } = elements.into();
+    match (stored, rounded) {
+        (DType::F32, None) => go!(f32, 0.0),
+        (DType::F32, Some(DType::F16)) => go!(Rounded<Half>, 0.0),
+        (DType::F32, Some(DType::BF16)) => go!(Rounded<Brain>, 0.0),
+        (DType::F64, None) => go!(f64, 0.0),
+        (DType::F16, None) => go!(Half, 0.0),
+        (DType::BF16, None) => go!(Brain, 0.0),
+        other => unreachable!("a matrix of {other:?}: checked when compiled"),
     }
 }
 

@@ -4,6 +4,7 @@ use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
 use super::GemmDesc;
 use super::micro::{Micro, Real};
+use super::pack::Elements;
 use super::thin;
 use super::tiles::Side;
 use crate::isa::CACHE_LINE;
@@ -127,7 +128,7 @@ pub(super) enum Few {
 
 impl Few {
     fn of((m, n, k): (usize, usize, usize), real: DType, a: &Operand, b: &Operand) -> Option<Few> {
-        let along = |operand: &Operand| operand.dtype == real && operand.depth == 1;
+        let along = |operand: &Operand| operand.elements.are(real) && operand.depth == 1;
         if m <= FEW_LINES.0 && k >= SHORT && along(b) {
             Some(Few::A)
         } else if n <= FEW_LINES.1 && k >= 2 * SHORT && along(a) {
@@ -143,7 +144,7 @@ impl Few {
 pub(super) struct Operand {
     /// Its place among the buffers.
     pub(super) slot: usize,
-    pub(super) dtype: DType,
+    pub(super) elements: Elements,
     pub(super) offset: isize,
     pub(super) batch: Walk,
     /// Steps across the panels and along k.
@@ -158,7 +159,7 @@ impl Operand {
     /// Operand `slot` of a product over `nest`, whose lines are those of the axes `lines` and follow each other evenly.
     /// `across` is the last of them and `along` the axis of k, as the access has them.
     fn new(
-        (access, slot): (&Access, usize),
+        (access, rounded, slot): (&Access, Option<DType>, usize),
         nest: &Nest,
         k: usize,
         outside: &[usize],
@@ -177,7 +178,7 @@ impl Operand {
         let batch = outside.iter().map(|&axis| (nest.dims[axis], access.strides[axis]));
         Ok(Operand {
             slot,
-            dtype: access.dtype,
+            elements: Elements { stored: access.dtype, rounded },
             offset: access.offset as isize,
             batch: Walk::new(batch)?,
             line: access.strides[across],
@@ -189,7 +190,7 @@ impl Operand {
 
     /// Whether a micro-kernel can read its lines as those of A where they lie: elements are adjacent along k.
     fn lies_along(&self, real: DType) -> bool {
-        self.dtype == real && self.depth == 1 && !paged(self.line, real.size(), 4096)
+        self.elements.are(real) && self.depth == 1 && !paged(self.line, real.size(), 4096)
     }
 }
 
@@ -276,10 +277,11 @@ impl Shape {
         let along = [rows.as_slice(), &cols].concat();
         let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &along };
         let tape = Tape::new(&plan, compiler)?;
-        let of_a = Operand::new((&desc.a, 0), nest, k, &outside, (axes, axes + 1))?;
-        let of_b = Operand::new((&desc.b, 1), nest, k, &outside, (axes + 1, axes))?;
+        let of_a = Operand::new((&desc.a, desc.rounded[0], 0), nest, k, &outside, (axes, axes + 1))?;
+        let of_b = Operand::new((&desc.b, desc.rounded[1], 1), nest, k, &outside, (axes + 1, axes))?;
         let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
-        let micro: Micro<T> = Micro::choose(isa, desc.products, [a.dtype, b.dtype]);
+        let micro: Micro<T> =
+            Micro::choose(isa, desc.products, [&a, &b].map(|operand| operand.elements.numbers()));
         let Micro { mr, nr, .. } = micro;
         let (mut row_unit, depth_unit) = micro.units();
         let mut direct = direct(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
@@ -302,7 +304,7 @@ impl Shape {
             && few.is_none()
             && !thin
             && !small
-            && b.dtype == real
+            && b.elements.are(real)
             && (b.depth == 1 || b.line == 1)
             && micro.columns_fit(m)
             && 2usize.saturating_mul(n).saturating_mul(k)
@@ -356,7 +358,7 @@ impl Shape {
             _ if thin => n.next_multiple_of(cols).max(cols),
             Some(few) => {
                 let operand = if few == Few::A { &mut a } else { &mut b };
-                if operand.dtype != real || operand.depth != 1 {
+                if !operand.elements.are(real) || operand.depth != 1 {
                     operand.way = Way::Own { whole: true };
                 }
                 n.next_multiple_of(cols).max(cols)
@@ -468,7 +470,7 @@ impl Blocks {
     ) -> usize {
         let &Blocks { m, n, k, batch, rows, cols, bytes } = self;
         let Micro { mr, nr, tiles, .. } = micro;
-        let packs = |operand: &Operand| operand.dtype != real || tiles.is_some();
+        let packs = |operand: &Operand| !operand.elements.are(real) || tiles.is_some();
         if packs(a) || n.div_ceil(nr) > FEW_COLUMNS && !a.lies_along(real) {
             a.way = Way::Own { whole: a_whole };
         }

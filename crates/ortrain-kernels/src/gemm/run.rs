@@ -133,7 +133,7 @@ impl<T: Real> Product<T> {
                 let packed = |lines, depth| micro.packed(Side::B, lines, depth);
                 let at = copy * packed(padded, k) + packed(padded, p) + packed(start, n);
                 let to = parts.shared().add(b.at).cast::<T>().add(at);
-                micro.pack(self.shape.tape.isa, b.dtype, block, Side::B, to);
+                micro.pack(self.shape.tape.isa, b.elements, block, Side::B, to);
             }
         });
     }
@@ -218,7 +218,7 @@ impl<T: Real> Product<T> {
             if *kept != key {
                 let at = element(a, task.bases[a.slot], task.batch, rows.0, 0);
                 let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
-                pack(tape.isa, a.dtype, lines, 1, packed);
+                pack(tape.isa, a.elements, lines, 1, packed);
                 *kept = key;
             }
             let thin = Thin {
@@ -231,7 +231,7 @@ impl<T: Real> Product<T> {
                 k: *k,
                 c: block,
             };
-            thin::multiply(tape.isa, b.dtype, thin);
+            thin::multiply(tape.isa, b.elements, thin);
             if direct.is_some() {
                 for i in 0..rows.1 {
                     let to = task.c.wrapping_offset(i as isize * task.c_row).cast::<u8>();
@@ -266,7 +266,7 @@ impl<T: Real> Product<T> {
                         lines: lines.1,
                         depth: depths.1,
                     };
-                    pack(tape.isa, operand.dtype, block, 1, packed);
+                    pack(tape.isa, operand.elements, block, 1, packed);
                     *kept = key;
                 }
                 (at, line) = (packed, depths.1 as isize);
@@ -349,7 +349,7 @@ impl<T: Real> Product<T> {
             panel: size(panel, n) as isize,
             last: std::ptr::null(),
         };
-        let Operand { slot, dtype, line, depth: step, .. } = *operand;
+        let Operand { slot, elements, line, depth: step, .. } = *operand;
         let base = task.bases[slot];
         let isa = self.shape.tape.isa;
         let block = |first, lines, depth, n| Block {
@@ -379,7 +379,7 @@ impl<T: Real> Product<T> {
                         for p in (0..depths).step_by(self.shape.depth) {
                             let n = self.shape.depth.min(depths - p);
                             let to = packed.add(size(padded, p));
-                            micro.pack(isa, dtype, block(first, lines, from + p, n), side, to);
+                            micro.pack(isa, elements, block(first, lines, from + p, n), side, to);
                         }
                         *kept = key;
                     }
@@ -387,7 +387,7 @@ impl<T: Real> Product<T> {
                 }
                 Way::Own { whole: false } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
-                    micro.pack(isa, dtype, block(first, lines, depth, n), side, packed);
+                    micro.pack(isa, elements, block(first, lines, depth, n), side, packed);
                     packed_at(packed)
                 }
                 Way::There => {
@@ -402,7 +402,13 @@ impl<T: Real> Product<T> {
                     let narrow = lines % panel;
                     if side == Side::B && narrow > 0 && micro.columns(narrow) != narrow {
                         let packed = task.scratch.add(operand.at).cast::<T>();
-                        micro.pack(isa, dtype, block(first + lines - narrow, narrow, depth, n), side, packed);
+                        micro.pack(
+                            isa,
+                            elements,
+                            block(first + lines - narrow, narrow, depth, n),
+                            side,
+                            packed,
+                        );
                         found.last = packed;
                     }
                     found
@@ -519,7 +525,7 @@ impl<T: Real> Product<T> {
 fn element(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: usize) -> *const u8 {
     let matrix = operand.offset + operand.batch.offset(batch);
     let element = matrix + line as isize * operand.line + depth as isize * operand.depth;
-    base.wrapping_offset(element * operand.dtype.size() as isize).cast_const()
+    base.wrapping_offset(element * operand.elements.size() as isize).cast_const()
 }
 
 /// The panels of an operand's block.

@@ -3,8 +3,9 @@
 use ortrain_expr::DType;
 
 use super::micro::Real;
+use super::pack::Elements;
 use crate::isa::{Isa, Level, Work};
-use crate::tape::number::{Brain, Half, Number, Stored};
+use crate::tape::number::{Brain, Half, Number, Rounded, Stored};
 
 /// Rows up to which a product is thin.
 pub(super) const ROWS: usize = 8;
@@ -136,20 +137,22 @@ impl<S: Stored<Computed: Real>> Work for Run<S> {
 /// Computes a block of a thin product.
 ///
 /// # Safety
-/// A, B and C have the elements that sizes and steps name, C's belong to this worker alone. `dtype` is that of B, and
-/// computed as `T`.
-pub(super) unsafe fn multiply<T: Real>(isa: Isa, dtype: DType, thin: Thin<T>) {
+/// A, B and C have the elements that sizes and steps name, C's belong to this worker alone. `elements` are those of B,
+/// and computed as `T`.
+pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: Thin<T>) {
     macro_rules! go {
         ($s:ty, $t:ty) => {{
             let Thin { a, b, line, depth, rows, cols, k, c } = thin;
             isa.run(Run::<$s>(Thin::<$t> { a: a.cast(), b, line, depth, rows, cols, k, c: c.cast() }))
         }};
     }
-    match dtype {
-        DType::F32 => go!(f32, f32),
-        DType::F64 => go!(f64, f64),
-        DType::F16 => go!(Half, f32),
-        DType::BF16 => go!(Brain, f32),
-        other => unreachable!("a matrix of {other}: checked when compiled"),
+    match (elements.stored, elements.rounded) {
+        (DType::F32, None) => go!(f32, f32),
+        (DType::F32, Some(DType::F16)) => go!(Rounded<Half>, f32),
+        (DType::F32, Some(DType::BF16)) => go!(Rounded<Brain>, f32),
+        (DType::F64, None) => go!(f64, f64),
+        (DType::F16, None) => go!(Half, f32),
+        (DType::BF16, None) => go!(Brain, f32),
+        other => unreachable!("a matrix of {other:?}: checked when compiled"),
     }
 }

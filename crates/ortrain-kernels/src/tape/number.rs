@@ -577,7 +577,11 @@ mod tests {
             );
             let [half, brain] = [Half::encode(value).decode(), Brain::encode(value).decode()];
             assert_eq!(Half::nearest(value).to_bits(), half.to_bits(), "f16 of {value:e}");
-            assert_eq!(Rounded::<Brain>::encode(value).decode().to_bits(), brain.to_bits(), "bf16 of {value:e}");
+            assert_eq!(
+                Rounded::<Brain>::encode(value).decode().to_bits(),
+                brain.to_bits(),
+                "bf16 of {value:e}"
+            );
         }
     }
 }

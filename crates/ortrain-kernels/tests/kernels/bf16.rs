@@ -39,6 +39,7 @@ fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], turned: [bool; 2], products: 
         k,
         a: operand(dtypes[0], m, k, turned[0]),
         b: operand(dtypes[1], k, n, turned[1]),
+        rounded: [None; 2],
         products,
         epilogue: stored(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),
     }

@@ -175,6 +175,7 @@ fn plain(sizes: Sizes, dtype: DType, ta: bool, tb: bool) -> GemmDesc {
         k,
         a: operand(dtype, [batch, m, k], ta),
         b: operand(dtype, [batch, k, n], tb),
+        rounded: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
             sizes.dims(),
@@ -240,6 +241,79 @@ fn large_products_are_cut_into_many_blocks() {
             check(&plain(sizes, DType::F32, ta, tb), &mut random, &format!("{sizes:?} {ta} {tb}"));
         }
     }
+}
+
+/// Operands that are rounded when they are read give the bits of copies in the narrow type, however a product is cut.
+#[test]
+fn rounded_operands_are_those_of_the_narrow_type() {
+    let mut random = Random(11);
+    for (batch, m, n, k) in [
+        (2, 3, 4, 0),
+        (3, 6, 16, 7),
+        (1, 7, 17, 300),
+        (1, 1, 100, 64),
+        (1, 100, 1, 128),
+        (2, 13, 33, 65),
+        (1, 97, 35, 257),
+        (1, 5, 600, 513),
+        (1, 12, 40, 9),
+        (1, 64, 512, 784),
+        (1, 40, 2048, 64),
+        (1, 64, 64, 5003),
+        (3, 300, 70, 90),
+    ] {
+        let sizes = Sizes { batch, m, n, k };
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            let narrow = random.pick(&[DType::F16, DType::BF16]);
+            let precision = random.pick(&Precision::ALL);
+            let op = UnaryOp::rounding_to(narrow).unwrap();
+            let wide = plain(sizes, DType::F32, ta, tb);
+            let inputs = [&wide.a, &wide.b].map(|access| {
+                let mut bytes = random_buffer(&mut random, access);
+                for i in 0..access.len {
+                    // Some are subnormal or zero in the narrow type.
+                    let size = random.pick(&[1.0, 1.0, 1.0, 2f64.powi(-12), 2f64.powi(-24), 2f64.powi(-40)]);
+                    let value = get(&bytes, DType::F32, i).to_f64() * size;
+                    put(&mut bytes, DType::F32, i, Scalar::F64(value));
+                }
+                bytes
+            });
+            let copies = inputs.each_ref().map(|bytes| {
+                let mut copy = vec![0; bytes.len() / 2];
+                for i in 0..copy.len() / 2 {
+                    put(&mut copy, narrow, i, Scalar::unary(op, get(bytes, DType::F32, i)));
+                }
+                copy
+            });
+            let outs = [vec![0xee; batch * m * n * 4]];
+            for rounds in [[true, false], [false, true], [true, true]] {
+                for (isa, products) in machines(precision) {
+                    let (mut rounded, mut stored) = (wide.clone(), wide.clone());
+                    (rounded.products, stored.products) = (products, products);
+                    rounded.rounded = rounds.map(|rounds| rounds.then_some(narrow));
+                    let mut read = inputs.clone();
+                    for (k, access) in [&mut stored.a, &mut stored.b].into_iter().enumerate() {
+                        if rounds[k] {
+                            access.dtype = narrow;
+                            read[k].clone_from(&copies[k]);
+                        }
+                    }
+                    for threads in [1, 2] {
+                        let found = run_gemm(&rounded, isa, threads, &inputs, &outs).unwrap();
+                        let wanted = run_gemm(&stored, isa, threads, &read, &outs).unwrap();
+                        assert!(
+                            found == wanted,
+                            "{sizes:?} {ta} {tb}, {rounds:?} to {narrow}, {precision} at {isa}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    let mut wrong = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F64, false, false);
+    wrong.rounded[1] = Some(DType::F16);
+    let error = GemmKernel::new(&wrong, Isa::PORTABLE).unwrap_err();
+    assert_eq!(error, "a matrix of float64 rounded to float16");
 }
 
 #[test]
@@ -365,6 +439,7 @@ proptest! {
             k,
             a: random_access(&mut random, at, &[batch, m, k], false, &[]),
             b: random_access(&mut random, bt, &[batch, k, n], false, &[]),
+            rounded: [None; 2],
             products: Products { precision, ..Products::F32 },
             epilogue: epilogue(sizes.dims(), double, Vec::new(), vec![store], |_, product| vec![product]),
         };
@@ -395,6 +470,7 @@ fn an_epilogue_has_everything_a_nest_has() {
             k,
             a: operand(DType::F32, [1, m, k], false),
             b: operand(DType::F32, [1, k, n], transposed),
+            rounded: [None; 2],
             products: Products::F32,
             epilogue: epilogue(
                 dims,
@@ -468,6 +544,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         k,
         a: operand(DType::F32, [1, m, k], false),
         b: operand(DType::F32, [1, k, n], false),
+        rounded: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
             dims,

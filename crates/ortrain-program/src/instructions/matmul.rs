@@ -1,6 +1,6 @@
 //! The instruction for matrix products.
 
-use ortrain_expr::{Dims, Precision, count};
+use ortrain_expr::{DType, Dims, Precision, UnaryOp, count};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
@@ -26,6 +26,9 @@ pub struct MatMul {
     pub a: Operand,
     /// The right factor, over `batch + [k, n]`.
     pub b: Operand,
+    /// The float of 16 bits that elements of each factor, stored as `F32`, are rounded to before they are multiplied: as a
+    /// copy of the factor in that type holds them.
+    pub rounded: [Option<DType>; 2],
     /// How exactly factors are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
     pub precision: Precision,
     /// What becomes of the product.
@@ -41,6 +44,11 @@ impl MatMul {
     fn with(&self, sizes: [usize; 2]) -> Dims {
         self.batch.iter().copied().chain(sizes).collect()
     }
+
+    /// The factors, each with what it is rounded to.
+    fn rounded_factors(&self) -> impl Iterator<Item = (&Operand, Option<DType>)> {
+        [&self.a, &self.b].into_iter().zip(self.rounded)
+    }
 }
 
 impl Body for MatMul {
@@ -49,13 +57,24 @@ impl Body for MatMul {
     }
 
     fn sizes(&self) -> String {
-        format!("{:?} {}x{}x{}", self.batch.as_slice(), self.m, self.n, self.k)
+        let multiplied = |(factor, to): (&Operand, Option<DType>)| to.unwrap_or(factor.access.dtype);
+        let types: Vec<String> =
+            self.rounded_factors().map(multiplied).map(|dtype| dtype.to_string()).collect();
+        let types =
+            if self.rounded == [None; 2] { String::new() } else { format!(" of {}", types.join(" x ")) };
+        format!("{:?} {}x{}x{}{types}", self.batch.as_slice(), self.m, self.n, self.k)
     }
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
         let MatMul { a, b, epilogue, .. } = self;
         if let Some(fault) = product_fault(self, buffers) {
             return Some(fault);
+        }
+        for (factor, to) in self.rounded_factors() {
+            let fits = |to| factor.access.dtype == DType::F32 && UnaryOp::rounding_to(to).is_some();
+            if let Some(to) = to.filter(|&to| !fits(to)) {
+                return Some(format!("a factor of {} rounded to {to}", factor.access.dtype));
+            }
         }
         for (factor, dims) in [a, b].into_iter().zip(self.spaces()) {
             if factor.fault(buffers).is_some() || factor.access.strides.len() != dims.len() {

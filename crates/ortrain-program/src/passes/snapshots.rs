@@ -288,7 +288,7 @@ impl Sketch {
         let epilogue = epilogue(&[m, n], to);
         let precision = Precision::F32;
         let batch = [].into_iter().collect();
-        let product = MatMul { batch, m, n, k, a, b, precision, epilogue };
+        let product = MatMul { batch, m, n, k, a, b, rounded: [None; 2], precision, epilogue };
         self.emit(node, Instruction::MatMul(Box::new(product)));
     }
 

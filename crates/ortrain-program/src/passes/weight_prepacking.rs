@@ -101,6 +101,7 @@ fn fits(product: &MatMul, shape: Panels) -> bool {
     let is_f32 = |factor: &Operand| factor.access.dtype == DType::F32;
     product.batch.is_empty()
         && product.precision == Precision::F32
+        && product.rounded == [None; 2]
         && (shape.rows.0..=shape.rows.1).contains(&product.m)
         && product.n.is_multiple_of(shape.columns)
         && product.n.saturating_mul(product.k) >= shape.elements

@@ -1,6 +1,6 @@
 //! One nest put into another.
 
-use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type};
+use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryOp};
 
 use super::embed::Embedding;
 use crate::operand::access_of;
@@ -12,18 +12,15 @@ const LONGEST_EXPRESSION: usize = 192;
 /// Nests do not read more buffers than this after fusion.
 const MOST_LOADS: usize = 32;
 
-/// Whether a value of the compute type comes back as it was when it is stored as this and loaded again. Narrow types
-/// round, and what rounds must stay.
-fn keeps(dtype: DType) -> bool {
-    match dtype {
-        DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64 | DType::Bool => true,
-        DType::F16 | DType::BF16 | DType::I8 | DType::U8 | DType::I16 | DType::U16 => false,
-    }
+/// Whether an expression can say what comes back of a value that is stored as this and loaded again ([`reloaded`]).
+fn comes_back(dtype: DType) -> bool {
+    !matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
 }
 
-/// The element of a load, computed in the type that it was stored as.
+/// The element of a load, as it comes back of the type that it was stored as.
 fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
     let value = b.convert(value, Type::of(stored));
+    let value = UnaryOp::rounding_to(stored).map_or(value, |op| b.unary(op, value));
     b.convert(value, ty)
 }
 
@@ -306,7 +303,7 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
         return None;
     }
     let place = &guest.stores.first()?.access;
-    if host.is_gathered(slot) || !keeps(at.dtype) || at.dtype != place.dtype {
+    if host.is_gathered(slot) || !comes_back(at.dtype) || at.dtype != place.dtype {
         return None;
     }
     let embedding = Embedding::new(&host.dims, at, guest, place, split)?;
@@ -389,7 +386,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
             Some(result) => {
                 let access = access_of(load, &map.dims);
                 let exact = same(&part.access(&access, false), &nest.stores.get(result)?.access, &nest.dims);
-                if !exact || !keeps(access.dtype) || map.is_gathered(slot) {
+                if !exact || !comes_back(access.dtype) || map.is_gathered(slot) {
                     return None;
                 }
                 Some(results[result])

@@ -1,9 +1,7 @@
 //! From f32 panels to tiles of bfloat16 terms.
 
-use ortrain_expr::DType;
-
 use super::{DEPTHS, LINE, LINES, TILE};
-use crate::gemm::pack::{self, Block};
+use crate::gemm::pack::{self, Block, Elements};
 use crate::isa::{Isa, Level, Work};
 
 /// Which operand a panel is of.
@@ -126,11 +124,17 @@ pub(crate) unsafe fn settle(
 /// # Safety
 /// `at` and the steps name elements that are valid for reads, of a type that is computed as f32; `to` has room for the
 /// tiles of all lines, rounded up to whole panels of [`LINES`], and all depths.
-pub(crate) unsafe fn pack(isa: Isa, dtype: DType, block: Block, (side, terms): (Side, usize), to: *mut u8) {
+pub(crate) unsafe fn pack(
+    isa: Isa,
+    elements: Elements,
+    block: Block,
+    (side, terms): (Side, usize),
+    to: *mut u8,
+) {
     let mut room = [0f32; MANY * DEPTHS];
     let Block { at, line_step, depth_step, lines, depth } = block;
     let chunks = depth.div_ceil(DEPTHS);
-    let size = dtype.size() as isize;
+    let size = elements.size() as isize;
     for first in (0..lines).step_by(MANY) {
         let count = MANY.min(lines - first);
         for chunk in 0..chunks {
@@ -139,7 +143,7 @@ pub(crate) unsafe fn pack(isa: Isa, dtype: DType, block: Block, (side, terms): (
             let some = Block { at: at.wrapping_offset(step * size), lines: count, depth: depths, ..block };
             // SAFETY: the caller's contract; the room is large enough for panels of so many lines.
             unsafe {
-                pack::pack::<f32>(isa, dtype, some, LINES, room.as_mut_ptr());
+                pack::pack::<f32>(isa, elements, some, LINES, room.as_mut_ptr());
                 for panel in 0..count.div_ceil(LINES) {
                     let place = (first / LINES + panel) * chunks + chunk;
                     isa.run(Split {

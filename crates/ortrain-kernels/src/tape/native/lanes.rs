@@ -393,7 +393,8 @@ impl Lanes {
         let subnormal = self.add(magnitude, half);
         let subnormal = self.sub(subnormal, half);
         let (is_small, limit) = (self.test(Test::Less, magnitude, least), self.number(65520.0));
-        let (is_large, infinity) = (self.test(Test::LessOrEqual, limit, magnitude), self.number(f32::INFINITY));
+        let (is_large, infinity) =
+            (self.test(Test::LessOrEqual, limit, magnitude), self.number(f32::INFINITY));
         let result = self.select(is_small, subnormal, normal);
         let result = self.select(is_large, infinity, result);
         let unordered = self.test(Test::Unordered, x, x);

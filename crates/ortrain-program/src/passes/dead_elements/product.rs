@@ -70,6 +70,7 @@ pub(super) fn narrowed_product(
         a: a.operand,
         b: b.operand,
         epilogue: Narrowed::new(&m.epilogue.dims, &cuts).nest(&m.epilogue),
+        rounded: m.rounded,
         precision: m.precision,
     };
     Some((Instruction::MatMul(Box::new(product)), copies))

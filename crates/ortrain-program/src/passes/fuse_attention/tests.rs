@@ -91,6 +91,7 @@ impl Making {
             k,
             a: factor(a, m, k, ta),
             b: factor(b, k, n, tb),
+            rounded: [None; 2],
             precision: Precision::F32,
             epilogue,
         })));

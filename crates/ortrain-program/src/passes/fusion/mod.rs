@@ -17,6 +17,7 @@ use std::cell::OnceCell;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
+use ortrain_expr::{DType, UnaryOp};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
@@ -522,7 +523,8 @@ fn links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
     links
 }
 
-/// A product that reads a factor through a map that does nothing but move elements.
+/// A product that reads a factor through a map that does nothing but move elements, or makes them narrower: then the product
+/// rounds them.
 fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
     let Instruction::MatMul(mut product) = instruction else { return None };
     let [Load::Buffer(source)] = map.loads.as_slice() else { return None };
@@ -530,13 +532,16 @@ fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Opt
         return None;
     }
     let spaces = product.spaces();
-    let MatMul { a, b, .. } = &mut *product;
-    for (factor, dims) in [a, b].into_iter().zip(spaces) {
+    let MatMul { a, b, rounded, .. } = &mut *product;
+    for ((factor, rounded), dims) in [a, b].into_iter().zip(rounded).zip(spaces) {
         if factor.buffer != value {
             continue;
         }
-        if source.access.dtype != factor.access.dtype {
-            return None;
+        let (from, to) = (source.access.dtype, factor.access.dtype);
+        if from != to {
+            let narrows = from == DType::F32 && UnaryOp::rounding_to(to).is_some();
+            *rounded = Some(to).filter(|_| narrows);
+            (*rounded)?;
         }
         let embedding = Embedding::new(&dims, &factor.access, map, &map.stores[0].access, false)?;
         let moved = embedding.access(&source.access);

@@ -553,6 +553,7 @@ fn a_product_reads_through_a_transposition() {
         k,
         a: Operand::whole(turned, DType::F32, &[m, k]),
         b: Operand::whole(right, DType::F32, &[k, n]),
+        rounded: [None; 2],
         precision: Precision::F32,
         epilogue: epilogue(&[m, n], product),
     };
