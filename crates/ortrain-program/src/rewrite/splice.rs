@@ -24,6 +24,17 @@ fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
     b.convert(value, ty)
 }
 
+/// Leaves out roundings of results that their stores, if there are any, make anyway.
+fn leave_out_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
+    for (reg, store) in outputs.iter_mut().zip(stores) {
+        if let Inst::Unary(op, value) = b.inst(*reg)
+            && UnaryOp::rounding_to(store.access.dtype) == Some(op)
+        {
+            *reg = value;
+        }
+    }
+}
+
 /// Whether both accesses reach the same elements over a space.
 pub(crate) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
     a.offset == b.offset
@@ -322,7 +333,9 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     let own = copy_host(&mut b, &nest.expr, |b, load, ty| {
         (load == slot).then(|| reloaded(b, value, place.dtype, ty))
     });
-    let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &own);
+    let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
+    leave_out_roundings(&b, &mut outputs, &nest.stores);
+    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
     let merged = Nest {
         dims: nest.dims,
         inner: nest.inner,
@@ -401,6 +414,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     }
     outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
+    leave_out_roundings(&b, &mut outputs, &stores);
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
     let merged = Nest {
         dims: nest.dims,
