@@ -47,17 +47,27 @@ fn sum(loads: Vec<Load>, store: Operand, dims: &[usize]) -> Nest {
 
 /// The sentence about a product whose epilogue has these loads beside a bias.
 fn product(loads: impl FnOnce(Load) -> Vec<Load>) -> Option<String> {
+    rounded_product([DType::F32; 2], [None; 2], loads)
+}
+
+/// The same of factors of these types that are rounded.
+fn rounded_product(
+    dtypes: [DType; 2],
+    rounded: [Option<DType>; 2],
+    loads: impl FnOnce(Load) -> Vec<Load>,
+) -> Option<String> {
     let dims = [SIDE, SIDE];
     let mut b = ProgramBuilder::new();
-    let [left, right, bias, y] = ["a", "b", "bias", "y"].map(|name| floats(&mut b, name, &dims));
+    let [a, c] = dtypes.map(|dtype| Operand::whole(b.work("factor", dtype, SIDE * SIDE), dtype, &dims));
+    let [bias, y] = ["bias", "y"].map(|name| floats(&mut b, name, &dims));
     let product = MatMul {
         batch: Dims::new(),
         m: SIDE,
         n: SIDE,
         k: SIDE,
-        a: left,
-        b: right,
-        rounded: [None; 2],
+        a,
+        b: c,
+        rounded,
         precision: Precision::F32,
         epilogue: sum(loads(Load::Buffer(bias)), y, &dims),
     };
@@ -79,6 +89,17 @@ fn an_epilogue_has_one_accumulator_and_it_comes_first() {
         product(|bias| vec![given(), bias, given()]),
         faulty("MatMul", "an accumulator behind the load of a buffer")
     );
+}
+
+#[test]
+fn factors_of_float32_are_rounded_to_floats_of_16_bits() {
+    let given = |_| vec![Load::Accumulator(DType::F32)];
+    let rounds = |dtype, to| rounded_product([DType::F32, dtype], [None, Some(to)], given);
+    assert_eq!(rounds(DType::F32, DType::F16), None);
+    assert_eq!(rounds(DType::F32, DType::BF16), None);
+    for (dtype, to) in [(DType::F16, DType::F16), (DType::F64, DType::BF16), (DType::F32, DType::F32)] {
+        assert_eq!(rounds(dtype, to), faulty("MatMul", &format!("a factor of {dtype} rounded to {to}")));
+    }
 }
 
 #[test]

@@ -82,6 +82,9 @@ pub struct RandomProgram {
 /// The bytes that the plane of a [`RandomProgram`] of small images needs at most.
 const PLANE: usize = 1 << 16;
 
+/// The floats that are narrower than those that are computed.
+const NARROW: [DType; 2] = [DType::F16, DType::BF16];
+
 /// The images of a program: `[n, c, h, w]`.
 #[derive(Clone, Copy)]
 struct Sizes {
@@ -285,7 +288,7 @@ impl Making {
         let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.random.chance(15) { 2 } else { 1 } {
             let dtype = match self.random.below(12) {
-                0 if kinds.narrow => DType::F16,
+                0 if kinds.narrow => self.random.pick(&NARROW),
                 1 if kinds.jumps => DType::Bool,
                 _ => DType::F32,
             };
@@ -590,7 +593,9 @@ impl Making {
             steps.insert(0, steps[0] * dim as isize);
         }
         let axes: Vec<(usize, isize)> = dims.iter().copied().zip(steps).collect();
-        let to = self.fresh(DType::F32, Kind::Image);
+        let dtype =
+            if kinds.narrow && self.random.chance(20) { self.random.pick(&NARROW) } else { DType::F32 };
+        let to = self.fresh(dtype, Kind::Image);
         let mut loads = vec![Load::Accumulator(DType::F32)];
         if self.random.chance(30) {
             loads.extend(self.loads(&axes));
@@ -617,13 +622,41 @@ impl Making {
         (nest, to)
     }
 
+    /// A copy of a matrix in a narrow type, transposed or not.
+    fn narrowed(&mut self, matrix: Operand, dims: [usize; 2]) -> Operand {
+        let dtype = self.random.pick(&NARROW);
+        let copy = self.builder.work("copy", dtype, dims.iter().product());
+        let store = Operand::whole(copy, dtype, &dims);
+        let mut from = matrix;
+        if self.random.chance(30) {
+            from.access.strides.reverse();
+        }
+        let mut b = Builder::new();
+        let element = b.load(0, Type::F32);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            segments: None,
+            loads: vec![Load::Buffer(from)],
+            expr: b.finish(&[element]),
+            reductions: Vec::new(),
+            stores: vec![store.clone()],
+        };
+        self.emit(Instruction::Nest(nest), Entries::ALL);
+        store
+    }
+
     fn matmul(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
         let (m, k) = (n * c, h * w);
-        let Some(a) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
+        let is_factor = |dtype| dtype == DType::F32 || kinds.narrow && UnaryOp::rounding_to(dtype).is_some();
+        let Some(a) = self.some(|value| value.kind == Kind::Image && is_factor(value.dtype)) else {
             return;
         };
         let mut weights = Operand::whole(self.input(k * k), DType::F32, &[k, k]);
+        if kinds.narrow && self.random.chance(50) {
+            weights = self.narrowed(weights, [k, k]);
+        }
         let (epilogue, to) = self.epilogue(&[m, k], kinds);
         if self.random.chance(50) {
             weights.access.strides.reverse();

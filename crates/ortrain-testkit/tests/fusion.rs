@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    BinaryOp, Builder, CompareOp, DType, Precision, Reg, RunScalar, SlidingAxis, Type, WindowPass,
-    WindowShape,
+    BinaryOp, Builder, CompareOp, DType, Inst, Precision, Reg, RunScalar, SlidingAxis, Type, UnaryOp,
+    WindowPass, WindowShape,
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
@@ -40,7 +40,7 @@ fn are_same(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
 /// By the reference evaluator, which gives every buffer memory of its own: bit for bit, but for the sign of zeros.
 #[test]
 fn fused_programs_mean_the_same() {
-    let (mut instructions, mut fewer) = (0, 0);
+    let (mut instructions, mut fewer, mut rounded, mut factors) = (0, 0, 0, 0);
     for seed in 0..1500 {
         let plain = Arc::new(RandomProgram::new(seed, ALL).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, ALL).finish(true));
@@ -52,9 +52,17 @@ fn fused_programs_mean_the_same() {
         instructions += plain.instructions.len();
         // One that is zero nearly everywhere can become two: zeros, and what is none.
         fewer += plain.instructions.len().saturating_sub(fused.instructions.len());
+        for instruction in fused.instructions.iter().map(|scheduled| &scheduled.instruction) {
+            let rounds =
+                |(inst, _): &(Inst, Type)| matches!(inst, Inst::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _));
+            rounded +=
+                usize::from(instruction.nest().is_some_and(|nest| nest.expr.insts().iter().any(rounds)));
+            factors += usize::from(matches!(instruction, Instruction::MatMul(m) if m.rounded != [None; 2]));
+        }
     }
     // That there was something to see.
     assert!(5 * fewer > instructions, "{fewer} of {instructions} instructions were fused");
+    assert!(rounded > 100 && factors > 100, "{rounded} expressions round, and {factors} products");
 }
 
 /// Whether float32 results differ by no more than sums in another order do.

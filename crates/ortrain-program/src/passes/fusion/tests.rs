@@ -565,6 +565,43 @@ fn a_product_reads_through_a_transposition() {
     assert_eq!((factor.buffer, factor.access.strides.as_slice()), (a, &[1, m as isize][..]));
 }
 
+/// A product that reads a copy of a buffer: what it reads then, and what it rounds to.
+fn reads_through_a_copy(from: DType, to: DType) -> (DType, Option<DType>) {
+    let mut i = Images::new(1, 1, 1, 1);
+    let a = i.b.plane("weights", from, 64 * 64, PlaneId(0), 0);
+    let right = i.b.work("factor", DType::F32, 64 * 64);
+    let [copy, product] = [to, DType::F32].map(|dtype| i.b.work("made", dtype, 64 * 64));
+    i.map(&[64, 64], &[(a, &[64, 1])], &[(copy, &[64, 1])], |b, regs| vec![b.convert(regs[0], Type::of(to))]);
+    let instruction = MatMul {
+        batch: [].into_iter().collect(),
+        m: 64,
+        n: 64,
+        k: 64,
+        a: Operand::whole(copy, to, &[64, 64]),
+        b: Operand::whole(right, DType::F32, &[64, 64]),
+        rounded: [None; 2],
+        precision: Precision::F32,
+        epilogue: epilogue(&[64, 64], product),
+    };
+    i.emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL);
+    let program = i.finish(&[right], &[product]);
+    let last = &program.instructions.last().unwrap().instruction;
+    let Instruction::MatMul(instruction) = last else { unreachable!() };
+    assert_eq!(instruction.rounded[1], None);
+    (instruction.a.access.dtype, instruction.rounded[0])
+}
+
+/// Copies in a narrow float are made on the way to the product; what other copies hold cannot be said there.
+#[test]
+fn a_product_rounds_in_place_of_a_narrow_copy() {
+    use DType::{BF16, F16, F32, I32};
+    assert_eq!(reads_through_a_copy(F32, F16), (F32, Some(F16)));
+    assert_eq!(reads_through_a_copy(F32, BF16), (F32, Some(BF16)));
+    for (from, to) in [(BF16, F16), (F16, F32), (I32, F16)] {
+        assert_eq!(reads_through_a_copy(from, to), (to, None), "{from} as {to}");
+    }
+}
+
 /// What can fail comes before every write to state, also where one instruction makes both what is checked and state.
 #[test]
 fn state_is_written_after_everything_that_can_fail() {
