@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,24 @@ def test_training_follows_float32(name: str, dtype: str) -> None:
         assert loss.dtype == np.float32
         assert abs(loss - expected) <= FOLLOWS * expected, k
     assert loss < 0.8 * wide_loss_at_first(net)
+
+
+def work_of_a_step(net: Net, **how: Any) -> int:
+    """The bytes of work memory of a step on 64 rows, as the plan has them."""
+    made = session(net, ADAM, **how)
+    scale = SCALED if made.loss_scale_input_name else None
+    made.run(["loss"], fed(net.batch(rows=64), scale=scale))
+    programs = re.findall(r"work (\d+) bytes", made._classic.dump())
+    return max(map(int, programs))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", [*NETS, "wide"])
+def test_a_step_takes_no_more_memory_than_in_float32(name: str, dtype: str) -> None:
+    """Nor where weights are many: no copy of a weight lies in memory, and no narrow gradient of one."""
+    net = classifier(512, 512) if name == "wide" else NETS[name]()
+    narrow = work_of_a_step(net, use_mixed_precision=True, mixed_precision_dtype=dtype)
+    assert 0 < narrow <= work_of_a_step(net)
 
 
 def wide_loss_at_first(net: Net) -> float:
