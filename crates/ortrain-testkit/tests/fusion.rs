@@ -313,6 +313,7 @@ impl Dropping {
             k: columns,
             a: whole(a, DType::F32),
             b: factor,
+            rounded: [None; 2],
             precision: Precision::F32,
             epilogue,
         };
