@@ -118,6 +118,7 @@ impl Net {
                 k: columns,
                 a: whole(state),
                 b: factor.clone(),
+                rounded: [None; 2],
                 precision: Precision::F32,
                 epilogue,
             };
