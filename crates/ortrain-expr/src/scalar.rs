@@ -194,11 +194,11 @@ impl Scalar {
             (UnaryOp::Sign, Scalar::U32(v)) => Scalar::U32(v.min(1)),
             (UnaryOp::Sign, Scalar::U64(v)) => Scalar::U64(v.min(1)),
             (UnaryOp::Abs | UnaryOp::Floor, Scalar::U32(_) | Scalar::U64(_))
-            | (UnaryOp::Floor, Scalar::I32(_) | Scalar::I64(_)) => a,
+            | (UnaryOp::Floor, Scalar::I32(_) | Scalar::I64(_))
+            // Widened, as such a store is.
+            | (UnaryOp::ToF16 | UnaryOp::ToBf16, Scalar::F64(_)) => a,
             (UnaryOp::ToF16, Scalar::F32(v)) => Scalar::F32(half::f16::from_f32(v).to_f32()),
             (UnaryOp::ToBf16, Scalar::F32(v)) => Scalar::F32(half::bf16::from_f32(v).to_f32()),
-            // Widened, as such a store is.
-            (UnaryOp::ToF16 | UnaryOp::ToBf16, Scalar::F64(_)) => a,
             // The correctly rounded result of the 64-bit function, but for Neg, Abs, Sqrt, which are exact anyway.
             (_, Scalar::F32(v)) => Scalar::F32(float_unary(op, f64::from(v)) as f32),
             (_, Scalar::F64(v)) => Scalar::F64(float_unary(op, v)),

@@ -1397,8 +1397,10 @@ impl Kind {
             }
             Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => 32,
             Kind::Random => 16,
-            Kind::Binary(BinaryOp::Div, _) | Kind::LoadAt(_) | Kind::Guard(_) => 4,
-            Kind::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _) => 4,
+            Kind::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _)
+            | Kind::Binary(BinaryOp::Div, _)
+            | Kind::LoadAt(_)
+            | Kind::Guard(_) => 4,
             _ => 1,
         }
     }

@@ -184,7 +184,11 @@ fn rounding_is_a_store_and_a_load() {
             }
         };
         let (short, long) = (vec![0; n * 2], vec![0; n * 4]);
-        let known = reference(&map(Some(op), [DType::F32; 2]), std::slice::from_ref(&from), &[long.clone()]);
+        let known = reference(
+            &map(Some(op), [DType::F32; 2]),
+            std::slice::from_ref(&from),
+            std::slice::from_ref(&long),
+        );
         let known = known.unwrap().remove(0);
         for isa in Isa::available() {
             let run = |nest: &Nest<Access>, from: &[u8], to: &[u8]| {

@@ -356,8 +356,8 @@ impl Lanes {
             UnaryOp::Tanh => self.tanh(a),
             UnaryOp::Sigmoid => self.sigmoid(a),
             UnaryOp::Erf => self.erf(a),
-            UnaryOp::ToF16 => self.to_f16(a),
-            UnaryOp::ToBf16 => self.to_bf16(a),
+            UnaryOp::ToF16 => self.nearest_f16(a),
+            UnaryOp::ToBf16 => self.nearest_bf16(a),
             UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not => return None,
         })
     }
@@ -379,14 +379,14 @@ impl Lanes {
         self.two(Two::Or, kept, quiet)
     }
 
-    fn to_bf16(&mut self, x: Value) -> Value {
+    fn nearest_bf16(&mut self, x: Value) -> Value {
         let (rounded, quiet) = (self.rounded_bits(x, 16), self.quiet(x, 16));
         let unordered = self.test(Test::Unordered, x, x);
         self.select(unordered, quiet, rounded)
     }
 
     /// As `Half::nearest`.
-    fn to_f16(&mut self, x: Value) -> Value {
+    fn nearest_f16(&mut self, x: Value) -> Value {
         let magnitude = self.magnitude(x);
         let (normal, quiet) = (self.rounded_bits(magnitude, 13), self.quiet(magnitude, 13));
         let (least, half) = (self.number(2f32.powi(-14)), self.number(0.5));
