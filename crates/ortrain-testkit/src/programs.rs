@@ -288,7 +288,7 @@ impl Making {
         let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.random.chance(15) { 2 } else { 1 } {
             let dtype = match self.random.below(12) {
-                0 if kinds.narrow => self.random.pick(&NARROW),
+                0 | 2 if kinds.narrow => self.random.pick(&NARROW),
                 1 if kinds.jumps => DType::Bool,
                 _ => DType::F32,
             };

@@ -485,7 +485,7 @@ mod tests {
                     continue;
                 }
                 let axis = SlidingAxis { input: 6, output: 5, kernel, stride, dilation, before };
-                let axes = std::iter::once(axis.clone()).collect();
+                let axes = std::iter::once(axis).collect();
                 let shape = ConvShape { pass, batch: 1, groups: 1, channels_in: 1, channels_out: 1, axes };
                 let edges = Edges {
                     shape,
