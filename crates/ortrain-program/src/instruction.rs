@@ -10,8 +10,8 @@ use crate::operand::{Nest, Use};
 /// An instruction. The set is closed: every backend matches on all of it.
 #[derive(Clone, Debug)]
 pub enum Instruction {
-    /// Reductions over the inner axes of a nest, if it has some, then a map. One with [`Segments`] stays as it is: no pass
-    /// makes another nest a part of it, or it a part of another one.
+    /// Reductions over the inner axes of a nest, if it has some, then a map. One with [segments](ortrain_expr::Segments) stays
+    /// as it is: no pass makes another nest a part of it, or it a part of another one.
     Nest(Nest),
     /// Matrix product with an epilogue.
     MatMul(Box<MatMul>),
