@@ -14,6 +14,7 @@ use ortrain_expr::{Access, Builder, CompareOp, DType, Type};
 
 use super::Changed;
 use super::memory_plan::{arena, sharing};
+use crate::buffer::{add_work, flags};
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::liveness::{Life, alive};
@@ -22,7 +23,7 @@ use crate::scheduled::NewVersions;
 use crate::target::Target;
 use crate::uses::Uses;
 use crate::versions::{Version, Versions};
-use crate::{Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScheduledInstruction};
+use crate::{Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, ScheduledInstruction};
 
 /// Bits of a byte.
 const BITS: usize = 8;
@@ -72,17 +73,12 @@ struct Choice<'a> {
 impl<'a> Choice<'a> {
     fn new(draft: &'a Draft, least: usize) -> Choice<'a> {
         let count = draft.buffers.len();
-        let flags = |ids: &[BufferId]| {
-            let mut flags = vec![false; count];
-            ids.iter().for_each(|id| flags[id.0 as usize] = true);
-            flags
-        };
         let mut choice = Choice {
             draft,
             least,
             uses: draft.uses(),
-            is_input: flags(&draft.inputs),
-            is_output: flags(&draft.outputs),
+            is_input: flags(count, &draft.inputs),
+            is_output: flags(count, &draft.outputs),
             owners: sharing(draft),
             lives: Vec::new(),
             packed: vec![None; count],
@@ -246,11 +242,9 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
                 set_length(&mut scheduled.instruction, buffer, bytes * BITS);
             }
         }
-        let first = buffers.len() as u32;
-        let bits = format!("{label}/bits").into();
-        buffers.push(Buffer { label: bits, dtype: DType::U8, len: bytes, place: Place::Work(0) });
-        buffers.push(Buffer { label, dtype: DType::Bool, len: bytes * BITS, place: Place::Work(0) });
-        made.push([first, first + 1].map(|id| (BufferId(id), new_versions.next())));
+        let bits = add_work(buffers, format!("{label}/bits"), DType::U8, bytes);
+        let again = add_work(buffers, label, DType::Bool, bytes * BITS);
+        made.push([bits, again].map(|id| (id, new_versions.next())));
     }
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
@@ -311,15 +305,9 @@ fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
     }
     let byte = b.convert(byte, Type::I32);
     let byte = b.convert(byte, Type::U32);
-    Nest {
-        dims: [bytes].into_iter().collect(),
-        inner: 0,
-        segments: None,
-        loads: (0..BITS).map(|bit| Load::Buffer(lane(mask, bytes, bit))).collect(),
-        expr: b.finish(&[byte]),
-        reductions: Vec::new(),
-        stores: vec![Operand::whole(bits, DType::U8, &[bytes])],
-    }
+    let loads = (0..BITS).map(|bit| Load::Buffer(lane(mask, bytes, bit))).collect();
+    let store = Operand::whole(bits, DType::U8, &[bytes]);
+    Nest::elementwise([bytes].into_iter().collect(), loads, b.finish(&[byte]), vec![store])
 }
 
 /// A byte becomes eight truths, from the highest bit on.
@@ -336,15 +324,9 @@ fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Nest {
         truths.push(truth);
     }
     truths.reverse();
-    Nest {
-        dims: [bytes].into_iter().collect(),
-        inner: 0,
-        segments: None,
-        loads: vec![Load::Buffer(Operand::whole(bits, DType::U8, &[bytes]))],
-        expr: b.finish(&truths),
-        reductions: Vec::new(),
-        stores: (0..BITS).map(|bit| lane(mask, bytes, bit)).collect(),
-    }
+    let load = Load::Buffer(Operand::whole(bits, DType::U8, &[bytes]));
+    let stores = (0..BITS).map(|bit| lane(mask, bytes, bit)).collect();
+    Nest::elementwise([bytes].into_iter().collect(), vec![load], b.finish(&truths), stores)
 }
 
 #[cfg(test)]
@@ -355,7 +337,7 @@ mod tests {
 
     use super::*;
     use crate::reference::evaluate;
-    use crate::{Precision, Program, Scalars};
+    use crate::{Place, Precision, Program, Scalars};
 
     /// What is put together by hand, fused already.
     #[derive(Clone, Default)]

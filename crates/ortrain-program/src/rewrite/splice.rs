@@ -336,16 +336,7 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
     leave_out_roundings(&b, &mut outputs, &nest.stores);
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
-    let merged = Nest {
-        dims: nest.dims,
-        inner: nest.inner,
-        segments: None,
-        loads: Vec::new(),
-        expr,
-        reductions,
-        stores: nest.stores,
-    };
-    loads.finish(merged)
+    loads.finish(Nest { loads: Vec::new(), expr, reductions, ..nest })
 }
 
 /// How a map follows a host: the buffer by which their spaces are compared.
@@ -416,14 +407,5 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
     leave_out_roundings(&b, &mut outputs, &stores);
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
-    let merged = Nest {
-        dims: nest.dims,
-        inner: nest.inner,
-        segments: None,
-        loads: Vec::new(),
-        expr,
-        reductions,
-        stores,
-    };
-    loads.finish(merged)
+    loads.finish(Nest { loads: Vec::new(), expr, reductions, stores, ..nest })
 }
