@@ -2,7 +2,7 @@
 //!
 //! - [`DType`]: how an element is stored.
 //! - [`Type`]: how a scalar is computed. Narrow floats exist at load and store only.
-//! - [`Expr`]: a pure function of scalars in SSA form, with [`derive`] and reference semantics in [`Scalar`].
+//! - [`Expr`]: a pure function of scalars in SSA form, with [`derive()`] and reference semantics in [`Scalar`].
 //! - [`Nest`]: an expression evaluated over a space of indices, with optional reductions.
 //! - [`Precision`]: how exactly the factors of inner products are taken.
 //! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.

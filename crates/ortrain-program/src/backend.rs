@@ -134,7 +134,7 @@ impl Workspace {
         self.watch = watch;
     }
 
-    /// Asks whether a run shall end, after `ticks` of work ([`crate::ticks`]).
+    /// Asks whether a run shall end, after `ticks` of work.
     ///
     /// # Errors
     /// [`RunError::Interrupted`].
