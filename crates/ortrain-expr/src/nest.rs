@@ -160,7 +160,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// What values are combined from. Saturates to the least or greatest integer.
+    /// The neutral element, from which values are combined. Saturates to the least or greatest integer.
     #[must_use]
     pub fn neutral(self, ty: Type) -> Scalar {
         let value = match self {

@@ -2,7 +2,7 @@
 
 use crate::{BinaryOp, Builder, Expr, Inst, Reg, Scalar, UnaryOp};
 
-/// What a register is to another one.
+/// The dependence of a register on another one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Share {
     /// It does not depend on what comes late.
@@ -43,7 +43,7 @@ fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
     found.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
 }
 
-/// Whether the result is a register multiplied by something that does not depend on what comes late.
+/// True if the result is a register multiplied by a factor that does not depend on late loads.
 fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
     use Share::{Independent, Linear, Other};
     let mut shares: Vec<Share> = Vec::with_capacity(from_late.len());

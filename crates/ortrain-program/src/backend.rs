@@ -47,7 +47,7 @@ pub const MOST_GROWN: usize = 64 << 20;
 
 /// The room of a workspace, as a multiple of the bytes that it was made for. Batches and sequences change in size; a workspace
 /// that grows where it lies keeps the pages that it has, which the system takes longer to give than a program takes to plan.
-/// Where systems count addresses as memory, there is no more room than is needed.
+/// There is no more room than is needed on systems that count addresses as memory.
 const ROOM: usize = if cfg!(unix) { 4 } else { 1 };
 
 impl Default for Workspace {
@@ -344,7 +344,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     /// How many bytes of scratch a run needs.
     fn scratch_bytes(&self) -> usize;
 
-    /// Told of a workspace that has more memory than before, before anything is written to it.
+    /// Prepares a workspace that has more memory than before, before anything is written to it.
     fn settle(&self, _work: &Workspace) {}
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,

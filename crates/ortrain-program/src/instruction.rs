@@ -28,7 +28,7 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// What the instruction says of itself.
+    /// The body of the instruction.
     fn body(&self) -> &dyn Body {
         match self {
             Instruction::Nest(nest) => nest,
@@ -157,7 +157,7 @@ impl Instruction {
         self.body().is_empty()
     }
 
-    /// What it costs over these buffers.
+    /// The cost over these buffers.
     pub(crate) fn cost_over(&self, buffers: &[Buffer]) -> Cost {
         let mut traffic = Traffic::new(buffers);
         let flops = self.body().work(&mut traffic);
@@ -188,7 +188,7 @@ impl Instruction {
         self.nest().is_some_and(|nest| nest.expr.can_fail())
     }
 
-    /// What would take it outside its buffers, or contradicts itself, if anything.
+    /// The first fault: an access outside a buffer, or parts that contradict each other.
     pub(crate) fn fault(&self, buffers: &[Buffer]) -> Option<String> {
         let is_constant = |id: &&BufferId| matches!(buffers[id.0 as usize].place, Place::Constant(_));
         if let Some(id) = self.writes().iter().find(is_constant) {

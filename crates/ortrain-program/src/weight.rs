@@ -34,7 +34,7 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
     }
 }
 
-/// What an instruction weighs.
+/// The weight of an instruction.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
     // Fusion leaves instructions without a nest as they are.
     let extra = instruction.nest().map_or(0, |nest| beside_traffic(nest, weights));

@@ -8,7 +8,7 @@ use super::micro::Real;
 use crate::isa::{CACHE_LINE, Isa, Level, Work, prefetch};
 use crate::tape::number::{Brain, Half, Rounded, Stored};
 
-/// How elements of a matrix are stored, and the float of 16 bits that they are rounded to when they are read.
+/// The storage type of the elements of a matrix, and the float of 16 bits that they are rounded to when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Elements {
     pub(crate) stored: DType,
@@ -16,7 +16,7 @@ pub(crate) struct Elements {
 }
 
 impl Elements {
-    /// Whether they are read as they are.
+    /// True if they are read as they are.
     pub(crate) fn are(self, real: DType) -> bool {
         self == Elements::from(real)
     }

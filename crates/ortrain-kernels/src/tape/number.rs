@@ -404,7 +404,7 @@ impl Stored for Brain {
 
 /// A float of 16 bits.
 pub(crate) trait Narrow: Stored<Computed = f32> {
-    /// What comes back of a number that is stored, without storing it.
+    /// The number that a load reads behind a store of this one, without storing it.
     fn nearest(value: f32) -> f32;
 }
 

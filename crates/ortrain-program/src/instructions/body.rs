@@ -1,4 +1,4 @@
-//! What an instruction says of itself.
+//! The answers of an instruction to passes, checks and dumps.
 
 use ortrain_expr::{Access, DType, Precision};
 use smallvec::SmallVec;
@@ -15,7 +15,7 @@ pub(crate) trait Body {
     /// Its sizes, as text.
     fn sizes(&self) -> String;
 
-    /// What would take it outside its buffers, or contradicts itself, if anything.
+    /// The first fault: an access outside a buffer, or parts that contradict each other.
     fn fault(&self, buffers: &[Buffer]) -> Option<String>;
 
     /// Takes down which elements it reads and writes; the number of its operations.

@@ -12,7 +12,7 @@ const LONGEST_EXPRESSION: usize = 192;
 /// Nests do not read more buffers than this after fusion.
 const MOST_LOADS: usize = 32;
 
-/// Whether an expression can say what comes back of a value that is stored as this and loaded again ([`reloaded`]).
+/// True if an expression can say which value a load reads behind a store of this type ([`reloaded`]).
 fn comes_back(dtype: DType) -> bool {
     !matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
 }

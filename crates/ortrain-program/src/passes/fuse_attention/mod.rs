@@ -167,7 +167,7 @@ impl Space {
         self.batch.iter().copied().chain(sizes).collect()
     }
 
-    /// Whether operands over batch and these sizes are the same elements.
+    /// True if operands over batch and these sizes are the same elements.
     fn are_equal(&self, a: &Operand, b: &Operand, sizes: [usize; 2]) -> bool {
         a.buffer == b.buffer && same(&a.access, &b.access, &self.with(sizes))
     }
