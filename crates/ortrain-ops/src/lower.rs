@@ -559,7 +559,7 @@ impl NestBuilder {
     /// The nest as an instruction.
     #[must_use]
     pub fn instruction(self) -> Instruction {
-        Instruction::Nest(self.finish())
+        Instruction::from(self.finish())
     }
 
     /// The nest as the epilogue of a product, which it has as its [accumulator](NestBuilder::accumulator).
@@ -572,7 +572,7 @@ impl NestBuilder {
     ) -> Instruction {
         let batch = batch.iter().copied().collect();
         let (rounded, precision, epilogue) = ([None; 2], Precision::F32, self.finish());
-        Instruction::MatMul(Box::new(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue }))
+        Instruction::from(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue })
     }
 
     /// The nest as the epilogue of a convolution, which it has as its [accumulator](NestBuilder::accumulator). Its space is
@@ -580,7 +580,7 @@ impl NestBuilder {
     #[must_use]
     pub fn conv(self, shape: ConvShape, a: Operand, b: Operand) -> Instruction {
         let (precision, epilogue) = (Precision::F32, self.finish());
-        Instruction::Conv(Box::new(Conv { shape, a, b, precision, epilogue }))
+        Instruction::from(Conv { shape, a, b, precision, epilogue })
     }
 
     /// An element of the product of the matrices, or of the convolution, that the nest finishes. Must be the first load.

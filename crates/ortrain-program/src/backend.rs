@@ -176,13 +176,8 @@ impl Workspace {
     /// What a run of a program takes. `between` is what lies between the segments of its schedule.
     #[must_use]
     pub fn need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
-        MemoryNeed {
-            held: self.held,
-            constants: program.constant_bytes(),
-            work: program.work_bytes,
-            scratch,
-            between,
-        }
+        let (held, constants, work) = (self.held, program.constant_bytes(), program.work_bytes);
+        MemoryNeed { held, constants, work, scratch, between }
     }
 
     /// Checks that a run of a program is within the limit. Nothing is allocated.

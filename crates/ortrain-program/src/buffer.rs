@@ -12,6 +12,9 @@ pub struct BufferId(pub u32);
 /// Buffers of an instruction: most have few.
 pub type BufferIds = SmallVec<[BufferId; 8]>;
 
+/// Other buffers in place of some.
+pub(crate) type Renaming<'a> = &'a dyn Fn(BufferId) -> BufferId;
+
 /// A plane of the state a program is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PlaneId(pub u32);
@@ -69,6 +72,14 @@ pub(crate) fn flags(count: usize, ids: &[BufferId]) -> Vec<bool> {
     let mut flags = vec![false; count];
     ids.iter().for_each(|id| flags[id.0 as usize] = true);
     flags
+}
+
+/// The different ones among some items, in ascending order.
+pub(crate) fn distinct<T: Ord>(items: impl IntoIterator<Item = T>) -> SmallVec<[T; 8]> {
+    let mut items: SmallVec<[T; 8]> = items.into_iter().collect();
+    items.sort_unstable();
+    items.dedup();
+    items
 }
 
 /// A number for each buffer; parts of a plane that overlap have the same.

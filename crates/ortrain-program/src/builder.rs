@@ -117,13 +117,8 @@ impl ProgramBuilder {
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
         if !instruction.is_empty() && !self.is_checked(&instruction, entries) {
-            let versions = Versions::default();
-            self.instructions.push(ScheduledInstruction {
-                instruction,
-                entries,
-                node: node.clone(),
-                versions,
-            });
+            let (node, versions) = (node.clone(), Versions::default());
+            self.instructions.push(ScheduledInstruction { instruction, entries, node, versions });
         }
         Ok(())
     }
@@ -203,7 +198,7 @@ mod tests {
         let mut e = Builder::new();
         let x = e.load(0, Type::F32);
         let [from, to] = [from, to].map(|id| Operand::whole(id, DType::F32, &[N]));
-        Instruction::Nest(Nest {
+        Instruction::from(Nest {
             dims: [N].into_iter().collect(),
             inner: 0,
             segments: None,

@@ -5,8 +5,9 @@ use ortrain_graph::Tensor;
 
 use crate::buffer::{Buffer, BufferId, Place, is_work};
 use crate::error::ProgramError;
+use crate::instruction::Instruction;
 use crate::liveness::Liveness;
-use crate::program::{Program, plane_uses};
+use crate::program::{PlaneUse, Program};
 use crate::scheduled::{self, FinalVersions, ScheduledInstruction};
 use crate::uses::Uses;
 
@@ -102,10 +103,27 @@ impl Draft {
         }
     }
 
+    /// What the program does with planes, the first one first.
+    fn plane_uses(&self) -> Vec<PlaneUse> {
+        let Draft { instructions, buffers, outputs, .. } = self;
+        let mut uses = Vec::new();
+        let mut is_early = true;
+        let buffer = |id: &BufferId| &buffers[id.0 as usize];
+        for ScheduledInstruction { instruction, .. } in instructions {
+            instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
+            // What is handed over is read where it lies.
+            is_early &= !matches!(instruction, Instruction::HandOver(_));
+            instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
+        }
+        outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
+        uses.sort_unstable_by_key(|used| used.plane);
+        uses
+    }
+
     /// The program, when all passes are done.
     pub(crate) fn into_program(mut self) -> Program {
         self.forget_unused_constants();
-        let planes = plane_uses(&self.instructions, &self.buffers, &self.outputs);
+        let planes = self.plane_uses();
         let Draft { instructions, buffers, constants, inputs, outputs, work_bytes, last_versions, .. } = self;
         Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
     }

@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use crate::buffer::{Buffer, BufferId, flags, is_work};
+use crate::buffer::{Buffer, BufferId, BufferIds, distinct, flags, is_work};
 use crate::draft::Draft;
 use crate::entries::Entries;
 use crate::instruction::Instruction;
@@ -136,7 +134,7 @@ impl<'a> Editor<'a> {
         at: usize,
         new: Option<ScheduledInstruction>,
     ) -> Option<ScheduledInstruction> {
-        let mut touched: SmallVec<[BufferId; 16]> = SmallVec::new();
+        let mut touched = BufferIds::new();
         let old = self.slots[at].take();
         if let Some(old) = &old {
             self.uses.remove(at, &old.instruction);
@@ -147,9 +145,7 @@ impl<'a> Editor<'a> {
             new.instruction.buffers(&mut |id, _| touched.push(BufferId(self.uses.cell(id) as u32)));
         }
         self.slots[at] = new;
-        touched.sort_unstable();
-        touched.dedup();
-        touched.into_iter().for_each(|id| self.note_life(id));
+        distinct(touched).into_iter().for_each(|id| self.note_life(id));
         old
     }
 

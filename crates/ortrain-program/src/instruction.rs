@@ -1,55 +1,69 @@
 //! The closed set of instructions.
 
+use std::sync::Arc;
+
 use ortrain_expr::Precision;
 
-use crate::buffer::{Buffer, BufferId, BufferIds, Place};
+use crate::buffer::{Buffer, BufferId, BufferIds, Place, Renaming};
 use crate::cost::{Cost, Traffic};
 use crate::instructions::{Attention, Body, Conv, HandOver, MatMul, ScatterAdd, Window};
 use crate::operand::{Nest, Use};
 
-/// An instruction. The set is closed: every backend matches on all of it.
+/// An instruction. The set is closed: every backend matches on all of it. Copies share their body until one of them changes it.
 #[derive(Clone, Debug)]
 pub enum Instruction {
     /// Reductions over the inner axes of a nest, if it has some, then a map. One with [segments](ortrain_expr::Segments) stays
     /// as it is: no pass makes another nest a part of it, or it a part of another one.
-    Nest(Nest),
+    Nest(Arc<Nest>),
     /// Matrix product with an epilogue.
-    MatMul(Box<MatMul>),
+    MatMul(Arc<MatMul>),
     /// Convolution with an epilogue.
-    Conv(Box<Conv>),
+    Conv(Arc<Conv>),
     /// Attention or its gradients, with epilogues.
-    Attention(Box<Attention>),
+    Attention(Arc<Attention>),
     /// Pooling.
-    Window(Window),
+    Window(Arc<Window>),
     /// Sums at given rows.
-    ScatterAdd(ScatterAdd),
+    ScatterAdd(Arc<ScatterAdd>),
     /// The end of one part of a run and the start of the other. It computes nothing.
     HandOver(HandOver),
 }
+
+macro_rules! from_bodies {
+    ($($Body:ident),*) => {
+        $(impl From<$Body> for Instruction {
+            fn from(body: $Body) -> Instruction {
+                Instruction::$Body(Arc::new(body))
+            }
+        })*
+    };
+}
+
+from_bodies!(Nest, MatMul, Conv, Attention, Window, ScatterAdd);
 
 impl Instruction {
     /// The body of the instruction.
     fn body(&self) -> &dyn Body {
         match self {
-            Instruction::Nest(nest) => nest,
+            Instruction::Nest(nest) => &**nest,
             Instruction::MatMul(product) => &**product,
             Instruction::Conv(conv) => &**conv,
             Instruction::Attention(attention) => &**attention,
-            Instruction::Window(window) => window,
-            Instruction::ScatterAdd(sums) => sums,
+            Instruction::Window(window) => &**window,
+            Instruction::ScatterAdd(sums) => &**sums,
             Instruction::HandOver(hand_over) => hand_over,
         }
     }
 
-    /// The same, to be changed.
+    /// The same, to be changed: a body of its own, if others share it.
     fn body_mut(&mut self) -> &mut dyn Body {
         match self {
-            Instruction::Nest(nest) => nest,
-            Instruction::MatMul(product) => &mut **product,
-            Instruction::Conv(conv) => &mut **conv,
-            Instruction::Attention(attention) => &mut **attention,
-            Instruction::Window(window) => window,
-            Instruction::ScatterAdd(sums) => sums,
+            Instruction::Nest(nest) => &mut *Arc::make_mut(nest),
+            Instruction::MatMul(product) => &mut *Arc::make_mut(product),
+            Instruction::Conv(conv) => &mut *Arc::make_mut(conv),
+            Instruction::Attention(attention) => &mut *Arc::make_mut(attention),
+            Instruction::Window(window) => &mut *Arc::make_mut(window),
+            Instruction::ScatterAdd(sums) => &mut *Arc::make_mut(sums),
             Instruction::HandOver(hand_over) => hand_over,
         }
     }
@@ -84,26 +98,29 @@ impl Instruction {
     /// The buffers it reads.
     #[must_use]
     pub fn reads(&self) -> BufferIds {
-        let mut found = BufferIds::new();
-        self.buffers(&mut |id, used| found.extend(used.reads().then_some(id)));
-        found
+        self.used(Use::reads)
     }
 
     /// The buffers it writes.
     #[must_use]
     pub fn writes(&self) -> BufferIds {
+        self.used(Use::writes)
+    }
+
+    /// The buffers that it uses in a way.
+    fn used(&self, is_it: fn(Use) -> bool) -> BufferIds {
         let mut found = BufferIds::new();
-        self.buffers(&mut |id, used| found.extend(used.writes().then_some(id)));
+        self.buffers(&mut |id, used| {
+            if is_it(used) {
+                found.push(id);
+            }
+        });
         found
     }
 
     /// Puts other buffers in place of those that it reads and of those that it writes. No other buffer can take the place of
     /// one that is updated for one of both alone.
-    pub(crate) fn rename(
-        &mut self,
-        read: &impl Fn(BufferId) -> BufferId,
-        write: &impl Fn(BufferId) -> BufferId,
-    ) {
+    pub(crate) fn rename(&mut self, read: Renaming<'_>, write: Renaming<'_>) {
         self.body_mut().buffers_mut(&mut |id, used| {
             *id = match used {
                 Use::Read => read(*id),
@@ -132,10 +149,10 @@ impl Instruction {
 
     /// The instruction with another [nest](Instruction::nest).
     pub(crate) fn with_nest(&self, nest: Nest) -> Instruction {
-        let mut changed = match self {
-            Instruction::Nest(_) => return Instruction::Nest(nest),
-            other => other.clone(),
-        };
+        if let Instruction::Nest(_) = self {
+            return Instruction::from(nest);
+        }
+        let mut changed = self.clone();
         if let Some(old) = changed.nest_mut() {
             *old = nest;
         }

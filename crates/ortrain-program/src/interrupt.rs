@@ -180,12 +180,8 @@ impl Watch {
         let before = bindings.planes[plane].to_vec(bytes.start, bytes.len());
         let is_zero = before.iter().all(|&byte| byte == 0);
         self.kept_bytes += if is_zero { 0 } else { before.len() };
-        self.kept.push(Kept {
-            plane,
-            from: bytes.start,
-            len: bytes.len(),
-            bytes: (!is_zero).then_some(before),
-        });
+        let (from, len, bytes) = (bytes.start, bytes.len(), (!is_zero).then_some(before));
+        self.kept.push(Kept { plane, from, len, bytes });
     }
 }
 

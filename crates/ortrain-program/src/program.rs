@@ -121,13 +121,12 @@ impl Program {
     /// [`RunError::HandOver`] when the program cannot be run in this part.
     pub fn part(&self, part: Part) -> Result<Range<usize>, RunError> {
         let end = self.instructions.len();
+        let node = |at: usize| self.instructions[at].node.to_string();
         match (part, self.hand_over()) {
             (Part::Whole, None) => Ok(0..end),
             (Part::Before, Some((at, _))) => Ok(0..at),
             (Part::After, Some((at, _))) => Ok(at + 1..end),
-            (Part::Whole, Some((at, _))) => {
-                Err(RunError::HandOver { node: self.instructions[at].node.to_string() })
-            }
+            (Part::Whole, Some((at, _))) => Err(RunError::HandOver { node: node(at) }),
             (Part::Before | Part::After, None) => Err(RunError::NoHandOver),
         }
     }
@@ -144,24 +143,4 @@ impl Instruction {
     pub fn cost(&self, program: &Program) -> Cost {
         self.cost_over(&program.buffers)
     }
-}
-
-/// What a program does with planes, the first one first.
-pub(crate) fn plane_uses(
-    instructions: &[ScheduledInstruction],
-    buffers: &[Buffer],
-    outputs: &[BufferId],
-) -> Vec<PlaneUse> {
-    let mut uses = Vec::new();
-    let mut is_early = true;
-    let buffer = |id: &BufferId| &buffers[id.0 as usize];
-    for ScheduledInstruction { instruction, .. } in instructions {
-        instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
-        // What is handed over is read where it lies.
-        is_early &= !matches!(instruction, Instruction::HandOver(_));
-        instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
-    }
-    outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
-    uses.sort_unstable_by_key(|used| used.plane);
-    uses
 }

@@ -12,6 +12,7 @@ use ortrain_expr::{
 
 use rustc_hash::FxHashSet;
 
+use crate::buffer::distinct;
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
     Instruction, Load, Marks, MatMul, Nest, Observer, Operand, OutOfMemory, Part, Place, Program, RunError,
@@ -124,10 +125,8 @@ fn touched(program: &Program, part: Part) -> (Vec<BufferId>, Vec<BufferId>) {
     let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
     let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
-    let mut kept: Vec<BufferId> =
-        used.chain(program.outputs.iter().copied()).filter(|id| there.contains(id)).collect();
-    kept.sort_unstable();
-    kept.dedup();
+    let wanted = used.chain(program.outputs.iter().copied());
+    let mut kept = distinct(wanted.filter(|id| there.contains(id))).into_vec();
     match part {
         Part::Whole => (program.inputs.clone(), program.outputs.clone()),
         Part::Before => {
@@ -543,11 +542,8 @@ impl<'a> Run<'a> {
                     ConvPass::InputGradient => (&output, &filter, &input),
                     ConvPass::FilterGradient => (&output, &input, &filter),
                 };
-                sums[element_of(&dims, to)].add(
-                    c.precision,
-                    a[element_of(&a_dims, x)],
-                    b[element_of(&b_dims, y)],
-                );
+                let (x, y) = (a[element_of(&a_dims, x)], b[element_of(&b_dims, y)]);
+                sums[element_of(&dims, to)].add(c.precision, x, y);
             }
             if !advance(&mut index, &space) {
                 break;

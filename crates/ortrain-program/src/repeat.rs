@@ -119,9 +119,9 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     fn new(tensor: &'a Tensor, along: Along) -> Result<Source<'a>, Failure> {
         let mut dims = tensor.dims().to_vec();
-        let axis = along.of_axes(dims.len()).map_err(|_| {
-            Failure::Says(format!("axis {} of {tensor:?} is scanned, but there is none", along.axis))
-        })?;
+        let axis = along
+            .of_axes(dims.len())
+            .map_err(|_| says(format!("axis {} of {tensor:?} is scanned, but there is none", along.axis)))?;
         let (outer, inner) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product::<usize>());
         let count = dims.remove(axis);
         Ok(Source { tensor, along, around: (outer, count, inner * tensor.dtype().size()), dims })
@@ -173,7 +173,7 @@ impl<'a> Stack<'a> {
         let Stack { spec: Stacked { label, along, .. }, done, .. } = self;
         let is_first = self.dims.is_none();
         if let Some(first) = self.dims.as_deref().filter(|&first| first != dims) {
-            return Err(Failure::Says(format!(
+            return Err(says(format!(
                 "iteration {done} gives {label:?} the shape {dims:?}, but earlier ones {first:?}; what is collected has \
                  one shape"
             )));
@@ -181,7 +181,7 @@ impl<'a> Stack<'a> {
         if is_first {
             let rank = dims.len() + 1;
             let axis = along.of_axes(rank).map_err(|axis| {
-                Failure::Says(format!("{label:?} is collected along axis {axis}, but has {rank} axes"))
+                says(format!("{label:?} is collected along axis {axis}, but has {rank} axes"))
             })?;
             let inner = dims[axis..].iter().product::<usize>() * dtype.size();
             self.around = (dims[..axis].iter().product(), inner);
@@ -229,7 +229,7 @@ impl<'a> Stack<'a> {
             // As other runtimes do: what nobody knows is empty.
             (None, Some(dims)) => dims.iter().map(|size| size.unwrap_or(0)).collect(),
             (None, None) => {
-                return Err(Failure::Says(format!(
+                return Err(says(format!(
                     "nothing is iterated, so the number of axes of {label:?} is not known; declare its shape"
                 )));
             }
@@ -252,16 +252,21 @@ impl From<RunError> for Failure {
     }
 }
 
+/// The failure that a sentence about the node says.
+fn says(message: String) -> Failure {
+    Failure::Says(message)
+}
+
 /// A tensor of elements that were put together here.
 fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, Failure> {
-    Tensor::new(dtype, dims, bytes.into()).map_err(|error| Failure::Says(error.to_string()))
+    Tensor::new(dtype, dims, bytes.into()).map_err(|error| says(error.to_string()))
 }
 
 /// A condition.
 fn flag(tensor: &Tensor) -> Result<bool, Failure> {
     match tensor.data().first() {
         Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
-        _ => Err(Failure::Says(format!("the condition is {tensor:?}, but one bool is needed"))),
+        _ => Err(says(format!("the condition is {tensor:?}, but one bool is needed"))),
     }
 }
 
@@ -334,9 +339,7 @@ impl<B> Repeat<B> {
                 let tensor = next();
                 let count = tensor.to_i64().filter(|numbers| numbers.len() == 1);
                 let count = count.ok_or_else(|| {
-                    Failure::Says(format!(
-                        "the number of iterations is {tensor:?}, but one integer is needed"
-                    ))
+                    says(format!("the number of iterations is {tensor:?}, but one integer is needed"))
                 })?;
                 most = u64::try_from(count[0]).unwrap_or(0);
             }
@@ -351,9 +354,7 @@ impl<B> Repeat<B> {
             let counts: Vec<usize> = scanned.iter().map(|source| source.around.1).collect();
             most = counts.first().map_or(0, |&count| count as u64);
             if counts.iter().any(|&count| count as u64 != most) {
-                return Err(Failure::Says(format!(
-                    "the scanned values have lengths {counts:?}, which differ"
-                )));
+                return Err(says(format!("the scanned values have lengths {counts:?}, which differ")));
             }
         }
         let total = (self.count == Count::Scanned).then_some(most);
@@ -436,17 +437,13 @@ impl Iterations<'_> {
             let (found, wanted) = (bytes.len(), program.buffer(id).bytes());
             if found != wanted {
                 let (name, _) = self.body.input(k);
-                return Err(Failure::Says(format!(
-                    "its body takes {wanted} bytes as {name:?}, but is given {found}"
-                )));
+                return Err(says(format!("its body takes {wanted} bytes as {name:?}, but is given {found}")));
             }
         }
         for ((&id, bytes), name) in program.outputs[*lead..].iter().zip(&buffers[*lead..]).zip(self.names) {
             let (found, wanted) = (program.buffer(id).bytes(), bytes.len());
             if found != wanted {
-                return Err(Failure::Says(format!(
-                    "its body takes {wanted} bytes as {name:?}, but hands on {found}"
-                )));
+                return Err(says(format!("its body takes {wanted} bytes as {name:?}, but hands on {found}")));
             }
         }
         Ok(buffers)
@@ -515,7 +512,7 @@ impl Iterations<'_> {
             if let (_, Some((_, dims))) = self.body.input(lead + k)
                 && dims != tensor.dims()
             {
-                return Err(Failure::Says(format!(
+                return Err(says(format!(
                     "iteration {index} makes {name:?} {:?}, but it has the shape {dims:?}",
                     tensor.dims()
                 )));

@@ -289,12 +289,8 @@ impl Schedule {
                 ids.iter().map(|id| format!("{:?}", self.slots[id.0 as usize].label)).collect();
             names.join(", ")
         };
-        writeln!(
-            f,
-            "{indent}schedule: {} segments, peak work {} bytes",
-            self.segments.len(),
-            self.work_bytes()
-        )?;
+        let (count, bytes) = (self.segments.len(), self.work_bytes());
+        writeln!(f, "{indent}schedule: {count} segments, peak work {bytes} bytes")?;
         for (k, node) in self.segments.iter().enumerate() {
             let (from, to) = (names(&node.inputs), names(&node.outputs));
             match &node.segment {

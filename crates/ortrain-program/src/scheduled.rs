@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, BufferId, Place, cells};
+use crate::buffer::{Buffer, BufferId, Place, cells, distinct};
 use crate::entries::{Entries, Entry};
 use crate::error::ProgramError;
 use crate::instruction::Instruction;
@@ -94,11 +94,7 @@ pub(crate) fn number(
             entries_of(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
             (id, seen)
         };
-        let [mut reads, mut writes] = [instruction.reads(), instruction.writes()];
-        for ids in [&mut reads, &mut writes] {
-            ids.sort_unstable();
-            ids.dedup();
-        }
+        let [reads, writes] = [instruction.reads(), instruction.writes()].map(distinct);
         let version = Version(at as u32 + 1);
         let written = writes.iter().map(|&id| (id, version));
         *versions = Versions::new(reads.into_iter().map(read), written);
@@ -180,7 +176,7 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![whole(to)],
             };
-            let instruction = Instruction::Nest(nest);
+            let instruction = Instruction::from(nest);
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
             self.instructions.push(ScheduledInstruction {
                 instruction,

@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::buffer::BufferId;
+use crate::buffer::{BufferId, Renaming};
 use crate::entries::{Entries, Entry};
 use crate::instruction::Instruction;
 
@@ -149,11 +149,7 @@ impl Versions {
     }
 
     /// Puts other buffers in place of those that are read and written.
-    pub(crate) fn rename(
-        &mut self,
-        read: &impl Fn(BufferId) -> BufferId,
-        write: &impl Fn(BufferId) -> BufferId,
-    ) {
+    pub(crate) fn rename(&mut self, read: Renaming<'_>, write: Renaming<'_>) {
         self.reads.iter_mut().for_each(|(id, _)| *id = read(*id));
         self.writes.iter_mut().for_each(|(id, _)| *id = write(*id));
     }

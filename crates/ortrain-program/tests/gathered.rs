@@ -28,7 +28,7 @@ fn refused(strides: [isize; 2]) -> Option<String> {
         stores: vec![to],
     };
     let node = "node \"turned\" (Reverse)".into();
-    b.emit(Instruction::Nest(nest), Entries::ALL, &node).err().map(|error| error.to_string())
+    b.emit(Instruction::from(nest), Entries::ALL, &node).err().map(|error| error.to_string())
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn rounded_product(
         precision: Precision::F32,
         epilogue: sum(loads(Load::Buffer(bias)), y, &dims),
     };
-    refused(b, Instruction::MatMul(Box::new(product)))
+    refused(b, Instruction::from(product))
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_map_has_no_accumulator() {
     let map = |load: fn(Operand) -> Vec<Load>| {
         let mut b = ProgramBuilder::new();
         let [x, y] = ["x", "y"].map(|name| floats(&mut b, name, &[SIDE]));
-        refused(b, Instruction::Nest(sum(load(x), y, &[SIDE])))
+        refused(b, Instruction::from(sum(load(x), y, &[SIDE])))
     };
     assert_eq!(map(|x| vec![Load::Buffer(x)]), None);
     let expected = faulty("Map", "accumulators [float32] where [] are needed");
@@ -142,7 +142,7 @@ fn convolution(change: impl FnOnce(&mut Operand, &mut Operand)) -> Option<String
     let y = floats(&mut b, "y", &dims);
     let epilogue = sum(vec![Load::Accumulator(DType::F32)], y, &dims);
     let conv = Conv { shape, a: image, b: filter, precision: Precision::F32, epilogue };
-    refused(b, Instruction::Conv(Box::new(conv)))
+    refused(b, Instruction::from(conv))
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_window_takes_whole_buffers() {
     let (x, y) = (("x", DType::F32, inputs), ("y", DType::F32, outputs));
     let positions = ("positions", DType::I64, outputs);
     assert_needs_whole_buffers("Window", [x, positions, y], |[source, index, target]| {
-        Instruction::Window(Window {
+        Instruction::from(Window {
             shape: shape(WindowPass::Max),
             source,
             index: Some(WindowIndex::elements(index)),
@@ -221,10 +221,10 @@ fn a_window_takes_whole_buffers() {
     });
     assert_needs_whole_buffers("Window", [y, positions, x], |[source, index, target]| {
         let shape = shape(WindowPass::MaxGradient);
-        Instruction::Window(Window { shape, source, index: Some(WindowIndex::elements(index)), target })
+        Instruction::from(Window { shape, source, index: Some(WindowIndex::elements(index)), target })
     });
     assert_needs_whole_buffers("Window", [x, y], |[source, target]| {
-        Instruction::Window(Window { shape: shape(WindowPass::Sum), source, index: None, target })
+        Instruction::from(Window { shape: shape(WindowPass::Sum), source, index: None, target })
     });
 }
 
@@ -236,7 +236,7 @@ fn sums_at_rows_take_whole_buffers() {
     let target = ("y", DType::F32, outer * rows * inner);
     for last in [false, true] {
         assert_needs_whole_buffers("ScatterAdd", [source, index, target], |[source, index, target]| {
-            Instruction::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last })
+            Instruction::from(ScatterAdd { outer, rows, count, inner, source, index, target, last })
         });
     }
 }

@@ -80,7 +80,7 @@ const SETTINGS: [f32; 6] = [0.0, 2.0, 0.0, 3.0, 0.0, 5.0];
 fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
     let mut b = ProgramBuilder::new();
     let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
-    b.emit(Instruction::Nest(scaled(x, settings)), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(scaled(x, settings)), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, settings], vec![x]).unwrap();
     let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
     assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
@@ -103,7 +103,7 @@ fn reductions_are_over_the_points_of_a_segment() {
         let reductions = vec![(ReduceOp::Sum, x[0]), (ReduceOp::Sum, rest), (ReduceOp::Max, x[0])];
         (vec![rest, sum, second, most], reductions)
     });
-    b.emit(Instruction::Nest(row), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(row), Entries::ALL, &node()).unwrap();
     let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
     let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
@@ -136,7 +136,7 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
         refused(|buffers| {
             let load = Operand { buffer: buffers[read], access: load };
             let store = Operand { buffer: buffers[written], access: store };
-            Instruction::Nest(nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![])))
+            Instruction::from(nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![])))
         })
     };
     assert_eq!(row(column(0), column(1), [1, 1]), None);
@@ -153,7 +153,7 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
         refused(|buffers| {
             let load = Operand { buffer: buffers[1], access: column(5) };
             let stores = [(a, first), (b, second)].map(|(k, access)| Operand { buffer: buffers[k], access });
-            Instruction::Nest(nest(1, vec![load], stores.to_vec(), |_, x| (vec![x[0]; 2], vec![])))
+            Instruction::from(nest(1, vec![load], stores.to_vec(), |_, x| (vec![x[0]; 2], vec![])))
         })
     };
     assert_eq!(two(column(0), column(1), [1, 1]), None);
@@ -167,7 +167,7 @@ fn segments_have_at_most_one_reduced_axis() {
     let refused = |inner: usize| {
         refused(|[plane, _, _, other]| {
             let (from, to) = (in_plane(plane), in_plane(other));
-            Instruction::Nest(nest(inner, vec![from], vec![to], |_, x| (vec![x[0]], vec![])))
+            Instruction::from(nest(inner, vec![from], vec![to], |_, x| (vec![x[0]], vec![])))
         })
     };
     assert_eq!((refused(0), refused(1)), (None, None));
@@ -180,7 +180,7 @@ fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -
     let x = b.load(0, Type::F32);
     let y = f(&mut b, x);
     let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
-    Instruction::Nest(Nest {
+    Instruction::from(Nest {
         dims: [LEN].into_iter().collect(),
         inner: 0,
         segments: None,
@@ -199,14 +199,14 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
     let (settings, unread) = (b.work("settings", DType::F32, 6), b.work("unread", DType::F32, 3));
     let sums = b.work("sums", DType::F32, 3);
     b.emit(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
-    b.emit(Instruction::Nest(scaled(y, settings)), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(scaled(y, settings)), Entries::ALL, &node()).unwrap();
     b.emit(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
     let stores = [unread, sums].map(|buffer| Operand { buffer, access: access([1, 0], 0, 3) });
     let row = nest(1, vec![in_plane(z)], stores.to_vec(), |b, x| {
         let (sum, most) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
         (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
     });
-    b.emit(Instruction::Nest(row), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(row), Entries::ALL, &node()).unwrap();
     b.emit(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
     finish(b, vec![x, settings], vec![z, sums])
 }

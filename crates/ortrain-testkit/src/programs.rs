@@ -307,7 +307,7 @@ impl Making {
             reductions: Vec::new(),
             stores,
         };
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -322,7 +322,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![to.reached(store)],
         };
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
         self.values.push(to);
     }
 
@@ -386,7 +386,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![to.reached(store.clone())],
             };
-            self.emit(Instruction::Nest(nest), Entries::ALL);
+            self.emit(Instruction::from(nest), Entries::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
         }
@@ -426,7 +426,7 @@ impl Making {
             };
             // What is added to itself while it is read has no order.
             if source.id != target.id {
-                self.emit(Instruction::ScatterAdd(sums), Entries::ALL);
+                self.emit(Instruction::from(sums), Entries::ALL);
             }
         } else {
             let mut b = Builder::new();
@@ -437,7 +437,7 @@ impl Making {
             let stores = vec![target.whole(&dims)];
             let expr = b.finish(&[result]);
             let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
-            self.emit(Instruction::Nest(nest), Entries::ALL);
+            self.emit(Instruction::from(nest), Entries::ALL);
         }
     }
 
@@ -499,7 +499,7 @@ impl Making {
         let dims = [count, len].into_iter().collect();
         let loads = loads.into_iter().map(Load::Buffer).collect();
         let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -557,7 +557,7 @@ impl Making {
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
         self.values.extend(made);
     }
 
@@ -582,7 +582,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![to.whole(&[c])],
         };
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
         self.values.push(to);
     }
 
@@ -642,7 +642,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![store.clone()],
         };
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
         store
     }
 
@@ -662,7 +662,7 @@ impl Making {
             weights.access.strides.reverse();
         }
         self.emit(
-            Instruction::MatMul(Box::new(MatMul {
+            Instruction::from(MatMul {
                 batch: Dims::new(),
                 m,
                 n: k,
@@ -672,7 +672,7 @@ impl Making {
                 rounded: [None; 2],
                 precision: Precision::F32,
                 epilogue,
-            })),
+            }),
             Entries::ALL,
         );
         self.values.push(to);
@@ -724,7 +724,7 @@ impl Making {
         let (epilogue, to) = self.epilogue(&dims, kinds);
         let (a, b) = (a.whole(&a_dims), Operand::whole(weights, DType::F32, &b_dims));
         let conv = Conv { shape, a, b, precision: Precision::F32, epilogue };
-        self.emit(Instruction::Conv(Box::new(conv)), Entries::ALL);
+        self.emit(Instruction::from(conv), Entries::ALL);
         self.values.push(to);
     }
 
@@ -750,7 +750,7 @@ impl Making {
         let to = self.fresh(DType::F32, Kind::Image);
         let (source, target) = (source.whole(&[len]), to.whole(&[len]));
         let window = Window { shape: shape(pass), source, index: positions.clone(), target };
-        self.emit(Instruction::Window(window), Entries::ALL);
+        self.emit(Instruction::from(window), Entries::ALL);
         if positions.is_some()
             && self.random.chance(70)
             && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
@@ -759,7 +759,7 @@ impl Making {
             let (source, target) = (gradient.whole(&[len]), back.whole(&[len]));
             let shape = shape(WindowPass::MaxGradient);
             let window = Window { shape, source, index: positions, target };
-            self.emit(Instruction::Window(window), Entries::ALL);
+            self.emit(Instruction::from(window), Entries::ALL);
             self.values.push(back);
         }
         self.values.push(to);
@@ -779,7 +779,7 @@ impl Making {
                 result = b.add(old, x);
                 loads.push(Load::Buffer(target.clone()));
             }
-            Instruction::Nest(Nest {
+            Instruction::from(Nest {
                 dims: [len].into_iter().collect(),
                 inner: 0,
                 segments: None,

@@ -536,7 +536,7 @@ impl Maps {
             reductions: Vec::new(),
             stores: vec![Operand::whole(target, to, &self.dims)],
         };
-        self.builder.emit(Instruction::Nest(nest), Entries::ALL, &"node".into()).expect("it is sound");
+        self.builder.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("it is sound");
         self.outputs.push(target);
     }
 

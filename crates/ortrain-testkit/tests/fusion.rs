@@ -186,7 +186,7 @@ fn map(
     let regs: Vec<Reg> = (0..reads.len()).map(|slot| expr.load(slot, Type::F32)).collect();
     let result = f(&mut expr, &regs);
     let whole = |id: BufferId| Operand::whole(id, DType::F32, &[elements]);
-    Instruction::Nest(Nest {
+    Instruction::from(Nest {
         dims: [elements].into_iter().collect(),
         inner: 0,
         segments: None,
@@ -218,7 +218,7 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
         target: Operand::whole(value, DType::F32, &[rows * width]),
         last: false,
     };
-    let mut steps = vec![(zeros, Entries::ALL), (Instruction::ScatterAdd(sums), Entries::ALL)];
+    let mut steps = vec![(zeros, Entries::ALL), (Instruction::from(sums), Entries::ALL)];
     if let Some(op) = between {
         let next = b.work("both", DType::F32, rows * width);
         steps.push((map(&b, &[other, value], next, |b, x| b.binary(op, x[0], x[1])), Entries::ALL));
@@ -317,9 +317,7 @@ impl Dropping {
             precision: Precision::F32,
             epilogue,
         };
-        self.b
-            .emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL, &self.node)
-            .expect("it is sound");
+        self.b.emit(Instruction::from(instruction), Entries::ALL, &self.node).expect("it is sound");
         result
     }
 }
@@ -390,7 +388,7 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
         let whole = |id: BufferId| Operand::whole(id, b.buffer(id).dtype, &[b.buffer(id).len]);
         let (source, target) = (whole(source), whole(target));
         let index = Some(WindowIndex::elements(whole(index)));
-        let instruction = Instruction::Window(Window { shape: shape(pass), source, index, target });
+        let instruction = Instruction::from(Window { shape: shape(pass), source, index, target });
         b.emit(instruction, Entries::ALL, &node).expect("it is sound");
     }
     let (inputs, outputs) = (vec![source, gradient], vec![target, back]);

@@ -63,7 +63,7 @@ impl Net {
             let mut e = Builder::new();
             let x = e.load(0, Type::F32);
             let result = f(&mut e, x);
-            Instruction::Nest(Nest {
+            Instruction::from(Nest {
                 dims: [columns, columns].into_iter().collect(),
                 inner: 0,
                 segments: None,
@@ -122,7 +122,7 @@ impl Net {
                 precision: Precision::F32,
                 epilogue,
             };
-            b.emit(Instruction::MatMul(Box::new(product)), Entries::ALL, &node).expect("it is sound");
+            b.emit(Instruction::from(product), Entries::ALL, &node).expect("it is sound");
             state = next;
         }
         let (inputs, outputs) = (vec![first], vec![state]);

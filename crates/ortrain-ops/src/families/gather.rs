@@ -110,7 +110,7 @@ fn scatter(
     let &Places { place, rows, count, inner } = places;
     let outer = 1;
     let [source, index, target] = [source, place, target].map(|buffer| cx.flat(buffer));
-    cx.emit(Instruction::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
+    cx.emit(Instruction::from(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
 /// Puts the sum of rows and a buffer, or zeros, into another; narrow floats are summed in float32.
@@ -321,7 +321,7 @@ impl Op for GatherGrad {
             let [source, index, target] = [source, cx.input(1), target].map(|buffer| cx.flat(buffer));
             ScatterAdd { outer, rows, count, inner, source, index, target, last: false }
         };
-        cx.emit(Instruction::ScatterAdd(sums))?;
+        cx.emit(Instruction::from(sums))?;
         if narrow {
             copy(cx, target, output)?;
         }

@@ -112,7 +112,7 @@ fn window(
 ) -> Result<(), OpError> {
     let index = index.map(|index| WindowIndex::elements(cx.flat(index)));
     let (source, target) = (cx.flat(source), cx.flat(target));
-    cx.emit(Instruction::Window(Window { shape, source, index, target }))
+    cx.emit(Instruction::from(Window { shape, source, index, target }))
 }
 
 /// Sets a buffer to zeros: what no window gives anything to.

@@ -53,11 +53,8 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
                 && !(to.buffer == other.buffer && are_apart(&to.access, &other.access, segments))
         });
         if let Some(other) = again.next() {
-            return Some(format!(
-                "stores to {:?} that may reach elements of {:?}",
-                buffer(to).label,
-                buffer(other).label
-            ));
+            let [to, other] = [to, other].map(|operand| &buffer(operand).label);
+            return Some(format!("stores to {to:?} that may reach elements of {other:?}"));
         }
         let mut loads = nest.loads.iter().enumerate().filter_map(|(slot, load)| {
             let from = load.operand()?;
@@ -67,10 +64,9 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
             (share_bytes(buffer(to), buffer(from)) && !apart).then_some((slot, from))
         });
         if let Some((slot, from)) = loads.next() {
+            let [from, to] = [from, to].map(|operand| &buffer(operand).label);
             return Some(format!(
-                "load {slot} of {:?} that may see what is stored to {:?}: the same access is needed",
-                buffer(from).label,
-                buffer(to).label
+                "load {slot} of {from:?} that may see what is stored to {to:?}: the same access is needed"
             ));
         }
     }

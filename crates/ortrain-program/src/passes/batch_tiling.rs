@@ -149,7 +149,7 @@ fn in_parts(
             }
             let makes_part = instructions[first].versions.clone().with_write(id, part_made);
             for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
-                result.push(instructions[of].with(Instruction::Conv(Box::new(conv)), &versions));
+                result.push(instructions[of].with(Instruction::from(conv), &versions));
             }
         }
     }
@@ -228,7 +228,7 @@ mod tests {
         let (a, filter) =
             (Operand::whole(a, DType::F32, &a_dims), Operand::whole(filter, DType::F32, &b_dims));
         let precision = Precision::F32;
-        let instruction = Instruction::Conv(Box::new(Conv { shape, a, b: filter, precision, epilogue }));
+        let instruction = Instruction::from(Conv { shape, a, b: filter, precision, epilogue });
         b.emit(instruction, Entries::ALL, &name.into()).unwrap();
         result
     }

@@ -1,5 +1,7 @@
 //! Says how exactly the factors of products are taken: those that are worth less than `f32` get the precision of the program.
 
+use std::sync::Arc;
+
 use ortrain_expr::{DType, Precision};
 
 use super::{Changed, Draft, Outcome, Target};
@@ -9,13 +11,15 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, precision, .. } = draft;
     let is_double = |factor: &Operand| factor.access.dtype == DType::F64;
     let mut changes = 0;
-    for scheduled in instructions {
+    for scheduled in instructions.iter_mut().filter(|_| *precision != Precision::F32) {
         match &mut scheduled.instruction {
             Instruction::MatMul(m) if !is_double(&m.a) && !is_double(&m.b) => {
-                m.precision = precision.of_product([m.m, m.n, m.k]);
+                let sides = [m.m, m.n, m.k];
+                Arc::make_mut(m).precision = precision.of_product(sides);
             }
             Instruction::Conv(c) if !is_double(&c.a) && !is_double(&c.b) => {
-                c.precision = precision.of_product(c.shape.product_sides());
+                let sides = c.shape.product_sides();
+                Arc::make_mut(c).precision = precision.of_product(sides);
             }
             _ => {}
         }

@@ -70,7 +70,7 @@ fn copy_before_updates(
             let Buffer { label, dtype, len, .. } = buffers[id.0 as usize].clone();
             let (copy, copied) = (add_work(buffers, label, dtype, len), new_versions.next());
             let [from, to] = [id, copy].map(|id| Operand::whole(id, dtype, &[len]));
-            let map = Instruction::Nest(Nest::copy(&[len], from, to));
+            let map = Instruction::from(Nest::copy(&[len], from, to));
             let of_copy = Versions::of_map((id, version), (copy, copied));
             first.insert(made + 1, first[made].with(map, &of_copy));
             instruction.rename(&|read| if read == id { copy } else { read }, &|written| written);

@@ -251,7 +251,7 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
         let node = scheduled.node.clone();
         let map = |map, versions| ScheduledInstruction {
-            instruction: Instruction::Nest(map),
+            instruction: Instruction::from(map),
             entries: Entries::ALL,
             node: node.clone(),
             versions,
@@ -381,7 +381,7 @@ mod tests {
                 nest.loads[slot].operand_mut().unwrap().access.strides[0] = 0;
             }
             assert_eq!(nest.fault(), None);
-            let instruction = Instruction::Nest(nest);
+            let instruction = Instruction::from(nest);
             let versions = Versions::default();
             self.instructions.push(ScheduledInstruction {
                 instruction,
@@ -486,7 +486,7 @@ mod tests {
         s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
         let both = [packing(256, mask, bits), unpacking(256, bits, again)];
         s.instructions.extend(both.map(|map| ScheduledInstruction {
-            instruction: Instruction::Nest(map),
+            instruction: Instruction::from(map),
             ..s.instructions[0].clone()
         }));
         s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);

@@ -62,23 +62,19 @@ pub const PASSES: &[Pass] = &[
     optional("number_cells", "makes positions of maxima numbers of cells", number_cells::run),
     optional(
         "sink_scatter_add",
-        "moves sums at given rows behind the maps that read them",
+        "moves sums at given rows behind maps that read them",
         sink_scatter_add::run,
     ),
     optional("fuse_attention", "makes an attention of products and a softmax", fuse_attention::run),
     optional("fuse_chains", "makes one map of maps that follow each other", fusion::fuse_chains),
     optional(
         "precompute_derivatives",
-        "keeps a slope in place of what it is made of",
+        "keeps slopes in place of what they are made of",
         precompute_derivatives::run,
     ),
     optional("fusion", "makes maps parts of what makes their operands or reads their results", fusion::run),
     required("choose_precision", "says how exactly factors of products are taken", choose_precision::run),
-    optional(
-        "weight_prepacking",
-        "lays matrices in panels for many products of few rows",
-        weight_prepacking::run,
-    ),
+    optional("weight_prepacking", "lays matrices in panels for products of few rows", weight_prepacking::run),
     required("failures_first", "puts what can fail before what writes state", failures_first::run),
     optional("mask_packing", "keeps masks as bits where most is alive", mask_packing::run),
     optional("batch_tiling", "takes pairs of convolutions through a batch in parts", batch_tiling::run),
@@ -248,7 +244,7 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![to],
         };
-        let (instruction, node): (_, Arc<str>) = (Instruction::Nest(nest), "node".into());
+        let (instruction, node): (_, Arc<str>) = (Instruction::from(nest), "node".into());
         let (entries, versions) = (Entries::ALL, Versions::default());
         let instructions = vec![ScheduledInstruction { instruction, entries, node, versions }];
         let ends = (vec![BufferId(0)], vec![BufferId(1)]);

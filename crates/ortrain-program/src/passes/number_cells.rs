@@ -3,26 +3,23 @@
 //! A gradient that knows where the windows lie needs of each maximum only which cell of its window it was: a byte in place
 //! of the eight of a position. Positions that anything else reads stay what they are.
 
+use std::sync::Arc;
+
 use ortrain_expr::{DType, IndexKind};
 
 use super::{Changed, Draft, Outcome, Target};
-use crate::{Buffer, BufferId, Instruction, ScheduledInstruction, Window, is_work};
+use crate::{BufferId, Instruction, ScheduledInstruction, Window};
 
 /// Gives positions that only gradients of the same windows read the narrowest type.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let mut changes = 0;
-    for at in 0..instructions.len() {
-        let Some((id, dtype)) = numbered_by(&instructions[at].instruction, instructions, buffers) else {
-            continue;
-        };
-        if inputs.contains(&id) || outputs.contains(&id) {
-            continue;
-        }
-        buffers[id.0 as usize].dtype = dtype;
+    for at in 0..draft.instructions.len() {
+        let Some((id, dtype)) = numbered_by(draft, at) else { continue };
+        draft.buffers[id.0 as usize].dtype = dtype;
         changes += 1;
-        for scheduled in instructions.iter_mut() {
-            if let Instruction::Window(Window { index: Some(index), .. }) = &mut scheduled.instruction
+        for scheduled in &mut draft.instructions {
+            if let Instruction::Window(window) = &mut scheduled.instruction
+                && let Some(index) = &mut Arc::make_mut(window).index
                 && index.operand.buffer == id
             {
                 index.kind = IndexKind::Cell;
@@ -34,14 +31,13 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 }
 
 /// The positions of a window, if only gradients of the same windows read them, and the type of numbers of cells.
-fn numbered_by(
-    instruction: &Instruction,
-    instructions: &[ScheduledInstruction],
-    buffers: &[Buffer],
-) -> Option<(BufferId, DType)> {
-    let Instruction::Window(Window { shape, index: Some(index), .. }) = instruction else { return None };
+fn numbered_by(draft: &Draft, at: usize) -> Option<(BufferId, DType)> {
+    let Draft { instructions, inputs, outputs, .. } = draft;
+    let Instruction::Window(window) = &instructions[at].instruction else { return None };
+    let Window { shape, index: Some(index), .. } = &**window else { return None };
     let id = index.operand.buffer;
-    if !is_work(buffers, id) || index.kind != IndexKind::Element {
+    let is_seen = inputs.contains(&id) || outputs.contains(&id) || !draft.is_work(id);
+    if is_seen || index.kind != IndexKind::Element {
         return None;
     }
     let others = |other: &ScheduledInstruction| match &other.instruction {

@@ -9,7 +9,7 @@
 use ortrain_expr::{DType, Inst, Type, slope};
 
 use super::{Changed, Draft, Outcome, Target};
-use crate::buffer::add_work;
+use crate::buffer::{add_work, distinct};
 use crate::editor::{Editor, PLACES};
 use crate::memory::align;
 use crate::operand::read_by;
@@ -95,25 +95,19 @@ impl Editor<'_> {
         }
         // What would be kept for this map alone, most of the time.
         let soon = after + (latest - after) / 2;
-        let mut freed: Vec<BufferId> = read_by(&slope).collect();
-        freed.sort_unstable();
-        freed.dedup();
-        freed.retain(|id| {
-            let mut others = self.readers(*id).iter().filter(|&reader| reader != at);
-            self.is_work(*id)
-                && !self.is_output(*id)
-                && !read_by(&product).any(|read| read == *id)
+        let is_freed = |&id: &BufferId| {
+            let mut others = self.readers(id).iter().filter(|&reader| reader != at);
+            self.is_work(id)
+                && !self.is_output(id)
+                && !read_by(&product).any(|read| read == id)
                 && others.all(|reader| reader <= soon)
-        });
-        let bytes = |id: &BufferId| align(self.buffers[id.0 as usize].bytes());
-        let freed = freed.iter().map(bytes).fold(0, usize::saturating_add);
+        };
+        let bytes = |id: BufferId| align(self.buffers[id.0 as usize].bytes());
+        let freed = distinct(read_by(&slope)).into_iter().filter(is_freed);
+        let freed = freed.map(bytes).fold(0, usize::saturating_add);
         let kept = align(points.saturating_mul(store.dtype.size()));
-        (kept.saturating_mul(LESS.1) <= freed.saturating_mul(LESS.0)).then_some(Slope {
-            at,
-            after,
-            slope,
-            product,
-        })
+        let is_less = kept.saturating_mul(LESS.1) <= freed.saturating_mul(LESS.0);
+        is_less.then_some(Slope { at, after, slope, product })
     }
 }
 
@@ -129,8 +123,8 @@ fn apart(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers:
         product.loaded_mut().filter(|from| from.buffer == NEW).for_each(|from| from.buffer = id);
         let (given, version) = (&scheduled.versions, new_versions.next());
         let of_slope = given.clone().with_write(id, version);
-        slots[after + 1] = Some(scheduled.with(Instruction::Nest(slope), &of_slope));
+        slots[after + 1] = Some(scheduled.with(Instruction::from(slope), &of_slope));
         let of_product = given.clone().with_read(id, version);
-        slots[at] = Some(scheduled.with(Instruction::Nest(product), &of_product));
+        slots[at] = Some(scheduled.with(Instruction::from(product), &of_product));
     }
 }

@@ -9,7 +9,7 @@
 use smallvec::SmallVec;
 
 use super::memory_plan::plan;
-use crate::buffer::{flags, share_bytes};
+use crate::buffer::{distinct, flags, share_bytes};
 use crate::draft::Draft;
 use crate::liveness::{Life, Liveness, alive};
 use crate::memory::align;
@@ -107,12 +107,7 @@ struct Recomputation<'a> {
 impl<'a> Recomputation<'a> {
     fn new(program: &'a Program) -> Recomputation<'a> {
         let work = |id: &BufferId| is_work(&program.buffers, *id);
-        let values = |ids: BufferIds| {
-            let mut values: Values = ids.into_iter().filter(work).map(|id| id.0 as usize).collect();
-            values.sort_unstable();
-            values.dedup();
-            values
-        };
+        let values = |ids: BufferIds| distinct(ids.into_iter().filter(work).map(|id| id.0 as usize));
         let entry = |(origin, scheduled): (usize, &ScheduledInstruction)| {
             let [reads, writes] = [scheduled.instruction.reads(), scheduled.instruction.writes()].map(values);
             Entry { origin, reads, writes, is_copy: false }
@@ -243,7 +238,7 @@ impl<'a> Recomputation<'a> {
         let maker = |order: &Order, value: Value| {
             order.entries[..to].iter().rposition(|entry| entry.writes.contains(&value))
         };
-        let mut places: Vec<usize> = maker(order, value).into_iter().collect();
+        let mut places: SmallVec<[usize; 8]> = maker(order, value).into_iter().collect();
         let mut generation = places.clone();
         for _ in 0..depth {
             let gone: Vec<Value> = generation
@@ -251,14 +246,9 @@ impl<'a> Recomputation<'a> {
                 .flat_map(|&at| order.entries[at].reads.clone())
                 .filter(|&read| self.version(order, lives, read, to).1 < to)
                 .collect();
-            generation = gone
-                .into_iter()
-                .filter_map(|read| maker(order, read))
-                .filter(|&at| self.origins[order.entries[at].origin].repeats && !places.contains(&at))
-                .collect();
-            generation.sort_unstable();
-            generation.dedup();
-            places.extend(&generation);
+            let is_new = |at: &usize| self.origins[order.entries[*at].origin].repeats && !places.contains(at);
+            generation = distinct(gone.into_iter().filter_map(|read| maker(order, read)).filter(is_new));
+            places.extend_from_slice(&generation);
         }
         places.sort_unstable();
         let still = |at: &usize| {
@@ -386,7 +376,7 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![whole(write)],
             };
-            b.emit(Instruction::Nest(nest), Entries::ALL, &node).unwrap();
+            b.emit(Instruction::from(nest), Entries::ALL, &node).unwrap();
             write
         };
         let x = b.work("x", DType::F32, N);

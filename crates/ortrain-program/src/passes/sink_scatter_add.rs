@@ -79,22 +79,22 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
         match &scheduled.instruction {
             _ if index == at => {}
             Instruction::Nest(map) if readers.contains(&index) => {
-                let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
+                let rest = if starts_at_zero { without(map, target)? } else { Some((**map).clone()) };
                 let to = only_result(map)?;
                 let made = scheduled.versions.written(to)?;
                 let result_of_map = Operand { buffer: to, access: sums.target.access.clone() };
-                let sums = ScatterAdd { target: result_of_map, ..sums.clone() };
+                let sums = ScatterAdd { target: result_of_map, ..(**sums).clone() };
                 let mut versions_of_sums =
                     versions.clone().with_read_of(to, &scheduled.versions).with_write(to, made);
                 if let Some(map) = rest {
                     // The map reads the target as it was before the sums, and the sums what the map makes.
                     let before = new_versions.next();
                     let given = scheduled.versions.clone().with_read_of(target, versions);
-                    result.push(scheduled.with(Instruction::Nest(map), &given.with_write(to, before)));
+                    result.push(scheduled.with(Instruction::from(map), &given.with_write(to, before)));
                     versions_of_sums = versions_of_sums.with_read(to, before);
                 }
                 let here = ScheduledInstruction { entries: scheduled.entries, ..instructions[at].clone() };
-                result.push(here.with(Instruction::ScatterAdd(sums), &versions_of_sums));
+                result.push(here.with(Instruction::from(sums), &versions_of_sums));
             }
             _ => result.push(scheduled.clone()),
         }
@@ -149,11 +149,11 @@ fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
         match expr.insts()[usize::from(reg.0)] {
             (Inst::Load(s), ty) => return usize::from(s) == slot && ty == Type::of(from.dtype),
             (Inst::Binary(BinaryOp::Add, a, b), _) => {
-                reg = match (depends(a), depends(b)) {
-                    (true, false) => a,
-                    (false, true) => b,
-                    _ => return false,
-                };
+                let [in_a, in_b] = [a, b].map(depends);
+                if in_a == in_b {
+                    return false;
+                }
+                reg = if in_a { a } else { b };
             }
             _ => return false,
         }

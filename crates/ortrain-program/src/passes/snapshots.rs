@@ -250,7 +250,7 @@ impl Sketch {
             reductions,
             stores: stores.to_vec(),
         };
-        self.emit(node, Instruction::Nest(nest));
+        self.emit(node, Instruction::from(nest));
     }
 
     /// A map over `dims`.
@@ -293,7 +293,7 @@ impl Sketch {
         let precision = Precision::F32;
         let batch = [].into_iter().collect();
         let product = MatMul { batch, m, n, k, a, b, rounded: [None; 2], precision, epilogue };
-        self.emit(node, Instruction::MatMul(Box::new(product)));
+        self.emit(node, Instruction::from(product));
     }
 
     /// A matrix that lies row by row.
@@ -457,7 +457,7 @@ fn number_cells() -> Example {
         let shape = WindowShape { pass, planes: 1, axes: [axis, axis].into_iter().collect() };
         let [source, index, target] = [source, index, target].map(|id| s.at(id, &[1]));
         let index = Some(WindowIndex { kind: IndexKind::Element, operand: index });
-        s.emit(node, Instruction::Window(Window { shape, source, index, target }));
+        s.emit(node, Instruction::from(Window { shape, source, index, target }));
     }
     Example {
         before: r#"
@@ -502,7 +502,7 @@ fn sink_scatter_add() -> Example {
         target: to,
         last: false,
     };
-    s.emit("gather gradient", Instruction::ScatterAdd(sums));
+    s.emit("gather gradient", Instruction::from(sums));
     s.flat("accumulate", &[total, gradient], &[total], |b, x| vec![b.add(x[0], x[1])]);
     Example {
         promise: Promise::OtherRoundings,
@@ -984,7 +984,7 @@ fn batch_tiling() -> Example {
         let (a, b) = (Operand::whole(from, DType::F32, &a), Operand::whole(filter, DType::F32, &b));
         let (precision, epilogue) =
             (Precision::F32, epilogue(&result, Operand::whole(to, DType::F32, &result)));
-        s.emit(node, Instruction::Conv(Box::new(Conv { shape, a, b, precision, epilogue })));
+        s.emit(node, Instruction::from(Conv { shape, a, b, precision, epilogue }));
     }
     let batch_tiles = BatchTiles { least: 2048, part: 1024, filter: 1, worth: 16 };
     Example {

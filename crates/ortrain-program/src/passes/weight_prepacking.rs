@@ -5,6 +5,8 @@
 //! every few rows again. Laid out so that the columns of a panel are adjacent at each depth, and the depths follow each
 //! other, they are read in a row. Such a product is one of each panel.
 
+use std::sync::Arc;
+
 use ortrain_expr::{Access, DType, Inst, Precision, Strides};
 use rustc_hash::FxHashMap;
 
@@ -79,11 +81,11 @@ fn lay_panels(
         let map = layout(product, panels, shape.columns);
         let (map, seen) = moved(instructions, &uses, group, &map).unwrap_or((map, seen));
         let first = ScheduledInstruction { entries: *entries, ..instructions[readers[0]].clone() };
-        maps.push(first.with(Instruction::Nest(map), &seen.with_write(panels, version)));
+        maps.push(first.with(Instruction::from(map), &seen.with_write(panels, version)));
         for &reader in readers {
             let ScheduledInstruction { instruction, versions, .. } = &mut instructions[reader];
             if let Instruction::MatMul(product) = instruction {
-                read_panels(product, panels, shape.columns);
+                read_panels(Arc::make_mut(product), panels, shape.columns);
             }
             *versions = versions.clone().with_read(panels, version).of_instruction(instruction);
         }

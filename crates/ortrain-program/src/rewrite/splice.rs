@@ -3,6 +3,7 @@
 use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryOp};
 
 use super::embed::Embedding;
+use crate::buffer::{BufferIds, distinct};
 use crate::operand::access_of;
 use crate::{BufferId, Instruction, Load, Nest, Operand};
 
@@ -107,24 +108,13 @@ impl Loads {
 /// Whether nests that become one surely read more buffers than a nest may: `others` are those that they read besides
 /// what one makes for the other.
 fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
-    let mut ids: Vec<BufferId> = others.collect();
-    if ids.len() <= MOST_LOADS {
-        return false;
-    }
-    ids.sort_unstable();
-    ids.dedup();
-    ids.len() > MOST_LOADS
+    let ids: BufferIds = others.collect();
+    ids.len() > MOST_LOADS && distinct(ids).len() > MOST_LOADS
 }
 
 /// How many buffers a map loads at least, if those are more than a nest may: it cannot follow what makes only some.
 pub(crate) fn least_loads(map: &Nest) -> usize {
-    if map.loads.len() <= MOST_LOADS {
-        return map.loads.len();
-    }
-    let mut ids: Vec<BufferId> = loaded(map).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids.len()
+    if map.loads.len() <= MOST_LOADS { map.loads.len() } else { distinct(loaded(map)).len() }
 }
 
 /// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own
@@ -271,12 +261,11 @@ pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<N
         return None;
     }
     let mut b = Builder::new();
-    let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
-        Inst::Load(slot) if let Some(value) = values[usize::from(slot)] => {
-            b.push(Inst::Const(value.convert(ty)), ty)
-        }
-        other => b.fold(other, ty),
-    });
+    let constant = |inst, ty| match inst {
+        Inst::Load(slot) => values[usize::from(slot)].map(|value| Inst::Const(value.convert(ty))),
+        _ => None,
+    };
+    let regs = b.copy(&nest.expr, |b, inst, ty| b.fold(constant(inst, ty).unwrap_or(inst), ty));
     let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
     let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
     Loads(nest.loads.clone()).finish_without(whole, |slot| values[slot].is_some())
@@ -291,16 +280,7 @@ pub(crate) fn with_expression(
 ) -> Option<Nest> {
     let mut loads = Loads(map.loads.clone());
     loads.0.extend(more.map(|buffer| Load::Buffer(Operand { buffer, access: store.access.clone() })));
-    let nest = Nest {
-        dims: map.dims.clone(),
-        inner: map.inner,
-        segments: map.segments.clone(),
-        loads: Vec::new(),
-        expr,
-        reductions: Vec::new(),
-        stores: vec![store],
-    };
-    loads.finish(nest)
+    loads.finish(Nest { loads: Vec::new(), expr, reductions: Vec::new(), stores: vec![store], ..map.clone() })
 }
 
 /// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes

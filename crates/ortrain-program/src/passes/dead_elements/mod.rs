@@ -14,6 +14,8 @@
 mod band;
 mod product;
 
+use std::sync::Arc;
+
 use ortrain_expr::{Access, Builder, Inst, ReduceOp, Scalar, Type, zero_registers};
 use smallvec::{SmallVec, smallvec};
 
@@ -71,10 +73,9 @@ impl Part {
 
 /// Narrows instructions, which stand in the order in which they run.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
-    let zeros = find_zeros(instructions, buffers, inputs);
-    let changes = leave_out(instructions, buffers, outputs, zeros);
-    compact(instructions, buffers, inputs, outputs);
+    let zeros = find_zeros(draft);
+    let changes = leave_out(draft, zeros);
+    compact(draft);
     Ok(Changed(changes + remove_unused(draft)))
 }
 
@@ -96,7 +97,8 @@ fn nest_of(instruction: &Instruction) -> Option<&Nest> {
 // --- Zeros ------------------------------------------------------------------------------------------------------------
 
 /// What is zero in each instruction.
-fn find_zeros(instructions: &[ScheduledInstruction], buffers: &[Buffer], inputs: &[BufferId]) -> Vec<Zeros> {
+fn find_zeros(draft: &Draft) -> Vec<Zeros> {
+    let Draft { instructions, buffers, inputs, .. } = draft;
     // Elements that may be other than zero so far.
     let mut written = seen_outside(buffers, &[inputs]);
     let mut all = Vec::with_capacity(instructions.len());
@@ -211,9 +213,7 @@ fn is_made_of_sums_alone(nest: &Nest) -> bool {
         && nest.stores.iter().all(|store| stays(&store.access.strides))
         && nest.expr.insts().iter().zip(needed).filter(|&(_, needed)| needed).all(
             |((inst, _), _)| match *inst {
-                Inst::Load(slot) => {
-                    nest.loads[usize::from(slot)].access().is_some_and(|access| stays(&access.strides))
-                }
+                Inst::Load(slot) => nest.loads[usize::from(slot)].access().is_some_and(|a| stays(&a.strides)),
                 Inst::Coordinate(axis) => usize::from(axis) < kept,
                 _ => true,
             },
@@ -313,11 +313,10 @@ impl Demand {
 
     /// Takes in what an instruction reads.
     fn read(&mut self, instruction: &Instruction, buffers: &[Buffer]) {
-        for (id, band) in bands(instruction, buffers, Use::Read) {
-            let k = id.0 as usize;
+        bands(instruction, buffers, Use::Read, |k, band| {
             self.wanted[k] = self.wanted[k].hull(band, buffers[k].len);
             self.overwritten[k] = None;
-        }
+        });
     }
 
     /// The part of its space that an instruction must compute, and results that have to be filled with zeros before it does.
@@ -358,12 +357,8 @@ impl Demand {
 }
 
 /// Narrows every instruction to what is read of its results and is not zero.
-fn leave_out(
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &mut Vec<Buffer>,
-    outputs: &[BufferId],
-    zeros: Vec<Zeros>,
-) -> usize {
+fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
+    let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;
     let mut demand = Demand::new(instructions, buffers, outputs);
     let mut new_versions = NewVersions::after(instructions.iter());
@@ -379,13 +374,15 @@ fn leave_out(
             && !nest.expr.can_fail()
         {
             let (cuts, fills) = demand.part(&scheduled.instruction, nest, &zeros, buffers);
-            changes += usize::from(!(cuts.is_empty() && zeros.terms.is_empty() && zeros.loads.is_empty()));
             before.extend(fills.into_iter().map(|id| fill(id, &buffers[id.0 as usize])));
-            let instruction = without_zeros(&scheduled.instruction, nest, &zeros.loads);
-            let (instruction, copies) = narrowed(instruction, &cuts, &zeros.terms, buffers);
-            demand.know(buffers);
-            before.extend(copies);
-            scheduled.instruction = instruction;
+            if !(cuts.is_empty() && zeros.terms.is_empty() && zeros.loads.is_empty()) {
+                changes += 1;
+                let instruction = without_zeros(&scheduled.instruction, nest, &zeros.loads);
+                let (instruction, copies) = narrowed(instruction, &cuts, &zeros.terms, buffers);
+                demand.know(buffers);
+                before.extend(copies);
+                scheduled.instruction = instruction;
+            }
         }
         demand.read(&scheduled.instruction, buffers);
         let given = scheduled.versions.clone();
@@ -394,7 +391,7 @@ fn leave_out(
             .map(|map| {
                 let (to, version) = (map.stores[0].buffer, new_versions.next());
                 scheduled.versions = scheduled.versions.clone().with_read(to, version);
-                scheduled.with(Instruction::Nest(map), &given.clone().with_write(to, version))
+                scheduled.with(Instruction::from(map), &given.clone().with_write(to, version))
             })
             .collect();
         scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
@@ -415,7 +412,7 @@ fn without_zeros(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Ins
     let values: Vec<Option<Scalar>> = (0..nest.loads.len()).map(zero).collect();
     match if zeros.is_empty() { None } else { with_constants(nest, &values) } {
         None => instruction.clone(),
-        Some(fewer) if fewer.accumulators() == 0 => Instruction::Nest(fewer),
+        Some(fewer) if fewer.accumulators() == 0 => Instruction::from(fewer),
         Some(fewer) => instruction.with_nest(fewer),
     }
 }
@@ -430,28 +427,26 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
-/// The parts of buffers that an instruction reads, or those that it writes.
-fn bands(instruction: &Instruction, buffers: &[Buffer], used: Use) -> Vec<(BufferId, Band)> {
+/// Calls a function with the parts of buffers, by their numbers, that an instruction reads, or those that it writes.
+fn bands(instruction: &Instruction, buffers: &[Buffer], used: Use, mut each: impl FnMut(usize, Band)) {
     let Some(nest) = nest_of(instruction) else {
         let ids = if used.reads() { instruction.reads() } else { instruction.writes() };
-        return ids.into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect();
+        return ids.into_iter().for_each(|id| each(id.0 as usize, Band::whole(buffers[id.0 as usize].len)));
     };
-    let reached = |operand: &Operand, dims: &[usize]| (operand.buffer, Band::reached(&operand.access, dims));
+    let mut reached = |Operand { buffer, access }: &Operand, dims: Option<&[usize]>| {
+        let band = dims.map_or(Band::whole(access.len), |dims| Band::reached(access, dims));
+        each(buffer.0 as usize, band);
+    };
     if used.writes() {
-        return nest.stores.iter().map(|store| reached(store, &nest.dims)).collect();
+        return nest.stores.iter().for_each(|store| reached(store, Some(&nest.dims)));
     }
-    let mut found = Vec::new();
     if let Instruction::MatMul(m) = instruction {
-        let factors = [&m.a, &m.b].into_iter().zip(m.spaces());
-        found.extend(factors.map(|(factor, dims)| reached(factor, &dims)));
+        [&m.a, &m.b].into_iter().zip(m.spaces()).for_each(|(factor, dims)| reached(factor, Some(&dims)));
     }
     for (slot, load) in nest.loads.iter().enumerate() {
-        found.extend(load.operand().map(|from| match nest.is_gathered(slot) {
-            true => (from.buffer, Band::whole(from.access.len)),
-            false => reached(from, &nest.dims),
-        }));
+        let dims = (!nest.is_gathered(slot)).then_some(&nest.dims[..]);
+        load.operand().into_iter().for_each(|from| reached(from, dims));
     }
-    found
 }
 
 /// Zeros all over a buffer.
@@ -485,23 +480,19 @@ fn narrowed(
 // --- Buffers ----------------------------------------------------------------------------------------------------------
 
 /// Makes buffers of which a band alone is used hold nothing else.
-fn compact(
-    instructions: &mut [ScheduledInstruction],
-    buffers: &mut [Buffer],
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-) {
+fn compact(draft: &mut Draft) {
+    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let mut used = seen_outside(buffers, &[inputs, outputs]);
     for ScheduledInstruction { instruction, .. } in instructions.iter() {
-        let [reads, writes] = [Use::Read, Use::Write].map(|used| bands(instruction, buffers, used));
-        for (id, band) in reads.into_iter().chain(writes) {
-            let k = id.0 as usize;
-            used[k] = used[k].hull(band, buffers[k].len);
+        for kind in [Use::Read, Use::Write] {
+            bands(instruction, buffers, kind, |k, band| used[k] = used[k].hull(band, buffers[k].len));
         }
     }
     let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_whole() && !band.is_none());
     for ScheduledInstruction { instruction, .. } in instructions.iter_mut() {
-        if nest_of(instruction).is_none() {
+        let mut holds_a_band = false;
+        instruction.buffers(&mut |id, _| holds_a_band |= band_of(id).is_some());
+        if !holds_a_band || nest_of(instruction).is_none() {
             continue;
         }
         let compact = |operand: &mut Operand, dims: &[usize]| {
@@ -510,6 +501,7 @@ fn compact(
             }
         };
         if let Instruction::MatMul(m) = instruction {
+            let m = Arc::make_mut(m);
             let [a_space, b_space] = m.spaces();
             compact(&mut m.a, &a_space);
             compact(&mut m.b, &b_space);

@@ -73,7 +73,7 @@ pub(super) fn narrowed_product(
         rounded: m.rounded,
         precision: m.precision,
     };
-    Some((Instruction::MatMul(Box::new(product)), copies))
+    Some((Instruction::from(product), copies))
 }
 
 impl Factor {

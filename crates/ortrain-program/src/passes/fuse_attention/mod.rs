@@ -190,7 +190,7 @@ impl Space {
 
 /// The instruction that computes another pass of an attention.
 fn attention(of: &Attention, pass: AttentionPass) -> Instruction {
-    Instruction::Attention(Box::new(Attention { pass, ..of.clone() }))
+    Instruction::from(Attention { pass, ..of.clone() })
 }
 
 /// What one new instruction takes the place of.
@@ -418,18 +418,14 @@ impl Editor<'_> {
                 return None;
             }
             let mut nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
-            let mut node = nodes.next()?.clone();
+            let mut first = nodes.next()?.clone();
             for other in nodes {
-                node.node = joined(&node, other);
+                first.node = joined(&first, other);
             }
             let there = change.iter_mut().find(|(at, _)| at == place)?;
             let versions = self.versions_of_attention(instruction, &gone, *place)?;
-            there.1 = Some(ScheduledInstruction {
-                instruction: instruction.clone(),
-                entries,
-                node: node.node,
-                versions,
-            });
+            let (instruction, node) = (instruction.clone(), first.node);
+            there.1 = Some(ScheduledInstruction { instruction, entries, node, versions });
         }
         Some(change)
     }

@@ -55,7 +55,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![Operand::whole(to, DType::F32, dims)],
         };
-        self.emit(Instruction::Nest(nest));
+        self.emit(Instruction::from(nest));
         to
     }
 
@@ -84,7 +84,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![Operand::whole(to, DType::F32, &dims)],
         };
-        self.emit(Instruction::MatMul(Box::new(MatMul {
+        self.emit(Instruction::from(MatMul {
             batch: [BATCH, HEADS].into_iter().collect(),
             m,
             n,
@@ -94,7 +94,7 @@ impl Making {
             rounded: [None; 2],
             precision: Precision::F32,
             epilogue,
-        })));
+        }));
         to
     }
 
@@ -117,7 +117,7 @@ impl Making {
         let dims = [rows, 1, SEQ].into_iter().collect();
         let loads = reads.iter().map(|&id| Load::Buffer(line(id))).collect();
         let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line(to)] };
-        self.emit(Instruction::Nest(nest));
+        self.emit(Instruction::from(nest));
         to
     }
 

@@ -16,12 +16,14 @@ mod tests;
 use std::cell::OnceCell;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ortrain_expr::{DType, UnaryOp};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::Changed;
+use crate::buffer::distinct;
 use crate::draft::Draft;
 use crate::editor::{Change, Editor, PLACES, joined, result_of};
 use crate::error::ProgramError;
@@ -98,7 +100,7 @@ impl DerefMut for Fusion<'_> {
 
 /// How a buffer was made by a map that is gone, found out when somebody asks: few do.
 struct Recipe {
-    map: Rc<Nest>,
+    map: Arc<Nest>,
     versions: Rc<Versions>,
     result: usize,
     alone: OnceCell<Nest>,
@@ -179,7 +181,7 @@ impl<'a> Fusion<'a> {
             if !map.is_map() {
                 continue;
             }
-            let (map, versions) = (Rc::new(map), Rc::new(versions));
+            let versions = Rc::new(versions);
             for (result, id) in written_by(&map).enumerate() {
                 let is_made = self.is_work(id) && !self.writers(id).is_empty();
                 if is_made && self.map_with(id).is_none() {
@@ -229,9 +231,7 @@ impl<'a> Fusion<'a> {
     /// The best way to let the map at a place follow what makes one of its operands: sums alone, or anything.
     fn appended(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
         let map = self.map(at)?;
-        let mut makers: SmallVec<[usize; 8]> = read_by(map).filter_map(|id| self.maker(id)).collect();
-        makers.sort_unstable();
-        makers.dedup();
+        let mut makers = distinct(read_by(map).filter_map(|id| self.maker(id)));
         let needed = splice::least_loads(map);
         makers.retain(|maker| {
             *maker < at
@@ -315,12 +315,8 @@ impl<'a> Fusion<'a> {
             let entries = host.entries.and(entries);
             let versions =
                 host.versions.followed_by(&follower.versions, entries)?.of_instruction(&instruction);
-            merged.push(ScheduledInstruction {
-                instruction,
-                entries,
-                node: joined(host, follower),
-                versions,
-            });
+            let node = joined(host, follower);
+            merged.push(ScheduledInstruction { instruction, entries, node, versions });
         }
         let mut changes = SmallVec::new();
         if down {
@@ -341,10 +337,7 @@ impl<'a> Fusion<'a> {
     /// Whether less memory is needed between a host and its followers if they come up than if the host goes down.
     fn is_smaller_above(&self, maker: usize, followers: &[usize]) -> bool {
         let bytes = |ids: &mut dyn Iterator<Item = BufferId>, alive: &dyn Fn(BufferId) -> bool| {
-            let mut ids: Vec<BufferId> = ids.filter(|&id| self.is_work(id)).collect();
-            ids.sort_unstable();
-            ids.dedup();
-            let alive = ids.into_iter().filter(|&id| alive(id));
+            let alive = distinct(ids.filter(|&id| self.is_work(id))).into_iter().filter(|&id| alive(id));
             alive.fold(0usize, |sum, id| sum.saturating_add(self.buffers[id.0 as usize].bytes()))
         };
         let ends_by = |id: BufferId, at: usize| {
@@ -407,11 +400,8 @@ impl<'a> Fusion<'a> {
             let unchanged = (instruction, versions);
             let (instruction, versions) =
                 self.recomputed(reader, &unchanged, Some(value)).unwrap_or(unchanged);
-            let (node, versions) = (joined(guest, scheduled), versions.of_instruction(&instruction));
-            change.push((
-                reader,
-                Some(ScheduledInstruction { instruction, node, versions, ..scheduled.clone() }),
-            ));
+            let joined = ScheduledInstruction { node: joined(guest, scheduled), ..scheduled.clone() };
+            change.push((reader, Some(joined.with(instruction, &versions))));
         }
         self.gain(smallvec![change])
     }
@@ -482,7 +472,7 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let Some(lighter) = self.without_load(instruction, id, &map) else { continue };
-            let given = given.of_instruction(&Instruction::Nest(map));
+            let given = given.of_instruction(&Instruction::from(map));
             if weight(&lighter, self.buffers, &self.weights)
                 < weight(instruction, self.buffers, &self.weights)
                 && let Some(versions) = versions.clone().reading_also(&given)
@@ -497,11 +487,7 @@ impl<'a> Fusion<'a> {
         let scheduled = self.slots[at].as_ref()?;
         let as_it_is = (scheduled.instruction.clone(), scheduled.versions.clone());
         let (instruction, versions) = self.recomputed(at, &as_it_is, None)?;
-        let versions = versions.of_instruction(&instruction);
-        self.gain(smallvec![vec![(
-            at,
-            Some(ScheduledInstruction { instruction, versions, ..scheduled.clone() })
-        )]])
+        self.gain(smallvec![vec![(at, Some(scheduled.with(instruction, &versions)))]])
     }
 }
 
@@ -532,7 +518,7 @@ fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Opt
         return None;
     }
     let spaces = product.spaces();
-    let MatMul { a, b, rounded, .. } = &mut *product;
+    let MatMul { a, b, rounded, .. } = Arc::make_mut(&mut product);
     for ((factor, rounded), dims) in [a, b].into_iter().zip(rounded).zip(spaces) {
         if factor.buffer != value {
             continue;

@@ -94,7 +94,7 @@ impl Images {
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
     ) {
         let map = self.nest(dims, loads, stores, f);
-        self.emit(Instruction::Nest(map), Entries::ALL);
+        self.emit(Instruction::from(map), Entries::ALL);
     }
 
     /// An element-wise map over the flat images.
@@ -140,7 +140,7 @@ impl Images {
         nest.inner = 2;
         nest.reductions =
             reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
-        self.emit(Instruction::Nest(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), Entries::ALL);
     }
 
     /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
@@ -226,7 +226,7 @@ impl Images {
         let axes = [axis(self.h), axis(self.w)].into_iter().collect();
         let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
         let (source, target) = (self.whole(from), self.whole(to));
-        self.emit(Instruction::Window(Window { shape, source, index: None, target }), Entries::ALL);
+        self.emit(Instruction::from(Window { shape, source, index: None, target }), Entries::ALL);
     }
 
     fn finish(self, inputs: &[BufferId], outputs: &[BufferId]) -> Program {
@@ -254,7 +254,7 @@ fn conv_of(shape: ConvShape, a: BufferId, b: BufferId, to: BufferId) -> Instruct
     let [a_dims, b_dims, dims] = shape.operands();
     let [a, b] = [(a, a_dims), (b, b_dims)].map(|(id, dims)| Operand::whole(id, DType::F32, &dims));
     let epilogue = epilogue(&dims, to);
-    Instruction::Conv(Box::new(Conv { shape, a, b, precision: Precision::F32, epilogue }))
+    Instruction::from(Conv { shape, a, b, precision: Precision::F32, epilogue })
 }
 
 /// `gradient where y > 0, else 0`.
@@ -446,8 +446,8 @@ fn gradients_gather_where_they_are_made() {
         vec![b.add(regs[0], regs[1])]
     });
     let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
-    i.emit(Instruction::Nest(add), Entries::only(Entry::Accumulate));
-    i.emit(Instruction::Nest(put), Entries::only(Entry::Overwrite));
+    i.emit(Instruction::from(add), Entries::only(Entry::Accumulate));
+    i.emit(Instruction::from(put), Entries::only(Entry::Overwrite));
     let program = i.finish(&[x, g], &[]);
     assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
     for (scheduled, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
@@ -557,7 +557,7 @@ fn a_product_reads_through_a_transposition() {
         precision: Precision::F32,
         epilogue: epilogue(&[m, n], product),
     };
-    i.emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL);
+    i.emit(Instruction::from(instruction), Entries::ALL);
     let program = i.finish(&[a, right], &[product]);
     assert_eq!(names(&program), ["MatMul"], "{program}");
     let Instruction::MatMul(instruction) = &program.instructions[0].instruction else { unreachable!() };
@@ -583,7 +583,7 @@ fn reads_through_a_copy(from: DType, to: DType) -> (DType, Option<DType>) {
         precision: Precision::F32,
         epilogue: epilogue(&[64, 64], product),
     };
-    i.emit(Instruction::MatMul(Box::new(instruction)), Entries::ALL);
+    i.emit(Instruction::from(instruction), Entries::ALL);
     let program = i.finish(&[right], &[product]);
     let last = &program.instructions.last().unwrap().instruction;
     let Instruction::MatMul(instruction) = last else { unreachable!() };
@@ -763,7 +763,7 @@ fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
     let mut window = |shape, source, target| {
         let [source, index, target] = [source, index, target].map(|id| images.whole(id));
         images.emit(
-            Instruction::Window(Window { shape, source, index: Some(WindowIndex::elements(index)), target }),
+            Instruction::from(Window { shape, source, index: Some(WindowIndex::elements(index)), target }),
             Entries::ALL,
         );
     };
@@ -818,7 +818,7 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
         images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
     let known = super::lighter::Known::of(&reader);
     let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
-    known.is_no_lighter(&Instruction::Nest(reader), y, (&map, 0), (&buffers, &FusionWeights::ORDINARY))
+    known.is_no_lighter(&Instruction::from(reader), y, (&map, 0), (&buffers, &FusionWeights::ORDINARY))
 }
 
 /// Something is said only of instructions that read each element at one point: of others, the parts of the value may be
