@@ -46,26 +46,27 @@ impl<'a> Editor<'a> {
         // Absurd sizes are refused when they are placed.
         let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
         let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
+        let mut uses = Uses::new(buffers);
+        for (at, scheduled) in instructions.iter().enumerate() {
+            uses.add(PLACES * at, &scheduled.instruction);
+        }
         let mut work = Editor {
-            slots: instructions.iter().flat_map(|_| [const { None }; PLACES]).collect(),
+            slots: instructions.into_iter().flat_map(|scheduled| [Some(scheduled), None]).collect(),
             buffers,
-            uses: Uses::new(buffers),
+            uses,
             is_input: flags(buffers.len(), inputs),
             is_output: flags(buffers.len(), outputs),
-            alive: AliveTree::new(PLACES * instructions.len(), bytes),
+            alive: AliveTree::default(),
         };
-        for (at, scheduled) in instructions.into_iter().enumerate() {
-            work.uses.add(PLACES * at, &scheduled.instruction);
-            work.slots[PLACES * at] = Some(scheduled);
-        }
-        (0..buffers.len()).map(|k| BufferId(k as u32)).for_each(|id| work.note_life(id));
+        let lives = (0..buffers.len()).map(|k| work.life(BufferId(k as u32))).collect();
+        work.alive = AliveTree::new(work.slots.len(), bytes, lives);
         work
     }
 
-    /// Says from where to where a buffer is alive, by who uses it.
-    fn note_life(&mut self, id: BufferId) {
+    /// From where to where a buffer of the arena is alive, by who uses it.
+    fn life(&self, id: BufferId) -> Option<(usize, usize)> {
         if !is_work(self.buffers, id) {
-            return;
+            return None;
         }
         let (readers, writers) = (self.uses.readers(id), self.uses.writers(id));
         let first = if self.is_input(id) { Some(0) } else { writers.first() };
@@ -74,7 +75,7 @@ impl<'a> Editor<'a> {
         } else {
             readers.last().max(writers.last())
         };
-        self.alive.set(id.0 as usize, first.zip(last));
+        first.zip(last)
     }
 
     /// The number of places.
@@ -145,7 +146,7 @@ impl<'a> Editor<'a> {
             new.instruction.buffers(&mut |id, _| touched.push(BufferId(self.uses.cell(id) as u32)));
         }
         self.slots[at] = new;
-        distinct(touched).into_iter().for_each(|id| self.note_life(id));
+        distinct(touched).into_iter().for_each(|id| self.alive.set(id.0 as usize, self.life(id)));
         old
     }
 

@@ -71,7 +71,7 @@ pub(crate) fn alive(end: usize, lives: impl IntoIterator<Item = (Life, i128)>) -
 }
 
 /// How much is alive at each of some positions while lives change: sums over ranges and the largest of them, in a segment tree.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct AliveTree {
     leaves: usize,
     /// For each node what was added to all of its positions, and the largest sum below it (its own included).
@@ -83,16 +83,18 @@ pub(crate) struct AliveTree {
 }
 
 impl AliveTree {
-    /// Nothing alive at any of `positions`; `bytes` are the sizes of the buffers.
-    pub(crate) fn new(positions: usize, bytes: Vec<usize>) -> AliveTree {
+    /// Buffers of so many bytes that are alive over these of so many positions, both ends included.
+    pub(crate) fn new(positions: usize, bytes: Vec<usize>, ranges: Vec<Option<(usize, usize)>>) -> AliveTree {
         let leaves = positions.max(1).next_power_of_two();
-        AliveTree {
-            leaves,
-            added: vec![0; 2 * leaves],
-            largest: vec![0; 2 * leaves],
-            ranges: vec![None; bytes.len()],
-            bytes,
+        let life = |(first, last)| Life { first: first as isize, last: last as isize };
+        let taken = |(range, &n): (&Option<(usize, usize)>, &usize)| Some((range.map(life)?, n as i128));
+        let alive = alive(leaves, ranges.iter().zip(&bytes).filter_map(taken));
+        let mut largest = vec![0; 2 * leaves];
+        largest[leaves..].iter_mut().zip(&alive[1..]).for_each(|(largest, &alive)| *largest = alive as i64);
+        for node in (1..leaves).rev() {
+            largest[node] = largest[2 * node].max(largest[2 * node + 1]);
         }
+        AliveTree { leaves, added: vec![0; 2 * leaves], largest, ranges, bytes }
     }
 
     /// The most bytes alive at any position.
@@ -154,8 +156,9 @@ mod tests {
     #[test]
     fn the_peak_is_that_of_the_positions() {
         let bytes = vec![5, 7, 11, 2];
-        let mut lives = AliveTree::new(6, bytes.clone());
-        let mut ranges = [None; 4];
+        let mut ranges = [None, Some((1, 3)), None, None];
+        let mut lives = AliveTree::new(6, bytes.clone(), ranges.to_vec());
+        assert_eq!(lives.peak(), 7);
         for (buffer, range) in [
             (0, Some((0, 2))),
             (1, Some((2, 5))),
