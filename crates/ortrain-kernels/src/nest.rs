@@ -415,7 +415,7 @@ impl<'a> Run<'a> {
             tape: self.tape(),
             bases: match kept {
                 0 => self.bases.0,
-                // SAFETY: the worker's table is filled, and changes before its site is made alone.
+                // SAFETY: the worker's table is filled, and nobody changes it while a site of the worker is in use.
                 _ => unsafe { std::slice::from_raw_parts(self.table(worker), self.bases.0.len() + 2 * kept) },
             },
             scalars: self.scalars,
@@ -424,8 +424,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The table of buffers of a worker that keeps values: of loads, of loads of what is kept, of stores, of stores of what
-    /// is kept.
+    /// The table of buffers of a worker that keeps values: of loads, of loads of what is kept, of stores, of stores of
+    /// what is kept.
     fn table(&self, worker: usize) -> *mut *mut u8 {
         self.parts.of(worker).wrapping_add(self.tape().frame).cast()
     }
@@ -451,8 +451,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets a worker keep values at `at`, those of the elements of the plane from `begin` on, as many of each as have room in
-    /// `each` bytes.
+    /// Lets a worker keep values at `at`, those of the elements of the plane from `begin` on, as many of each as have room
+    /// in `each` bytes.
     ///
     /// # Safety
     /// The worker has no site, and nobody else uses its memory.
