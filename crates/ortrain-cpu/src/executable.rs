@@ -33,6 +33,7 @@ enum Kernel {
 
 impl Kernel {
     fn new(
+        program: &Program,
         instruction: &Instruction,
         compiler: Compiler<'_>,
         bf16: Option<Bf16Unit>,
@@ -47,7 +48,11 @@ impl Kernel {
         match instruction {
             // The kernel chooses the order of sums: short rows are faster down the columns.
             Instruction::Nest(nest) => {
-                NestKernel::new(&accesses(nest), compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
+                let loads: Vec<BufferId> = nest.loaded().map(|operand| operand.buffer).collect();
+                let overlaps =
+                    |store: usize, load: usize| program.overlap(nest.stores[store].buffer, loads[load]);
+                NestKernel::in_place(&accesses(nest), compiler, &overlaps)
+                    .map(|kernel| Kernel::Nest(Box::new(kernel)))
             }
             Instruction::MatMul(m) => {
                 let desc = GemmDesc {
@@ -161,7 +166,7 @@ impl CpuExecutable {
                     instruction: scheduled.instruction.name(),
                     reason,
                 };
-                Kernel::new(&scheduled.instruction, compiler, bf16).map_err(unsupported)
+                Kernel::new(&program, &scheduled.instruction, compiler, bf16).map_err(unsupported)
             };
             program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()
         })?;

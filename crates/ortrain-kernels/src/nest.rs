@@ -11,7 +11,7 @@ use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Head, Plan, Site, Stage, Tape, Total, ops};
 use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
-use cut::{Cut, Piece, Task, Wave};
+use cut::{Cut, Long, Piece, Task, Wave};
 
 /// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
 const GRAIN: usize = 64 * 1024;
@@ -88,7 +88,28 @@ impl NestKernel {
         compiler: impl Into<Compiler<'a>>,
         order: Order,
     ) -> Result<NestKernel, String> {
-        let compiler = compiler.into();
+        NestKernel::make(nest, compiler.into(), order, &|_, _| true)
+    }
+
+    /// Compiles a nest, where `overlaps` says of the store and the load of some numbers whether they may share elements.
+    /// Otherwise every load may share elements with every store.
+    ///
+    /// # Errors
+    /// As [`NestKernel::new`].
+    pub fn in_place<'a>(
+        nest: &Nest,
+        compiler: impl Into<Compiler<'a>>,
+        overlaps: &dyn Fn(usize, usize) -> bool,
+    ) -> Result<NestKernel, String> {
+        NestKernel::make(nest, compiler.into(), Order::Auto, overlaps)
+    }
+
+    fn make(
+        nest: &Nest,
+        compiler: Compiler<'_>,
+        order: Order,
+        overlaps: &dyn Fn(usize, usize) -> bool,
+    ) -> Result<NestKernel, String> {
         if let Some(fault) = nest.fault() {
             return Err(fault);
         }
@@ -102,7 +123,7 @@ impl NestKernel {
         let inner: usize = nest.inner_dims().iter().product();
         let (tape, shape) = if let Some(segments) = &nest.segments {
             let plan = Plan { nest, drive: Drive::Row, outside: &[0], along: &[1] };
-            let tape = Tape::new(&plan, compiler)?;
+            let tape = Tape::in_place(&plan, compiler, overlaps)?;
             let cut = Cut::new(segments, nest, &tape);
             (tape, Shape::Segments(Box::new(cut)))
         } else if let Some(first) = rows_of_map(nest) {
@@ -187,7 +208,31 @@ impl NestKernel {
     /// Bytes of scratch memory for a run on so many threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
-        self.shared_bytes() + threads.max(1) * self.tape.frame
+        self.shared_bytes() + threads.max(1) * self.bytes_of_worker()
+    }
+
+    /// Bytes that each worker has for itself: its frame, and where values are kept for later stages the buffers of its
+    /// task and what it keeps of a segment that is not cut.
+    fn bytes_of_worker(&self) -> usize {
+        self.tape.frame + self.table_bytes() + self.kept_bytes(|cut| cut.longest_whole)
+    }
+
+    /// Bytes of a table of buffers, those of kept values among them, where there are some.
+    fn table_bytes(&self) -> usize {
+        match self.tape.kept {
+            0 => 0,
+            kept => ((self.buffers + 2 * kept) * size_of::<*mut u8>()).next_multiple_of(ALIGN),
+        }
+    }
+
+    /// Bytes of the values that are kept of so many elements.
+    fn kept_bytes(&self, elements: impl Fn(&Cut) -> usize) -> usize {
+        match &self.shape {
+            Shape::Segments(cut) => {
+                self.tape.kept * (elements(cut) * size_of::<f32>()).next_multiple_of(ALIGN)
+            }
+            _ => 0,
+        }
     }
 
     /// Most totals of one stage.
@@ -210,6 +255,11 @@ impl NestKernel {
     }
 
     fn shared_bytes(&self) -> usize {
+        self.results_bytes() + self.kept_bytes(|cut| cut.widest)
+    }
+
+    /// Bytes of partial and of final results.
+    fn results_bytes(&self) -> usize {
         let (partial, complete) = self.shared_values();
         ((partial + complete) * 8).next_multiple_of(ALIGN)
     }
@@ -241,12 +291,13 @@ impl NestKernel {
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         assert_eq!(bases.len(), self.buffers, "one pointer for each load and each store");
-        let parts = scratch.part(self.shared_bytes(), self.tape.frame, pool);
+        let parts = scratch.part(self.shared_bytes(), self.bytes_of_worker(), pool);
         let run = Run { kernel: self, bases: Bases(bases), scalars, parts };
         // SAFETY: the caller's contract.
         unsafe {
             for worker in 0..parts.workers {
                 parts.of(worker).cast::<Head>().write(Head::default());
+                run.fill_table(worker);
             }
             match self.shape {
                 Shape::Map { count, chunk } => run.map(pool, count, chunk),
@@ -359,13 +410,87 @@ impl<'a> Run<'a> {
     }
 
     fn site(&self, worker: usize) -> Site<'_> {
+        let kept = self.tape().kept;
         Site {
             tape: self.tape(),
-            bases: self.bases.0,
+            bases: match kept {
+                0 => self.bases.0,
+                // SAFETY: the worker's table is filled, and nobody changes it while a site of the worker is in use.
+                _ => unsafe { std::slice::from_raw_parts(self.table(worker), self.bases.0.len() + 2 * kept) },
+            },
             scalars: self.scalars,
             frame: self.parts.of(worker),
             product: std::ptr::null(),
         }
+    }
+
+    /// The table of buffers of a worker that keeps values: of loads, of loads of what is kept, of stores, of stores of
+    /// what is kept.
+    fn table(&self, worker: usize) -> *mut *mut u8 {
+        self.parts.of(worker).wrapping_add(self.tape().frame).cast()
+    }
+
+    /// Fills a worker's table but for what is kept.
+    ///
+    /// # Safety
+    /// Nobody else uses the worker's memory.
+    unsafe fn fill_table(&self, worker: usize) {
+        let kept = self.tape().kept;
+        if kept == 0 {
+            return;
+        }
+        let (loads, stores) = self.bases.0.split_at(self.tape().loads());
+        let table = self.table(worker);
+        // SAFETY: a table has room for all of them.
+        unsafe {
+            table.copy_from_nonoverlapping(loads.as_ptr(), loads.len());
+            table.add(loads.len()).write_bytes(0, kept);
+            let table = table.add(loads.len() + kept);
+            table.copy_from_nonoverlapping(stores.as_ptr(), stores.len());
+            table.add(stores.len()).write_bytes(0, kept);
+        }
+    }
+
+    /// Lets a worker keep values at `at`, those of the elements of the plane from `begin` on, as many of each as have room
+    /// in `each` bytes.
+    ///
+    /// # Safety
+    /// The worker has no site, and nobody else uses its memory.
+    unsafe fn keep(&self, worker: usize, at: *mut u8, begin: usize, each: usize) {
+        let (loads, stores) = (self.tape().loads(), self.bases.0.len() - self.tape().loads());
+        let kept = self.tape().kept;
+        for k in 0..kept {
+            // What is before the first element is never touched.
+            let base = at.wrapping_add(k * each).wrapping_sub(begin * size_of::<f32>());
+            // SAFETY: places of the table.
+            unsafe {
+                self.table(worker).add(loads + k).write(base);
+                self.table(worker).add(loads + kept + stores + k).write(base);
+            }
+        }
+    }
+
+    /// Lets a worker keep values of a segment that is not cut.
+    ///
+    /// # Safety
+    /// As [`Run::keep`].
+    unsafe fn keep_of_whole(&self, worker: usize, cut: &Cut, begin: usize) {
+        let at = self.table(worker).cast::<u8>().wrapping_add(self.kernel.table_bytes());
+        let each = (cut.longest_whole * size_of::<f32>()).next_multiple_of(ALIGN);
+        // SAFETY: the caller's contract.
+        unsafe { self.keep(worker, at, begin, each) };
+    }
+
+    /// Lets a worker keep values of a segment that is cut.
+    ///
+    /// # Safety
+    /// As [`Run::keep`].
+    unsafe fn keep_of_long(&self, worker: usize, cut: &Cut, long: usize) {
+        let Long { segment, before, .. } = cut.long[long];
+        let at = self.parts.shared().wrapping_add(self.kernel.results_bytes() + before * size_of::<f32>());
+        let each = (cut.widest * size_of::<f32>()).next_multiple_of(ALIGN);
+        // SAFETY: the caller's contract.
+        unsafe { self.keep(worker, at, cut.segments.range(segment).start, each) };
     }
 
     /// A site on which the operations that are done once per task are done.
@@ -469,6 +594,7 @@ impl<'a> Run<'a> {
             let Piece { long, begin, end } = cut.pieces[k];
             // SAFETY: tasks have distinct pieces, and places for partial results of their own.
             unsafe {
+                self.keep_of_long(worker, cut, long);
                 let held = held(worker);
                 let wanted = (stage, long);
                 let site = match (*held).before == Some(wanted) {
@@ -489,12 +615,14 @@ impl<'a> Run<'a> {
             Task::Whole { first, last } => {
                 // SAFETY: tasks have distinct segments, and a worker has its own frame.
                 unsafe {
-                    let site = self.start(worker);
+                    self.start(worker);
                     (*held(worker)).before = None;
                     for segment in first..last {
                         let range = cut.segments.range(segment);
                         // Nothing of a map is there once per segment.
                         if !(cut.is_map && range.is_empty()) {
+                            self.keep_of_whole(worker, cut, range.start);
+                            let site = self.site(worker);
                             self.row(&site, segment, range.start, range.end);
                         }
                     }

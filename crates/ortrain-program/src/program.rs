@@ -106,6 +106,19 @@ impl Program {
         &self.buffers[id.0 as usize]
     }
 
+    /// True if two buffers share bytes: they lie in the same memory, and one begins before the other ends.
+    #[must_use]
+    pub fn overlap(&self, a: BufferId, b: BufferId) -> bool {
+        let [a, b] = [a, b].map(|id| self.buffer(id));
+        let (a_start, b_start) = match (a.place, b.place) {
+            (Place::Work(a), Place::Work(b)) => (a, b),
+            (Place::Plane(a, a_start), Place::Plane(b, b_start)) if a == b => (a_start, b_start),
+            (Place::Constant(a), Place::Constant(b)) if a == b => return true,
+            _ => return false,
+        };
+        a_start < b_start + b.bytes() && b_start < a_start + a.bytes()
+    }
+
     /// Where the caller takes over, if it does: the place of the instruction, and what changes hands.
     #[must_use]
     pub fn hand_over(&self) -> Option<(usize, &HandOver)> {

@@ -19,6 +19,7 @@ use ortrain_expr::{
     Type, UnaryOp,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use crate::RunScalars;
 use crate::isa::Isa;
@@ -109,6 +110,85 @@ pub(crate) struct Plan<'a> {
 }
 
 impl Plan<'_> {
+    /// What the first stage does for later ones, over segments. `overlaps` says of a store and a load whether they may share
+    /// elements.
+    fn ahead(&self, overlaps: &dyn Fn(usize, usize) -> bool) -> Ahead {
+        let nest = self.nest;
+        let mut ahead = Ahead::default();
+        let Some(segments) = &nest.segments else { return ahead };
+        if nest.reductions.is_empty() || nest.expr.can_fail() {
+            return ahead;
+        }
+        let insts = nest.expr.insts();
+        // Of each instruction: whether it changes along a segment, needs a reduction, takes long.
+        let mut about: Vec<(bool, bool, bool)> = Vec::with_capacity(insts.len());
+        for &(inst, ty) in insts {
+            let (mut along, mut late, mut slow) = (false, false, false);
+            for operand in inst.operands() {
+                let of = about[usize::from(operand.0)];
+                (along, late, slow) = (along | of.0, late | of.1, slow | of.2);
+            }
+            match inst {
+                Inst::Load(slot) => {
+                    along = match &nest.loads[usize::from(slot)] {
+                        Load::Buffer(access) => access.strides[1] != 0,
+                        Load::Accumulator(_) => true,
+                    }
+                }
+                Inst::Coordinate(axis) => along = axis == 1,
+                Inst::Reduced(_) => late = true,
+                Inst::Unary(op, _) => slow |= along && Kind::Unary(op, ty).cost() > 1,
+                Inst::Binary(op, ..) => slow |= along && Kind::Binary(op, ty).cost() > 1,
+                _ => {}
+            }
+            about.push((along, late, slow));
+        }
+        let of = |reg: Reg| about[usize::from(reg.0)];
+        let outputs = nest.expr.outputs();
+        let (late, early): (Vec<Reg>, Vec<Reg>) =
+            nest.reductions.iter().map(|reduction| reduction.value).partition(|&value| of(value).1);
+        let is_early = |&store: &usize| {
+            matches!(of(outputs[store]), (true, false, _)) && nest.stores[store].strides[1] != 0
+        };
+        ahead.stored = (0..outputs.len()).filter(is_early).collect();
+        loop {
+            // What later stages need, from what they give back to what they read.
+            ahead.kept.clear();
+            let stored = ahead.stored.iter().map(|&store| outputs[store]);
+            let at_hand = nest.expr.needed_by(&early.iter().copied().chain(stored).collect::<Vec<_>>());
+            let mut needed = vec![false; insts.len()];
+            let later = (0..outputs.len()).filter(|store| !ahead.stored.contains(store));
+            for root in late.iter().copied().chain(later.map(|store| outputs[store])) {
+                needed[usize::from(root.0)] = true;
+            }
+            for (i, &(inst, ty)) in insts.iter().enumerate().rev() {
+                if !needed[i] {
+                    continue;
+                }
+                let is_slow = matches!(about[i], (true, false, true)) && ty == Type::F32;
+                if is_slow && at_hand[i] && segments.longest() <= KEPT {
+                    ahead.kept.push(Reg(i as u16));
+                } else {
+                    inst.operands().for_each(|operand| needed[usize::from(operand.0)] = true);
+                }
+            }
+            let kept = |i: usize| ahead.kept.iter().any(|reg| usize::from(reg.0) == i);
+            let read: Vec<usize> = (insts.iter().enumerate())
+                .filter(|&(i, _)| needed[i] && !kept(i))
+                .filter_map(|(_, &(inst, _))| match inst {
+                    Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(usize::from(slot)),
+                    _ => None,
+                })
+                .collect();
+            let before = ahead.stored.len();
+            // One that must wait needs more, which others may store over.
+            ahead.stored.retain(|store| !read.iter().any(|&load| overlaps(*store, load)));
+            if ahead.stored.len() == before {
+                return ahead;
+            }
+        }
+    }
+
     /// True if a load is the first accumulator: the finished block at [`Site::product`]. Further accumulators lie row-major
     /// over the space, at addresses of their own.
     fn is_product(&self, slot: u16) -> bool {
@@ -118,6 +198,16 @@ impl Plan<'_> {
     fn has_product(&self) -> bool {
         self.nest.accumulators() > 0
     }
+}
+
+/// What the first stage does for later ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Ahead {
+    /// Values that later stages load instead of computing them again, as they take a division, a root or the like: no
+    /// register holds them any more, and to store and to load them takes less.
+    kept: SmallVec<[Reg; 2]>,
+    /// The nest's stores that need no reduction, to elements that no later stage reads: what they are made of is at hand.
+    stored: SmallVec<[usize; 4]>,
 }
 
 /// A reduction inside a stage.
@@ -178,6 +268,9 @@ pub(crate) struct Code {
     piece: usize,
     /// Bytes of a worker's frame, a multiple of [`ALIGN`].
     pub(crate) frame: usize,
+    /// Values that one stage stores for later ones, at places of the driver's own: behind the loads one load for each, and
+    /// behind the stores one store for each.
+    pub(crate) kept: usize,
     /// Whether a guard may fail.
     pub(crate) can_fail: bool,
     /// Work per element of the last axis, in additions.
@@ -193,6 +286,9 @@ const FUSED: usize = 96 * 1024;
 /// Bytes of 16 partial results.
 const LANES: usize = 64;
 const MAX_TILE: usize = 1024;
+/// Elements of the longest segment of which values are kept from one stage to the next: 16 MiB of working memory for each
+/// of them. Longer ones lie in no cache, and what they keep would not either.
+const KEPT: usize = 4 << 20;
 const MIN_TILE: usize = 64;
 
 /// The first guard that failed, at the start of each frame. All zero bits are not "none": see [`Failure::NONE`].
@@ -283,6 +379,11 @@ fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
 }
 
 impl Tape {
+    /// The number of the nest's own loads.
+    pub(crate) fn loads(&self) -> usize {
+        self.loads.len() - self.code.kept
+    }
+
     /// The tiles of the indices `begin..end`: start and number of indices.
     pub(crate) fn tiles(&self, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
         let mut start = begin;
@@ -562,6 +663,8 @@ struct Draft<'a> {
     expr: &'a Expr,
     loads: &'a [Reach],
     piece: usize,
+    /// Values that the first stage stores and later ones load.
+    kept: &'a [Reg],
     /// Of each instruction: whether it changes along the tile, and from outside.
     varies: Vec<(bool, bool)>,
     registers: Vec<(Size, Section)>,
@@ -580,6 +683,15 @@ struct Draft<'a> {
 impl Tape {
     /// Compiles an expression.
     pub(crate) fn new<'a>(plan: &Plan<'_>, compiler: impl Into<Compiler<'a>>) -> Result<Tape, String> {
+        Tape::in_place(plan, compiler, &|_, _| true)
+    }
+
+    /// Compiles an expression, where `overlaps` says of a store and a load whether they may share elements.
+    pub(crate) fn in_place<'a>(
+        plan: &Plan<'_>,
+        compiler: impl Into<Compiler<'a>>,
+        overlaps: &dyn Fn(usize, usize) -> bool,
+    ) -> Result<Tape, String> {
         let compiler = compiler.into();
         let nest = plan.nest;
         check(nest)?;
@@ -596,11 +708,24 @@ impl Tape {
             Load::Buffer(access) => reach(access),
             Load::Accumulator(dtype) => reach(&Access::contiguous(*dtype, &nest.dims)),
         };
-        let loads = nest.loads.iter().map(load).collect::<Result<Vec<_>, _>>()?;
-        let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let mut loads = nest.loads.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        let mut stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let ahead = plan.ahead(overlaps);
+        if let [_, along] = *nest.dims {
+            let place = Access {
+                strides: [0, 1].into_iter().collect(),
+                ..Access::contiguous(DType::F32, &[1, along])
+            };
+            for _ in &ahead.kept {
+                loads.push(reach(&place)?);
+                stores.push(reach(&place)?);
+            }
+        }
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
-        let make = |memory: Option<&_>| Code::new(plan, compiler.isa(), memory, &loads, &stores);
-        let code = compiler.code(plan, make)?;
+        let make = |memory: Option<&_>| Code::new(plan, compiler.isa(), memory, (&loads, &stores), &ahead);
+        let code = compiler.code(plan, &ahead, make)?;
+        loads.truncate(nest.loads.len() + code.kept);
+        stores.truncate(nest.stores.len() + code.kept);
         Ok(Tape { loads, stores, index, code })
     }
 }
@@ -611,8 +736,8 @@ impl Code {
         plan: &Plan<'_>,
         isa: Isa,
         memory: Option<&Arc<CodeMemory>>,
-        loads: &[Reach],
-        stores: &[Reach],
+        (loads, stores): (&[Reach], &[Reach]),
+        ahead: &Ahead,
     ) -> Result<Code, String> {
         let nest = plan.nest;
         let along = match &nest.segments {
@@ -622,7 +747,7 @@ impl Code {
 
         // Rows that fit are computed once and kept through all stages.
         if plan.drive == Drive::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
-            let draft = Draft::new(plan, loads, stores, usize::MAX, true)?;
+            let draft = Draft::new(plan, (loads, stores), usize::MAX, None)?;
             let tile = along.next_multiple_of(16).max(16);
             if along <= MIN_TILE || draft.bytes(tile, draft.slots().1) <= FUSED {
                 return Ok(draft.finish(isa, memory, stores, tile));
@@ -635,7 +760,7 @@ impl Code {
         let cut_elsewhere = plan.has_product() || plan.drive == Drive::Col;
         let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
-        let draft = Draft::new(plan, loads, stores, piece, false)?;
+        let draft = Draft::new(plan, (loads, stores), piece, Some(ahead))?;
         // The size of a frame tells how many bytes one index of a tile takes.
         let slots = draft.slots().1;
         let bytes = slots * (draft.slot_bytes(2 * MIN_TILE) - draft.slot_bytes(MIN_TILE));
@@ -646,13 +771,12 @@ impl Code {
 }
 
 impl<'a> Draft<'a> {
-    /// `piece`: see [`Tape::piece`]. `fused`: whether the values of a body live on into later stages.
+    /// `piece`: see [`Tape::piece`]. `ahead`: none if the values of a body live on into later stages.
     fn new(
         plan: &'a Plan<'a>,
-        loads: &'a [Reach],
-        stores: &[Reach],
+        (loads, stores): (&'a [Reach], &[Reach]),
         piece: usize,
-        fused: bool,
+        ahead: Option<&'a Ahead>,
     ) -> Result<Draft<'a>, String> {
         let nest = plan.nest;
         let expr = &nest.expr;
@@ -662,6 +786,7 @@ impl<'a> Draft<'a> {
             expr,
             loads,
             piece,
+            kept: ahead.map_or(&[], |ahead| ahead.kept.as_slice()),
             varies: Vec::with_capacity(count),
             registers: Vec::new(),
             lists: vec![(Section::Once, Vec::new())],
@@ -688,10 +813,13 @@ impl<'a> Draft<'a> {
             let stage = before.max().unwrap_or(0);
             reduction_stage.push(stage);
         }
+        let stored_ahead = ahead.map_or(&[][..], |ahead| &ahead.stored);
         let last = reduction_stage.iter().map(|stage| stage + 1).max().unwrap_or(0);
 
-        let whole_row: Vec<bool> =
-            stores.iter().map(|store| plan.drive != Drive::Map && draft.stays_in_row(store)).collect();
+        let whole_row: Vec<bool> = stores[..nest.stores.len()]
+            .iter()
+            .map(|store| plan.drive != Drive::Map && draft.stays_in_row(store))
+            .collect();
         for stage in 0..=last {
             draft.totals.push(Vec::new());
             draft.lists.push((Section::Pre(stage), Vec::new()));
@@ -703,8 +831,13 @@ impl<'a> Draft<'a> {
                 .filter(|(_, at)| **at == stage)
                 .map(|(reduction, _)| reduction.value)
                 .collect();
+            let slots = (0..expr.outputs().len()).filter(|slot| {
+                let is_ahead = stored_ahead.contains(slot);
+                stage == 0 && is_ahead || stage == last && !is_ahead
+            });
+            roots.extend(draft.kept.iter().filter(|_| stage == 0));
+            roots.extend(slots.clone().map(|slot| expr.outputs()[slot]));
             if stage == last {
-                roots.extend_from_slice(expr.outputs());
                 // A guard is an effect.
                 let guards = expr.insts().iter().enumerate();
                 roots.extend(
@@ -721,16 +854,22 @@ impl<'a> Draft<'a> {
             }
             if stage == last {
                 draft.lists.push((Section::Post, Vec::new()));
-                let mut made = Vec::new();
-                for (slot, &reg) in expr.outputs().iter().enumerate() {
-                    made.push(draft.result(stage, slot, &stores[slot], reg, whole_row[slot])?);
-                }
-                // Only when everything is read: a store may overwrite what is loaded through an equal access.
-                for (slot, op) in made {
-                    draft.list(slot).push(op);
-                }
             }
-            if !fused {
+            let mut made = Vec::new();
+            for slot in slots {
+                let reg = expr.outputs()[slot];
+                made.push(draft.result(stage, slot, &stores[slot], reg, whole_row[slot])?);
+            }
+            for (k, reg) in draft.kept.iter().enumerate().filter(|_| stage == 0) {
+                let a = draft.value[usize::from(reg.0)].expect("a value of the first stage");
+                let kind = Kind::Store((nest.stores.len() + k) as u16);
+                made.push((Section::Body(0), Op { kind, one: false, d: a, a: [a, 0, 0], ones: [false; 3] }));
+            }
+            // Only when everything is read: a store may overwrite what is loaded through an equal access.
+            for (section, op) in made {
+                draft.list(section).push(op);
+            }
+            if ahead.is_some() {
                 draft.forget(Section::Body(stage));
             }
         }
@@ -814,9 +953,15 @@ impl<'a> Draft<'a> {
         for root in roots {
             needed[usize::from(root.0)] = true;
         }
+        // The slot that a value is loaded from which an earlier stage has stored.
+        let kept = |i: usize| {
+            let k = self.kept.iter().position(|reg| usize::from(reg.0) == i).filter(|_| stage > 0)?;
+            Some(Inst::Load((self.plan.nest.loads.len() + k) as u16))
+        };
+        let kept: Vec<Option<Inst>> = (0..needed.len()).map(kept).collect();
         for (i, (inst, _)) in self.expr.insts().iter().enumerate().rev() {
             let numbers = matches!(inst, Inst::Binary(..)) && self.numbers(Reg(i as u16)).is_some();
-            if needed[i] && self.value[i].is_none() && !numbers {
+            if needed[i] && self.value[i].is_none() && !numbers && kept[i].is_none() {
                 for operand in inst.operands() {
                     needed[usize::from(operand.0)] = true;
                 }
@@ -825,7 +970,7 @@ impl<'a> Draft<'a> {
         for (i, &(inst, ty)) in self.expr.insts().iter().enumerate() {
             if needed[i] && self.value[i].is_none() {
                 let section = self.section(i, stage);
-                let value = self.emit(i, inst, ty, section, stage);
+                let value = self.emit(i, kept[i].unwrap_or(inst), ty, section, stage);
                 self.value[i] = Some(value);
             }
         }
@@ -1323,6 +1468,7 @@ impl<'a> Draft<'a> {
             tile,
             piece: self.piece,
             frame,
+            kept: self.kept.len(),
             can_fail: self.expr.can_fail(),
             cost: self.cost,
         };

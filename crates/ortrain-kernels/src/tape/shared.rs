@@ -10,7 +10,7 @@ use ortrain_expr::{Access, Nest};
 use rustc_hash::FxHashMap;
 
 use super::native::CodeMemory;
-use super::{Code, Drive, Plan};
+use super::{Ahead, Code, Drive, Plan};
 use crate::isa::Isa;
 
 /// All that code depends on.
@@ -21,14 +21,16 @@ struct Key {
     drive: Drive,
     outside: Vec<usize>,
     along: Vec<usize>,
+    ahead: Ahead,
     isa: Isa,
 }
 
 impl Key {
-    fn new(plan: &Plan<'_>, isa: Isa) -> Key {
+    fn new(plan: &Plan<'_>, ahead: &Ahead, isa: Isa) -> Key {
         let nowhere = |access: &Access| Access { offset: 0, len: 0, ..access.clone() };
         let Plan { nest, drive, outside, along } = *plan;
-        Key { nest: nest.map(nowhere), drive, outside: outside.to_vec(), along: along.to_vec(), isa }
+        let (outside, along) = (outside.to_vec(), along.to_vec());
+        Key { nest: nest.map(nowhere), drive, outside, along, ahead: ahead.clone(), isa }
     }
 }
 
@@ -86,6 +88,7 @@ impl Compiler<'_> {
     pub(super) fn code(
         self,
         plan: &Plan<'_>,
+        ahead: &Ahead,
         make: impl Fn(Option<&Arc<CodeMemory>>) -> Result<Code, String>,
     ) -> Result<Arc<Code>, String> {
         let Some(codes) = self.codes else {
@@ -93,7 +96,7 @@ impl Compiler<'_> {
             let code = make(self.native.then_some(&memory))?;
             return if memory.finish() { Ok(code) } else { make(None) }.map(Arc::new);
         };
-        let key = Key::new(plan, self.isa);
+        let key = Key::new(plan, ahead, self.isa);
         if let Some(code) = codes.known.borrow().get(&key) {
             return Ok(Arc::clone(code));
         }

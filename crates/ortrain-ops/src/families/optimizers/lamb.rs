@@ -27,8 +27,10 @@ pub(super) const LAMB: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (mut first, mut second) = moments(u, u.gradient);
         if u.flag("bias_correction") {
-            first = first / u.correction(u.setting("beta1"));
-            second = second / u.correction(u.setting("beta2"));
+            // Divisions of numbers of the whole tensor: an element is divided once.
+            let [by1, by2] = ["beta1", "beta2"].map(|beta| 1.0 / u.correction(u.setting(beta)));
+            first = first * by1;
+            second = second * by2;
         }
         let adam = first / (second.sqrt() + u.setting("eps"));
         let direction = adam + u.setting("weight_decay") * u.parameter;
