@@ -58,7 +58,7 @@ impl Draft {
 
     /// Definitions and uses of all buffers.
     pub(crate) fn uses(&self) -> Uses {
-        Uses::of(&self.buffers, self.instructions.iter().map(|scheduled| &scheduled.instruction))
+        Uses::of(&self.buffers, &self.instructions)
     }
 
     /// From where to where each buffer is needed. Inputs are there before the first instruction, outputs behind the last one.

@@ -72,17 +72,12 @@ impl Marks {
         Marks(marks.collect())
     }
 
-    /// Called before an instruction runs.
+    /// Called before the instruction at a place runs.
     ///
     /// # Errors
     /// [`RunError::Interrupted`].
-    pub fn before(
-        &self,
-        scheduled: usize,
-        bindings: &Bindings<'_>,
-        watch: &mut Watch,
-    ) -> Result<(), RunError> {
-        let Mark { ticks, writes } = &self.0[scheduled];
+    pub fn before(&self, at: usize, bindings: &Bindings<'_>, watch: &mut Watch) -> Result<(), RunError> {
+        let Mark { ticks, writes } = &self.0[at];
         watch.check(*ticks)?;
         writes.iter().for_each(|(plane, bytes)| watch.before_write(bindings, *plane, bytes.clone()));
         Ok(())

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ortrain_graph::Tensor;
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, BufferId, Place, PlaneId};
+use crate::buffer::{Buffer, BufferId, Place, PlaneId, share_bytes};
 use crate::cost::Cost;
 use crate::entries::Entry;
 use crate::instruction::Instruction;
@@ -110,13 +110,12 @@ impl Program {
     #[must_use]
     pub fn overlap(&self, a: BufferId, b: BufferId) -> bool {
         let [a, b] = [a, b].map(|id| self.buffer(id));
-        let (a_start, b_start) = match (a.place, b.place) {
-            (Place::Work(a), Place::Work(b)) => (a, b),
-            (Place::Plane(a, a_start), Place::Plane(b, b_start)) if a == b => (a_start, b_start),
-            (Place::Constant(a), Place::Constant(b)) if a == b => return true,
-            _ => return false,
-        };
-        a_start < b_start + b.bytes() && b_start < a_start + a.bytes()
+        match (a.place, b.place) {
+            (Place::Work(start), Place::Work(other)) => {
+                start < other + b.bytes() && other < start + a.bytes()
+            }
+            _ => share_bytes(a, b),
+        }
     }
 
     /// Where the caller takes over, if it does: the place of the instruction, and what changes hands.

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId, cells};
 use crate::instruction::Instruction;
+use crate::scheduled::ScheduledInstruction;
 
 /// Places in a program, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,12 +78,9 @@ impl Uses {
     }
 
     /// Those of instructions, by their places.
-    pub(crate) fn of<'a>(
-        buffers: &[Buffer],
-        instructions: impl IntoIterator<Item = &'a Instruction>,
-    ) -> Uses {
+    pub(crate) fn of(buffers: &[Buffer], instructions: &[ScheduledInstruction]) -> Uses {
         let mut uses = Uses::new(buffers);
-        instructions.into_iter().enumerate().for_each(|(at, instruction)| uses.add(at, instruction));
+        instructions.iter().enumerate().for_each(|(at, scheduled)| uses.add(at, &scheduled.instruction));
         uses
     }
 

@@ -42,11 +42,8 @@ pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &Fu
 }
 
 /// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
-pub(crate) fn read_weight(
-    nest: &Nest,
-    slots: &[usize],
-    (buffers, weights): (&[Buffer], &FusionWeights),
-) -> u64 {
+pub(crate) fn read_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &FusionWeights)) -> u64 {
+    let (buffers, weights) = machine;
     let operand = |slot: &usize| nest.loads[*slot].operand();
     let Some(first) = slots.first().and_then(operand) else { return 0 };
     let buffer = &buffers[first.buffer.0 as usize];

@@ -41,7 +41,7 @@ fn lay_panels(
     instructions: &mut Vec<ScheduledInstruction>,
     buffers: &mut Vec<Buffer>,
 ) -> usize {
-    let uses = Uses::of(buffers, instructions.iter().map(|scheduled| &scheduled.instruction));
+    let uses = Uses::of(buffers, instructions);
     let mut open: FxHashMap<(Operand, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for (at, scheduled) in instructions.iter().enumerate() {
