@@ -183,7 +183,7 @@ pub(crate) fn bytes(program: &Program, lowered: &Lowered) -> usize {
 /// The largest buffer that a program needs on a device.
 pub(crate) fn largest(program: &Program, lowered: &Lowered) -> usize {
     let constants = program.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Constant(_)));
-    let constants = constants.map(|buffer| buffer.bytes());
+    let constants = constants.map(ortrain_program::Buffer::bytes);
     let planes = program.planes.iter().map(|used| used.bytes);
     let sizes = constants.chain(planes).chain([program.work_bytes, lowered.scratch]);
     sizes.max().unwrap_or(0)

@@ -45,7 +45,12 @@ fn run(program: &Arc<Program>, backend: &dyn Backend, inputs: &[Vec<u8>]) -> Res
         _ => unreachable!("inputs and results are work"),
     };
     program.inputs.iter().zip(inputs).for_each(|(id, bytes)| work.arena().write(place(id), bytes));
-    executable.run(&Bindings { planes: &[] }, &mut work, Entry::Overwrite, Scalars { seed: 7, train_step: 3 })?;
+    executable.run(
+        &Bindings { planes: &[] },
+        &mut work,
+        Entry::Overwrite,
+        Scalars { seed: 7, train_step: 3 },
+    )?;
     let read = |id: &BufferId| work.arena().to_vec(place(id), program.buffer(*id).bytes());
     Ok(program.outputs.iter().map(read).collect())
 }
@@ -92,7 +97,8 @@ fn far(a: f32, b: f32) -> u64 {
     if a.is_nan() || b.is_nan() {
         return u64::MAX;
     }
-    let place = |x: f32| i64::from((x.to_bits() & 0x7fff_ffff) as i32) * if x.is_sign_negative() { -1 } else { 1 };
+    let place =
+        |x: f32| i64::from((x.to_bits() & 0x7fff_ffff) as i32) * if x.is_sign_negative() { -1 } else { 1 };
     place(a).abs_diff(place(b))
 }
 
@@ -109,7 +115,12 @@ fn agrees(name: &str, most: u64, inputs: &[Vec<f32>], f: impl FnOnce(&mut Builde
     for k in 0..len {
         let arguments: Vec<f32> = inputs.iter().map(|values| values[k]).collect();
         let apart = far(got[k], want[k]);
-        assert!(apart <= most, "{name} of {arguments:?} is {}, not {}: {apart} floats apart", got[k], want[k]);
+        assert!(
+            apart <= most,
+            "{name} of {arguments:?} is {}, not {}: {apart} floats apart",
+            got[k],
+            want[k]
+        );
     }
 }
 
@@ -166,7 +177,8 @@ fn functions_of_two_numbers() {
 
 /// Integers of 64 bits, of which nothing is known: pairs of words.
 fn integers() -> Vec<i64> {
-    let mut values = vec![0, 1, -1, 2, -2, 3, 7, -7, 1 << 31, -(1 << 31), (1 << 32) - 1, 1 << 32, i64::MAX, i64::MIN];
+    let mut values =
+        vec![0, 1, -1, 2, -2, 3, 7, -7, 1 << 31, -(1 << 31), (1 << 32) - 1, 1 << 32, i64::MAX, i64::MIN];
     let mut bits = 0x9e37_79b9_7f4a_7c15u64;
     for k in 0..400 {
         bits = bits.wrapping_mul(0xd129_42bf_3f4d_c0a5).rotate_left(23) ^ k;
@@ -194,7 +206,10 @@ fn integers_are_those_of_the_reference() {
     let len = a.len();
     let b: Vec<i64> = (0..len).map(|k| a[(k * 131 + 5) % len]).collect();
     let bytes = |dtype: DType, values: &[i64]| {
-        Scalar::to_bytes(dtype, &values.iter().map(|&v| Scalar::I64(v).convert(Type::of(dtype))).collect::<Vec<_>>())
+        Scalar::to_bytes(
+            dtype,
+            &values.iter().map(|&v| Scalar::I64(v).convert(Type::of(dtype))).collect::<Vec<_>>(),
+        )
     };
     for dtype in [DType::I64, DType::U64, DType::I32, DType::U32, DType::I16, DType::U8] {
         let program = Arc::new(map(&[dtype, dtype], len, |e, regs| {
@@ -231,8 +246,8 @@ fn floats_become_integers() {
         types.iter().map(|&to| (b.convert(regs[0], Type::of(to)), to)).collect()
     }));
     let inputs = [bytes_of(&values)];
-    let [got, want] =
-        [device() as &dyn Backend, &Reference].map(|backend| run(&program, backend, &inputs).expect("no guard"));
+    let [got, want] = [device() as &dyn Backend, &Reference]
+        .map(|backend| run(&program, backend, &inputs).expect("no guard"));
     for (dtype, (got, want)) in types.iter().zip(got.iter().zip(&want)) {
         let at = got.chunks(dtype.size()).zip(want.chunks(dtype.size())).position(|(got, want)| got != want);
         assert!(at.is_none(), "{} as {dtype}", values[at.unwrap_or(0)]);
@@ -254,7 +269,8 @@ fn a_guard_that_fails_names_its_point() {
     }));
     for wrong in [&[(999, 10)][..], &[(700, -1), (300, 11)], &[(0, i64::MIN)], &[(5, 1 << 33)]] {
         let inputs = [labels(wrong)];
-        let [got, want] = [device() as &dyn Backend, &Reference].map(|backend| run(&program, backend, &inputs));
+        let [got, want] =
+            [device() as &dyn Backend, &Reference].map(|backend| run(&program, backend, &inputs));
         assert_eq!(got, want);
         assert!(got.is_err());
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use ortrain_expr::Precision;
 use ortrain_program::{Backend, Bf16Fallback};
 use ortrain_testkit::programs::{Kinds, Size};
-use ortrain_testkit::suites::{self, Report, attention, convolutions, normalizations, poolings};
+use ortrain_testkit::suites::{self, Report, attention, convolutions, normalizations, poolings, precision};
 use ortrain_wgpu::{Adapter, Wgpu};
 
 /// The device of these tests: they need no other, so that kernels are made once.
@@ -51,17 +51,22 @@ fn attentions() {
 
 #[test]
 fn convolutions_agree() {
-    passes("convolutions", &convolutions::agree(&backend(), 32));
+    passes("convolutions", &convolutions::agree(&backend(), 96));
 }
 
 #[test]
 fn poolings_agree() {
-    passes("poolings", &poolings::agree(&backend(), 48));
+    passes("poolings", &poolings::agree(&backend(), 96));
 }
 
 #[test]
 fn normalizations_agree() {
-    passes("normalizations", &normalizations::agree(&backend(), 32));
+    passes("normalizations", &normalizations::agree(&backend(), 96));
+}
+
+#[test]
+fn rounded_factors_agree() {
+    passes("precision", &precision::agree(&backend()));
 }
 
 #[test]

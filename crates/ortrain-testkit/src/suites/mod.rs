@@ -18,6 +18,7 @@ pub mod attention;
 pub mod convolutions;
 pub mod normalizations;
 pub mod poolings;
+pub mod precision;
 
 /// The types that gradients exist for.
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
