@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 use ortrain_expr::Precision;
 use ortrain_program::{Backend, Bf16Fallback};
 use ortrain_testkit::programs::{Kinds, Size};
-use ortrain_testkit::suites::{self, Report, attention, convolutions, normalizations, poolings, precision};
+use ortrain_testkit::suites::{
+    self, Report, attention, attributes, convolutions, narrowing, normalizations, poolings, precision,
+};
 use ortrain_wgpu::{Adapter, Wgpu};
 
 /// The device of these tests: they need no other, so that kernels are made once.
@@ -47,6 +49,16 @@ fn cases() {
 #[test]
 fn attentions() {
     passes("attention", &attention::agree(&backend()));
+}
+
+#[test]
+fn attributes_agree() {
+    passes("attributes", &attributes::agree(&backend(), 48));
+}
+
+#[test]
+fn narrowed_layers_agree() {
+    passes("narrowing", &narrowing::agree(&backend()));
 }
 
 #[test]

@@ -15,7 +15,9 @@ use crate::programs::{Kinds, RandomProgram, numbers, run_program};
 use crate::{check_backend, tolerance};
 
 pub mod attention;
+pub mod attributes;
 pub mod convolutions;
+pub mod narrowing;
 pub mod normalizations;
 pub mod poolings;
 pub mod precision;
