@@ -19,6 +19,8 @@ NEXTEST_PROFILE := $(if $(CI),ci,default)
 # The wheel and the workspace are built with one configuration, so that neither builds over what the other built.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PYO3_PYTHON := $(BIN)/python
+# Mesa's drivers print where there is none.
+export XDG_RUNTIME_DIR ?= $(CURDIR)/build
 export CARGO_TERM_COLOR ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
@@ -101,7 +103,7 @@ lint: build/venv.stamp ## clippy; a warning is an error
 	cargo clippy --workspace --all-targets -- -D warnings
 
 .PHONY: rust
-rust: build/venv.stamp build/nextest.stamp ## tests of the Rust crates
+rust: build/venv.stamp build/nextest.stamp build/vulkan.stamp ## tests of the Rust crates
 	cargo nextest run --workspace --profile $(NEXTEST_PROFILE)
 
 .PHONY: doctest
@@ -163,6 +165,20 @@ build/packaging.stamp: constraints.txt
 build/nextest.stamp:
 	@mkdir -p build
 	cargo nextest --version >/dev/null 2>&1 || cargo install cargo-nextest --locked
+	touch $@
+
+# A Vulkan driver that computes on the processor: the tests of ortrain-wgpu run on it.
+build/vulkan.stamp:
+	@mkdir -p build
+	found=$$(ls /usr/share/vulkan/icd.d/lvp_icd*.json /etc/vulkan/icd.d/lvp_icd*.json 2>/dev/null || true); \
+	if [ -z "$$found" ] || ! ldconfig -p | grep -q libvulkan.so.1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends mesa-vulkan-drivers libvulkan1 >/dev/null; \
+	  else \
+	    echo "The tests of ortrain-wgpu need a Vulkan driver that computes on the processor; on Debian the packages" \
+	      "mesa-vulkan-drivers and libvulkan1 have it. Install them, or run make as root." >&2; exit 1; \
+	  fi; \
+	fi
 	touch $@
 
 build/mutants.stamp:

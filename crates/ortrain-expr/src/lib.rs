@@ -8,6 +8,7 @@
 //! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.
 #![forbid(unsafe_code)]
 
+pub mod coefficients;
 mod derive;
 mod dtype;
 mod expr;

@@ -4,10 +4,13 @@
 //! holds it to that over all magnitudes. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754. Functions
 //! of f64 are those of `libm`, element by element.
 //!
-//! Polynomials are near-minimax (Chebyshev) fits made for this file; error bounds were measured, not assumed.
-#![allow(clippy::excessive_precision, reason = "coefficients are given as they were fitted")]
+//! Coefficients are those of [`ortrain_expr::coefficients`]; error bounds were measured, not assumed.
 
 use crate::isa::Level;
+use ortrain_expr::coefficients::{
+    ATAN, COSINE, ERF, ERF_END, ERF_LARGE, ERF_SMALL, EXP, EXP_LEAST, EXP2, LN2_HIGH, LN2_LOW, LOG, LOG2,
+    SINE, SQRT_HALF_BITS, TANH, TANH_SMALL,
+};
 
 /// Largest error of `exp`, in ULP.
 pub const EXP_MAX_ULP: u32 = 1;
@@ -29,42 +32,6 @@ pub const COS_MAX_ULP: u32 = 1;
 pub const ATAN_MAX_ULP: u32 = 1;
 /// Largest error of `pow`, in ULP.
 pub const POW_MAX_ULP: u32 = 1;
-
-/// Coefficients of `exp`: of r² and higher powers, the highest first.
-pub(crate) const EXP: [f32; 5] = [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657_3e-1, 0.5];
-/// Coefficients of `log`, in even powers of s.
-pub(crate) const LOG: [f32; 4] = [2.333_681e-1, 2.855_058_7e-1, 4.000_012_4e-1, 6.666_666_7e-1];
-/// The bits of sqrt(1/2), from which mantissas of `log` count.
-pub(crate) const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
-/// Coefficients of `tanh` for arguments of magnitudes below [`TANH_SMALL`], in even powers.
-pub(crate) const TANH: [f32; 5] =
-    [-6.096_714_2e-3, 2.099_717_9e-2, -5.385_091e-2, 1.333_277e-1, -3.333_332_9e-1];
-pub(crate) const TANH_SMALL: f32 = 0.625;
-/// Coefficients of `erf` for arguments of magnitudes below [`ERF_SMALL`], in even powers.
-pub(crate) const ERF: [f32; 7] = [
-    8.334_719e-5,
-    -8.134_709e-4,
-    5.200_368_6e-3,
-    -2.685_915_1e-2,
-    1.128_369_15e-1,
-    -3.761_263_4e-1,
-    1.283_791_7e-1,
-];
-pub(crate) const ERF_SMALL: f32 = 0.925;
-/// Coefficients of `(erf - 1) exp(x²)` for the others, in powers of `x - 1`.
-pub(crate) const ERF_LARGE: [f32; 9] = [
-    -1.270_821_8e-4,
-    1.192_314e-3,
-    -5.266_233_3e-3,
-    1.557_830_4e-2,
-    -3.720_463_4e-2,
-    7.917_458e-2,
-    -1.543_715e-1,
-    2.732_123_7e-1,
-    -4.275_835_8e-1,
-];
-/// From here on the result of `erf` rounds to 1.
-pub(crate) const ERF_END: f32 = 3.95;
 
 /// `coefficients`, highest power first, by Horner's rule.
 #[inline(always)]
@@ -93,14 +60,6 @@ fn exp2_int(n: i32) -> f32 {
 
 /// Adding and subtracting it rounds a small float to the nearest integer; its low bits then hold that integer.
 pub(crate) const ROUND: f32 = 12_582_912.0;
-/// ln 2 in two parts; the first has few enough bits that its product with a small integer is exact.
-pub(crate) const LN2_HIGH: f32 = 0.693_359_375;
-pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
-
-/// Where both halves of the power of two that [`exp`] multiplies by are zero: far below, as where a mask hides something,
-/// no product underflows, which would be slow.
-pub(crate) const EXP_LEAST: f32 = -176.0;
-
 /// Natural exponential.
 #[inline(always)]
 pub(crate) fn exp<L: Level>(x: f32) -> f32 {
@@ -244,27 +203,10 @@ fn circular<L: Level>(x: f32, quarters: u64) -> f32 {
 #[inline(always)]
 fn quadrant<L: Level>(rest: f64, n: u64) -> f32 {
     let z = rest * rest;
-    let sine = polynomial64::<L, 4>(
-        z,
-        [
-            2.718_114_111_568_747e-6,
-            -1.983_931_148_464_872_7e-4,
-            8.333_329_302_414_387e-3,
-            -1.666_666_664_077_620_7e-1,
-        ],
-    );
+    let sine = polynomial64::<L, 4>(z, SINE);
     // As a product, which keeps the sign of zero.
     let sine = rest * L::mul_add64(sine, z, 1.0);
-    let cosine = polynomial64::<L, 5>(
-        z,
-        [
-            -2.717_471_265_830_653e-7,
-            2.479_895_966_977_013_3e-5,
-            -1.388_888_065_440_962e-3,
-            4.166_666_655_333_496_6e-2,
-            -4.999_999_999_948_886e-1,
-        ],
-    );
+    let cosine = polynomial64::<L, 5>(z, COSINE);
     let cosine = L::mul_add64(cosine, z, 1.0);
     let result = if n & 1 == 0 { sine } else { cosine };
     f64::from_bits(result.to_bits() ^ ((n & 2) << 62)) as f32
@@ -316,17 +258,7 @@ pub(crate) fn atan<L: Level>(x: f32) -> f32 {
     let base = if steep { std::f64::consts::FRAC_PI_2 } else { base };
     let rest = over / under;
     let z = rest * rest;
-    let p = polynomial64::<L, 6>(
-        z,
-        [
-            5.054_207_699_816_242e-2,
-            -8.627_288_731_533_561e-2,
-            1.107_175_904_842_622e-1,
-            -1.428_417_548_716_476e-1,
-            1.999_997_778_424_976_2e-1,
-            -3.333_333_328_108_230_6e-1,
-        ],
-    );
+    let p = polynomial64::<L, 6>(z, ATAN);
     let angle = base + L::mul_add64(p * z, rest, rest);
     (angle as f32).copysign(x)
 }
@@ -339,17 +271,7 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     let m = f64::from(m);
     let s = (m - 1.0) / (m + 1.0);
     let z = s * s;
-    let log2 = s * polynomial64::<L, 6>(
-        z,
-        [
-            2.830_044_311_712_459e-1,
-            3.198_988_788_311_698e-1,
-            4.122_094_058_466_899e-1,
-            5.770_779_409_853_41e-1,
-            9.617_966_941_175_542e-1,
-            2.885_390_081_777_848_2,
-        ],
-    ) + f64::from(k);
+    let log2 = s * polynomial64::<L, 6>(z, LOG2) + f64::from(k);
     let exponent = f64::from(y) * log2;
     // Beyond these the result overflows or underflows; a finite bound keeps the integer part small. NaN is dealt
     // with below.
@@ -357,22 +279,7 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     let exponent = if exponent > -200.0 { exponent } else { -200.0 };
     let rounded = exponent + ROUND64;
     let f = exponent - (rounded - ROUND64);
-    let p = L::mul_add64(
-        f,
-        polynomial64::<L, 7>(
-            f,
-            [
-                1.529_750_254_363_543_8e-5,
-                1.546_167_697_597_332_5e-4,
-                1.333_350_193_834_123_7e-3,
-                9.618_056_096_717_177e-3,
-                5.550_410_884_119_931_5e-2,
-                2.402_265_092_502_106_4e-1,
-                std::f64::consts::LN_2,
-            ],
-        ),
-        1.0,
-    );
+    let p = L::mul_add64(f, polynomial64::<L, 7>(f, EXP2), 1.0);
     let n = rounded.to_bits().wrapping_sub(ROUND64.to_bits()) as i64;
     let scale = f64::from_bits((n.wrapping_add(1023) as u64) << 52);
     let y_abs = y.abs();

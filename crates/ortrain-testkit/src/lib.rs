@@ -4,6 +4,7 @@
 //! - [`check_gradient`]: analytic gradients against central differences in float64.
 //! - [`check_backend`]: a backend against the reference evaluator.
 //! - [`check_standard`]: gradients against what they are in plain ONNX.
+//! - [`suites`]: functions of a backend that every backend's tests call.
 //! - [`programs`]: random programs, for fusion and the planner.
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod case;
 mod cases;
 mod check;
 pub mod programs;
+pub mod suites;
 mod tables;
 pub mod tolerance;
 mod training;

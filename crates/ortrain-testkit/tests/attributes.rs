@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Shape, Tensor, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Shape, Tensor, ValueType};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::Backend;
+use ortrain_testkit::suites::attributes::{
+    activation, activation_case, check_others, dims, padding, resizing, without_sizes,
+};
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -33,172 +36,12 @@ fn check(case: &Case, sizes_known: bool) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Names every size of the first input instead of giving it.
-fn without_sizes(mut case: Case) -> Case {
-    let id = case.graph.inputs[0];
-    let value = case.graph.value_mut(id);
-    let rank = value.ty.shape().expect("declared").rank();
-    let symbols: Shape = (0..rank).map(|axis| Dim::symbol(&format!("s{axis}"))).collect();
-    value.ty = ValueType::Tensor(case.inputs[0].dtype(), Some(symbols));
-    case
-}
-
-fn dims(most: usize) -> impl Strategy<Value = Vec<usize>> {
-    prop::collection::vec(1..6usize, 1..=most)
-}
-
-/// Activations with attributes whose kinks lie where no element is tried.
-fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
-    let alpha = |ops: &'static [&'static str]| {
-        (select(ops), select(vec![-0.83f32, 0.17, 1.0, 2.31]))
-            .prop_map(|(op, alpha)| (op, Attrs::new().with("alpha", alpha)))
-    };
-    prop_oneof![
-        select(&["Softplus", "Softsign", "HardSwish", "Mish", "Selu", "Gelu"][..])
-            .prop_map(|op| (op, Attrs::new())),
-        alpha(&["LeakyRelu", "Elu", "Celu", "Selu", "HardSigmoid", "ThresholdedRelu"]),
-        select(vec![0.21f32, -1.6]).prop_map(|gamma| ("Selu", Attrs::new().with("gamma", gamma))),
-        select(vec![0.11f32, 0.93]).prop_map(|beta| ("HardSigmoid", Attrs::new().with("beta", beta))),
-        select(&["none", "tanh"][..]).prop_map(|form| ("Gelu", Attrs::new().with("approximate", form))),
-    ]
-}
-
-#[derive(Clone, Debug)]
-struct Padding {
-    dims: Vec<usize>,
-    mode: &'static str,
-    /// Before and after each axis, cut down to what the mode allows.
-    ends: Vec<[i64; 2]>,
-    /// Whether only the axes with pads are named, the last one first.
-    named: bool,
-    value: bool,
-    unknown: bool,
-}
-
-fn padding() -> impl Strategy<Value = Padding> {
-    let mode = select(&["constant", "reflect", "edge", "wrap"][..]);
-    let ends = prop::collection::vec([-2..4i64, -2..4i64], 4);
-    (dims(4), mode, ends, any::<[bool; 3]>()).prop_map(|(dims, mode, mut ends, [named, value, unknown])| {
-        ends.truncate(dims.len());
-        for (ends, &size) in ends.iter_mut().zip(&dims) {
-            let left = size as i64 + ends[0].min(0) + ends[1].min(0);
-            let most = if mode == "reflect" { left - 1 } else { i64::MAX };
-            if left < 1 || ends[0] > most || ends[1] > most {
-                *ends = [0, 0];
-            }
-        }
-        Padding { dims, mode, ends, named, value, unknown }
-    })
-}
-
-impl Padding {
-    fn case(&self, dtype: DType) -> Case {
-        let mut b = CaseBuilder::new("Pad", &format!("{self:?}"));
-        let x = b.input(dtype, &self.dims, &Fill::Signed);
-        let chosen: Vec<usize> = match self.named {
-            true => (0..self.dims.len()).rev().filter(|&axis| self.ends[axis] != [0, 0]).collect(),
-            false => (0..self.dims.len()).collect(),
-        };
-        let end = |k: usize| chosen.iter().map(move |&axis| self.ends[axis][k]);
-        let pads = b.ints(&end(0).chain(end(1)).collect::<Vec<_>>());
-        let mut inputs = vec![Some(x), Some(pads)];
-        let value = (self.value && self.mode == "constant").then(|| b.input(dtype, &[1], &Fill::Positive));
-        inputs.push(value);
-        if self.named {
-            let back: Vec<i64> = chosen.iter().map(|&axis| axis as i64 - self.dims.len() as i64).collect();
-            inputs.push(Some(b.ints(&back)));
-        }
-        let y = b.node_with("", "Pad", &inputs, 1, Attrs::new().with("mode", self.mode));
-        let case = b.outputs(&y);
-        if self.unknown { without_sizes(case) } else { case }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Resizing {
-    dims: Vec<usize>,
-    attrs: Attrs,
-    /// The axes that are resized, and by how much.
-    axes: Vec<(usize, f32)>,
-    by_sizes: bool,
-    unknown: bool,
-}
-
-fn resizing() -> impl Strategy<Value = Resizing> {
-    let mode = select(&["nearest", "linear", "cubic"][..]);
-    let nearest = select(&["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][..]);
-    let coordinates = select(
-        &[
-            "half_pixel",
-            "half_pixel_symmetric",
-            "pytorch_half_pixel",
-            "align_corners",
-            "asymmetric",
-            "tf_half_pixel_for_nn",
-            "tf_crop_and_resize",
-        ][..],
-    );
-    let policy = select(&["stretch", "stretch", "not_larger", "not_smaller"][..]);
-    let scales = prop::collection::vec(select(vec![1.0f32, 1.0, 2.0, 3.0, 0.5, 1.3, 0.6, 2.7]), 4);
-    let cubic = select(vec![-0.75f32, -0.5]);
-    (dims(4), (mode, nearest, coordinates, policy, cubic), scales, any::<[bool; 5]>()).prop_map(
-        |(dims, (mode, nearest, coordinates, policy, cubic), scales, flags)| {
-            let [antialias, exclude_outside, by_sizes, unknown, backwards] = flags;
-            let antialias = antialias && mode != "nearest";
-            let mut axes: Vec<(usize, f32)> = scales.into_iter().enumerate().take(dims.len()).collect();
-            if backwards {
-                // The last axis first, and not all of them.
-                axes.reverse();
-                axes.truncate(2);
-            }
-            let mut attrs = Attrs::new()
-                .with("mode", mode)
-                .with("nearest_mode", nearest)
-                .with("coordinate_transformation_mode", coordinates)
-                .with("keep_aspect_ratio_policy", policy)
-                .with("cubic_coeff_a", cubic)
-                .with("antialias", i64::from(antialias))
-                .with("exclude_outside", i64::from(exclude_outside))
-                .with("extrapolation_value", 0.7f32);
-            if backwards {
-                attrs = attrs.with("axes", axes.iter().map(|&(axis, _)| axis as i64).collect::<Vec<_>>());
-            }
-            Resizing { dims, attrs, axes, by_sizes, unknown }
-        },
-    )
-}
-
-impl Resizing {
-    fn case(&self, dtype: DType) -> Case {
-        let mut b = CaseBuilder::new("Resize", &format!("{self:?}"));
-        let x = b.input(dtype, &self.dims, &Fill::Signed);
-        let count = self.axes.len();
-        let ends: Vec<f32> = (0..2 * count).map(|k| if k < count { -0.1 } else { 0.9 }).collect();
-        let roi = b.constant(Tensor::f32(&[2 * count], &ends));
-        let mut inputs = vec![Some(x), Some(roi)];
-        if self.by_sizes {
-            let size = |&(axis, scale): &(usize, f32)| (self.dims[axis] as f32 * scale).max(1.0) as i64;
-            let sizes = b.ints(&self.axes.iter().map(size).collect::<Vec<_>>());
-            inputs.extend([None, Some(sizes)]);
-        } else {
-            let scales: Vec<f32> = self.axes.iter().map(|&(_, scale)| scale).collect();
-            inputs.push(Some(b.constant(Tensor::f32(&[count], &scales))));
-        }
-        let y = b.node_with("", "Resize", &inputs, 1, self.attrs.clone());
-        let case = b.outputs(&y);
-        if self.unknown { without_sizes(case) } else { case }
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn activations((op, attrs) in activation(), dims in dims(3)) {
-        let mut b = CaseBuilder::new(op, &format!("{attrs:?} {dims:?}")).dynamic();
-        let x = b.float(&dims, &Fill::Signed);
-        let y = b.node(op, &[x], attrs);
-        check(&b.outputs(&[y]), true)?;
+        check(&activation_case(op, attrs, &dims), true)?;
     }
 
     #[test]
@@ -258,15 +101,9 @@ proptest! {
 
     /// Other types than float32 take the same way through the instructions.
     #[test]
-    fn other_types(padding in padding(), mut resizing in resizing(), dtype in select(DType::ALL.to_vec())) {
-        if !dtype.is_float() {
-            // Weighted sums of integers are truncated, which rounding decides.
-            resizing.attrs = resizing.attrs.with("mode", "nearest").with("antialias", 0i64);
-        }
-        for case in [padding.case(dtype), resizing.case(dtype)] {
-            for backend in every_level() {
-                passes(check_backend(&case, &backend, false))?;
-            }
+    fn other_types(padding in padding(), resizing in resizing(), dtype in select(DType::ALL.to_vec())) {
+        for backend in every_level() {
+            passes(check_others(&backend, &padding, resizing.clone(), dtype))?;
         }
     }
 }

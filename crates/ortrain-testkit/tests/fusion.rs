@@ -12,6 +12,7 @@ use ortrain_program::{
     ProgramBuilder, Reference, ScatterAdd, Window, WindowIndex,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
+use ortrain_testkit::suites::random_programs;
 use ortrain_testkit::tolerance;
 
 mod common;
@@ -135,20 +136,7 @@ fn segments_stay_what_they_are() {
 fn planned_programs_mean_the_same() {
     let kinds = Kinds { jumps: false, narrow: false, ..ALL };
     let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
-    for seed in 0..1500 {
-        let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
-        let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
-        for entry in ENTRIES {
-            let want = run_program(&plain, &Reference, seed, entry);
-            let got = run_program(&fused, &*cpu, seed, entry);
-            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-                for (x, y) in numbers(got).zip(numbers(want)) {
-                    let close = (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
-                    assert!(close, "seed {seed}, {entry:?}, result {k}: {x} is not {y}\n{plain}\n{fused}");
-                }
-            }
-        }
-    }
+    random_programs(&cpu, kinds, 0..1500).passes();
 }
 
 /// On the CPU, with images that are split: the same bits on any number of threads.

@@ -7,138 +7,14 @@ mod common;
 use std::sync::Arc;
 
 use common::every_level;
-use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
+use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_program::{Entry, Instruction, Precision, Program, Reference};
-use ortrain_testkit::{
-    Case, CaseBuilder, Fill, check_backend, check_gradient, check_second_order, gradient_graph, program_at,
-    run, tolerance,
-};
-
-const BATCH: usize = 3;
-const TOKENS: usize = 10;
-const HEADS: usize = 2;
-const WIDTH: usize = 8;
-const INNER: usize = 12;
-
-/// What is taken of the tokens.
-#[derive(Clone, Debug, PartialEq)]
-enum Taken {
-    /// One, by a single index, and the axis is gone.
-    One(i64),
-    /// These, by a list of indices.
-    Some(Vec<i64>),
-    /// From one to before another.
-    Slice(i64, i64),
-    /// Of a sentence all tokens.
-    Sentence(i64),
-    All,
-}
-
-#[derive(Clone, Debug)]
-struct Config {
-    taken: Taken,
-    dropped: bool,
-}
+use ortrain_testkit::suites::narrowing::{BATCH, Config, INNER, TOKENS, Taken, agree, configs};
+use ortrain_testkit::{check_gradient, check_second_order, gradient_graph, program_at, run, tolerance};
 
 /// Whether the layer before what is taken is computed for few tokens.
 fn are_few(taken: &Taken) -> bool {
     !matches!(taken, Taken::All | Taken::Slice(0, 6))
-}
-
-impl Config {
-    fn drop(&self, b: &mut CaseBuilder, x: ValueId, seed: i64) -> ValueId {
-        if !self.dropped {
-            return x;
-        }
-        let ratio = b.constant(Tensor::filled(DType::F32, &[], 0.25));
-        let training = b.constant(Tensor::filled(DType::Bool, &[], 1.0));
-        let inputs = [Some(x), Some(ratio), Some(training)];
-        b.node_with("", "Dropout", &inputs, 2, Attrs::new().with("seed", seed))[0]
-    }
-
-    /// A layer of a transformer, and a classifier that sees what is taken of its results.
-    fn case(&self) -> Case {
-        let mut b = CaseBuilder::new("Gather", &format!("{self:?}"));
-        let x = b.float(&[BATCH, TOKENS, WIDTH], &Fill::Signed);
-        let unbiased = |b: &mut CaseBuilder, x: ValueId, [from, to]: [usize; 2]| {
-            let weight = b.float(&[to, from], &Fill::Signed);
-            let turned = b.node("Transpose", &[weight], Attrs::new().with("perm", vec![1i64, 0]));
-            b.node("MatMul", &[x, turned], Attrs::new())
-        };
-        let linear = |b: &mut CaseBuilder, x: ValueId, [from, to]: [usize; 2]| {
-            let product = unbiased(b, x, [from, to]);
-            let bias = b.float(&[to], &Fill::Signed);
-            b.node("Add", &[product, bias], Attrs::new())
-        };
-        let heads = |b: &mut CaseBuilder, x: ValueId, perm: [i64; 4]| {
-            let shape = b.ints(&[BATCH as i64, TOKENS as i64, HEADS as i64, (WIDTH / HEADS) as i64]);
-            let x = b.node("Reshape", &[x, shape], Attrs::new());
-            b.node("Transpose", &[x], Attrs::new().with("perm", perm.to_vec()))
-        };
-        let [q, k, v] = [[0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]].map(|perm| {
-            // A bias of keys changes no weight: its gradient would be rounding.
-            let x = unbiased(&mut b, x, [WIDTH, WIDTH]);
-            heads(&mut b, x, perm)
-        });
-        let scores = b.node("MatMul", &[q, k], Attrs::new());
-        let scale = b.constant(Tensor::filled(DType::F32, &[], 0.05));
-        let scores = b.node("Mul", &[scores, scale], Attrs::new());
-        let weights = b.node("Softmax", &[scores], Attrs::new().with("axis", -1i64));
-        let weights = self.drop(&mut b, weights, 7);
-        let sums = b.node("MatMul", &[weights, v], Attrs::new());
-        let moved = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
-        let shape = b.ints(&[BATCH as i64, TOKENS as i64, WIDTH as i64]);
-        let attended = b.node("Reshape", &[moved, shape], Attrs::new());
-        let attended = linear(&mut b, attended, [WIDTH, WIDTH]);
-        let added = b.node("Add", &[x, attended], Attrs::new());
-        let normalize = |b: &mut CaseBuilder, x: ValueId| {
-            let (scale, bias) = (b.float(&[WIDTH], &Fill::Signed), b.float(&[WIDTH], &Fill::Signed));
-            b.node("LayerNormalization", &[x, scale, bias], Attrs::new())
-        };
-        let normal = normalize(&mut b, added);
-        let up = linear(&mut b, normal, [WIDTH, INNER]);
-        let mut up = b.node("Gelu", &[up], Attrs::new());
-        up = self.drop(&mut b, up, 5);
-        let down = linear(&mut b, up, [INNER, WIDTH]);
-        let added = b.node("Add", &[normal, down], Attrs::new());
-        let hidden = normalize(&mut b, added);
-        let gather = |b: &mut CaseBuilder, indices: Tensor, axis: i64| {
-            let indices = b.constant(indices);
-            b.node("Gather", &[hidden, indices], Attrs::new().with("axis", axis))
-        };
-        let taken = match &self.taken {
-            Taken::One(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 1),
-            Taken::Sentence(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 0),
-            Taken::Some(indices) => gather(&mut b, Tensor::i64(&[indices.len()], indices), 1),
-            &Taken::Slice(from, to) => {
-                let bounds = [[from], [to], [1]].map(|value| b.ints(&value));
-                b.node("Slice", &[hidden, bounds[0], bounds[1], bounds[2]], Attrs::new())
-            }
-            Taken::All => hidden,
-        };
-        let logits = linear(&mut b, taken, [WIDTH, 2]);
-        b.outputs(&[logits])
-    }
-}
-
-fn configs() -> Vec<Config> {
-    let taken = [
-        Taken::One(0),
-        Taken::One(-1),
-        Taken::One(5),
-        Taken::Some(vec![0]),
-        Taken::Some(vec![2, 3, 4]),
-        Taken::Some(vec![9, 8, 7]),
-        Taken::Some(vec![1, 1]),
-        Taken::Slice(0, 6),
-        Taken::Slice(-2, 1 << 40),
-        Taken::Sentence(1),
-        Taken::All,
-    ];
-    taken
-        .iter()
-        .flat_map(|taken| [false, true].map(|dropped| Config { taken: taken.clone(), dropped }))
-        .collect()
 }
 
 fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
@@ -206,11 +82,7 @@ fn gradients_are_those_of_differences() {
 /// Every level of kernels against the reference evaluator, forward and backward.
 #[test]
 fn backends_agree() {
-    for config in configs() {
-        for backend in every_level() {
-            check_backend(&config.case(), &backend, true).unwrap();
-        }
-    }
+    every_level().iter().for_each(|backend| agree(backend).passes());
 }
 
 /// Results are those of the same graph in which everything is a result.

@@ -6,15 +6,13 @@ use std::sync::Arc;
 
 use ortrain_cpu::Cpu;
 use ortrain_expr::Precision;
-use ortrain_graph::{Attrs, DType, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Tensor};
 use ortrain_kernels::Isa;
 use ortrain_program::{Backend, Bf16Fallback, Entry, Instruction, Program, Reference};
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
-use ortrain_testkit::{
-    Case, CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance,
-};
+use ortrain_testkit::suites::precision::{ROUNDED, agree, products};
+use ortrain_testkit::{CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance};
 
-const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
 const KINDS: Kinds = Kinds {
     jumps: false,
     narrow: false,
@@ -33,39 +31,6 @@ fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
 /// How many of a program's instructions round factors.
 fn rounding(program: &Program) -> usize {
     program.instructions.iter().filter(|one| one.instruction.precision() != Precision::F32).count()
-}
-
-/// One node of two inputs.
-fn node(op: &str, name: &str, dtype: DType, dims: [&[usize]; 2], attrs: &[(&str, Vec<i64>)]) -> Case {
-    let mut b = CaseBuilder::new(op, name);
-    let inputs: Vec<ValueId> = dims.into_iter().map(|dims| b.input(dtype, dims, &Fill::Signed)).collect();
-    let attrs = attrs.iter().fold(Attrs::new(), |attrs, (name, values)| match values[..] {
-        [value] => attrs.with(name, value),
-        _ => attrs.with(name, values.clone()),
-    });
-    let y = b.node(op, &inputs, attrs);
-    b.outputs(&[y])
-}
-
-/// Products and convolutions that are worth it: no side has 16 elements or fewer.
-fn products() -> Vec<Case> {
-    let float = DType::F32;
-    let transposed = [("transA", vec![1]), ("transB", vec![1])];
-    let moved = [("strides", vec![2, 1]), ("dilations", vec![1, 2]), ("pads", vec![1, 0, 2, 1])];
-    vec![
-        node("MatMul", "odd sizes", float, [&[19, 37], &[37, 23]], &[]),
-        node("MatMul", "stacks", float, [&[3, 1, 33, 40], &[2, 40, 17]], &[]),
-        node("MatMul", "long sums", float, [&[17, 700], &[700, 18]], &[]),
-        node("MatMul", "float16", DType::F16, [&[20, 24], &[24, 18]], &[]),
-        node("MatMul", "bfloat16", DType::BF16, [&[20, 24], &[24, 18]], &[]),
-        node("Gemm", "transposed", float, [&[34, 21], &[50, 34]], &transposed),
-        node("Conv", "plain", float, [&[2, 19, 6, 5], &[18, 19, 3, 3]], &[]),
-        node("Conv", "pointwise", float, [&[2, 21, 5, 5], &[17, 21, 1, 1]], &[]),
-        node("Conv", "moved", float, [&[2, 18, 9, 8], &[20, 18, 3, 2]], &moved),
-        node("Conv", "groups", float, [&[1, 36, 7, 6], &[34, 18, 3, 3]], &[("group", vec![2])]),
-        node("Conv", "one axis", float, [&[3, 17, 11], &[17, 17, 3]], &[]),
-        node("ConvTranspose", "plain", float, [&[2, 19, 5, 4], &[19, 18, 3, 3]], &[]),
-    ]
 }
 
 /// Products and convolutions have the precision where it is worth it; all else is as in `f32`.
@@ -126,10 +91,9 @@ fn gradients_are_rounded_as_the_reference_rounds_them() {
             let graph = gradient_graph(&case).unwrap();
             let program = program_at(graph, &case.inputs, precision).unwrap();
             assert!(rounding(&program) >= 2, "{}\n{program}", case.name);
-            let backend = cpu(Isa::detect().unwrap(), precision);
-            check_backend_at(&case, &backend, true, precision, tolerance::of_factors(precision)).unwrap();
         }
     }
+    agree(&(Arc::new(Cpu::new().unwrap()) as Arc<dyn Backend>)).passes();
 }
 
 /// Fusion moves no rounding, and the CPU follows.

@@ -403,7 +403,8 @@ impl Lanes {
     }
 
     fn exp(&mut self, x: Value) -> Value {
-        use crate::vecmath::{EXP, EXP_LEAST, LN2_HIGH, LN2_LOW, ROUND};
+        use crate::vecmath::ROUND;
+        use ortrain_expr::coefficients::{EXP, EXP_LEAST, LN2_HIGH, LN2_LOW};
         let (most, least) = (self.number(89.0), self.number(EXP_LEAST));
         let clamped = self.two(Two::Min, most, x);
         let clamped = self.two(Two::Max, least, clamped);
@@ -435,7 +436,7 @@ impl Lanes {
     }
 
     fn log(&mut self, x: Value) -> Value {
-        use crate::vecmath::{LN2_HIGH, LN2_LOW, LOG, SQRT_HALF_BITS};
+        use ortrain_expr::coefficients::{LN2_HIGH, LN2_LOW, LOG, SQRT_HALF_BITS};
         let (zero, one, two) = (self.number(0.0), self.number(1.0), self.number(2.0));
         // As `vecmath::split`.
         let least = self.number(f32::MIN_POSITIVE);
@@ -480,7 +481,7 @@ impl Lanes {
     }
 
     fn tanh(&mut self, x: Value) -> Value {
-        use crate::vecmath::{TANH, TANH_SMALL};
+        use ortrain_expr::coefficients::{TANH, TANH_SMALL};
         let t = self.magnitude(x);
         let z = self.mul(x, x);
         let p = self.polynomial(z, &TANH);
@@ -511,7 +512,7 @@ impl Lanes {
     }
 
     fn erf(&mut self, x: Value) -> Value {
-        use crate::vecmath::{ERF, ERF_END, ERF_LARGE, ERF_SMALL};
+        use ortrain_expr::coefficients::{ERF, ERF_END, ERF_LARGE, ERF_SMALL};
         let t = self.magnitude(x);
         let z = self.mul(x, x);
         let p = self.polynomial(z, &ERF);

@@ -1,0 +1,287 @@
+//! Elementary functions in WGSL, printed from the coefficients that the CPU's vector code has.
+//!
+//! Neither is `fma` of every driver one rounding, nor may products and sums stay apart; comparisons of what is no number may
+//! be turned round. So what must be exact is exact either way: parts of numbers are cut off by their bits, and what is no
+//! number is known by its bits.
+
+use std::fmt::Write;
+
+use ortrain_expr::coefficients::{
+    ATAN, COSINE, ERF, ERF_END, ERF_LARGE, ERF_SMALL, EXP, EXP_LEAST, EXP2, LN2_HIGH, LN2_LOW, LOG, LOG2,
+    SINE, SQRT_HALF_BITS, TANH, TANH_SMALL,
+};
+
+/// A number as a literal of WGSL and of C.
+fn number(value: f32) -> String {
+    format!("{value:?}f")
+}
+
+/// A polynomial in `x`, the coefficient of the highest power first.
+fn polynomial(x: &str, coefficients: &[f32]) -> String {
+    let mut text = number(coefficients[0]);
+    for &c in &coefficients[1..] {
+        text = format!("({text} * {x} + {})", number(c));
+    }
+    text
+}
+
+/// The same from coefficients of 64 bits.
+fn rounded(x: &str, coefficients: &[f64]) -> String {
+    polynomial(x, &coefficients.iter().map(|&c| c as f32).collect::<Vec<_>>())
+}
+
+/// The functions, one after the other.
+pub(crate) fn functions() -> String {
+    let mut text = String::new();
+    for part in [exponential(), logarithm(), by_exponential(), circular(), inverse_tangent(), power()] {
+        let _ = writeln!(text, "{part}");
+    }
+    text
+}
+
+fn exponential() -> String {
+    let (least, high, low) = (number(EXP_LEAST), number(LN2_HIGH), number(LN2_LOW));
+    let q = polynomial("r", &EXP);
+    format!(
+        "fn exp2_int(n: i32) -> f32 {{ return bitcast<f32>(bitcast<u32>(n + 127) << 23u); }}
+fn exp_f32(x: f32) -> f32 {{
+    if (is_nan(x)) {{ return x; }}
+    let clamped = clamp(x, {least}, 89.0f);
+    let rounded = floor(clamped * 1.442695f + 0.5f);
+    let r = (clamped - rounded * {high}) - rounded * {low};
+    let p = (r + r * r * {q}) + 1.0f;
+    let n = i32(rounded);
+    let half = n >> 1u;
+    return p * exp2_int(half) * exp2_int(n - half);
+}}"
+    )
+}
+
+fn logarithm() -> String {
+    let (high, low, least) = (number(LN2_HIGH), number(LN2_LOW), SQRT_HALF_BITS);
+    let q = polynomial("z", &LOG);
+    format!(
+        "fn mantissa_of(x: f32) -> f32 {{
+    let bits = bitcast<u32>(select(x, x * 16777216.0f, bitcast<u32>(x) < 0x800000u));
+    return bitcast<f32>(((bits - {least}u) & 0x7fffffu) + {least}u);
+}}
+fn exponent_of(x: f32) -> i32 {{
+    let small = bitcast<u32>(x) < 0x800000u;
+    let bits = bitcast<u32>(select(x, x * 16777216.0f, small));
+    return (bitcast<i32>(bits - {least}u) >> 23u) - select(0, 24, small);
+}}
+fn log_f32(x: f32) -> f32 {{
+    let bits = bitcast<u32>(x);
+    if ((bits & 0x7fffffffu) == 0u) {{ return float_of(0xff800000u); }}
+    if (bits > 0x7f800000u) {{ return float_of(0x7fc00000u); }}
+    if (bits == 0x7f800000u) {{ return x; }}
+    let f = mantissa_of(x) - 1.0f;
+    let k = f32(exponent_of(x));
+    let s = f / (2.0f + f);
+    let z = s * s;
+    let r = z * {q};
+    let half_square = 0.5f * f * f;
+    let rest = k * {low} + s * (half_square + r);
+    return k * {high} + ((rest - half_square) + f);
+}}"
+    )
+}
+
+fn by_exponential() -> String {
+    let (tanh, tanh_small) = (polynomial("z", &TANH), number(TANH_SMALL));
+    let (erf, erf_large) = (polynomial("z", &ERF), polynomial("u", &ERF_LARGE));
+    let (erf_small, erf_end) = (number(ERF_SMALL), number(ERF_END));
+    format!(
+        "fn tanh_f32(x: f32) -> f32 {{
+    if (is_nan(x)) {{ return x; }}
+    let t = abs_f32(x);
+    let z = x * x;
+    if (t < {tanh_small}) {{ return with_sign(x + x * z * {tanh}, x); }}
+    return with_sign(1.0f - 2.0f / (exp_f32(min(t + t, 80.0f)) + 1.0f), x);
+}}
+fn sigmoid_f32(x: f32) -> f32 {{
+    if (is_nan(x)) {{ return x; }}
+    let e = exp_f32(-abs_f32(x));
+    return select(1.0f, e, x < 0.0f) / (1.0f + e);
+}}
+fn erf_f32(x: f32) -> f32 {{
+    if (is_nan(x)) {{ return x; }}
+    let t = abs_f32(x);
+    if (t < {erf_small}) {{
+        let z = x * x;
+        return with_sign(x + x * {erf}, x);
+    }}
+    let clamped = min(t, {erf_end});
+    let u = clamped - 1.0f;
+    return with_sign(exp_f32(-clamped * clamped) * {erf_large} + 1.0f, x);
+}}"
+    )
+}
+
+/// Parts of pi / 2, of so few bits each that products with 13 bits are exact.
+fn quarter_turn() -> [f32; 4] {
+    let mut rest = std::f64::consts::FRAC_PI_2;
+    [0, 1, 2, 3].map(|_| {
+        let part = f32::from_bits((rest as f32).to_bits() & 0xffff_e000);
+        rest -= f64::from(part);
+        part
+    })
+}
+
+fn circular() -> String {
+    let [a, b, c, d] = quarter_turn().map(number);
+    let (sine, cosine) = (rounded("z", &SINE), rounded("z", &COSINE));
+    format!(
+        "fn quadrant(rest: f32, n: u32) -> f32 {{
+    let z = rest * rest;
+    let sine = rest + rest * (z * {sine});
+    let cosine = 1.0f + z * {cosine};
+    let result = select(cosine, sine, (n & 1u) == 0u);
+    return bitcast<f32>(bitcast<u32>(result) ^ ((n & 2u) << 30u));
+}}
+fn turns_word(k: u32) -> u32 {{
+    // The binary digits of 2 / pi, 32 at a time, behind two words of zeros.
+    switch (k) {{
+        case 2u: {{ return 0xa2f9836eu; }}
+        case 3u: {{ return 0x4e441529u; }}
+        case 4u: {{ return 0xfc2757d1u; }}
+        case 5u: {{ return 0xf534ddc0u; }}
+        case 6u: {{ return 0xdb629599u; }}
+        case 7u: {{ return 0x3c439041u; }}
+        case 8u: {{ return 0xfe5163abu; }}
+        default: {{ return 0u; }}
+    }}
+}}
+fn turns_bits(first: u32) -> u32 {{
+    let shift = first & 31u;
+    let word = turns_word(first >> 5u);
+    if (shift == 0u) {{ return word; }}
+    return (word << shift) | (turns_word((first >> 5u) + 1u) >> (32u - shift));
+}}
+fn circular_far(x: f32, quarters: u32) -> f32 {{
+    // Of the product of the mantissa and 2 / pi the bits that matter modulo 4: 2 before and 94 behind the point.
+    let bits = bitcast<u32>(x) & 0x7fffffffu;
+    let mantissa = (bits & 0x7fffffu) | 0x800000u;
+    let first = (bits >> 23u) - 88u;
+    let low_part = mul_words(mantissa, turns_bits(first + 64u));
+    let middle = mul_words(mantissa, turns_bits(first + 32u));
+    let sum = middle.x + low_part.y;
+    let top = mantissa * turns_bits(first) + middle.y + select(0u, 1u, sum < middle.x);
+    var n = top >> 30u;
+    var fraction = vec3<u32>(low_part.x, sum, top << 2u);
+    fraction = vec3<u32>(fraction.x << 2u, (fraction.y << 2u) | (fraction.x >> 30u), fraction.z | (sum >> 30u));
+    let negative = (fraction.z >> 31u) != 0u;
+    var part = vec2<u32>(fraction.y, fraction.z);
+    if (negative) {{
+        n += 1u;
+        part = neg_pair(part);
+    }}
+    let size = f32_of_u64(part) * 5.421010862427522e-20f * 1.5707964f;
+    let rest = select(size, -size, negative);
+    if (bitcast<u32>(x) >> 31u != 0u) {{
+        // sin(-y + q pi/2): the sine changes its sign, the cosine does not.
+        let result = quadrant(rest, n + quarters);
+        return select(-result, result, quarters == 1u);
+    }}
+    return quadrant(rest, n + quarters);
+}}
+fn circular(x: f32, quarters: u32) -> f32 {{
+    let bits = bitcast<u32>(x) & 0x7fffffffu;
+    if (bits >= 0x7f800000u) {{ return float_of(0x7fc00000u); }}
+    if (bits >= 0x45000000u) {{ return circular_far(x, quarters); }}
+    let n = floor(x * 0.63661975f + 0.5f);
+    let rest = (((x - n * {a}) - n * {b}) - n * {c}) - n * {d};
+    return quadrant(rest, bitcast<u32>(i32(n)) + quarters);
+}}
+fn sin_f32(x: f32) -> f32 {{
+    if (!is_not_zero(x)) {{ return x; }}
+    return circular(x, 0u);
+}}
+fn cos_f32(x: f32) -> f32 {{ return circular(x, 1u); }}"
+    )
+}
+
+fn inverse_tangent() -> String {
+    let p = rounded("z", &ATAN);
+    format!(
+        "fn atan_f32(x: f32) -> f32 {{
+    if (is_nan(x)) {{ return x; }}
+    let t = abs_f32(x);
+    var rest = t;
+    var base = 0.0f;
+    var base_low = 0.0f;
+    if (t > 2.4142135f) {{
+        rest = select(-1.0f / t, 0.0f, t > 1e20f);
+        base = 1.5707964f;
+        base_low = -4.371139e-8f;
+    }} else if (t > 0.41421357f) {{
+        rest = (t - 1.0f) / (t + 1.0f);
+        base = 0.7853982f;
+        base_low = -2.1855695e-8f;
+    }}
+    let z = rest * rest;
+    return with_sign(base + ((rest * z * {p} + base_low) + rest), x);
+}}"
+    )
+}
+
+fn power() -> String {
+    let lead = LOG2[5];
+    let lead_high = f32::from_bits((lead as f32).to_bits() & 0xffff_f000);
+    let lead_low = number((lead - f64::from(lead_high)) as f32);
+    let lead_high = number(lead_high);
+    let rest = rounded("z", &LOG2[..5]);
+    let exp2 = rounded("f", &EXP2);
+    format!(
+        "fn upper(x: f32) -> f32 {{ return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }}
+fn pow_f32(x: f32, y: f32) -> f32 {{
+    if (!is_not_zero(y) || bitcast<u32>(x) == 0x3f800000u) {{ return 1.0f; }}
+    if (is_nan(x) || is_nan(y)) {{ return float_of(0x7fc00000u); }}
+    let magnitude = abs_f32(x);
+    let size = abs_f32(y);
+    let infinity = float_of(0x7f800000u);
+    let negative = (bitcast<u32>(x) >> 31u) != 0u;
+    let whole = size >= 16777216.0f || floor(y) == y;
+    let odd = whole && size < 16777216.0f && (i32(clamp(y, -16777216.0f, 16777216.0f)) & 1) != 0;
+    var result = 1.0f;
+    let bits = bitcast<u32>(magnitude);
+    if (bits == 0u || bits == 0x7f800000u || bitcast<u32>(size) == 0x7f800000u) {{
+        result = select(0.0f, infinity, (magnitude > 1.0f) == (y > 0.0f));
+        if (bits == 0x3f800000u) {{ result = 1.0f; }}
+    }} else {{
+        result = positive_pow(magnitude, y);
+        if (negative && !whole) {{ return float_of(0x7fc00000u); }}
+    }}
+    return select(result, -result, negative && odd);
+}}
+fn positive_pow(x: f32, y: f32) -> f32 {{
+    // The binary logarithm in two parts, the first of 12 bits: products of first parts are exact.
+    let m = mantissa_of(x);
+    let k = f32(exponent_of(x));
+    let under = m + 1.0f;
+    let s = (m - 1.0f) / under;
+    let s_high = upper(s);
+    let under_high = upper(under);
+    let under_rest = (m - under_high) + 1.0f;
+    let left = ((m - 1.0f) - s_high * under_high) - s_high * under_rest;
+    let s_low = left / under;
+    let z = s * s;
+    let tail = s * z * {rest} + (s_low * {lead_high} + s * {lead_low});
+    let lead = s_high * {lead_high};
+    let start = k + lead;
+    let log_high = upper(start);
+    let log_low = ((k - log_high) + lead) + tail;
+    let y_high = upper(y);
+    let whole_part = y_high * log_high;
+    let rest_part = y * log_low + (y - y_high) * log_high;
+    if (whole_part > 400.0f || (whole_part + rest_part) > 200.0f) {{ return float_of(0x7f800000u); }}
+    if (whole_part < -400.0f || (whole_part + rest_part) < -200.0f) {{ return 0.0f; }}
+    let n = floor(whole_part + rest_part + 0.5f);
+    let f = (whole_part - n) + rest_part;
+    let p = 1.0f + f * {exp2};
+    let number = i32(n);
+    let half = number >> 1u;
+    return p * exp2_int(half) * exp2_int(number - half);
+}}"
+    )
+}

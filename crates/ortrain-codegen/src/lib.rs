@@ -1,0 +1,28 @@
+//! Prints the instructions of programs as kernels for GPUs.
+//!
+//! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is pure: no device is needed.
+//! - [`Launch`], [`Binding`]: what a device is asked to do, and on what.
+//! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
+//!
+//! Kernels are plain: one invocation computes what is stored at one point, with a loop for each sum, in one fixed order. 64-bit
+//! integers are 32-bit ones where sizes, constants and checks prove that they fit, else pairs of words.
+#![forbid(unsafe_code)]
+
+mod attention;
+mod dialect;
+mod expr;
+mod functions;
+mod kernel;
+mod launch;
+mod lower;
+mod nest;
+mod product;
+mod ranges;
+mod scatter;
+mod wgsl;
+mod window;
+
+pub use dialect::{Declared, Dialect, GROUP, Repr};
+pub use launch::{Binding, Caps, Fault, Home, Launch, Lowered, Unsupported};
+pub use lower::lower;
+pub use wgsl::Wgsl;

@@ -1,0 +1,102 @@
+//! From programs to launches.
+
+use ortrain_program::{BufferId, Instruction, Place, Program, ScheduledInstruction};
+
+use crate::dialect::Dialect;
+use crate::kernel::{Kernel, Regions};
+use crate::launch::{Caps, Launch, Lowered, Unsupported};
+use crate::{attention, nest, product, scatter, window};
+
+/// What is known where an instruction is printed.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    dialect: &'a dyn Dialect,
+    caps: &'a Caps,
+    regions: Regions<'a>,
+    /// The place of the instruction.
+    pub(crate) instruction: usize,
+    /// Whether nothing must be written after a guard has failed.
+    guarded: bool,
+    /// Bytes that its launches share.
+    pub(crate) scratch: usize,
+}
+
+impl<'a> Context<'a> {
+    /// An empty kernel.
+    pub(crate) fn plain_kernel(&'a self) -> Kernel<'a> {
+        Kernel::new(self.dialect, &self.regions, self.caps)
+    }
+
+    /// An empty kernel that does nothing after a guard has failed.
+    pub(crate) fn kernel(&'a self) -> Kernel<'a> {
+        let mut kernel = self.plain_kernel();
+        if self.guarded {
+            let failed = kernel.fault_word(0);
+            kernel.line(&format!("if ({failed} != 0u) {{ return; }}"));
+        }
+        kernel
+    }
+
+    /// The launch of a kernel.
+    pub(crate) fn finish(&self, kernel: Kernel<'_>, points: u64) -> Result<Launch, String> {
+        kernel.finish(points, self.instruction, self.scratch)
+    }
+}
+
+/// The launches of a program, in a language and for a device.
+///
+/// Launches of both entries are there, in the order of instructions; [`Launch::instruction`] says whose each one is. What is
+/// printed depends on shapes and on which buffers share bytes, and not on where buffers lie.
+///
+/// # Errors
+/// The first instruction that cannot be printed, by its node.
+pub fn lower(program: &Program, caps: &Caps, dialect: &dyn Dialect) -> Result<Lowered, Unsupported> {
+    let mut lowered = Lowered::default();
+    let mut can_fail = false;
+    for (at, scheduled) in program.instructions.iter().enumerate() {
+        let ScheduledInstruction { instruction, node, .. } = scheduled;
+        if instruction.is_empty() {
+            continue;
+        }
+        can_fail |= instruction.can_fail();
+        let in_plane = |id: &BufferId| matches!(program.buffer(*id).place, Place::Plane(..));
+        let guarded = instruction.can_fail() || (can_fail && instruction.writes().iter().any(in_plane));
+        let (launches, scratch) = of_instruction(program, at, guarded, caps, dialect).map_err(|reason| {
+            Unsupported { node: node.to_string(), instruction: instruction.name(), reason }
+        })?;
+        lowered.launches.extend(launches);
+        lowered.scratch = lowered.scratch.max(scratch);
+    }
+    Ok(lowered)
+}
+
+fn of_instruction(
+    program: &Program,
+    at: usize,
+    guarded: bool,
+    caps: &Caps,
+    dialect: &dyn Dialect,
+) -> Result<(Vec<Launch>, usize), String> {
+    let instruction = &program.instructions[at].instruction;
+    if matches!(instruction, Instruction::HandOver(_)) {
+        return Ok((Vec::new(), 0));
+    }
+    let mut buffers: Vec<(BufferId, bool)> = Vec::new();
+    instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
+    let regions = Regions::new(program, &buffers, caps)?;
+    let scratch = match instruction {
+        Instruction::Attention(a) => attention::scratch_bytes(a),
+        _ => 0,
+    };
+    let cx = Context { dialect, caps, regions, instruction: at, guarded, scratch };
+    let launches = match instruction {
+        Instruction::Nest(nest) => nest::launches(&cx, nest, &|_, _| Ok(Vec::new())),
+        Instruction::MatMul(m) => product::matmul(&cx, m),
+        Instruction::Conv(c) => product::conv(&cx, c),
+        Instruction::Attention(a) => attention::launches(&cx, a),
+        Instruction::Window(w) => window::launches(&cx, w),
+        Instruction::ScatterAdd(s) => scatter::launches(&cx, s),
+        Instruction::HandOver(_) => Ok(Vec::new()),
+    }?;
+    Ok((launches, scratch))
+}

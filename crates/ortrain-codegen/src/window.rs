@@ -1,0 +1,192 @@
+//! Pooling, by gathering: one invocation per element that is written.
+
+use ortrain_expr::{CompareOp, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
+use ortrain_program::{Window, WindowIndex};
+
+use crate::dialect::Repr;
+use crate::expr::compare;
+use crate::kernel::{Kernel, Value, float64};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::nest::{combine, coordinates};
+use crate::product::under;
+
+pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, String> {
+    let WindowShape { pass, planes, ref axes } = w.shape;
+    if Type::of(w.target.access.dtype) == Type::F64 {
+        return Err(float64());
+    }
+    let by_output = matches!(pass, WindowPass::Max | WindowPass::Sum);
+    let size = |axis: &SlidingAxis| if by_output { axis.output } else { axis.input };
+    let dims: Vec<usize> = [planes].into_iter().chain(axes.iter().map(size)).collect();
+    let mut kernel = cx.kernel();
+    let at = coordinates(&mut kernel, "id", &dims);
+    match pass {
+        WindowPass::Max => largest(&mut kernel, w, &at)?,
+        WindowPass::Sum => sum(&mut kernel, w, &at)?,
+        WindowPass::SumGradient => spread(&mut kernel, w, &at)?,
+        WindowPass::MaxGradient => arrived(&mut kernel, w, &at)?,
+    }
+    Ok(vec![cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product())?])
+}
+
+/// The number of an element, row-major over planes and axes.
+fn element(plane: &str, at: &[String], sizes: impl Iterator<Item = usize>) -> String {
+    at.iter().zip(sizes).fold(plane.to_owned(), |number, (at, size)| format!("({number} * {size} + {at})"))
+}
+
+/// A variable of the type that elements are computed in.
+fn start(kernel: &mut Kernel<'_>, w: &Window, value: Scalar) -> Result<Value, String> {
+    let ty = Type::of(w.target.access.dtype);
+    let value = kernel.constant(value.convert(ty), repr_of(ty));
+    Ok(kernel.variable(&value))
+}
+
+fn repr_of(ty: Type) -> Repr {
+    match ty {
+        Type::F32 | Type::F64 => Repr::F32,
+        Type::I32 => Repr::I32,
+        Type::I64 => Repr::I64,
+        Type::U32 => Repr::U32,
+        Type::U64 => Repr::U64,
+        Type::Bool => Repr::Bool,
+    }
+}
+
+/// Starts the loops over the cells of the window at an output position that lie over the input: their numbers and positions.
+fn cells(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], outputs: &[String]) -> (Vec<String>, Vec<String>) {
+    let cells: Vec<String> = axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
+    let inputs = under(kernel, axes, outputs, &cells);
+    (cells, inputs)
+}
+
+fn largest(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+    let (axes, dtype) = (&w.shape.axes, w.target.access.dtype);
+    let ty = Type::of(dtype);
+    let most = start(kernel, w, Scalar::least(dtype, ty))?;
+    let is_cell = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
+    let first = if is_cell { "0i".to_owned() } else { format!("{} * {}", at[0], w.shape.inputs()) };
+    let index = kernel.variable(&Value::new(first, Repr::I32));
+    let found = kernel.variable(&Value::new("false", Repr::Bool));
+    let depth = kernel.depth();
+    let (cells, inputs) = cells(kernel, axes, &at[1..]);
+    let here = element(&at[0], &inputs, axes.iter().map(|axis| axis.input));
+    let here = kernel.define(Value::new(here, Repr::I32)).text;
+    let new = kernel.load(w.source.buffer, &here)?;
+    let new = kernel.define(new);
+    let less = compare(kernel, CompareOp::Lt, ty, [most.clone(), new.clone()]).text;
+    let larger = match ty {
+        Type::F32 => format!("(!is_nan({}) && (is_nan({}) || {less}))", most.text, new.text),
+        _ => less,
+    };
+    kernel.when(&format!("!{} || {larger}", found.text));
+    kernel.assign(&most, &new);
+    let number = if is_cell { element("0i", &cells, axes.iter().map(|axis| axis.kernel)) } else { here };
+    kernel.assign(&index, &Value::new(number, Repr::I32));
+    kernel.assign(&found, &Value::new("true", Repr::Bool));
+    kernel.close_to(depth);
+    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
+    kernel.store(w.target.buffer, &to, &most)?;
+    w.index.as_ref().map_or(Ok(()), |WindowIndex { operand, .. }| kernel.store(operand.buffer, &to, &index))
+}
+
+fn sum(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+    let axes = &w.shape.axes;
+    let total = start(kernel, w, Scalar::I32(0))?;
+    let depth = kernel.depth();
+    let (_, inputs) = cells(kernel, axes, &at[1..]);
+    add(kernel, w, &total, &element(&at[0], &inputs, axes.iter().map(|axis| axis.input)))?;
+    kernel.close_to(depth);
+    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
+    kernel.store(w.target.buffer, &to, &total)
+}
+
+/// Adds an element of the source.
+fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) -> Result<(), String> {
+    let value = kernel.load(w.source.buffer, from)?;
+    let sum = combine(kernel, ortrain_expr::ReduceOp::Sum, total, &value);
+    kernel.assign(total, &sum);
+    Ok(())
+}
+
+/// The windows that cover an input position, in the order of the output.
+fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+    let axes = &w.shape.axes;
+    let total = start(kernel, w, Scalar::I32(0))?;
+    let depth = kernel.depth();
+    let mut outputs = Vec::new();
+    let mut covered = Vec::new();
+    for (axis, i) in axes.iter().zip(&at[1..]) {
+        let SlidingAxis { output, kernel: size, stride, dilation, before, .. } = axis;
+        let far = kernel.define(Value::new(format!("{i} + ({before})"), Repr::I32)).text;
+        let reach = size.saturating_sub(1) * dilation;
+        let from = format!("max(0i, ({far} - {reach} + {}) / {stride})", stride - 1);
+        let from = kernel.define(Value::new(from, Repr::I32)).text;
+        let to =
+            kernel.select(&format!("{far} < 0i"), "0i", &format!("min({output}i, {far} / {stride} + 1)"));
+        let to = kernel.define(Value::new(to, Repr::I32)).text;
+        let o = kernel.counted(&from, &to);
+        let rest = kernel.define(Value::new(format!("{far} - {o} * {stride}"), Repr::I32)).text;
+        covered.push(format!("{rest} >= 0i && {rest} % {dilation} == 0i && {rest} / {dilation} < {size}i"));
+        outputs.push(o);
+    }
+    if !covered.is_empty() {
+        kernel.when(&covered.join(" && "));
+    }
+    add(kernel, w, &total, &element(&at[0], &outputs, axes.iter().map(|axis| axis.output)))?;
+    kernel.close_to(depth);
+    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
+    kernel.store(w.target.buffer, &to, &total)
+}
+
+/// The windows of the plane whose maximum lies at an input position, in the order of the output.
+fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+    let axes = &w.shape.axes;
+    let Some(WindowIndex { kind, operand }) = &w.index else {
+        return Err("the gradient of a maximum has no positions".into());
+    };
+    let total = start(kernel, w, Scalar::I32(0))?;
+    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
+    let to = kernel.define(Value::new(to, Repr::I32)).text;
+    let depth = kernel.depth();
+    let outputs: Vec<String> =
+        axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
+    let from = element(&at[0], &outputs, axes.iter().map(|axis| axis.output));
+    let from = kernel.define(Value::new(from, Repr::I32)).text;
+    let index = kernel.load(operand.buffer, &from)?;
+    let index = kernel.define(index);
+    let here = match kind {
+        IndexKind::Element => {
+            format!("eq_pair({}, pair_of_i32({to}))", kernel.as_repr(&index, Repr::I64).text)
+        }
+        IndexKind::Cell => under_cell(kernel, axes, &outputs, &index, (&at[0], &to), w.shape.inputs()),
+    };
+    kernel.when(&here);
+    add(kernel, w, &total, &from)?;
+    kernel.close_to(depth);
+    kernel.store(w.target.buffer, &to, &total)
+}
+
+/// Whether the cell with a number lies over an element, which is `to` and lies in a plane.
+fn under_cell(
+    kernel: &mut Kernel<'_>,
+    axes: &[SlidingAxis],
+    outputs: &[String],
+    number: &Value,
+    (plane, to): (&str, &str),
+    inputs: usize,
+) -> String {
+    let mut rest = kernel.as_repr(number, Repr::I32).text;
+    let mut cells = vec![String::new(); axes.len()];
+    for (k, axis) in axes.iter().enumerate().rev() {
+        let size = axis.kernel.max(1);
+        cells[k] = kernel.define(Value::new(format!("{rest} % {size}"), Repr::I32)).text;
+        rest = kernel.define(Value::new(format!("{rest} / {size}"), Repr::I32)).text;
+    }
+    let mut place = String::from("0i");
+    for ((axis, o), k) in axes.iter().zip(outputs).zip(&cells) {
+        let SlidingAxis { input, stride, dilation, before, .. } = axis;
+        place = format!("({place} * {input} + ({o} * {stride} + {k} * {dilation} - ({before})))");
+    }
+    format!("{rest} == 0i && {place} + {plane} * {inputs} == {to}")
+}

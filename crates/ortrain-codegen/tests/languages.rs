@@ -1,0 +1,112 @@
+//! Kernels in other languages: naga, which wgpu translates kernels with, writes every kernel of the suites for Metal and for
+//! Direct3D 12 without an error.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use naga::back::{hlsl, msl};
+use naga::proc::BoundsCheckPolicies;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use ortrain_codegen::{Caps, Wgsl, lower};
+use ortrain_expr::{DType, Precision};
+use ortrain_program::{
+    Backend, Bf16Fallback, Executable, Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
+};
+use ortrain_testkit::programs::{Kinds, Size};
+use ortrain_testkit::suites::{self, attention, convolutions, normalizations, poolings};
+
+/// A backend that prints kernels, and computes as the reference evaluator does.
+#[derive(Debug, Default)]
+struct Printing(Mutex<HashSet<Arc<str>>>);
+
+const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
+
+impl Backend for Printing {
+    fn name(&self) -> &'static str {
+        "printing"
+    }
+
+    fn with_precision(
+        &self,
+        _: Precision,
+        _: Bf16Fallback,
+    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
+        Ok(Arc::new(Printing::default()))
+    }
+
+    fn bf16_unit(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn target(&self) -> Target {
+        Target::PLAIN
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
+        let lowered = lower(&program, &CAPS, &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
+            backend: "printing",
+            node: unsupported.node,
+            instruction: unsupported.instruction,
+            reason: unsupported.reason,
+        })?;
+        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sources.extend(lowered.launches.into_iter().map(|launch| launch.source));
+        Reference.compile(program)
+    }
+}
+
+/// Writes a kernel in both languages.
+fn write(source: &str) -> Result<(), String> {
+    let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
+    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::default());
+    let info = validator.validate(&module).map_err(|error| error.emit_to_string(source))?;
+    let bindings = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
+    let resources = bindings
+        .map(|binding| {
+            let slot = u8::try_from(binding.binding).expect("there are few bindings");
+            (binding, msl::BindTarget { buffer: Some(slot), mutable: true, ..Default::default() })
+        })
+        .collect();
+    let entry = msl::EntryPointResources { resources, sizes_buffer: Some(30), ..Default::default() };
+    let options = msl::Options {
+        per_entry_point_map: [("main".to_owned(), entry)].into_iter().collect(),
+        fake_missing_bindings: false,
+        ..Default::default()
+    };
+    let options = msl::Options { bounds_check_policies: BoundsCheckPolicies::default(), ..options };
+    msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
+        .map_err(|error| format!("MSL: {error}\n{source}"))?;
+    let mut text = String::new();
+    let options = hlsl::Options::default();
+    let pipeline = hlsl::PipelineOptions::default();
+    hlsl::Writer::new(&mut text, &options, &pipeline)
+        .write(&module, &info, None)
+        .map_err(|error| format!("HLSL: {error}\n{source}"))?;
+    Ok(())
+}
+
+#[test]
+fn kernels_of_all_suites_are_written() {
+    let printing = Arc::new(Printing::default());
+    let backend: Arc<dyn Backend> = printing.clone();
+    suites::cases(&backend).passes_without(DType::F64);
+    attention::agree(&backend).passes_without(DType::F64);
+    convolutions::agree(&backend, 16).passes_without(DType::F64);
+    poolings::agree(&backend, 24).passes_without(DType::F64);
+    normalizations::agree(&backend, 24).passes_without(DType::F64);
+    let kinds = Kinds {
+        jumps: true,
+        narrow: true,
+        windows: true,
+        parts: true,
+        updates: true,
+        segments: true,
+        size: Size::Small,
+    };
+    suites::random_programs(&backend, Kinds { jumps: false, narrow: false, ..kinds }, 0..40).passes();
+    let sources = printing.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let failures: Vec<String> = sources.iter().filter_map(|source| write(source).err()).collect();
+    let count = sources.len();
+    assert!(failures.is_empty(), "{} of {count} kernels: {}", failures.len(), failures[0]);
+    assert!(count > 1000, "{count} kernels");
+}

@@ -1,0 +1,120 @@
+//! Suites: functions of a backend, which every backend's tests call.
+//!
+//! What a suite finds is a [`Report`]. A backend that lacks a type says so, by node and type, when a program is compiled;
+//! its tests say which type that may be.
+
+use std::iter::FromIterator;
+use std::sync::Arc;
+
+use ortrain_graph::DType;
+use ortrain_program::{Backend, Entry, Reference};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+
+use crate::programs::{Kinds, RandomProgram, numbers, run_program};
+use crate::{check_backend, tolerance};
+
+pub mod attention;
+pub mod attributes;
+pub mod convolutions;
+pub mod narrowing;
+pub mod normalizations;
+pub mod poolings;
+pub mod precision;
+
+/// The types that gradients exist for.
+pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+
+/// What became of the cases of a suite.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// How many agree.
+    pub passed: usize,
+    /// What was said of those that a backend does not run.
+    pub refused: Vec<String>,
+    /// What was said of those that differ.
+    pub failed: Vec<String>,
+}
+
+/// What a backend says when it is given an instruction that it does not run.
+const REFUSAL: &str = "backend cannot run this";
+
+impl FromIterator<Result<(), String>> for Report {
+    fn from_iter<I: IntoIterator<Item = Result<(), String>>>(outcomes: I) -> Report {
+        let mut report = Report::default();
+        for outcome in outcomes {
+            match outcome {
+                Ok(()) => report.passed += 1,
+                Err(message) if message.contains(REFUSAL) => report.refused.push(message),
+                Err(message) => report.failed.push(message),
+            }
+        }
+        report
+    }
+}
+
+impl Report {
+    /// Checks that there were cases, and that all of them agree.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub fn passes(&self) {
+        let others = [&self.refused[..], &self.failed[..]].concat();
+        assert!(others.is_empty(), "{} cases fail:\n{}", others.len(), others.join("\n"));
+        assert!(self.passed > 0, "there are no cases");
+    }
+
+    /// Checks the same but for cases that are refused because of a type, which is named.
+    ///
+    /// # Panics
+    /// When something else fails.
+    pub fn passes_without(&self, dtype: DType) {
+        let named = |message: &&String| message.contains(&dtype.to_string());
+        let (refused, mut failed): (Vec<&String>, Vec<&String>) = self.refused.iter().partition(named);
+        failed.extend(&self.failed);
+        let text = failed.iter().map(|message| message.as_str()).collect::<Vec<_>>().join("\n");
+        assert!(failed.is_empty(), "{} cases fail:\n{text}", failed.len());
+        assert!(self.passed > refused.len(), "{} pass, {} are refused", self.passed, refused.len());
+    }
+}
+
+/// So many values of a strategy, always the same ones.
+fn samples<S: Strategy>(strategy: S, count: usize) -> impl Iterator<Item = S::Value> {
+    let mut runner = TestRunner::deterministic();
+    (0..count).map(move |_| {
+        let tree = strategy.new_tree(&mut runner).expect("the strategy rejects nothing");
+        tree.current()
+    })
+}
+
+/// Every case, forward and backward, against the reference evaluator in float64.
+#[must_use]
+pub fn cases(backend: &Arc<dyn Backend>) -> Report {
+    crate::cases().iter().map(|case| check_backend(case, backend, true)).collect()
+}
+
+/// Planned random programs of these seeds, both entries, against the same programs as they were put together, on the reference
+/// evaluator. Two runs give the same bits.
+#[must_use]
+pub fn random_programs(backend: &Arc<dyn Backend>, kinds: Kinds, seeds: std::ops::Range<u64>) -> Report {
+    let runs = seeds.flat_map(|seed| [(seed, Entry::Accumulate), (seed, Entry::Overwrite)]);
+    runs.map(|(seed, entry)| {
+        let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
+        let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+        let want = run_program(&plain, &Reference, seed, entry);
+        let [got, again] = [(); 2].map(|()| run_program(&fused, &**backend, seed, entry));
+        if got != again {
+            return Err(format!("seed {seed}, {entry:?}: two runs differ\n{fused}"));
+        }
+        let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
+        let differs = got
+            .iter()
+            .zip(&want)
+            .position(|(got, want)| got.len() != want.len() || !numbers(got).zip(numbers(want)).all(close));
+        match differs {
+            Some(k) => Err(format!("seed {seed}, {entry:?}: result {k} differs\n{plain}\n{fused}")),
+            None => Ok(()),
+        }
+    })
+    .collect()
+}

@@ -1,0 +1,61 @@
+//! Products and convolutions whose factors are rounded.
+
+use std::sync::Arc;
+
+use ortrain_expr::Precision;
+use ortrain_graph::{Attrs, DType, ValueId};
+use ortrain_program::{Backend, Bf16Fallback};
+
+use super::Report;
+use crate::{Case, CaseBuilder, Fill, check_backend_at, tolerance};
+
+/// The precisions that round.
+pub const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
+
+/// One node of two inputs.
+fn node(op: &str, name: &str, dtype: DType, dims: [&[usize]; 2], attrs: &[(&str, Vec<i64>)]) -> Case {
+    let mut b = CaseBuilder::new(op, name);
+    let inputs: Vec<ValueId> = dims.into_iter().map(|dims| b.input(dtype, dims, &Fill::Signed)).collect();
+    let attrs = attrs.iter().fold(Attrs::new(), |attrs, (name, values)| match values[..] {
+        [value] => attrs.with(name, value),
+        _ => attrs.with(name, values.clone()),
+    });
+    let y = b.node(op, &inputs, attrs);
+    b.outputs(&[y])
+}
+
+/// Products and convolutions that are worth it: no side has 16 elements or fewer.
+#[must_use]
+pub fn products() -> Vec<Case> {
+    let float = DType::F32;
+    let transposed = [("transA", vec![1]), ("transB", vec![1])];
+    let moved = [("strides", vec![2, 1]), ("dilations", vec![1, 2]), ("pads", vec![1, 0, 2, 1])];
+    vec![
+        node("MatMul", "odd sizes", float, [&[19, 37], &[37, 23]], &[]),
+        node("MatMul", "stacks", float, [&[3, 1, 33, 40], &[2, 40, 17]], &[]),
+        node("MatMul", "long sums", float, [&[17, 700], &[700, 18]], &[]),
+        node("MatMul", "float16", DType::F16, [&[20, 24], &[24, 18]], &[]),
+        node("MatMul", "bfloat16", DType::BF16, [&[20, 24], &[24, 18]], &[]),
+        node("Gemm", "transposed", float, [&[34, 21], &[50, 34]], &transposed),
+        node("Conv", "plain", float, [&[2, 19, 6, 5], &[18, 19, 3, 3]], &[]),
+        node("Conv", "pointwise", float, [&[2, 21, 5, 5], &[17, 21, 1, 1]], &[]),
+        node("Conv", "moved", float, [&[2, 18, 9, 8], &[20, 18, 3, 2]], &moved),
+        node("Conv", "groups", float, [&[1, 36, 7, 6], &[34, 18, 3, 3]], &[("group", vec![2])]),
+        node("Conv", "one axis", float, [&[3, 17, 11], &[17, 17, 3]], &[]),
+        node("ConvTranspose", "plain", float, [&[2, 19, 5, 4], &[19, 18, 3, 3]], &[]),
+    ]
+}
+
+/// A backend with whatever it has for a precision, against the reference evaluator: forward, where both round the same
+/// numbers, and backward, where what is rounded was computed.
+#[must_use]
+pub fn agree(backend: &Arc<dyn Backend>) -> Report {
+    let all = products().into_iter().flat_map(|case| ROUNDED.map(|precision| (case.clone(), precision)));
+    all.map(|(case, precision)| {
+        let chosen = backend.with_precision(precision, Bf16Fallback::Emulated);
+        let chosen = chosen.map_err(|error| error.to_string())?;
+        check_backend_at(&case, &chosen, false, precision, tolerance::FLOAT32)?;
+        check_backend_at(&case, &chosen, true, precision, tolerance::of_factors(precision))
+    })
+    .collect()
+}

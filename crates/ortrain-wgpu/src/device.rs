@@ -1,0 +1,112 @@
+//! An open device: its kernels, and what it allows.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
+use ortrain_program::{Program, UnsupportedOnBackend};
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    /// Its name as a backend.
+    pub(crate) name: &'static str,
+    pub(crate) description: String,
+    /// The first error that no call has returned.
+    failure: Arc<Mutex<Option<String>>>,
+    /// Kernels by their sources.
+    kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
+}
+
+impl Device {
+    pub(crate) fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        name: &'static str,
+        description: String,
+        failure: Arc<Mutex<Option<String>>>,
+    ) -> Device {
+        Device { device, queue, name, description, failure, kernels: Mutex::default() }
+    }
+
+    pub(crate) fn pipelines(&self) -> usize {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The error that made the device unusable, if there was one.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn caps(&self) -> Caps {
+        let limits = self.device.limits();
+        Caps {
+            binding_bytes: limits.max_storage_buffer_binding_size,
+            bindings: limits.max_storage_buffers_per_shader_stage,
+            groups: limits.max_compute_workgroups_per_dimension,
+        }
+    }
+
+    /// The launches of a program.
+    pub(crate) fn lower(&self, program: &Program) -> Result<Lowered, UnsupportedOnBackend> {
+        lower(program, &self.caps(), &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
+            backend: self.name,
+            node: unsupported.node,
+            instruction: unsupported.instruction,
+            reason: unsupported.reason,
+        })
+    }
+
+    /// The kernel of a source: it is made once.
+    ///
+    /// # Errors
+    /// What the driver says about it.
+    pub(crate) fn kernel(&self, source: &Arc<str>) -> Result<wgpu::ComputePipeline, String> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(source) {
+            return Ok(kernel.clone());
+        }
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: None,
+            source: wgpu::ShaderSource::Wgsl((&**source).into()),
+        });
+        let kernel = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: None,
+            layout: None,
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        if let Some(error) = pollster::block_on(scope.pop()) {
+            return Err(format!("its kernel is refused: {error}"));
+        }
+        kernels.insert(source.clone(), kernel.clone());
+        Ok(kernel)
+    }
+
+    /// A buffer that kernels use and that is copied to and from.
+    pub(crate) fn buffer(&self, bytes: usize) -> wgpu::Buffer {
+        self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: (bytes.next_multiple_of(256) as u64).max(256),
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: false,
+        })
+    }
+
+    /// Waits until the device has done what it was given.
+    ///
+    /// # Errors
+    /// When it does not come to that.
+    pub(crate) fn wait(&self) -> Result<(), String> {
+        self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| error.to_string())?;
+        self.failure().map_or(Ok(()), Err)
+    }
+}

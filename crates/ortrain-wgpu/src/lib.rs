@@ -1,0 +1,105 @@
+//! Runs programs on GPUs through wgpu: Vulkan, Metal and Direct3D 12.
+//!
+//! - [`Wgpu`]: a device as a backend. Its kernels are those that `ortrain-codegen` prints.
+//! - [`Adapter`]: which device is meant; [`NoDevice`]: why there is none.
+//!
+//! State and values stay in the memory of the host: a run copies them to the device, and what it has changed back.
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod device;
+mod executable;
+mod resident;
+
+use std::sync::Arc;
+
+use ortrain_program::{
+    Backend, Bf16Fallback, Executable, Precision, Program, Target, UnsupportedOnBackend, UnsupportedPrecision,
+};
+
+pub use adapter::{Adapter, NoDevice};
+use device::Device;
+
+/// A GPU as a backend.
+#[derive(Clone, Debug)]
+pub struct Wgpu {
+    device: Arc<Device>,
+    /// Whether factors may be rounded in 32-bit arithmetic.
+    emulates: bool,
+}
+
+impl Wgpu {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// When there is none of the kind, with what would help.
+    pub fn open(adapter: Adapter) -> Result<Wgpu, NoDevice> {
+        Ok(Wgpu { device: Arc::new(adapter::open(adapter)?), emulates: false })
+    }
+
+    /// What the device calls itself, and its driver.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        &self.device.description
+    }
+
+    /// How many kernels were made so far. Equal sources are one.
+    #[must_use]
+    pub fn pipelines(&self) -> usize {
+        self.device.pipelines()
+    }
+
+    /// The kernels that a program needs, as they are printed for this device, in order.
+    ///
+    /// # Errors
+    /// When an instruction cannot run here.
+    pub fn sources(&self, program: &Program) -> Result<Vec<Arc<str>>, UnsupportedOnBackend> {
+        let lowered = self.device.lower(program)?;
+        Ok(lowered.launches.into_iter().map(|launch| launch.source).collect())
+    }
+}
+
+impl Backend for Wgpu {
+    fn name(&self) -> &'static str {
+        self.device.name
+    }
+
+    /// It rounds factors where they are loaded, and multiplies in `f32`: that must be asked for.
+    fn with_precision(
+        &self,
+        precision: Precision,
+        fallback: Bf16Fallback,
+    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
+        let emulates = precision != Precision::F32;
+        if emulates && fallback != Bf16Fallback::Emulated {
+            let reason = "needs a unit that multiplies bfloat16, of which wgpu knows none; bf16_fallback=\"emulated\" \
+                          computes the same in float32 arithmetic, slower than \"f32\"";
+            return Err(UnsupportedPrecision { precision, reason: reason.to_owned() });
+        }
+        Ok(Arc::new(Wgpu { device: self.device.clone(), emulates }))
+    }
+
+    fn bf16_unit(&self) -> Option<&'static str> {
+        self.emulates.then_some("emulated")
+    }
+
+    fn target(&self) -> Target {
+        Target::PLAIN
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
+        let rounds = |precision| precision != Precision::F32 && !self.emulates;
+        if let Some(scheduled) = program.instructions.iter().find(|i| rounds(i.instruction.precision())) {
+            return Err(UnsupportedOnBackend {
+                backend: self.device.name,
+                node: scheduled.node.to_string(),
+                instruction: scheduled.instruction.name(),
+                reason: format!(
+                    "its factors are {}, for which nothing was chosen",
+                    scheduled.instruction.precision()
+                ),
+            });
+        }
+        Ok(Box::new(executable::WgpuExecutable::new(program, self.device.clone())?))
+    }
+}

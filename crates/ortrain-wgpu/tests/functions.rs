@@ -1,0 +1,293 @@
+//! Functions, guards and special numbers on the software driver, beside the reference evaluator.
+
+use std::sync::{Arc, OnceLock};
+
+use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Reg, Scalar, Type, UnaryOp};
+use ortrain_program::{
+    Backend, Bindings, BufferId, Entries, Entry, Instruction, Load, Nest, Operand, Place, Program,
+    ProgramBuilder, Reference, RunError, Scalars, Workspace,
+};
+use ortrain_wgpu::{Adapter, Wgpu};
+
+fn device() -> &'static Wgpu {
+    static DEVICE: OnceLock<Wgpu> = OnceLock::new();
+    DEVICE.get_or_init(|| Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// A program of one map over inputs of these types; its results have the types of their registers.
+fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<(Reg, DType)>) -> Program {
+    let mut expr = Builder::new();
+    let regs: Vec<Reg> = inputs.iter().enumerate().map(|(k, &d)| expr.load(k, Type::of(d))).collect();
+    let results = f(&mut expr, &regs);
+    let mut b = ProgramBuilder::new();
+    let given: Vec<BufferId> = inputs.iter().map(|&dtype| b.work("x", dtype, len)).collect();
+    let made: Vec<BufferId> = results.iter().map(|&(_, dtype)| b.work("y", dtype, len)).collect();
+    let operand = |(&id, &dtype): (&BufferId, &DType)| Operand::whole(id, dtype, &[len]);
+    let types: Vec<DType> = results.iter().map(|&(_, dtype)| dtype).collect();
+    let nest = Nest::elementwise(
+        [len].into_iter().collect(),
+        given.iter().zip(inputs).map(operand).map(Load::Buffer).collect(),
+        expr.finish(&results.iter().map(|&(reg, _)| reg).collect::<Vec<_>>()),
+        made.iter().zip(&types).map(operand).collect(),
+    );
+    b.emit(Instruction::Nest(nest), Entries::ALL, &"node".into()).expect("the map is sound");
+    b.finish(given, made).expect("it can be planned")
+}
+
+/// The bytes of the results of a program.
+fn run(program: &Arc<Program>, backend: &dyn Backend, inputs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, RunError> {
+    let executable = backend.compile(program.clone()).expect("it can run");
+    let mut work = Workspace::new();
+    work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
+    work.arena().write(0, &vec![0xa5; program.work_bytes]);
+    let place = |id: &BufferId| match program.buffer(*id).place {
+        Place::Work(offset) => offset,
+        _ => unreachable!("inputs and results are work"),
+    };
+    program.inputs.iter().zip(inputs).for_each(|(id, bytes)| work.arena().write(place(id), bytes));
+    executable.run(
+        &Bindings { planes: &[] },
+        &mut work,
+        Entry::Overwrite,
+        Scalars { seed: 7, train_step: 3 },
+    )?;
+    let read = |id: &BufferId| work.arena().to_vec(place(id), program.buffer(*id).bytes());
+    Ok(program.outputs.iter().map(read).collect())
+}
+
+/// Floats of all magnitudes and both signs, and the special ones.
+fn floats() -> Vec<f32> {
+    let special = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -2.5,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        88.7,
+        -87.3,
+        -103.0,
+        1e-30,
+        2_147_483_648.0,
+        -9.3e18,
+        16_777_216.0,
+    ];
+    special.into_iter().chain((0..=u32::MAX).step_by(0x0007_fff1).map(f32::from_bits)).collect()
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// How many floats lie between two, at most: functions are correct to a few, where a driver need not keep numbers below the
+/// least normal one.
+fn far(a: f32, b: f32) -> u64 {
+    if a.is_nan() && b.is_nan() || a == b {
+        return 0;
+    }
+    if a.abs() <= 2.0 * f32::MIN_POSITIVE && b.abs() <= 2.0 * f32::MIN_POSITIVE {
+        return 0;
+    }
+    if a.is_nan() || b.is_nan() {
+        return u64::MAX;
+    }
+    let place =
+        |x: f32| i64::from((x.to_bits() & 0x7fff_ffff) as i32) * if x.is_sign_negative() { -1 } else { 1 };
+    place(a).abs_diff(place(b))
+}
+
+/// Compares a function of floats with the reference evaluator's.
+fn agrees(name: &str, most: u64, inputs: &[Vec<f32>], f: impl FnOnce(&mut Builder, &[Reg]) -> Reg) {
+    let len = inputs[0].len();
+    let program = map(&vec![DType::F32; inputs.len()], len, |b, regs| vec![(f(b, regs), DType::F32)]);
+    let program = Arc::new(program);
+    let bytes: Vec<Vec<u8>> = inputs.iter().map(|values| bytes_of(values)).collect();
+    let [got, want] = [device() as &dyn Backend, &Reference].map(|backend| {
+        let result = run(&program, backend, &bytes).expect("no guard fails").remove(0);
+        Scalar::read_all(DType::F32, &result).into_iter().map(|x| x.to_f64() as f32).collect::<Vec<f32>>()
+    });
+    for k in 0..len {
+        let arguments: Vec<f32> = inputs.iter().map(|values| values[k]).collect();
+        let apart = far(got[k], want[k]);
+        assert!(
+            apart <= most,
+            "{name} of {arguments:?} is {}, not {}: {apart} floats apart",
+            got[k],
+            want[k]
+        );
+    }
+}
+
+/// Floats that functions may be off by: the bounds of the CPU's vector code, and one or two more for quotients and square
+/// roots, which drivers need not round correctly.
+#[test]
+fn functions_of_one_number() {
+    let functions = [
+        (UnaryOp::Neg, 0),
+        (UnaryOp::Abs, 0),
+        (UnaryOp::Sign, 0),
+        (UnaryOp::Floor, 0),
+        (UnaryOp::ToF16, 0),
+        (UnaryOp::ToBf16, 0),
+        (UnaryOp::Exp, 2),
+        (UnaryOp::Log, 3),
+        (UnaryOp::Sqrt, 1),
+        (UnaryOp::Rsqrt, 2),
+        (UnaryOp::Sin, 2),
+        (UnaryOp::Cos, 2),
+        (UnaryOp::Atan, 3),
+        (UnaryOp::Erf, 2),
+        (UnaryOp::Tanh, 2),
+        (UnaryOp::Sigmoid, 3),
+    ];
+    for (op, most) in functions {
+        agrees(&format!("{op:?}"), most, &[floats()], |b, regs| b.unary(op, regs[0]));
+    }
+}
+
+#[test]
+fn functions_of_two_numbers() {
+    let all = floats();
+    let len = all.len();
+    let other: Vec<f32> = (0..len).map(|k| all[(k * 7919 + 13) % len]).collect();
+    let near: Vec<f32> = (0..len).map(|k| (k % 41) as f32 * 0.37 - 7.0).collect();
+    let small: Vec<f32> = (0..len).map(|k| 0.01 + (k % 997) as f32 * 0.013).collect();
+    let functions = [
+        (BinaryOp::Add, 0),
+        (BinaryOp::Mul, 0),
+        (BinaryOp::Div, 2),
+        (BinaryOp::Rem, 0),
+        (BinaryOp::Min, 0),
+        (BinaryOp::Max, 0),
+        (BinaryOp::Pow, 4),
+    ];
+    for (op, most) in functions {
+        let f = |b: &mut Builder, regs: &[Reg]| b.binary(op, regs[0], regs[1]);
+        agrees(&format!("{op:?}"), most, &[all.clone(), other.clone()], f);
+        agrees(&format!("{op:?}"), most, &[small.clone(), near.clone()], f);
+        agrees(&format!("{op:?}"), most, &[all.clone(), near.clone()], f);
+    }
+}
+
+/// Integers of 64 bits, of which nothing is known: pairs of words.
+fn integers() -> Vec<i64> {
+    let mut values =
+        vec![0, 1, -1, 2, -2, 3, 7, -7, 1 << 31, -(1 << 31), (1 << 32) - 1, 1 << 32, i64::MAX, i64::MIN];
+    let mut bits = 0x9e37_79b9_7f4a_7c15u64;
+    for k in 0..400 {
+        bits = bits.wrapping_mul(0xd129_42bf_3f4d_c0a5).rotate_left(23) ^ k;
+        values.push(bits as i64 >> (k % 60));
+    }
+    values
+}
+
+#[test]
+fn integers_are_those_of_the_reference() {
+    let ops = [
+        BinaryOp::Add,
+        BinaryOp::Sub,
+        BinaryOp::Mul,
+        BinaryOp::Div,
+        BinaryOp::Rem,
+        BinaryOp::Pow,
+        BinaryOp::Min,
+        BinaryOp::Max,
+        BinaryOp::And,
+        BinaryOp::Or,
+        BinaryOp::Xor,
+    ];
+    let a = integers();
+    let len = a.len();
+    let b: Vec<i64> = (0..len).map(|k| a[(k * 131 + 5) % len]).collect();
+    let bytes = |dtype: DType, values: &[i64]| {
+        Scalar::to_bytes(
+            dtype,
+            &values.iter().map(|&v| Scalar::I64(v).convert(Type::of(dtype))).collect::<Vec<_>>(),
+        )
+    };
+    for dtype in [DType::I64, DType::U64, DType::I32, DType::U32, DType::I16, DType::U8] {
+        let program = Arc::new(map(&[dtype, dtype], len, |e, regs| {
+            let (x, y) = (regs[0], regs[1]);
+            let mut results: Vec<(Reg, DType)> = ops.iter().map(|&op| (e.binary(op, x, y), dtype)).collect();
+            for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+                results.push((e.compare(op, x, y), DType::Bool));
+            }
+            for op in [UnaryOp::Abs, UnaryOp::Sign, UnaryOp::Neg] {
+                results.push((e.unary(op, x), dtype));
+            }
+            for to in [DType::F32, DType::I64, DType::U64, DType::I32, DType::U32, DType::Bool] {
+                results.push((e.convert(x, Type::of(to)), to));
+            }
+            results
+        }));
+        let inputs = [bytes(dtype, &a), bytes(dtype, &b)];
+        let [got, want] = [device() as &dyn Backend, &Reference]
+            .map(|backend| run(&program, backend, &inputs).expect("no guard fails"));
+        for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+            let size = program.buffer(program.outputs[k]).dtype.size();
+            let at = got.chunks(size).zip(want.chunks(size)).position(|(got, want)| got != want);
+            assert!(at.is_none(), "{dtype}, result {k} of {} and {}", a[at.unwrap_or(0)], b[at.unwrap_or(0)]);
+        }
+    }
+}
+
+/// Floats become integers as the reference makes them, of every size.
+#[test]
+fn floats_become_integers() {
+    let values = floats();
+    let types = [DType::I64, DType::U64, DType::I32, DType::U32, DType::Bool];
+    let program = Arc::new(map(&[DType::F32], values.len(), |b, regs| {
+        types.iter().map(|&to| (b.convert(regs[0], Type::of(to)), to)).collect()
+    }));
+    let inputs = [bytes_of(&values)];
+    let [got, want] = [device() as &dyn Backend, &Reference]
+        .map(|backend| run(&program, backend, &inputs).expect("no guard"));
+    for (dtype, (got, want)) in types.iter().zip(got.iter().zip(&want)) {
+        let at = got.chunks(dtype.size()).zip(want.chunks(dtype.size())).position(|(got, want)| got != want);
+        assert!(at.is_none(), "{} as {dtype}", values[at.unwrap_or(0)]);
+    }
+}
+
+/// The least point where a guard fails is the one that is named, and nothing was stored.
+#[test]
+fn a_guard_that_fails_names_its_point() {
+    let labels = |wrong: &[(usize, i64)]| {
+        let mut labels: Vec<i64> = (0..1000).map(|k| k % 10).collect();
+        wrong.iter().for_each(|&(at, label)| labels[at] = label);
+        labels.iter().flat_map(|label| label.to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let program = Arc::new(map(&[DType::I64], 1000, |b, regs| {
+        let checked = b.guard(regs[0], 10);
+        let value = b.convert(checked, Type::F32);
+        vec![(value, DType::F32)]
+    }));
+    for wrong in [&[(999, 10)][..], &[(700, -1), (300, 11)], &[(0, i64::MIN)], &[(5, 1 << 33)]] {
+        let inputs = [labels(wrong)];
+        let [got, want] =
+            [device() as &dyn Backend, &Reference].map(|backend| run(&program, backend, &inputs));
+        assert_eq!(got, want);
+        assert!(got.is_err());
+    }
+    let inputs = [labels(&[])];
+    assert_eq!(run(&program, device(), &inputs), run(&program, &Reference, &inputs));
+}
+
+/// Bits of random numbers are those of every other backend.
+#[test]
+fn random_bits_are_the_same() {
+    let program = Arc::new(map(&[DType::U64], 500, |b, regs| {
+        let seed = b.run_scalar(ortrain_expr::RunScalar::Seed);
+        let step = b.run_scalar(ortrain_expr::RunScalar::TrainStep);
+        let bits = b.push(ortrain_expr::Inst::Random(seed, step, regs[0]), Type::U32);
+        vec![(bits, DType::U32)]
+    }));
+    let indices: Vec<u8> = (0..500u64).flat_map(|k| (k * 0x1_0000_0003).to_le_bytes()).collect();
+    let inputs = [indices];
+    assert_eq!(run(&program, device(), &inputs), run(&program, &Reference, &inputs));
+}

@@ -1,0 +1,104 @@
+//! Every suite of the test kit on the software driver.
+//!
+//! The device has no float64: cases of it are refused when they are compiled.
+
+use std::sync::{Arc, OnceLock};
+
+use ortrain_expr::Precision;
+use ortrain_program::{Backend, Bf16Fallback};
+use ortrain_testkit::programs::{Kinds, Size};
+use ortrain_testkit::suites::{
+    self, Report, attention, attributes, convolutions, narrowing, normalizations, poolings, precision,
+};
+use ortrain_wgpu::{Adapter, Wgpu};
+
+/// The device of these tests: they need no other, so that kernels are made once.
+fn device() -> &'static Wgpu {
+    static DEVICE: OnceLock<Wgpu> = OnceLock::new();
+    DEVICE.get_or_init(|| Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn backend() -> Arc<dyn Backend> {
+    Arc::new(device().clone())
+}
+
+/// Checks a report, and says what is in it.
+#[allow(clippy::print_stdout, reason = "counts are looked at with --nocapture")]
+fn passes(suite: &str, report: &Report) {
+    let Report { passed, refused, failed } = report;
+    let (refused, failed, kernels) = (refused.len(), failed.len(), device().pipelines());
+    println!("{suite}: {passed} pass, {refused} are refused, {failed} differ; {kernels} kernels");
+    report.passes_without(ortrain_expr::DType::F64);
+}
+
+const KINDS: Kinds = Kinds {
+    jumps: false,
+    narrow: false,
+    windows: true,
+    parts: true,
+    updates: false,
+    segments: false,
+    size: Size::Small,
+};
+
+#[test]
+fn cases() {
+    passes("cases", &suites::cases(&backend()));
+}
+
+#[test]
+fn attentions() {
+    passes("attention", &attention::agree(&backend()));
+}
+
+#[test]
+fn attributes_agree() {
+    passes("attributes", &attributes::agree(&backend(), 48));
+}
+
+#[test]
+fn narrowed_layers_agree() {
+    passes("narrowing", &narrowing::agree(&backend()));
+}
+
+#[test]
+fn convolutions_agree() {
+    passes("convolutions", &convolutions::agree(&backend(), 96));
+}
+
+#[test]
+fn poolings_agree() {
+    passes("poolings", &poolings::agree(&backend(), 96));
+}
+
+#[test]
+fn normalizations_agree() {
+    passes("normalizations", &normalizations::agree(&backend(), 96));
+}
+
+#[test]
+fn rounded_factors_agree() {
+    passes("precision", &precision::agree(&backend()));
+}
+
+#[test]
+fn planned_programs() {
+    passes("planned programs", &suites::random_programs(&backend(), KINDS, 0..150));
+}
+
+#[test]
+fn planned_programs_with_updates_and_segments() {
+    let updates = Kinds { updates: true, ..KINDS };
+    passes("programs with updates", &suites::random_programs(&backend(), updates, 0..40));
+    let segments = Kinds { segments: true, ..KINDS };
+    passes("programs with segments", &suites::random_programs(&backend(), segments, 0..40));
+}
+
+/// Nothing is rounded without being asked for.
+#[test]
+fn precision_is_chosen() {
+    let refused = device().with_precision(Precision::Bf16, Bf16Fallback::None).unwrap_err();
+    assert!(refused.to_string().contains("bf16_fallback=\"emulated\""), "{refused}");
+    let chosen = device().with_precision(Precision::Bf16, Bf16Fallback::Emulated).expect("it is emulated");
+    assert_eq!(chosen.bf16_unit(), Some("emulated"));
+}
