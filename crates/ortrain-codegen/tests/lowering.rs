@@ -20,7 +20,7 @@ fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
         let whole = |id: BufferId| Operand::whole(id, dtype, &[len]);
         let loads = vec![Load::Buffer(whole(made[k]))];
         let nest = Nest::elementwise([len].into_iter().collect(), loads, expr.finish(&[y]), vec![whole(to)]);
-        b.emit(Instruction::Nest(nest), Entries::ALL, &"a layer".into()).expect("the map is sound");
+        b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the map is sound");
         made.push(to);
     }
     b.finish_unfused(vec![first], made[1..].to_vec()).expect("it can be planned")

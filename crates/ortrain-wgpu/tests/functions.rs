@@ -30,7 +30,7 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
         expr.finish(&results.iter().map(|&(reg, _)| reg).collect::<Vec<_>>()),
         made.iter().zip(&types).map(operand).collect(),
     );
-    b.emit(Instruction::Nest(nest), Entries::ALL, &"node".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the map is sound");
     b.finish(given, made).expect("it can be planned")
 }
 
