@@ -46,6 +46,10 @@ REQUIRED = {"remove_unused", "choose_precision", "failures_first", "memory_plan"
     [
         ("graph", ["Gemm", "Relu", "fc1.weight", "float32[batch, 64]"]),
         ("program", ["MatMul", "bytes"]),
+        (
+            "kernels",
+            ["2 launches, 2 kernels", "of instruction 0 MatMul (work", '(Gemm) + node "relu" (Relu)', "fn main("],
+        ),
     ],
 )
 def test_stages(stage: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +153,7 @@ def test_unknown_stage() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as raised:
         ortrain.dump(PERCEPTRON, "fuson")
     sentence = str(raised.value)
-    known = f"stages are graph, gradient, program, passes, and each pass: {', '.join(PASSES)}"
+    known = f"stages are graph, gradient, program, kernels, passes, and each pass: {', '.join(PASSES)}"
     assert sentence == f'there is no stage "fuson"; {known}; did you mean "fusion"?'
     done = run_command("dump", str(PERCEPTRON), "--stage", "fuson")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"python -m ortrain: {sentence}\n")

@@ -106,8 +106,8 @@ def _run(arguments: list[str] | None) -> int:
         "--stage",
         metavar="STAGE",
         default="graph",
-        help="graph: as read; gradient: with its gradient; program: the program that runs; the name of a pass: the "
-        "program behind it",
+        help="graph: as read; gradient: with its gradient; program: the program that runs; kernels: the same "
+        "as launches of a GPU, and the WGSL of their kernels; the name of a pass: the program behind it",
     )
     command.add_argument(
         "--passes",

@@ -24,7 +24,8 @@ def dump(
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         stage: ``"graph"`` is the model as read, in the newest versions of its operators and with all types;
             ``"gradient"`` the same with the gradients of its first output; ``"program"`` the schedule that runs:
-            segments, instructions, offsets and peak bytes; ``"passes"`` what each pass of the compiler does, and how
+            segments, instructions, offsets and peak bytes; ``"kernels"`` each program as launches of a GPU, and the
+            WGSL of their kernels; ``"passes"`` what each pass of the compiler does, and how
             much it changes in each program; the name of a pass, such as ``"fusion"``, each program behind that pass.
         shapes: sizes of inputs with open dimensions, by name, for stages of programs; a dimension that nothing says
             is 1.
@@ -52,6 +53,8 @@ def dump(
     >>> before, after = (ortrain.dump(ortrain.examples.perceptron(), name) for name in ("number_cells", "fusion"))
     >>> before.count("Map"), after.count("Map")  # the activation is computed where the product is made
     (1, 0)
+    >>> "fn main(" in ortrain.dump(ortrain.examples.perceptron(), "kernels", {"x": [32, 64]})
+    True
 
     """
     wanted = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}

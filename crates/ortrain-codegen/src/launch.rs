@@ -92,6 +92,11 @@ pub struct Caps {
     pub groups: u32,
 }
 
+impl Caps {
+    /// What every device allows: the default limits of WebGPU, section 3.6.2 of its specification.
+    pub const LEAST: Caps = Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535 };
+}
+
 /// What a program becomes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lowered {

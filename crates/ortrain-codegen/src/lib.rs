@@ -19,6 +19,7 @@ mod nest;
 mod product;
 mod ranges;
 mod scatter;
+mod text;
 mod wgsl;
 mod window;
 

@@ -84,3 +84,18 @@ fn buffers_that_are_larger_than_a_binding_are_named() {
     let error = lower(&exponentials(1, DType::F32, 1025), &caps, &Wgsl).expect_err("too large");
     assert_eq!(error.reason, "\"x\" is bound with 4100 bytes, and this device binds at most 4096");
 }
+
+/// A dump names each launch with its kernel, and has the source of a kernel that several launches share once.
+#[test]
+fn launches_as_text() {
+    let program = exponentials(3, DType::F32, 1000);
+    let text = launches(&program).text(&program);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "3 launches, 2 kernels, 0 bytes of scratch");
+    assert_eq!(
+        lines[2],
+        "  launch 1: kernel 1 in [4, 1, 1] groups, of instruction 1 Map (work 0..4000, work 4096..8096)  # a layer"
+    );
+    assert_eq!(text.matches("fn main(").count(), 2);
+    assert_eq!(lines.iter().filter(|line| line.starts_with("kernel ")).count(), 2);
+}

@@ -1,9 +1,12 @@
 //! Every stage between a file and its instructions, as text.
 
+use ortrain_codegen::{Caps, Unsupported, Wgsl, lower};
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
 use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
 use ortrain_ops::{PartTensor, PlanePart, Role, Specialiser};
-use ortrain_program::{ALIGNMENT, PASSES, PassLog, PassRecord, PlaneId, align};
+use ortrain_program::{
+    ALIGNMENT, PASSES, PassLog, PassRecord, PlaneId, Schedule, UnsupportedOnBackend, align,
+};
 
 use crate::binding::{RESET_FLAG, parameter_of_gradient};
 use crate::module::graph_of;
@@ -31,6 +34,8 @@ pub enum Stage {
     Gradient,
     /// The schedule: its programs with their instructions, buffers, offsets and peak bytes.
     Program,
+    /// Each program as launches of a GPU, and the WGSL of their kernels, with the limits that every device allows.
+    Kernels,
     /// Each program behind the pass of this name. [`Stage::Passes`] lists them.
     Pass(&'static str),
     /// What each pass does, and what it changes in each program.
@@ -38,7 +43,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The stage of this name: `graph`, `gradient`, `program`, `passes`, or the name of a pass.
+    /// The stage of this name: `graph`, `gradient`, `program`, `kernels`, `passes`, or the name of a pass.
     ///
     /// ```
     /// use ortrain::Stage;
@@ -55,17 +60,19 @@ impl Stage {
             "graph" => Stage::Graph,
             "gradient" => Stage::Gradient,
             "program" => Stage::Program,
+            "kernels" => Stage::Kernels,
             "passes" => Stage::Passes,
             _ => match PASSES.iter().find(|pass| pass.name == name) {
                 Some(pass) => Stage::Pass(pass.name),
                 None => {
                     let passes = PASSES.iter().map(|pass| pass.name);
-                    let known: Vec<&str> =
-                        ["graph", "gradient", "program", "passes"].into_iter().chain(passes).collect();
+                    let stages = ["graph", "gradient", "program", "kernels", "passes"];
+                    let known: Vec<&str> = stages.into_iter().chain(passes).collect();
                     let hint = hint(name, known.iter().copied());
                     return Err(Error::Argument(format!(
-                        "there is no stage {name:?}; stages are graph, gradient, program, passes, and each pass: {}{hint}",
-                        known[4..].join(", ")
+                        "there is no stage {name:?}; stages are {}, and each pass: {}{hint}",
+                        stages.join(", "),
+                        known[stages.len()..].join(", ")
                     )));
                 }
             },
@@ -74,7 +81,7 @@ impl Stage {
 
     /// Whether programs must be made to print it.
     fn is_of_programs(self) -> bool {
-        matches!(self, Stage::Program | Stage::Pass(_) | Stage::Passes)
+        matches!(self, Stage::Program | Stage::Kernels | Stage::Pass(_) | Stage::Passes)
     }
 }
 
@@ -116,7 +123,7 @@ pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -
             infer(&mut graph).map_err(fail)?;
             Ok(graph.to_string())
         }
-        Stage::Program | Stage::Pass(_) | Stage::Passes => {
+        Stage::Program | Stage::Kernels | Stage::Pass(_) | Stage::Passes => {
             program(&label, stage, graph, shapes, training, &[])
         }
     }
@@ -273,7 +280,24 @@ fn program(
             texts => Ok(texts),
         },
         Stage::Passes => Ok(changes(&log)),
+        Stage::Kernels => kernels(&schedule),
         _ => Ok(program),
+    }
+}
+
+/// The launches and the kernels of the programs of a schedule.
+fn kernels(schedule: &Schedule) -> Result<String> {
+    let mut text = String::new();
+    for (k, program) in schedule.programs().into_iter().enumerate() {
+        let lowered = lower(program, &Caps::LEAST, &Wgsl).map_err(|unsupported| {
+            let Unsupported { node, instruction, reason } = unsupported;
+            UnsupportedOnBackend { backend: "webgpu", node, instruction, reason }
+        })?;
+        text += &format!("program {k}: {}", lowered.text(program));
+    }
+    match text.is_empty() {
+        true => Err(Error::Argument("there are no kernels: no program is known before the run".into())),
+        false => Ok(text),
     }
 }
 

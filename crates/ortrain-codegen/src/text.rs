@@ -1,0 +1,68 @@
+//! Launches as text, for dumps.
+
+use std::fmt::Write;
+
+use ortrain_program::Program;
+use rustc_hash::FxHashMap;
+
+use crate::launch::{Binding, Home, Lowered};
+
+impl Lowered {
+    /// The launches of the program that they were printed for, then the source of each kernel once.
+    ///
+    /// A launch has the number of its kernel, groups by axis, the place and the node of its instruction, and what is bound.
+    #[must_use]
+    pub fn text(&self, program: &Program) -> String {
+        let mut numbers: FxHashMap<&str, usize> = FxHashMap::default();
+        let mut sources: Vec<&str> = Vec::new();
+        let mut launches = String::new();
+        for (k, launch) in self.launches.iter().enumerate() {
+            let number = *numbers.entry(&launch.source).or_insert_with(|| {
+                sources.push(&launch.source);
+                sources.len() - 1
+            });
+            let place = launch.instruction as usize;
+            let scheduled = &program.instructions[place];
+            let bindings: Vec<String> = launch.bindings.iter().map(described).collect();
+            let _ = writeln!(
+                launches,
+                "  launch {k}: kernel {number} in {:?} groups, of instruction {place} {} ({})  # {}",
+                launch.groups,
+                scheduled.instruction.name(),
+                bindings.join(", "),
+                scheduled.node
+            );
+        }
+        let mut text = format!(
+            "{} launches, {} kernels, {} bytes of scratch\n{launches}",
+            self.launches.len(),
+            sources.len(),
+            self.scratch
+        );
+        for (number, source) in sources.iter().enumerate() {
+            let _ = writeln!(text, "kernel {number}");
+            source.trim_end().lines().for_each(|line| {
+                let _ = writeln!(text, "{}", format!("  {line}").trim_end());
+            });
+        }
+        text
+    }
+}
+
+/// What is bound, in a few words.
+fn described(binding: &Binding) -> String {
+    match binding {
+        Binding::Bytes { home, start, len } => {
+            let home = match home {
+                Home::Work => "work".to_owned(),
+                Home::Plane(plane) => format!("plane {}", plane.0),
+                Home::Constant(number) => format!("constant {number}"),
+                Home::Scratch => "scratch".to_owned(),
+            };
+            format!("{home} {start}..{}", start + len)
+        }
+        Binding::Run => "scalars".to_owned(),
+        Binding::Fault => "fault".to_owned(),
+        Binding::Table(words) => format!("table of {} words", words.len()),
+    }
+}
