@@ -634,12 +634,14 @@ impl<'a> Run<'a> {
         }
         for (s, stage) in tape.stages.iter().enumerate() {
             if s > 0 && !stage.body.is_empty() {
-                let count = wave.pieces.len();
+                let (count, workers) = (wave.pieces.len(), self.parts.workers);
+                let body = |task, worker| piece(worker, wave.pieces.start + task, s);
                 // Every second stage goes backwards: what was read last is still in a cache.
-                let at = |task: usize| {
-                    if s % 2 == 1 { wave.pieces.end - 1 - task } else { wave.pieces.start + task }
-                };
-                pool.run(count, self.parts.workers, &|task, worker| piece(worker, at(task), s));
+                if s % 2 == 1 {
+                    pool.run_backwards(count, workers, &body);
+                } else {
+                    pool.run(count, workers, &body);
+                }
             }
             let site = self.site(0);
             for long in wave.long.clone() {

@@ -44,6 +44,23 @@ fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
+/// From which end a thread goes through its tasks.
+#[derive(Clone, Copy)]
+enum Direction {
+    Forwards,
+    Backwards,
+}
+
+impl Direction {
+    /// The task that is done in place of a number of `first..end`.
+    fn task(self, number: usize, first: usize, end: usize) -> usize {
+        match self {
+            Direction::Forwards => number,
+            Direction::Backwards => first + (end - 1 - number),
+        }
+    }
+}
+
 /// A set of threads that share the tasks of a run.
 pub struct Pool {
     /// Threads asked for, the caller among them.
@@ -75,6 +92,8 @@ struct Shared {
 /// What belongs to one thread, alone on its cache lines.
 #[repr(align(128))]
 struct Lane {
+    /// The tasks are `first..end`; those below `next` are taken.
+    first: AtomicUsize,
     next: AtomicUsize,
     end: AtomicUsize,
     asleep: AtomicBool,
@@ -82,6 +101,7 @@ struct Lane {
 
 struct Job {
     body: *const Body<'static>,
+    direction: Direction,
     /// Lanes that take part.
     lanes: usize,
     caller: Thread,
@@ -154,17 +174,30 @@ impl Pool {
     /// # Panics
     /// With the first panic of a task, after the others have ended or been dropped.
     pub fn run(&self, tasks: usize, limit: usize, body: &Body<'_>) {
+        self.run_in(Direction::Forwards, tasks, limit, body);
+    }
+
+    /// The same in another order. Each thread gets the tasks that it gets from [`Pool::run`] with as many of them, and
+    /// begins with the last one: what they have read last there is still in the cache of its core.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
+    pub fn run_backwards(&self, tasks: usize, limit: usize, body: &Body<'_>) {
+        self.run_in(Direction::Backwards, tasks, limit, body);
+    }
+
+    fn run_in(&self, direction: Direction, tasks: usize, limit: usize, body: &Body<'_>) {
         let threads = self.num_threads().min(limit).min(tasks);
         if threads > 1
             && !IN_TASK.get()
             && let Some(mut held) = self.hold()
         {
-            held.team().run(tasks, threads, body);
+            held.team().run(direction, tasks, threads, body);
             return;
         }
         let _inside = Inside::enter();
-        for task in 0..tasks {
-            body(task, 0);
+        for number in 0..tasks {
+            body(direction.task(number, 0, tasks), 0);
         }
     }
 
@@ -228,11 +261,18 @@ impl Drop for Held<'_> {
 
 impl Team {
     fn new(process: u32, wanted: usize) -> Team {
-        let lane =
-            || Lane { next: AtomicUsize::new(0), end: AtomicUsize::new(0), asleep: AtomicBool::new(false) };
+        let lane = || {
+            let [first, next, end] = [0; 3].map(AtomicUsize::new);
+            Lane { first, next, end, asleep: AtomicBool::new(false) }
+        };
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            job: UnsafeCell::new(Job { body: &|_, _| (), lanes: 0, caller: thread::current() }),
+            job: UnsafeCell::new(Job {
+                body: &|_, _| (),
+                direction: Direction::Forwards,
+                lanes: 0,
+                caller: thread::current(),
+            }),
             panicked: AtomicBool::new(false),
             panic: UnsafeCell::new(None),
             lanes: (0..wanted).map(|_| lane()).collect(),
@@ -266,18 +306,20 @@ impl Team {
         }
     }
 
-    fn run(&mut self, tasks: usize, threads: usize, body: &Body<'_>) {
+    fn run(&mut self, direction: Direction, tasks: usize, threads: usize, body: &Body<'_>) {
         let lanes = threads.min(self.workers.len() + 1);
         let shared = &*self.shared;
         for (lane, place) in shared.lanes[..lanes].iter().enumerate() {
-            place.next.store(tasks * lane / lanes, Ordering::Relaxed);
+            let first = tasks * lane / lanes;
+            place.first.store(first, Ordering::Relaxed);
+            place.next.store(first, Ordering::Relaxed);
             place.end.store(tasks * (lane + 1) / lanes, Ordering::Relaxed);
         }
         // SAFETY: no run is open and nobody is inside one: the last run waited for that, and only the holder opens
         // runs. The lifetime is made longer in name only: this function returns after everybody left the run.
         unsafe {
             let body = std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body);
-            *shared.job.get() = Job { body, lanes, caller: thread::current() };
+            *shared.job.get() = Job { body, direction, lanes, caller: thread::current() };
         }
         // `run` counts up, so that a worker sees a new run even if it slept through some.
         let run = (shared.state.load(Ordering::Relaxed) & !(RUN - 1)).wrapping_add(RUN);
@@ -288,7 +330,7 @@ impl Team {
             }
         }
 
-        shared.work(0, lanes, body);
+        shared.work(0, lanes, direction, body);
 
         // Every task is taken. Close the door and wait for those who are still at theirs.
         let state = shared.state.fetch_and(!OPEN, Ordering::SeqCst);
@@ -309,18 +351,18 @@ impl Team {
 
 impl Shared {
     /// Does tasks until none is left to take: those of the own lane, then those of the others.
-    fn work(&self, worker: usize, lanes: usize, body: &Body<'_>) {
+    fn work(&self, worker: usize, lanes: usize, direction: Direction, body: &Body<'_>) {
         let _inside = Inside::enter();
         let result = catch_unwind(AssertUnwindSafe(|| {
             for step in 0..lanes {
                 let lane = &self.lanes[(worker + step) % lanes];
-                let end = lane.end.load(Ordering::Relaxed);
+                let [first, end] = [&lane.first, &lane.end].map(|place| place.load(Ordering::Relaxed));
                 loop {
-                    let task = lane.next.fetch_add(1, Ordering::Relaxed);
-                    if task >= end || self.panicked.load(Ordering::Relaxed) {
+                    let number = lane.next.fetch_add(1, Ordering::Relaxed);
+                    if number >= end || self.panicked.load(Ordering::Relaxed) {
                         break;
                     }
-                    body(task, worker);
+                    body(direction.task(number, first, end), worker);
                 }
             }
         }));
@@ -340,12 +382,12 @@ impl Shared {
             seen = run;
             if self.enter(run) {
                 // SAFETY: inside an open run `job` is not written, and what it points to lives.
-                let (body, lanes, caller) = unsafe {
+                let (body, direction, lanes, caller) = unsafe {
                     let job = &*self.job.get();
-                    (&*job.body, job.lanes, job.caller.clone())
+                    (&*job.body, job.direction, job.lanes, job.caller.clone())
                 };
                 if lane < lanes {
-                    self.work(lane, lanes, body);
+                    self.work(lane, lanes, direction, body);
                 }
                 let before = self.state.fetch_sub(1, Ordering::SeqCst);
                 if before & OPEN == 0 && before & INSIDE == 1 {
@@ -411,6 +453,23 @@ mod tests {
                 counts(&pool, tasks);
             }
         }
+    }
+
+    #[test]
+    fn backwards_every_task_runs_once() {
+        for threads in 1..=5 {
+            let pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 3, 7, 64, 1000] {
+                let done: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run_backwards(tasks, usize::MAX, &|task, _| {
+                    done[task].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+        let seen = std::sync::Mutex::new(Vec::new());
+        Pool::new(1).run_backwards(4, usize::MAX, &|task, _| seen.lock().unwrap().push(task));
+        assert_eq!(seen.into_inner().unwrap(), [3, 2, 1, 0]);
     }
 
     #[test]

@@ -28,11 +28,12 @@ pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (first, second) = moments(u);
         let (c1, c2) = corrections(u);
-        // Divisions of numbers of the whole tensor: an element is divided once.
-        let (by1, by2) = (1.0 / c1, 1.0 / c2);
-        let direction =
-            u.setting("lambda") * u.parameter + first * by1 / ((second * by2).sqrt() + u.setting("epsilon"));
-        let usable = direction.is_finite().and(second.is_finite());
+        // The root of the second divisor goes to numbers of the whole tensor: an element is divided once.
+        let share = c2.sqrt();
+        let adam = first * (share / c1) / (second.sqrt() + u.setting("epsilon") * share);
+        let direction = u.setting("lambda") * u.parameter + adam;
+        // With a second moment below zero, or that is no number, the direction is none.
+        let usable = direction.is_finite().and(second.below(f64::INFINITY));
         for (name, value) in [("Moment_1", first), ("Moment_2", second)] {
             u.keep(name, usable.choose(value, u.slot(name)));
         }
