@@ -153,7 +153,7 @@ impl<'n> Printer<'n> {
         })
     }
 
-    /// What a nest makes of given values at a point of the scores.
+    /// The result of a nest for given values at a point of the scores.
     fn through(
         kernel: &mut Kernel<'_>,
         known: &Known<'_>,
@@ -191,7 +191,7 @@ impl<'n> Printer<'n> {
         Ok(kernel.define(Value::new(format!("{} / {total}", power.text), Repr::F32)))
     }
 
-    /// What weighs a value.
+    /// The weight of a value.
     fn weight(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let softmax = self.softmax(kernel, batch, i, j)?;
         Printer::through(kernel, &self.weights, batch, [i, j], vec![softmax])

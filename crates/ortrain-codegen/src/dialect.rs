@@ -76,7 +76,7 @@ pub const GROUP: u32 = 256;
 pub struct Declared {
     /// Its name in the source.
     pub name: String,
-    /// Whether words are written in part, or by several invocations.
+    /// True if words are written in part, or by several invocations.
     pub atomic: bool,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn needed_items(prelude: &str, text: &str) -> String {
     items.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|((_, item), _)| *item).collect()
 }
 
-/// Whether a text calls a function.
+/// True if a text calls a function.
 fn calls(text: &str, name: &str) -> bool {
     text.match_indices(name).any(|(at, _)| {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';

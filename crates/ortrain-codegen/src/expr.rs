@@ -19,7 +19,7 @@ pub(crate) struct Known<'n> {
 pub(crate) struct Point {
     /// The position along each axis, as 32-bit signed integers.
     pub(crate) at: Vec<String>,
-    /// What the instruction has made for the nest to finish.
+    /// Values of the instruction that the nest finishes.
     pub(crate) accumulators: Vec<Value>,
     /// The results of the reductions so far.
     pub(crate) reduced: Vec<Value>,
@@ -46,7 +46,7 @@ impl<'n> Known<'n> {
         Ok(Known { nest, ranges: ranges(nest) })
     }
 
-    /// How a register is printed.
+    /// The printed type of a register.
     pub(crate) fn repr(&self, reg: Reg) -> Repr {
         let k = usize::from(reg.0);
         self.ranges[k].repr(self.nest.expr.ty(reg)).expect("no register is a 64-bit float")
@@ -293,6 +293,18 @@ pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [V
         (CompareOp::Le, false) => format!("{a} <= {b}"),
     };
     Value::new(format!("({text})"), Repr::Bool)
+}
+
+/// The printed type of values of a type, where nothing is known of their range.
+pub(crate) fn repr_of(ty: Type) -> Repr {
+    match ty {
+        Type::F32 | Type::F64 => Repr::F32,
+        Type::I32 => Repr::I32,
+        Type::I64 => Repr::I64,
+        Type::U32 => Repr::U32,
+        Type::U64 => Repr::U64,
+        Type::Bool => Repr::Bool,
+    }
 }
 
 /// A type that is printed so.

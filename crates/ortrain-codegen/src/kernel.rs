@@ -28,7 +28,7 @@ struct Region {
     home: Home,
     start: usize,
     end: usize,
-    /// Whether elements narrower than a word are written.
+    /// True if elements narrower than a word are written.
     atomic: bool,
 }
 
@@ -96,7 +96,7 @@ impl<'a> Regions<'a> {
     }
 }
 
-/// What a binding of a kernel is.
+/// The memory behind a binding of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 enum Source {
     Region(usize),

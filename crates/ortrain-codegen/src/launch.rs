@@ -1,4 +1,4 @@
-//! What a device is asked to do.
+//! Launches: kernels, and the memory that they work on.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use ortrain_program::PlaneId;
 pub struct Launch {
     /// The source of the kernel. Equal sources are one kernel.
     pub source: Arc<str>,
-    /// How many groups run, by axis.
+    /// The number of groups, by axis.
     pub groups: [u32; 3],
-    /// What is bound: binding `k` of the source is the one at `k`.
+    /// The memory of the kernel: binding `k` of the source is the one at `k`.
     pub bindings: Vec<Binding>,
     /// The place of the instruction in its program.
     pub instruction: u32,
@@ -26,7 +26,7 @@ pub enum Binding {
         home: Home,
         /// The first byte.
         start: usize,
-        /// How many bytes.
+        /// The number of bytes.
         len: usize,
     },
     /// The scalars of the run, in words: the seed, the number of train steps, the low word of each first.
@@ -46,7 +46,7 @@ pub enum Home {
     Plane(PlaneId),
     /// The program's constant of this number.
     Constant(usize),
-    /// What launches of an instruction hand to later ones of it.
+    /// Values that launches of an instruction hand to later ones of it.
     Scratch,
 }
 
@@ -67,7 +67,7 @@ impl Fault {
     /// The words before a run: no instruction has failed, and no point is the least that has.
     pub const NONE: [u32; 8] = [0, u32::MAX, 0, 0, 0, 0, 0, 0];
 
-    /// What the words say after a run.
+    /// The fault that the words hold after a run.
     #[must_use]
     pub fn read(words: [u32; 8]) -> Option<Fault> {
         let [number, point, index, index_high, bound, bound_high, ..] = words;
@@ -81,7 +81,7 @@ impl Fault {
     }
 }
 
-/// What a device allows.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// Bytes of one binding, at most.
@@ -93,11 +93,11 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// What every device allows: the default limits of WebGPU, section 3.6.2 of its specification.
+    /// The limits that every device has at least: the defaults of WebGPU, section 3.6.2 of its specification.
     pub const LEAST: Caps = Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535 };
 }
 
-/// What a program becomes.
+/// A program as launches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lowered {
     /// The launches, in order.

@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Regions};
 use crate::launch::{Caps, Launch, Lowered, Unsupported};
 use crate::{attention, nest, product, scatter, window};
 
-/// What is known where an instruction is printed.
+/// The surroundings of an instruction that is printed.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     dialect: &'a dyn Dialect,
@@ -15,7 +15,7 @@ pub(crate) struct Context<'a> {
     regions: Regions<'a>,
     /// The place of the instruction.
     pub(crate) instruction: usize,
-    /// Whether nothing must be written after a guard has failed.
+    /// True if nothing may be written after a guard has failed.
     guarded: bool,
     /// Bytes that its launches share.
     pub(crate) scratch: usize,

@@ -6,7 +6,7 @@ use ortrain_expr::{BinaryOp, CompareOp, Inst, ReduceOp, Reg, Scalar, Segments, T
 use ortrain_program::{Load, Nest};
 
 use crate::dialect::Repr;
-use crate::expr::{Known, Point, compare, float_binary, integer_binary, position, type_of};
+use crate::expr::{Known, Point, compare, float_binary, integer_binary, position, repr_of, type_of};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
@@ -151,7 +151,7 @@ enum Row {
     Segment(String, String),
 }
 
-/// What is known of a row: its place, its extent, and what was reduced.
+/// A row whose reductions are done: its place, its extent, and their results.
 struct Reduced {
     outer: Vec<String>,
     row: Row,
@@ -242,22 +242,10 @@ fn total(kernel: &mut Kernel<'_>, known: &Known<'_>, k: usize) -> Value {
     let repr = match read {
         // What the sum is read as says how large it can be.
         Some(reg) if nest.expr.ty(Reg(reg as u16)) == ty => known.repr(Reg(reg as u16)),
-        _ => full(ty),
+        _ => repr_of(ty),
     };
     let neutral = kernel.constant(reduction.op.neutral(ty).convert(type_of(repr)), repr);
     kernel.variable(&neutral)
-}
-
-/// How a type is printed when nothing is known of its range.
-fn full(ty: Type) -> Repr {
-    match ty {
-        Type::F32 | Type::F64 => Repr::F32,
-        Type::I32 => Repr::I32,
-        Type::I64 => Repr::I64,
-        Type::U32 => Repr::U32,
-        Type::U64 => Repr::U64,
-        Type::Bool => Repr::Bool,
-    }
 }
 
 pub(crate) fn combine(kernel: &Kernel<'_>, op: ReduceOp, total: &Value, value: &Value) -> Value {
@@ -274,7 +262,7 @@ pub(crate) fn combine(kernel: &Kernel<'_>, op: ReduceOp, total: &Value, value: &
     }
 }
 
-/// What a kernel does about guards.
+/// The part of a kernel in a check of guards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// It finds the least point where one fails.
@@ -287,9 +275,9 @@ enum Step {
 struct Guards {
     /// The index and the bound of each.
     roots: Vec<Reg>,
-    /// Whether they look at what the instruction has made before the nest.
+    /// True if they look at accumulators.
     accumulators: bool,
-    /// Whether they look at reductions.
+    /// True if they look at reductions.
     reductions: bool,
 }
 
@@ -361,7 +349,7 @@ fn check<'a>(
     Ok((kernel, points))
 }
 
-/// Says that a guard fails at a point, if it does.
+/// The statements that note a guard which fails at a point.
 fn verdict(
     cx: &Context<'_>,
     kernel: &mut Kernel<'_>,

@@ -60,7 +60,7 @@ impl Range {
         rest.iter().fold(Range::new(first, first), |all, &v| all.with(Range::new(v, v)))
     }
 
-    /// How a register of a type is printed. `None` for a type that cannot be.
+    /// The printed type of a register of a type. `None` for a type that has none.
     pub(crate) fn repr(self, ty: Type) -> Option<Repr> {
         Some(match ty {
             Type::F32 => Repr::F32,

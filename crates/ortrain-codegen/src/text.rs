@@ -49,7 +49,7 @@ impl Lowered {
     }
 }
 
-/// What is bound, in a few words.
+/// A binding in a few words.
 fn described(binding: &Binding) -> String {
     match binding {
         Binding::Bytes { home, start, len } => {

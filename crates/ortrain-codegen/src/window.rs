@@ -4,7 +4,7 @@ use ortrain_expr::{CompareOp, IndexKind, Scalar, SlidingAxis, Type, WindowPass, 
 use ortrain_program::{Window, WindowIndex};
 
 use crate::dialect::Repr;
-use crate::expr::compare;
+use crate::expr::{compare, repr_of};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
@@ -40,17 +40,6 @@ fn start(kernel: &mut Kernel<'_>, w: &Window, value: Scalar) -> Result<Value, St
     let ty = Type::of(w.target.access.dtype);
     let value = kernel.constant(value.convert(ty), repr_of(ty));
     Ok(kernel.variable(&value))
-}
-
-fn repr_of(ty: Type) -> Repr {
-    match ty {
-        Type::F32 | Type::F64 => Repr::F32,
-        Type::I32 => Repr::I32,
-        Type::I64 => Repr::I64,
-        Type::U32 => Repr::U32,
-        Type::U64 => Repr::U64,
-        Type::Bool => Repr::Bool,
-    }
 }
 
 /// Starts the loops over the cells of the window at an output position that lie over the input: their numbers and positions.
@@ -167,7 +156,7 @@ fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
     kernel.store(w.target.buffer, &to, &total)
 }
 
-/// Whether the cell with a number lies over an element, which is `to` and lies in a plane.
+/// True if the cell with a number lies over an element, which is `to` and lies in a plane.
 fn under_cell(
     kernel: &mut Kernel<'_>,
     axes: &[SlidingAxis],

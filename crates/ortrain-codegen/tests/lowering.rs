@@ -1,4 +1,4 @@
-//! What is printed, and what is refused.
+//! Launches that are printed, and programs that are refused.
 
 use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
 use ortrain_expr::{Builder, DType, Type, UnaryOp};

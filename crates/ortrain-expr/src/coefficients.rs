@@ -46,7 +46,7 @@ pub const LN2_HIGH: f32 = 0.693_359_375;
 /// The rest of ln 2 beside [`LN2_HIGH`].
 pub const LN2_LOW: f32 = -2.121_944_4e-4;
 
-/// Where both halves of the power of two that `exp` multiplies by are zero: far below, as where a mask hides something,
+/// The argument at which both halves of the power of two that `exp` multiplies by are zero: far below, as where a mask hides something,
 /// no product underflows, which would be slow.
 pub const EXP_LEAST: f32 = -176.0;
 

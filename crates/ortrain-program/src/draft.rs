@@ -103,7 +103,7 @@ impl Draft {
         }
     }
 
-    /// What the program does with planes, the first one first.
+    /// Uses of planes, the first plane first.
     fn plane_uses(&self) -> Vec<PlaneUse> {
         let Draft { instructions, buffers, outputs, .. } = self;
         let mut uses = Vec::new();

@@ -18,11 +18,11 @@ pub enum Adapter {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {reason}; {remedy}")]
 pub struct NoDevice {
-    /// What was asked for.
+    /// The adapter that was asked for.
     pub what: &'static str,
     /// Why it is not there.
     pub reason: String,
-    /// What would help.
+    /// The remedy.
     pub remedy: &'static str,
 }
 

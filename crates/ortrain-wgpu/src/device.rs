@@ -62,7 +62,7 @@ impl Device {
     /// The kernel of a source: it is made once.
     ///
     /// # Errors
-    /// What the driver says about it.
+    /// The message of the driver.
     pub(crate) fn kernel(&self, source: &Arc<str>) -> Result<wgpu::ComputePipeline, String> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(source) {

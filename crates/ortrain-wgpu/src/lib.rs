@@ -24,7 +24,7 @@ use device::Device;
 #[derive(Clone, Debug)]
 pub struct Wgpu {
     device: Arc<Device>,
-    /// Whether factors may be rounded in 32-bit arithmetic.
+    /// True if factors may be rounded in 32-bit arithmetic.
     emulates: bool,
 }
 
@@ -37,13 +37,13 @@ impl Wgpu {
         Ok(Wgpu { device: Arc::new(adapter::open(adapter)?), emulates: false })
     }
 
-    /// What the device calls itself, and its driver.
+    /// The names of the device and of its driver.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.device.description
     }
 
-    /// How many kernels were made so far. Equal sources are one.
+    /// The number of kernels that were made so far. Equal sources are one.
     #[must_use]
     pub fn pipelines(&self) -> usize {
         self.device.pipelines()

@@ -13,22 +13,22 @@ use crate::device::Device;
 struct Copied {
     buffer: wgpu::Buffer,
     bytes: usize,
-    /// Whether a run changes it.
+    /// True if a run changes it.
     written: bool,
-    /// Where the copy back begins in the staging buffer.
+    /// The first byte of its copy in the staging buffer.
     staged: usize,
 }
 
-/// What a program needs on a device: made once, and used by one run at a time.
+/// Buffers and kernels of a program on a device: made once, and used by one run at a time.
 #[derive(Debug)]
 pub(crate) struct Resident {
     arena: Copied,
     planes: Vec<(usize, Copied)>,
     run: wgpu::Buffer,
     fault: wgpu::Buffer,
-    /// Where results lie until they are read: the fault first.
+    /// The staging buffer of results: the fault first.
     staging: wgpu::Buffer,
-    /// What each launch is bound to.
+    /// The bind group of each launch.
     pub(crate) groups: Vec<wgpu::BindGroup>,
 }
 

@@ -85,7 +85,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// How many floats lie between two, at most: functions are correct to a few, where a driver need not keep numbers below the
+/// The most floats between two: functions are correct to a few, where a driver need not keep numbers below the
 /// least normal one.
 fn far(a: f32, b: f32) -> u64 {
     if a.is_nan() && b.is_nan() || a == b {

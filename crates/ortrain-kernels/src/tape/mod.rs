@@ -110,7 +110,7 @@ pub(crate) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// What the first stage does for later ones, over segments. `overlaps` says of a store and a load whether they may share
+    /// Work that the first stage does for later ones, over segments. `overlaps` says of a store and a load whether they may share
     /// elements.
     fn ahead(&self, overlaps: &dyn Fn(usize, usize) -> bool) -> Ahead {
         let nest = self.nest;
@@ -200,7 +200,7 @@ impl Plan<'_> {
     }
 }
 
-/// What the first stage does for later ones.
+/// Work that the first stage does for later ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Ahead {
     /// Values that later stages load instead of computing them again, as they take a division, a root or the like: no

@@ -8,7 +8,7 @@ use ortrain_program::Backend;
 use super::Report;
 use crate::{Case, CaseBuilder, Fill, check_backend};
 
-/// How an exporter spells what is done to scores.
+/// The spelling of an exporter for the work on scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Spelling {
     /// Scaled by a factor.
@@ -18,7 +18,7 @@ pub enum Spelling {
     /// Queries and keys scaled by its root beforehand, a mask for each pair added, and what is not a number, because
     /// nothing was to be seen, made zero.
     ScaledBefore,
-    /// What is not to be seen set to a low number.
+    /// Hidden scores set to a low number.
     Chosen,
     /// Scaled, and weights dropped.
     Dropped,
@@ -45,7 +45,7 @@ const SPELLINGS: [Spelling; 9] = [
     Spelling::PaddedSafe,
 ];
 
-/// Where queries, keys and values come from.
+/// The source of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// Heads are parts of the last axis of three tensors.
@@ -59,9 +59,9 @@ pub enum Source {
 /// Sizes, and how an exporter spells it.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// What is done to scores.
+    /// The work on scores.
     pub spelling: Spelling,
-    /// Where queries, keys and values come from.
+    /// The source of queries, keys and values.
     pub source: Source,
     /// The element type.
     pub dtype: DType,

@@ -54,7 +54,7 @@ pub struct Padding {
     pub mode: &'static str,
     /// Before and after each axis, cut down to what the mode allows.
     ends: Vec<[i64; 2]>,
-    /// Whether only the axes with pads are named, the last one first.
+    /// True if only the axes with pads are named, the last one first.
     named: bool,
     value: bool,
     unknown: bool,
@@ -112,7 +112,7 @@ pub struct Resizing {
     /// The axes that are resized, and by how much.
     pub axes: Vec<(usize, f32)>,
     by_sizes: bool,
-    /// Whether sizes are named instead of given.
+    /// True if sizes are named instead of given.
     pub unknown: bool,
 }
 

@@ -30,7 +30,7 @@ pub struct Config {
     channels: [usize; 2],
     axes: Vec<Axis>,
     auto_pad: usize,
-    /// Whether a transposed convolution is told the size of its result.
+    /// True if a transposed convolution is told the size of its result.
     output_shape: bool,
     bias: bool,
     dynamic: bool,

@@ -1,6 +1,6 @@
 //! Suites: functions of a backend, which every backend's tests call.
 //!
-//! What a suite finds is a [`Report`]. A backend that lacks a type says so, by node and type, when a program is compiled;
+//! The outcome of a suite is a [`Report`]. A backend that lacks a type says so, by node and type, when a program is compiled;
 //! its tests say which type that may be.
 
 use std::iter::FromIterator;
@@ -25,18 +25,18 @@ pub mod precision;
 /// The types that gradients exist for.
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// What became of the cases of a suite.
+/// The outcome of the cases of a suite.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// How many agree.
+    /// The number of cases that agree.
     pub passed: usize,
-    /// What was said of those that a backend does not run.
+    /// Messages about cases that a backend does not run.
     pub refused: Vec<String>,
-    /// What was said of those that differ.
+    /// Messages about cases that differ.
     pub failed: Vec<String>,
 }
 
-/// What a backend says when it is given an instruction that it does not run.
+/// The message of a backend about an instruction that it does not run.
 const REFUSAL: &str = "backend cannot run this";
 
 impl FromIterator<Result<(), String>> for Report {

@@ -17,7 +17,7 @@ const WIDTH: usize = 8;
 /// Elements of the layer in the middle.
 pub const INNER: usize = 12;
 
-/// What is taken of the tokens.
+/// The part of the tokens that is taken.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Taken {
     /// One, by a single index, and the axis is gone.
@@ -32,12 +32,12 @@ pub enum Taken {
     All,
 }
 
-/// What is taken of a layer.
+/// The part of a layer that is taken.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Of its tokens.
     pub taken: Taken,
-    /// Whether something is dropped on the way.
+    /// True if something is dropped on the way.
     pub dropped: bool,
 }
 

@@ -151,7 +151,7 @@ impl LayerConfig {
         b.outputs(&results)
     }
 
-    /// Whether plain ONNX can say the gradient: not if it is open whether a parameter is broadcast along the batch.
+    /// True if plain ONNX can say the gradient: not if it is open whether a parameter is broadcast along the batch.
     #[must_use]
     pub fn has_known_sums(&self) -> bool {
         !self.dynamic || (0..2).all(|k| self.lead[k] > 0 || self.ones[k][0])

@@ -70,7 +70,7 @@ impl Config {
         self.axes.len()
     }
 
-    /// Whether the sizes of all axes are given.
+    /// True if the sizes of all axes are given.
     #[must_use]
     pub fn is_named_nowhere(&self) -> bool {
         self.named == [false; 5]
