@@ -16,10 +16,10 @@ pub enum Adapter {
 
 /// There is no device of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {reason}; {remedy}")]
+#[error("{adapter}: {reason}; {remedy}")]
 pub struct NoDevice {
     /// The adapter that was asked for.
-    pub what: &'static str,
+    pub adapter: Adapter,
     /// Why it is not there.
     pub reason: String,
     /// The remedy.
@@ -37,18 +37,15 @@ impl fmt::Display for Adapter {
 
 impl Adapter {
     fn missing(self, reason: String) -> NoDevice {
-        match self {
-            Adapter::Hardware => NoDevice {
-                what: "a GPU through Vulkan, Metal or Direct3D 12",
-                reason,
-                remedy: "install the vendor's driver with its part for Vulkan, or use the device \"cpu\"",
-            },
-            Adapter::Software => NoDevice {
-                what: "a Vulkan driver that computes on the processor",
-                reason,
-                remedy: "install the packages mesa-vulkan-drivers and libvulkan1, as make test does where it may",
-            },
-        }
+        let remedy = match self {
+            Adapter::Hardware => {
+                "install the vendor's driver with its part for Vulkan, or use the device \"cpu\""
+            }
+            Adapter::Software => {
+                "install the packages mesa-vulkan-drivers and libvulkan1, as make test does where it may"
+            }
+        };
+        NoDevice { adapter: self, reason, remedy }
     }
 
     fn is(self, info: &wgpu::AdapterInfo) -> bool {

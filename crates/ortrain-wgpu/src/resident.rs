@@ -199,17 +199,19 @@ fn range(buffer: &wgpu::Buffer, start: usize, len: usize) -> wgpu::BindingResour
 
 fn write(device: &Device, copied: &Copied, from: &Memory) {
     if copied.bytes > 0 {
-        let mut bytes = from.to_vec(0, copied.bytes);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        device.queue.write_buffer(&copied.buffer, 0, &bytes);
+        send(device, &copied.buffer, from.to_vec(0, copied.bytes));
     }
 }
 
 /// A buffer that holds bytes.
 fn uploaded(device: &Device, bytes: &[u8]) -> wgpu::Buffer {
     let buffer = device.buffer(bytes.len());
-    let mut whole = bytes.to_vec();
-    whole.resize(bytes.len().next_multiple_of(4), 0);
-    device.queue.write_buffer(&buffer, 0, &whole);
+    send(device, &buffer, bytes.to_vec());
     buffer
+}
+
+/// Writes bytes to the beginning of a buffer: whole words, the last one filled with zeros.
+fn send(device: &Device, buffer: &wgpu::Buffer, mut bytes: Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    device.queue.write_buffer(buffer, 0, &bytes);
 }
