@@ -30,10 +30,11 @@ pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
         let (c1, c2) = corrections(u);
         // The root of the second divisor goes to numbers of the whole tensor: an element is divided once.
         let share = c2.sqrt();
-        let adam = first * (share / c1) / (second.sqrt() + u.setting("epsilon") * share);
-        let direction = u.setting("lambda") * u.parameter + adam;
-        // With a second moment below zero, or that is no number, the direction is none.
-        let usable = direction.is_finite().and(second.below(f64::INFINITY));
+        let root = second.sqrt() + u.setting("epsilon") * share;
+        let direction = u.setting("lambda") * u.parameter + first * (share / c1) / root;
+        // With a second moment below zero, or that is no number, the direction is none; with one that is infinite the root is
+        // infinite. A finite root is far too small to make a finite direction infinite.
+        let usable = (direction + root).is_finite();
         for (name, value) in [("Moment_1", first), ("Moment_2", second)] {
             u.keep(name, usable.choose(value, u.slot(name)));
         }
