@@ -1,7 +1,15 @@
 //! From buffers to addresses.
 
-use ortrain_program::{Bindings, BufferId, Place, Program, Workspace};
+use ortrain_program::{Bindings, BufferId, HostMemory, Memory, Place, Program, Workspace};
 use smallvec::SmallVec;
+
+/// Memory that a run of this backend was given.
+///
+/// # Panics
+/// When it lies on a device: whoever moves a state checks its backend.
+pub(crate) fn on_host(memory: &Memory) -> &HostMemory {
+    memory.host().expect("programs of the CPU run on memory of this process")
+}
 
 /// The addresses of an instruction's buffers. Instructions of more buffers than this cost an allocation.
 pub(crate) type Bases = SmallVec<[*mut u8; 64]>;
@@ -34,7 +42,7 @@ impl<'a> Addresses<'a> {
                 return self.program.constants[number].data().as_ptr().cast_mut();
             }
         };
-        memory.as_ptr().wrapping_add(offset)
+        on_host(memory).as_ptr().wrapping_add(offset)
     }
 
     pub(crate) fn all(&self, ids: impl IntoIterator<Item = BufferId>) -> Bases {

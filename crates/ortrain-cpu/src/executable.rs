@@ -16,8 +16,8 @@ use ortrain_program::{
     Workspace,
 };
 
-use crate::addresses::Addresses;
-use crate::{claim, settle};
+use crate::addresses::{Addresses, on_host};
+use crate::claim;
 
 /// An instruction, compiled.
 #[derive(Debug)]
@@ -196,7 +196,7 @@ impl CpuExecutable {
         watch: &mut Watch,
     ) -> Result<(), RunError> {
         let addresses = Addresses::new(&self.program, bindings, work);
-        let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
+        let scratch = Scratch::new(on_host(work.scratch()).as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
         for index in places {
             let (scheduled, kernel) = (&self.program.instructions[index], &self.kernels[index]);
@@ -284,10 +284,6 @@ impl Executable for CpuExecutable {
         self.scratch
     }
 
-    fn settle(&self, work: &Workspace) {
-        [work.arena(), work.scratch()].into_iter().for_each(settle);
-    }
-
     fn run_observed(
         &self,
         bindings: &Bindings<'_>,
@@ -299,11 +295,9 @@ impl Executable for CpuExecutable {
     ) -> Result<(), RunError> {
         let places = self.program.part(part)?;
         self.program.check_bindings(bindings, part)?;
-        if work.reserve(self.program.work_bytes, self.scratch)? {
-            self.settle(work);
-        }
+        work.reserve(self.program.work_bytes, self.scratch)?;
         if part != Part::Before {
-            self.written.iter().for_each(|&plane| claim(bindings.planes[plane]));
+            self.written.iter().for_each(|&plane| claim(on_host(bindings.planes[plane])));
         }
         let mut watch = work.watch();
         let outcome = self.execute(bindings, work, (entry, places), scalars, observer, &mut watch);

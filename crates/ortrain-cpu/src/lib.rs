@@ -9,11 +9,11 @@ mod executable;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use ortrain_kernels::UnknownIsa;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
-pub use ortrain_kernels::{Limits, UnknownIsa};
 use ortrain_program::{
-    Backend, Bf16Fallback, Executable, Memory, Precision, Program, Target, UnsupportedOnBackend,
-    UnsupportedPrecision,
+    Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision, Program, Target,
+    UnsupportedOnBackend, UnsupportedPrecision,
 };
 
 /// The backend that runs programs on the CPU.
@@ -44,22 +44,6 @@ impl Cpu {
         Pool::global().set_num_threads(threads);
     }
 
-    /// What this machine can do at most, measured now, on the threads that runs use. Takes less than 0.3 s and asks for
-    /// 192 MiB of memory, which it gives back.
-    #[must_use]
-    pub fn limits(&self) -> Limits {
-        Limits::measure(self.isa, Pool::global())
-    }
-
-    /// Operations per second that a unit, by its name, can do at most on bfloat16, measured now as [`Cpu::limits`] are;
-    /// `None` where it has no rate of its own.
-    #[must_use]
-    pub fn bf16_flops(unit: &str) -> Option<f64> {
-        const PATIENCE: Duration = Duration::from_millis(40);
-        let unit = Bf16Unit::available().into_iter().find(|known| known.name() == unit)?;
-        limits::bf16_flops(unit, Pool::global(), PATIENCE)
-    }
-
     /// How many threads runs of this process use, the caller's included.
     #[must_use]
     pub fn num_threads() -> usize {
@@ -67,17 +51,23 @@ impl Cpu {
     }
 }
 
-/// Makes memory quicker to touch for the first time, if it is large: asks the system for large pages. To be called before
-/// anything is written there; contents stay as they are.
-pub fn settle(memory: &Memory) {
-    prefer_large_pages(memory.as_ptr(), memory.len());
+/// Memory of this process, all zero, which can grow to `room` bytes: of large pages, if there is enough of it. They are quicker
+/// to touch for the first time.
+///
+/// # Errors
+/// When the system does not give that much.
+pub fn allocate(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
+    let memory = HostMemory::with_room(bytes, room)?;
+    prefer_large_pages(memory.as_ptr(), bytes);
+    Ok(memory)
 }
 
 /// Bytes that a thread touches at a time: a large page.
 const PIECE: usize = 2 << 20;
 
-/// Has every page of memory that is going to be written given by the system, once, on all threads: see [`Memory::touch`].
-pub fn claim(memory: &Memory) {
+/// Has every page of memory that is going to be written given by the system, once, on all threads: see
+/// [`HostMemory::touch`].
+pub fn claim(memory: &HostMemory) {
     if memory.claim() {
         let bytes = memory.len();
         Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &|piece, _| {
@@ -130,6 +120,27 @@ impl Backend for Cpu {
 
     fn target(&self) -> Target {
         Target::CPU
+    }
+
+    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, OutOfMemory> {
+        allocate(bytes, room).map(Memory::Host)
+    }
+
+    fn grow(&self, memory: &mut Memory, bytes: usize) -> bool {
+        let grows = memory.grow(bytes);
+        if let (true, Memory::Host(memory)) = (grows, memory) {
+            prefer_large_pages(memory.as_ptr(), memory.len());
+        }
+        grows
+    }
+
+    /// On the threads that runs use. Takes less than 0.3 s and asks for 192 MiB of memory, which it gives back.
+    fn limits(&self) -> Option<Limits> {
+        const PATIENCE: Duration = Duration::from_millis(40);
+        let pool = Pool::global();
+        let ortrain_kernels::Limits { flops, bandwidth } = ortrain_kernels::Limits::measure(self.isa, pool);
+        let of_unit = self.bf16.and_then(|unit| limits::bf16_flops(unit, pool, PATIENCE));
+        Some(Limits { flops, product_flops: of_unit.unwrap_or(flops), bandwidth })
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {

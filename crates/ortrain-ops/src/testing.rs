@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Bindings, Entry, Given, Memory, Reference, RunError, Runner, Scalars, Schedule, Workspace,
+    Bindings, Entry, Given, Memory, Reference, RunError, Runner, Scalars, Schedule, Turn, Workspace,
 };
 
 use crate::passes::differentiate::backpropagate;
@@ -119,6 +119,7 @@ pub(crate) fn run_specialised(
     scalars: Scalars,
 ) -> Result<(Arc<Schedule>, Vec<Tensor>), Failure> {
     let schedule = specialiser.schedule(inputs)?.schedule().clone();
+    let mut work = Workspace::new(Arc::new(Reference));
     let runner =
         Runner::new(Arc::new(Reference), schedule.clone()).expect("the reference runs every instruction");
     let given: Vec<Given<'_>> = inputs
@@ -128,17 +129,15 @@ pub(crate) fn run_specialised(
     let mut results: Vec<Option<Tensor>> = vec![None; specialiser.graph().outputs.len()];
     runner
         .run(
-            &Bindings { planes },
-            &mut Workspace::new(),
-            Entry::Overwrite,
-            scalars,
+            Turn::new(&Bindings { planes }, &mut work, Entry::Overwrite, scalars),
             &given,
             &mut |k, dtype, dims, value| {
                 let len = ortrain_graph::byte_length(dtype, dims).expect("it was run");
                 let mut bytes = vec![0; len];
-                value.copy_to(&mut bytes);
+                value.copy_to(&mut bytes)?;
                 results[k] =
                     Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is right"));
+                Ok(())
             },
         )
         .map_err(Failure::Run)?;

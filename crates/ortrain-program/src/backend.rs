@@ -12,7 +12,16 @@ use rustc_hash::FxHashSet;
 use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
-use crate::{Bindings, Buffer, Entry, Interrupt, Memory, OutOfMemory, Part, Program, RunError, is_work};
+use crate::{
+    Buffer, DeviceError, Entry, HostMemory, Interrupt, Memory, OutOfMemory, Part, Program, RunError, is_work,
+};
+
+/// The planes a program runs on: index `k` is [`crate::PlaneId`] `k`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bindings<'a> {
+    /// The planes.
+    pub planes: &'a [&'a Memory],
+}
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +36,7 @@ pub struct Scalars {
 /// after the other; it grows to the largest of them.
 #[derive(Debug)]
 pub struct Workspace {
+    backend: Arc<dyn Backend>,
     arena: Memory,
     scratch: Memory,
     /// Most bytes that a run may take, with those that are held elsewhere.
@@ -50,31 +60,26 @@ pub const MOST_GROWN: usize = 64 << 20;
 /// There is no more room than is needed on systems that count addresses as memory.
 const ROOM: usize = if cfg!(unix) { 4 } else { 1 };
 
-impl Default for Workspace {
-    fn default() -> Workspace {
-        Workspace {
-            arena: Memory::new(0),
-            scratch: Memory::new(0),
-            limit: None,
-            held: 0,
-            iterations: ITERATION_LIMIT,
-            watch: Watch::default(),
-        }
-    }
-}
-
 impl Workspace {
-    /// Nothing yet, and no limit.
+    /// Nothing yet, for programs of a backend; and no limit.
     #[must_use]
-    pub fn new() -> Workspace {
-        Workspace::default()
+    pub fn new(backend: Arc<dyn Backend>) -> Workspace {
+        Workspace::limited(backend, None, 0)
     }
 
     /// Nothing yet. A run of more than `limit` bytes will be refused, `held` bytes (parameters and gradients) counted
     /// with it.
     #[must_use]
-    pub fn limited(limit: Option<usize>, held: usize) -> Workspace {
-        Workspace { limit, held, ..Workspace::default() }
+    pub fn limited(backend: Arc<dyn Backend>, limit: Option<usize>, held: usize) -> Workspace {
+        Workspace {
+            backend,
+            arena: Memory::new(0),
+            scratch: Memory::new(0),
+            limit,
+            held,
+            iterations: ITERATION_LIMIT,
+            watch: Watch::default(),
+        }
     }
 
     /// Sets the bytes that its owner holds beside it now: see [`Workspace::limited`].
@@ -120,8 +125,8 @@ impl Workspace {
     }
 
     /// Called when a run ends: puts planes back as they were if it broke off.
-    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) {
-        self.watch.end(bindings, broke_off);
+    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
+        self.watch.end(bindings, broke_off)
     }
 
     /// Who may end a run early, to be asked between two instructions; [`Workspace::watch_again`] takes it back.
@@ -151,26 +156,21 @@ impl Workspace {
         self.check_need(need, Vec::new)
     }
 
-    /// Makes room; allocates only if there is less than asked for. Returns whether there is more memory than before. What the
-    /// memory held is lost where it had to move.
+    /// Makes room; allocates only if there is less than asked for. What the memory held is lost where it had to move.
     ///
     /// # Errors
     /// When the system does not give that much.
-    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<bool, OutOfMemory> {
-        let mut new = false;
+    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), OutOfMemory> {
         for (memory, bytes) in [(&mut self.arena, arena), (&mut self.scratch, scratch)] {
-            if memory.len() >= bytes {
-                continue;
-            }
-            new = true;
-            if !memory.grow(bytes) {
+            if memory.len() < bytes && !self.backend.grow(memory, bytes) {
                 // The old one goes before the new one comes. Room is worth no error.
                 *memory = Memory::new(0);
                 let room = bytes.saturating_mul(ROOM);
-                *memory = Memory::with_room(bytes, room).or_else(|_| Memory::try_new(bytes))?;
+                let allocate = |room| self.backend.allocate(bytes, room);
+                *memory = allocate(room).or_else(|_| allocate(bytes))?;
             }
         }
-        Ok(new)
+        Ok(())
     }
 
     /// What a run of a program takes. `between` is what lies between the segments of its schedule.
@@ -201,11 +201,11 @@ impl Workspace {
         }
     }
 
-    /// Makes room for a run of a program, if it is within the limit. Whether memory is new, as [`Workspace::reserve`].
+    /// Makes room for a run of a program, if it is within the limit.
     ///
     /// # Errors
     /// [`RunError::OverLimit`] before anything is allocated, or [`RunError::Memory`].
-    pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<bool, RunError> {
+    pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
         self.check(program, scratch, between)?;
         let need = self.need(program, scratch, between);
         let (work, own) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
@@ -214,6 +214,12 @@ impl Workspace {
             (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
         }
         Ok(self.reserve(need.work, need.scratch)?)
+    }
+
+    /// Where its memory comes from.
+    #[must_use]
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
     }
 
     /// Where the program's inputs, values and outputs lie.
@@ -303,10 +309,56 @@ pub struct UnsupportedPrecision {
     pub reason: String,
 }
 
+/// What a machine can do at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Floating-point operations per second in f32 (a multiplication and an addition are two), from registers.
+    pub flops: f64,
+    /// The same of products in the precision that a backend was made for.
+    pub product_flops: f64,
+    /// Bytes per second that a loop of two loads and a store moves to and from memory beyond the caches.
+    pub bandwidth: f64,
+}
+
+impl Limits {
+    /// The least seconds in which so much work can be done: the longer of computing and of moving bytes.
+    #[must_use]
+    pub fn seconds(&self, flops: f64, bytes: f64) -> f64 {
+        (flops / self.flops).max(bytes / self.bandwidth)
+    }
+}
+
+/// The name of the device whose memory is that of this process.
+pub const HOST: &str = "cpu";
+
 /// Something that runs programs.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Its name, as users write it.
     fn name(&self) -> &'static str;
+
+    /// The device that planes and workspaces lie on.
+    fn device(&self) -> &str {
+        HOST
+    }
+
+    /// Memory of that device, all zero, which can grow to `room` bytes where it lies, if the device knows such memory.
+    ///
+    /// # Errors
+    /// When the device does not give that much.
+    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, OutOfMemory> {
+        HostMemory::with_room(bytes, room).map(Memory::Host)
+    }
+
+    /// Makes memory of that device at least `bytes` bytes long where it lies: what is there stays, what comes to it is zero.
+    /// Returns false, and changes nothing, if there is no room.
+    fn grow(&self, memory: &mut Memory, bytes: usize) -> bool {
+        memory.grow(bytes)
+    }
+
+    /// What the machine can do at most, measured now; `None` where that is not known.
+    fn limits(&self) -> Option<Limits> {
+        None
+    }
 
     /// This backend for programs of a precision, with what the machine has and `fallback` allows.
     ///
@@ -338,9 +390,6 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
 
     /// How many bytes of scratch a run needs.
     fn scratch_bytes(&self) -> usize;
-
-    /// Prepares a workspace that has more memory than before, before anything is written to it.
-    fn settle(&self, _work: &Workspace) {}
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,
     /// what it takes is there before, and what it gives afterwards. The workspace has been made large enough. An observer is
@@ -435,7 +484,8 @@ impl Program {
             let Some(memory) = memory.filter(|_| found >= used.bytes) else {
                 return Err(RunError::Plane { plane, needed: used.bytes, found });
             };
-            if memory.is_lent() && !used.fits(memory.as_ptr().addr()) {
+            let Some(memory) = memory.host().filter(|memory| memory.is_lent()) else { continue };
+            if !used.fits(memory.as_ptr().addr()) {
                 return Err(RunError::Unaligned { plane });
             }
             if used.is_written && memory.is_read_only() {

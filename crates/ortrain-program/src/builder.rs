@@ -6,9 +6,9 @@ use ortrain_expr::{DType, Precision};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
+use crate::ALIGNMENT;
 use crate::draft::Draft;
 use crate::error::ProgramError;
-use crate::memory::ALIGNMENT;
 use crate::operand::only_moves;
 use crate::passes::{self, PassLog};
 use crate::target::Target;

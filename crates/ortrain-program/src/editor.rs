@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use crate::align;
 use crate::buffer::{Buffer, BufferId, BufferIds, distinct, flags, is_work};
 use crate::draft::Draft;
 use crate::entries::Entries;
 use crate::instruction::Instruction;
 use crate::liveness::AliveTree;
-use crate::memory::align;
 use crate::operand::{Load, Nest, written_by};
 use crate::rewrite::splice::with_results;
 use crate::scheduled::ScheduledInstruction;

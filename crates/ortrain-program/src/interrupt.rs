@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use crate::{Bindings, Place, Program, RunError};
+use crate::{Bindings, DeviceError, Place, Program, RunError};
 
 /// Time between two questions.
 const PERIOD: Duration = Duration::from_millis(80);
@@ -75,11 +75,13 @@ impl Marks {
     /// Called before the instruction at a place runs.
     ///
     /// # Errors
-    /// [`RunError::Interrupted`].
+    /// [`RunError::Interrupted`], and [`RunError::Device`].
     pub fn before(&self, at: usize, bindings: &Bindings<'_>, watch: &mut Watch) -> Result<(), RunError> {
         let Mark { ticks, writes } = &self.0[at];
         watch.check(*ticks)?;
-        writes.iter().for_each(|(plane, bytes)| watch.before_write(bindings, *plane, bytes.clone()));
+        for (plane, bytes) in writes {
+            watch.before_write(bindings, *plane, bytes.clone())?;
+        }
         Ok(())
     }
 }
@@ -129,19 +131,20 @@ impl Watch {
         self.start = self.interrupt.is_some().then(Instant::now);
     }
 
-    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) {
+    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
         let kept = std::mem::take(&mut self.kept);
         let disposable = std::mem::take(&mut self.disposable);
         self.start = None;
         if !broke_off || self.committed {
-            return;
+            return Ok(());
         }
         for Kept { plane, from, len, bytes } in kept.into_iter().rev() {
-            bindings.planes[plane].write(from, &bytes.unwrap_or_else(|| vec![0; len]));
+            bindings.planes[plane].write(from, &bytes.unwrap_or_else(|| vec![0; len]))?;
         }
-        if self.disposed {
-            disposable.for_each(|plane| bindings.planes[plane].clear());
+        for plane in disposable.filter(|_| self.disposed) {
+            bindings.planes[plane].clear()?;
         }
+        Ok(())
     }
 
     pub(crate) fn check(&mut self, ticks: u32) -> Result<(), RunError> {
@@ -160,23 +163,29 @@ impl Watch {
         if !first && (interrupt.0)() { Err(RunError::Interrupted) } else { Ok(()) }
     }
 
-    pub(crate) fn before_write(&mut self, bindings: &Bindings<'_>, plane: usize, bytes: Range<usize>) {
-        let Some(start) = self.start.filter(|_| !self.committed) else { return };
+    pub(crate) fn before_write(
+        &mut self,
+        bindings: &Bindings<'_>,
+        plane: usize,
+        bytes: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let Some(start) = self.start.filter(|_| !self.committed) else { return Ok(()) };
         if self.disposable.contains(&plane) {
             self.disposed = true;
-            return;
+            return Ok(());
         }
         let all = self.kept_bytes.saturating_add(bytes.len());
         if self.kept.is_empty() && start.elapsed() < SHORT || self.room.is_some_and(|room| all > room) {
             self.committed = true;
             self.kept = Vec::new();
-            return;
+            return Ok(());
         }
-        let before = bindings.planes[plane].to_vec(bytes.start, bytes.len());
+        let before = bindings.planes[plane].to_vec(bytes.start, bytes.len())?;
         let is_zero = before.iter().all(|&byte| byte == 0);
         self.kept_bytes += if is_zero { 0 } else { before.len() };
         let (from, len, bytes) = (bytes.start, bytes.len(), (!is_zero).then_some(before));
         self.kept.push(Kept { plane, from, len, bytes });
+        Ok(())
     }
 }
 
@@ -219,28 +228,28 @@ mod tests {
     fn what_was_written_is_put_back() {
         let (mut watch, flag) = watch();
         let planes = [Memory::new(64), Memory::new(64)];
-        planes[0].write(0, &[7; 32]);
-        planes[1].write(0, &[9; 64]);
+        planes[0].write(0, &[7; 32]).unwrap();
+        planes[1].write(0, &[9; 64]).unwrap();
         let bindings = Bindings { planes: &[&planes[0], &planes[1]] };
         watch.begin(None);
         watch.start = Some(Instant::now() - SHORT);
         watch.disposable = 1..2;
         for (plane, range) in [(0, 0..16), (0, 8..40), (0, 40..64), (1, 0..8)] {
-            watch.before_write(&bindings, plane, range.clone());
-            planes[plane].write(range.start, &vec![1; range.len()]);
+            watch.before_write(&bindings, plane, range.clone()).unwrap();
+            planes[plane].write(range.start, &vec![1; range.len()]).unwrap();
         }
         assert_eq!(watch.kept_bytes, 16 + 32, "zeros are not kept");
         flag.store(true, Ordering::Relaxed);
         assert_eq!(wait(&mut watch), Err(RunError::Interrupted));
-        watch.end(&bindings, true);
-        assert_eq!(planes[0].to_vec(0, 64), [[7; 32], [0; 32]].concat());
-        assert_eq!(planes[1].to_vec(0, 64), [0; 64], "what nobody needs is zero");
+        watch.end(&bindings, true).unwrap();
+        assert_eq!(planes[0].to_vec(0, 64).unwrap(), [[7; 32], [0; 32]].concat());
+        assert_eq!(planes[1].to_vec(0, 64).unwrap(), [0; 64], "what nobody needs is zero");
     }
 
     #[test]
     fn what_cannot_be_put_back_is_finished() {
         let plane = Memory::new(64);
-        plane.write(0, &[7; 64]);
+        plane.write(0, &[7; 64]).unwrap();
         let bindings = Bindings { planes: &[&plane] };
         // A run that is short, and one that may not keep as much.
         for (seconds, room) in [(0, None), (1, Some(63))] {
@@ -248,10 +257,10 @@ mod tests {
             flag.store(true, Ordering::Relaxed);
             watch.begin(room);
             watch.start = watch.start.map(|start| start - Duration::from_secs(seconds));
-            watch.before_write(&bindings, 0, 0..64);
+            watch.before_write(&bindings, 0, 0..64).unwrap();
             assert!(watch.committed);
             assert_eq!(wait(&mut watch), Ok(()));
-            watch.end(&bindings, false);
+            watch.end(&bindings, false).unwrap();
             watch.begin(None);
             assert!(!watch.committed);
         }

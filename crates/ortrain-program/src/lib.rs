@@ -19,7 +19,6 @@ mod instruction;
 mod instructions;
 mod interrupt;
 mod liveness;
-mod memory;
 mod operand;
 mod passes;
 mod program;
@@ -37,8 +36,8 @@ mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, MOST_GROWN, Observer, Scalars,
-    UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
+    Backend, Bf16Fallback, Bindings, Copied, Executable, HOST, ITERATION_LIMIT, Limits, MOST_GROWN, Observer,
+    Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub(crate) use buffer::is_work;
 pub use buffer::{Buffer, BufferId, BufferIds, Place, PlaneId};
@@ -51,9 +50,11 @@ pub use instructions::{
     Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, ScatterAdd, Window, WindowIndex,
 };
 pub use interrupt::{Interrupt, Marks, Watch};
-pub use memory::{ALIGNMENT, Bindings, LentMemory, Memory, OutOfMemory, align};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
+pub use ortrain_memory::{
+    ALIGNMENT, DeviceError, DeviceMemory, HostMemory, LentMemory, Memory, OutOfMemory, align,
+};
 pub use passes::{PASSES, Pass, PassLog, PassRecord};
 pub use program::{Part, PlaneUse, Program};
 pub use reference::Reference;
@@ -65,4 +66,4 @@ pub use schedule::{
 };
 pub use scheduled::ScheduledInstruction;
 pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};
-pub use turn::Delivered;
+pub use turn::{Delivered, Turn};

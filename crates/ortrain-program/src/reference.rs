@@ -83,7 +83,7 @@ impl Executable for ReferenceExecutable {
                 && let Some(memory) = bindings.planes.get(plane.0 as usize)
                 && memory.len() >= offset + buffer.bytes()
             {
-                run.buffers[k] = Scalar::read_all(buffer.dtype, &memory.to_vec(offset, buffer.bytes()));
+                run.buffers[k] = Scalar::read_all(buffer.dtype, &memory.to_vec(offset, buffer.bytes())?);
             }
         }
         let (before, after) = touched(program, part);
@@ -91,7 +91,7 @@ impl Executable for ReferenceExecutable {
             let buffer = program.buffer(input);
             if let Place::Work(offset) = buffer.place {
                 run.buffers[input.0 as usize] =
-                    Scalar::read_all(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
+                    Scalar::read_all(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes())?);
             }
         }
         let mut watch = work.watch();
@@ -107,8 +107,8 @@ impl Executable for ReferenceExecutable {
             let buffer = program.buffer(id);
             let bytes = Scalar::to_bytes(buffer.dtype, &run.buffers[id.0 as usize]);
             match buffer.place {
-                Place::Work(offset) => work.arena().write(offset, &bytes),
-                Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].write(offset, &bytes),
+                Place::Work(offset) => work.arena().write(offset, &bytes)?,
+                Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].write(offset, &bytes)?,
                 Place::Constant(_) => {}
             }
         }

@@ -210,16 +210,17 @@ impl<'a> Stack<'a> {
     }
 
     /// Puts the value of the next iteration into the room that was made.
-    fn push(&mut self, value: Delivered<'_>) {
+    fn push(&mut self, value: Delivered<'_>) -> Result<(), RunError> {
         let (outer, part) = self.around;
         // Where the end is not known, it grows along the first axis.
         let count = self.total.unwrap_or(self.done + 1);
         let at = self.total.map_or(self.done, |total| self.spec.along.position(self.done, total));
         for k in 0..outer {
             let to = (k * count as usize + at as usize) * part;
-            value.copy_part(k * part, &mut self.data[to..to + part]);
+            value.copy_part(k * part, &mut self.data[to..to + part])?;
         }
         self.done += 1;
+        Ok(())
     }
 
     fn finish(self) -> Result<Tensor, Failure> {
@@ -300,8 +301,8 @@ impl<B> Repeat<B> {
         turn.work.check_between(turn.between.saturating_add(bytes))?;
         let mut memories = Vec::with_capacity(fixed.len());
         for tensor in fixed {
-            let memory = Memory::try_new(tensor.data().len())?;
-            memory.write(0, tensor.data());
+            let memory = turn.work.backend().allocate(tensor.data().len(), 0)?;
+            memory.write(0, tensor.data())?;
             memories.push(memory);
         }
         let nothing = Memory::new(0);
@@ -467,12 +468,14 @@ impl Iterations<'_> {
         let (condition, outputs) = program.outputs.split_at(self.lead);
         let (carried, collected) = outputs.split_at(self.carried.len());
         let mut holds = [1];
-        condition.iter().for_each(|&id| turn.result(program, id).copy_to(&mut holds));
+        for &id in condition {
+            turn.result(program, id).copy_to(&mut holds).map_err(RunError::from)?;
+        }
         self.holds = holds != [0];
         let start = turn.start();
         let mut copied = 0;
         for (&id, buffer) in carried.iter().zip(&mut buffers[self.lead..]) {
-            turn.result(program, id).copy_to(buffer);
+            turn.result(program, id).copy_to(buffer).map_err(RunError::from)?;
             copied += buffer.len();
         }
         let first = self.lead + carried.len();
@@ -480,7 +483,7 @@ impl Iterations<'_> {
             let Some((dtype, dims)) = self.body.output_type(first + k) else { continue };
             copied += program.buffer(id).bytes();
             stack.make_room(turn, (*dtype, dims))?;
-            stack.push(turn.result(program, id));
+            stack.push(turn.result(program, id))?;
         }
         turn.copied(Copied::Outputs, copied, start);
         Ok(())
@@ -527,7 +530,7 @@ impl Iterations<'_> {
         }
         for (tensor, stack) in results.zip(&mut self.stacks) {
             stack.make_room(turn, (tensor.dtype(), tensor.dims()))?;
-            stack.push(Delivered::Tensor(&tensor));
+            stack.push(Delivered::Tensor(&tensor))?;
         }
         Ok(())
     }

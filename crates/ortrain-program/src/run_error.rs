@@ -4,8 +4,8 @@ use std::fmt;
 
 use ortrain_expr::{DType, OutOfRange, index_of};
 
-use crate::memory::OutOfMemory;
 use crate::scheduled::ScheduledInstruction;
+use crate::{DeviceError, OutOfMemory};
 
 /// What a run takes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,6 +148,9 @@ pub enum RunError {
     /// The memory that the plan asks for is not there.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
     Memory(#[from] OutOfMemory),
+    /// The device of planes and values failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The plan asks for more memory than the run may take. Nothing was allocated.
     #[error("{0}")]
     OverLimit(Box<OverLimit>),

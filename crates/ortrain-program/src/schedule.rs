@@ -11,8 +11,8 @@ use ortrain_graph::Tensor;
 use crate::repeat::{self, Repeated};
 use crate::turn::Turn;
 use crate::{
-    Backend, Bindings, Copied, Delivered, Entry, Executable, MemoryNeed, Observer, Part, PlaneId, Program,
-    RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, Part, PlaneId, Program,
+    RunError, UnsupportedOnBackend, Workspace,
 };
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
@@ -358,8 +358,8 @@ impl<'a> From<&'a Tensor> for Given<'a> {
     }
 }
 
-/// Takes the results of a run: position, element type, shape, elements.
-pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) + 'a;
+/// Takes the results of a run: position, element type, shape, elements. An error of its ends the run.
+pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) -> Result<(), DeviceError> + 'a;
 
 /// What a run keeps while its caller has taken over: see [`Runner::run_before`].
 #[derive(Debug, Default)]
@@ -388,10 +388,11 @@ fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
 }
 
 /// Hands tensors to the caller.
-fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) {
+fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunError> {
     for (k, tensor) in results.iter().enumerate() {
-        deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
+        deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor))?;
     }
+    Ok(())
 }
 
 /// A schedule prepared for a backend.
@@ -552,41 +553,15 @@ impl Runner {
     /// When the number or the sizes of the given values are not those the schedule was made for.
     pub fn run(
         &self,
-        bindings: &Bindings<'_>,
-        work: &mut Workspace,
-        entry: Entry,
-        scalars: Scalars,
+        mut turn: Turn<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        self.run_observed(bindings, work, entry, scalars, None, given, deliver)
-    }
-
-    /// Runs an entry as [`Runner::run`] does, and tells an observer of everything that it does.
-    ///
-    /// # Errors
-    /// As [`Runner::run`].
-    ///
-    /// # Panics
-    /// As [`Runner::run`].
-    pub fn run_observed<'a>(
-        &self,
-        bindings: &'a Bindings<'a>,
-        work: &'a mut Workspace,
-        entry: Entry,
-        scalars: Scalars,
-        observer: Option<&'a mut dyn Observer>,
-        given: &[Given<'_>],
-        deliver: &mut Deliver<'_>,
-    ) -> Result<(), RunError> {
-        let mut turn = Turn { bindings, work, entry, scalars, observer, between: 0 };
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
                 return self.run_single(turn, executable, Part::Whole, given, deliver);
             }
-            let results = self.run_tensors(turn, tensors_of(given))?;
-            deliver_all(&results, deliver);
-            Ok(())
+            deliver_all(&self.run_tensors(turn, tensors_of(given))?, deliver)
         })
     }
 
@@ -600,15 +575,11 @@ impl Runner {
     /// As [`Runner::run`].
     pub fn run_before(
         &self,
-        bindings: &Bindings<'_>,
-        work: &mut Workspace,
-        entry: Entry,
-        scalars: Scalars,
+        mut turn: Turn<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<Suspended, RunError> {
         let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
-        let mut turn = Turn { bindings, work, entry, scalars, observer: None, between: 0 };
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
                 self.run_single(turn, executable, Part::Before, given, deliver)?;
@@ -618,7 +589,7 @@ impl Runner {
             turn.between = given.iter().map(|tensor| tensor.data().len()).sum();
             let mut values = self.starting(given);
             self.run_segments(turn, &mut values, 0..self.hand_over()?)?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, &handed.given), deliver);
+            deliver_all(&self.fetch_all(turn.bindings, &values, &handed.given)?, deliver)?;
             Ok(Suspended { values, between: turn.between })
         })
     }
@@ -634,16 +605,13 @@ impl Runner {
     pub fn run_after(
         &self,
         suspended: Suspended,
-        bindings: &Bindings<'_>,
-        work: &mut Workspace,
-        entry: Entry,
-        scalars: Scalars,
+        mut turn: Turn<'_, '_>,
         taken: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
         let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
         let Suspended { mut values, between } = suspended;
-        let mut turn = Turn { bindings, work, entry, scalars, observer: None, between };
+        turn.between = between;
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
                 return self.run_single(turn, executable, Part::After, taken, deliver);
@@ -653,8 +621,7 @@ impl Runner {
                 values[slot.0 as usize] = Some(tensor);
             }
             self.run_segments(turn, &mut values, self.hand_over()? + 1..self.prepared.len())?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, &self.schedule.outputs), deliver);
-            Ok(())
+            deliver_all(&self.fetch_all(turn.bindings, &values, &self.schedule.outputs)?, deliver)
         })
     }
 
@@ -708,7 +675,7 @@ impl Runner {
         for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {
             let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
             bytes += program.buffer(id).bytes();
-            deliver(k, *dtype, dims, turn.result(program, id));
+            deliver(k, *dtype, dims, turn.result(program, id))?;
         }
         turn.copied(Copied::Outputs, bytes, start);
         Ok(())
@@ -720,7 +687,7 @@ impl Runner {
         let mut values = self.starting(given);
         self.run_segments(turn, &mut values, 0..self.prepared.len())?;
         turn.between = outside;
-        Ok(self.fetch_all(turn.bindings, &values, &self.schedule.outputs))
+        self.fetch_all(turn.bindings, &values, &self.schedule.outputs)
     }
 
     /// The values between segments before the first of these.
@@ -733,18 +700,23 @@ impl Runner {
     }
 
     /// Some of the values between segments; what lies in planes is read there.
-    fn fetch_all(&self, bindings: &Bindings<'_>, values: &[Option<Tensor>], slots: &[SlotId]) -> Vec<Tensor> {
-        let fetch = |&slot: &SlotId| -> Tensor {
+    fn fetch_all(
+        &self,
+        bindings: &Bindings<'_>,
+        values: &[Option<Tensor>],
+        slots: &[SlotId],
+    ) -> Result<Vec<Tensor>, RunError> {
+        let fetch = |&slot: &SlotId| -> Result<Tensor, RunError> {
             if let Some(tensor) = &values[slot.0 as usize] {
-                return tensor.clone();
+                return Ok(tensor.clone());
             }
             let spec = &self.schedule.slots[slot.0 as usize];
             let (Some((dtype, dims)), Some(place)) = (&spec.ty, spec.plane) else {
                 unreachable!("{:?} is made before it is used", spec.label)
             };
             let bytes = dims.iter().product::<usize>() * dtype.size();
-            let data = bindings.planes[place.plane.0 as usize].to_vec(place.offset, bytes);
-            Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors")
+            let data = bindings.planes[place.plane.0 as usize].to_vec(place.offset, bytes)?;
+            Ok(Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors"))
         };
         slots.iter().map(fetch).collect()
     }
@@ -769,7 +741,7 @@ impl Runner {
     ) -> Result<(), RunError> {
         for (node, prepared) in self.schedule.segments[places.clone()].iter().zip(&self.prepared[places]) {
             turn.work.check_interrupt(SEGMENT_TICKS)?;
-            let inputs = self.fetch_all(turn.bindings, values, &node.inputs);
+            let inputs = self.fetch_all(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?

@@ -5,8 +5,8 @@ use std::time::Instant;
 use ortrain_graph::Tensor;
 
 use crate::{
-    Bindings, BufferId, Copied, Entry, Executable, Memory, Observer, Part, Place, Program, RunError, Scalars,
-    Workspace,
+    Bindings, BufferId, Copied, DeviceError, Entry, Executable, Memory, Observer, Part, Place, Program,
+    RunError, Scalars, Workspace,
 };
 
 /// Bytes that are copied at once from memory to memory.
@@ -23,15 +23,21 @@ pub enum Delivered<'a> {
 
 impl Delivered<'_> {
     /// Copies the elements; `bytes` has their length.
-    pub fn copy_to(&self, bytes: &mut [u8]) {
-        self.copy_part(0, bytes);
+    ///
+    /// # Errors
+    /// When they lie on a device, and that fails.
+    pub fn copy_to(&self, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.copy_part(0, bytes)
     }
 
     /// Copies the elements, so many bytes, to the beginning of a memory that others may read and write.
     ///
+    /// # Errors
+    /// When one of both lies on a device, and that fails.
+    ///
     /// # Panics
     /// When they do not fit, or nobody may write there.
-    pub fn write_to(&self, memory: &Memory, bytes: usize) {
+    pub fn write_to(&self, memory: &Memory, bytes: usize) -> Result<(), DeviceError> {
         match self {
             Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
             Delivered::Memory(..) => {
@@ -39,24 +45,28 @@ impl Delivered<'_> {
                 let mut piece = [0; PIECE];
                 for from in (0..bytes).step_by(PIECE) {
                     let piece = &mut piece[..PIECE.min(bytes - from)];
-                    self.copy_part(from, piece);
-                    memory.write(from, piece);
+                    self.copy_part(from, piece)?;
+                    memory.write(from, piece)?;
                 }
+                Ok(())
             }
         }
     }
 
     /// Copies some of the bytes of the elements, from the given one on.
-    pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) {
+    pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         match self {
             Delivered::Memory(memory, offset) => memory.read(offset + from, bytes),
-            Delivered::Tensor(tensor) => bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]),
+            Delivered::Tensor(tensor) => {
+                bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]);
+                Ok(())
+            }
         }
     }
 }
 
-/// One run of a schedule.
-pub(crate) struct Turn<'a, 'o> {
+/// One run of a schedule: what it runs on.
+pub struct Turn<'a, 'o> {
     pub(crate) bindings: &'a Bindings<'a>,
     pub(crate) work: &'a mut Workspace,
     pub(crate) entry: Entry,
@@ -66,7 +76,23 @@ pub(crate) struct Turn<'a, 'o> {
     pub(crate) between: usize,
 }
 
-impl Turn<'_, '_> {
+impl<'a, 'o> Turn<'a, 'o> {
+    /// A run of an entry on planes, in the memory of a workspace.
+    pub fn new(
+        bindings: &'a Bindings<'a>,
+        work: &'a mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+    ) -> Turn<'a, 'o> {
+        Turn { bindings, work, entry, scalars, observer: None, between: 0 }
+    }
+
+    /// The same, and an observer is told of everything that it does.
+    #[must_use]
+    pub fn observed(self, observer: Option<&'o mut dyn Observer>) -> Turn<'a, 'o> {
+        Turn { observer, ..self }
+    }
+
     /// Runs something that is put back if it is broken off.
     pub(crate) fn guarded<T>(
         &mut self,
@@ -74,7 +100,7 @@ impl Turn<'_, '_> {
     ) -> Result<T, RunError> {
         self.work.begin();
         let outcome = run(self);
-        self.work.end(self.bindings, outcome.is_err());
+        self.work.end(self.bindings, outcome.is_err())?;
         outcome
     }
 
@@ -106,14 +132,14 @@ impl Turn<'_, '_> {
     ) -> Result<(), RunError> {
         let program = executable.program();
         // The second part finds in the workspace what the first one left there.
-        if part != Part::After && self.work.prepare(program, executable.scratch_bytes(), self.between)? {
-            executable.settle(self.work);
+        if part != Part::After {
+            self.work.prepare(program, executable.scratch_bytes(), self.between)?;
         }
         let start = self.start();
         let mut copied = 0;
         for (id, bytes) in taken {
             if let Place::Work(offset) = program.buffer(id).place {
-                self.work.arena().write(offset, bytes);
+                self.work.arena().write(offset, bytes)?;
                 copied += bytes.len();
             }
         }
@@ -142,15 +168,16 @@ impl Turn<'_, '_> {
         self.program(executable, inputs.iter().map(|tensor| &tensor.data()[..]))?;
         let start = self.start();
         let program = executable.program();
-        let result = |(&id, dims): (&BufferId, &Vec<usize>)| {
+        let result = |(&id, dims): (&BufferId, &Vec<usize>)| -> Result<Tensor, RunError> {
             let buffer = program.buffer(id);
             let data = match self.result(program, id) {
-                Delivered::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes()).into(),
+                Delivered::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes())?.into(),
                 Delivered::Tensor(tensor) => tensor.data().clone(),
             };
-            Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program")
+            Ok(Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program"))
         };
-        let results: Vec<Tensor> = program.outputs.iter().zip(shapes).map(result).collect();
+        let results: Vec<Tensor> =
+            program.outputs.iter().zip(shapes).map(result).collect::<Result<_, _>>()?;
         let bytes = results.iter().map(|tensor| tensor.data().len()).sum();
         self.copied(Copied::Outputs, bytes, start);
         Ok(results)

@@ -222,7 +222,7 @@ impl ClassicSession {
 
     /// The gradients that are summed so far for the next update, by weight.
     fn gathered(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.pass(py, |session| Ok(session.gathered())).map(values)
+        self.session.pass(py, |session| session.gathered()).map(values)
     }
 
     fn load_gathered(&self, py: Python<'_>, sums: HashMap<String, Py<OrtValue>>) -> PyResult<()> {

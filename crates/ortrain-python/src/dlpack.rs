@@ -16,7 +16,7 @@ use pyo3::{ffi, intern};
 
 use crate::error::{InvalidArgumentError, UnsupportedError};
 use crate::lent::{Area, with_interpreter};
-use crate::value::byte_length;
+use crate::value::{byte_length, on_host};
 
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -413,7 +413,7 @@ fn made<'py, M: Layout>(
     }
     let axes: Vec<i64> = dims.iter().map(|&size| size as i64).chain(strides).collect();
     let header = Header {
-        data: memory.as_ptr().cast(),
+        data: on_host(&memory)?.as_ptr().cast(),
         device: Device { kind: CPU, id: 0 },
         ndim: dims.len() as i32,
         kind: kind_of(dtype),

@@ -174,7 +174,7 @@ impl ForwardBackward {
         let live = py.detach(|| {
             let inputs: Vec<Given<'_>> = given(&inputs);
             self.0.forward(&Place::lent(&weights), &inputs, &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value);
+                results.take(at, dtype, dims, value)
             })
         });
         Ok((LiveForward(Mutex::new(live.map_err(raise)?)), results.values()))
@@ -209,9 +209,7 @@ impl ForwardBackward {
                 &mut pass,
                 &given(&gradients),
                 &Place::lent(&rooms),
-                &mut |at, dtype, dims, value| {
-                    results.take(at, dtype, dims, value);
-                },
+                &mut |at, dtype, dims, value| results.take(at, dtype, dims, value),
             )
         })
         .map_err(raise)?;
@@ -231,7 +229,7 @@ impl ForwardBackward {
         let mut results = Results::default();
         py.detach(|| {
             self.0.evaluate(&Place::lent(&weights), &given(&inputs), &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value);
+                results.take(at, dtype, dims, value)
             })
         })
         .map_err(raise)?;

@@ -113,7 +113,7 @@ impl Module {
         let inputs = tensors(&inputs)?;
         let options = ProfileOptions::default().steps(steps).warmup(warmup).training(training);
         let profile = self.with(py, |module, state| {
-            module.profile(state, &given(&inputs), options, &mut |_, _, _, _| {})
+            module.profile(state, &given(&inputs), options, &mut |_, _, _, _| Ok(()))
         })?;
         Ok(Profile(profile))
     }

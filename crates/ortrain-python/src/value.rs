@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ortrain::{Bytes, DType, Delivered, Destination, Dim, Given, Memory, ParameterView, Tensor, ValueInfo};
+use ortrain::{
+    Bytes, DType, Delivered, Destination, DeviceError, Dim, Given, HostMemory, Memory, ParameterView, Tensor,
+    ValueInfo,
+};
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -11,7 +14,7 @@ use pyo3::types::{PyByteArray, PyCapsule, PyDict, PyList, PyString, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
 
 use crate::dlpack;
-use crate::error::{InvalidArgumentError, UnsupportedError};
+use crate::error::{InvalidArgumentError, UnsupportedError, raise};
 use crate::lent::{area_at, area_of_array};
 use crate::vector::{DLPACK_DEVICE, OrtDevice};
 
@@ -118,7 +121,7 @@ impl OrtValue {
             .try_reserve_exact(len)
             .map_err(|_| PyMemoryError::new_err(format!("there is no room for a copy of {len} bytes")))?;
         bytes.resize(len, 0);
-        memory.read(0, &mut bytes);
+        memory.read(0, &mut bytes).map_err(failed)?;
         tensor_from(self.dtype, self.dims.clone(), bytes.into())
     }
 
@@ -130,7 +133,7 @@ impl OrtValue {
             Contents::Own(tensor) => tensor,
         };
         let memory = Arc::new(zeroed(tensor.data().len())?);
-        memory.write(0, tensor.data());
+        memory.write(0, tensor.data()).map_err(failed)?;
         *contents = Contents::Shared(memory.clone());
         Ok(memory)
     }
@@ -145,7 +148,7 @@ impl OrtValue {
 
     /// The address of the first element; 0 if there is none.
     pub(crate) fn address(&self) -> PyResult<usize> {
-        Ok(if self.bytes()? == 0 { 0 } else { self.memory()?.as_ptr() as usize })
+        Ok(if self.bytes()? == 0 { 0 } else { on_host(&*self.memory()?)?.as_ptr() as usize })
     }
 
     /// A DLPack capsule without a version, for everybody: booleans go as uint8, as onnxruntime gives them.
@@ -266,10 +269,9 @@ impl OrtValue {
         };
         let bytes = match memory {
             Err(bytes) => bytes,
-            Ok(memory) => PyByteArray::new_with(py, self.bytes()?, |bytes| {
-                memory.read(0, bytes);
-                Ok(())
-            })?,
+            Ok(memory) => {
+                PyByteArray::new_with(py, self.bytes()?, |bytes| memory.read(0, bytes).map_err(failed))?
+            }
         };
         NDARRAY.import(py, "numpy", "ndarray")?.call1((shape, numpy_type(py, self.dtype)?, bytes))
     }
@@ -395,7 +397,7 @@ impl OrtValue {
         let memory = match copy {
             Some(true) => {
                 let copy = zeroed(self.bytes()?)?;
-                copy.write(0, self.tensor()?.data());
+                copy.write(0, self.tensor()?.data()).map_err(failed)?;
                 Arc::new(copy)
             }
             Some(false) | None => self.memory()?,
@@ -424,13 +426,20 @@ pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
 pub(crate) struct Results(Vec<Option<Tensor>>);
 
 impl Results {
-    pub(crate) fn take(&mut self, at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>) {
+    pub(crate) fn take(
+        &mut self,
+        at: usize,
+        dtype: DType,
+        dims: &[usize],
+        value: Delivered<'_>,
+    ) -> Result<(), DeviceError> {
         let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        value.copy_to(&mut bytes);
+        value.copy_to(&mut bytes)?;
         if self.0.len() <= at {
             self.0.resize(at + 1, None);
         }
         self.0[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+        Ok(())
     }
 
     pub(crate) fn values(self) -> Vec<OrtValue> {
@@ -475,6 +484,20 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
 
 fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor> {
     Tensor::new(dtype, dims, bytes).map_err(|error| InvalidArgumentError::new_err(error.to_string()))
+}
+
+/// What a device that fails raises.
+fn failed(error: DeviceError) -> PyErr {
+    raise(error.into())
+}
+
+/// Memory that others are to reach by its address.
+pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
+    memory.host().ok_or_else(|| {
+        PyBufferError::new_err(
+            "the memory lies on a device, where this process has no address for it; take a copy",
+        )
+    })
 }
 
 /// Memory of our own.
@@ -768,7 +791,7 @@ impl Plane {
         };
         let order = if cfg!(target_endian = "little") { '<' } else { '>' };
         let order = if view.dtype.size() == 1 { '|' } else { order };
-        let address = view.memory.as_ptr() as usize + view.offset;
+        let address = on_host(&view.memory)?.as_ptr() as usize + view.offset;
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", PyTuple::new(py, &view.dims)?)?;
@@ -778,9 +801,17 @@ impl Plane {
     }
 }
 
-/// A live view of part of a plane; read-only for frozen parameters.
+/// A copy, for reading, of part of a plane that lies on a device.
+fn copied(part: &ParameterView) -> PyResult<ParameterView> {
+    let (tensor, memory) = (part.to_tensor().map_err(raise)?, zeroed(part.byte_len())?);
+    memory.write(0, tensor.data()).map_err(failed)?;
+    Ok(ParameterView { memory: Arc::new(memory), offset: 0, requires_grad: false, ..part.clone() })
+}
+
+/// A live view of part of a plane, read-only for frozen parameters; of one that lies on a device a copy, which is read-only.
 pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, PyAny>> {
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let part = if part.memory.host().is_some() { part } else { copied(&part)? };
     let dtype = part.dtype;
     let array = ASARRAY.import(py, "numpy", "asarray")?.call1((Plane(part),))?;
     match bfloat16(py) {

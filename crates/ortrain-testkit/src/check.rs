@@ -6,7 +6,7 @@ use ortrain_expr::{Mode, Precision, Scalar};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::{Definition, Registry, Role, Specialiser, passes};
 use ortrain_program::{
-    Backend, Bindings, Entry, Given, Program, Runner, Scalars, Schedule, Workspace, reference,
+    Backend, Bindings, Entry, Given, Program, Runner, Scalars, Schedule, Turn, Workspace, reference,
 };
 
 use crate::{Case, tolerance};
@@ -53,6 +53,7 @@ pub fn run_at(
     precision: Precision,
 ) -> Result<Vec<Tensor>, String> {
     let schedule = specialise(graph.clone(), inputs, precision)?;
+    let mut work = Workspace::new(backend.clone());
     let runner = Runner::new(backend, schedule).map_err(|error| error.to_string())?;
     let given: Vec<Given<'_>> = inputs
         .iter()
@@ -62,17 +63,15 @@ pub fn run_at(
     let bindings = Bindings { planes: &[] };
     runner
         .run(
-            &bindings,
-            &mut Workspace::new(),
-            Entry::Overwrite,
-            Scalars::default(),
+            Turn::new(&bindings, &mut work, Entry::Overwrite, Scalars::default()),
             &given,
             &mut |_, dtype, dims, value| {
                 let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-                value.copy_to(&mut bytes);
+                value.copy_to(&mut bytes)?;
                 results.push(
                     Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("shape and bytes belong together"),
                 );
+                Ok(())
             },
         )
         .map_err(|error| error.to_string())?;

@@ -5,6 +5,7 @@
 //! - [`check_backend`]: a backend against the reference evaluator.
 //! - [`check_standard`]: gradients against what they are in plain ONNX.
 //! - [`suites`]: functions of a backend that every backend's tests call.
+//! - [`Remote`]: a device whose memory hands out no pointer, and that fails when it shall.
 //! - [`programs`]: random programs, for fusion and the planner.
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod case;
 mod cases;
 mod check;
 pub mod programs;
+mod remote;
 pub mod suites;
 mod tables;
 pub mod tolerance;
@@ -25,3 +27,4 @@ pub use check::{
     check_backend, check_backend_at, check_gradient, check_gradient_after, check_second_order,
     check_standard, gradient_graph, program_at, run, run_at,
 };
+pub use remote::Remote;

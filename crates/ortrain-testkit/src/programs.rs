@@ -10,7 +10,7 @@ use ortrain_expr::{
 use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest, Operand,
-    Place, PlaneId, Program, ProgramBuilder, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
+    Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
 };
 
 /// `SplitMix64`.
@@ -885,6 +885,12 @@ impl RandomProgram {
     }
 }
 
+/// The reference evaluator as a backend.
+#[must_use]
+pub fn reference() -> Arc<dyn Backend> {
+    Arc::new(Reference)
+}
+
 /// The float32 numbers of a result of [`run_program`].
 pub fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
     bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
@@ -896,9 +902,15 @@ pub fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
 /// # Panics
 /// When the backend cannot run it.
 #[must_use]
-pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, entry: Entry) -> Vec<Vec<u8>> {
+pub fn run_program(
+    program: &Arc<Program>,
+    backend: &Arc<dyn Backend>,
+    seed: u64,
+    entry: Entry,
+) -> Vec<Vec<u8>> {
     let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(PLANE);
-    run_program_on(program, backend, seed, entry, &Memory::new(bytes))
+    let plane = backend.allocate(bytes, bytes).expect("a little memory");
+    run_program_on(program, backend, seed, entry, &plane)
 }
 
 /// The same on a plane that is there already, and is written over. Results are the same for planes of equal length.
@@ -908,7 +920,7 @@ pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, ent
 #[must_use]
 pub fn run_program_on(
     program: &Arc<Program>,
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     seed: u64,
     entry: Entry,
     plane: &Memory,
@@ -917,17 +929,18 @@ pub fn run_program_on(
     let mut floats =
         |bytes: usize| -> Vec<u8> { (0..bytes / 4).flat_map(|_| random.unit().to_le_bytes()).collect() };
     let bytes = plane.len();
-    plane.write(0, &floats(bytes));
+    const WORKS: &str = "the device works";
+    plane.write(0, &floats(bytes)).expect(WORKS);
     let executable = backend.compile(program.clone()).expect("every instruction can run");
-    let mut work = Workspace::new();
+    let mut work = Workspace::new(backend.clone());
     work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
     // What lies in the arena must not matter.
-    work.arena().write(0, &vec![0xa5; program.work_bytes]);
+    work.arena().write(0, &vec![0xa5; program.work_bytes]).expect(WORKS);
     for &id in &program.inputs {
         let buffer = program.buffer(id);
         let bytes = floats(buffer.bytes());
         if let Place::Work(offset) = buffer.place {
-            work.arena().write(offset, &bytes);
+            work.arena().write(offset, &bytes).expect(WORKS);
         }
     }
     executable
@@ -936,10 +949,10 @@ pub fn run_program_on(
     let read = |&id: &BufferId| {
         let buffer = program.buffer(id);
         match buffer.place {
-            Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()),
-            Place::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()),
+            Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()).expect(WORKS),
+            Place::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()).expect(WORKS),
             Place::Constant(number) => program.constants[number].data().to_vec(),
         }
     };
-    program.outputs.iter().map(read).chain([plane.to_vec(0, bytes)]).collect()
+    program.outputs.iter().map(read).chain([plane.to_vec(0, bytes).expect(WORKS)]).collect()
 }

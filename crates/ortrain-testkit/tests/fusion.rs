@@ -11,7 +11,7 @@ use ortrain_program::{
     Backend, BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program,
     ProgramBuilder, Reference, ScatterAdd, Window, WindowIndex,
 };
-use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, reference, run_program};
 use ortrain_testkit::suites::random_programs;
 use ortrain_testkit::tolerance;
 
@@ -46,8 +46,8 @@ fn fused_programs_mean_the_same() {
         let plain = Arc::new(RandomProgram::new(seed, ALL).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, ALL).finish(true));
         for entry in ENTRIES {
-            let want = run_program(&plain, &Reference, seed, entry);
-            let got = run_program(&fused, &Reference, seed, entry);
+            let want = run_program(&plain, &reference(), seed, entry);
+            let got = run_program(&fused, &reference(), seed, entry);
             assert!(are_same(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
         }
         instructions += plain.instructions.len();
@@ -88,10 +88,8 @@ fn every_read_sees_the_update_that_it_was_given() {
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let little = Arc::new(fused.within(fused.work_bytes * 2 / 3));
         for entry in ENTRIES {
-            let want = run_program(&plain, &Reference, seed, entry);
-            for (program, backend) in
-                [(&fused, &Reference as &dyn Backend), (&fused, &*cpu), (&little, &*cpu)]
-            {
+            let want = run_program(&plain, &reference(), seed, entry);
+            for (program, backend) in [(&fused, &reference()), (&fused, &cpu), (&little, &cpu)] {
                 let got = run_program(program, backend, seed, entry);
                 assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
@@ -113,11 +111,11 @@ fn segments_stay_what_they_are() {
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let little = Arc::new(fused.within(fused.work_bytes * 2 / 3));
         for entry in ENTRIES {
-            let want = run_program(&plain, &Reference, seed, entry);
-            let same = run_program(&fused, &Reference, seed, entry);
+            let want = run_program(&plain, &reference(), seed, entry);
+            let same = run_program(&fused, &reference(), seed, entry);
             assert!(are_same(&same, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
             for program in [&fused, &little] {
-                let got = run_program(program, &*cpu, seed, entry);
+                let got = run_program(program, &cpu, seed, entry);
                 assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
@@ -143,7 +141,7 @@ fn planned_programs_mean_the_same() {
 #[test]
 fn threads_change_no_bit() {
     let kinds = Kinds { size: Size::Large, segments: true, ..ALL };
-    let cpu = ortrain_cpu::Cpu::new().unwrap();
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     let before = ortrain_cpu::Cpu::num_threads();
     let (mut convolutions, mut windows) = (0, 0);
     for seed in 0..120 {
@@ -238,12 +236,12 @@ fn sums_at_rows_touch_no_other_row() {
         let fused = Arc::new(embedding(true, between));
         assert_eq!(entry_of(&fused, Entry::Accumulate), adding, "{fused}");
         assert_eq!(entry_of(&fused, Entry::Overwrite), putting, "{fused}");
-        let cpu: &dyn Backend = &ortrain_cpu::Cpu::new().unwrap();
+        let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
         for (entry, backend) in
-            ENTRIES.into_iter().flat_map(|entry| [(entry, &Reference as &dyn Backend), (entry, cpu)])
+            ENTRIES.into_iter().flat_map(|entry| [(entry, reference()), (entry, cpu.clone())])
         {
-            let want = run_program(&plain, &Reference, 1, entry);
-            let got = run_program(&fused, backend, 1, entry);
+            let want = run_program(&plain, &reference(), 1, entry);
+            let got = run_program(&fused, &backend, 1, entry);
             let [found, expected] =
                 [&got, &want].map(|results| results.iter().flat_map(|bytes| numbers(bytes)));
             for (x, y) in found.zip(expected) {
@@ -344,13 +342,13 @@ fn masks_come_back_from_their_bits() {
         assert!(fused.work_bytes < plain.work_bytes, "{} of {}", fused.work_bytes, plain.work_bytes);
         if rows * columns < 10_000 {
             let [want, got] =
-                [&plain, &fused].map(|program| run_program(program, &Reference, 5, Entry::Accumulate));
+                [&plain, &fused].map(|program| run_program(program, &reference(), 5, Entry::Accumulate));
             assert!(got == want, "{rows} by {columns}");
         }
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
                 ortrain_cpu::Cpu::set_num_threads(threads);
-                [&plain, &fused].map(|program| run_program(program, &*backend, 5, Entry::Accumulate))
+                [&plain, &fused].map(|program| run_program(program, &backend, 5, Entry::Accumulate))
             });
             for [want, got] in &outcomes {
                 assert!(got == want, "{rows} by {columns}");
@@ -403,11 +401,11 @@ fn cells_say_what_positions_say() {
             (Arc::new(pooling(false, planes, &axes)), Arc::new(pooling(true, planes, &axes)));
         let found = fused.buffers.iter().find(|buffer| &*buffer.label == "positions").map(|b| b.dtype);
         assert_eq!(found, Some(dtype), "{fused}");
-        let want = run_program(&plain, &Reference, 3, Entry::Accumulate);
+        let want = run_program(&plain, &reference(), 3, Entry::Accumulate);
         let backends = common::every_level().into_iter().chain([Arc::new(Reference) as Arc<dyn Backend>]);
         for backend in backends {
             for program in [&plain, &fused] {
-                assert!(run_program(program, &*backend, 3, Entry::Accumulate) == want, "{program}");
+                assert!(run_program(program, &backend, 3, Entry::Accumulate) == want, "{program}");
             }
         }
     }

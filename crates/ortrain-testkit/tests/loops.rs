@@ -9,7 +9,7 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::differentiate::backpropagate;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::{Role, Specialiser};
-use ortrain_program::{Backend, Bindings, Entry, Given, Runner, Scalars, Workspace};
+use ortrain_program::{Backend, Bindings, Entry, Given, Runner, Scalars, Turn, Workspace};
 
 const STEPS: usize = 9;
 const ROWS: usize = 5;
@@ -73,20 +73,18 @@ fn run(graph: &Graph, inputs: &[Tensor], backend: Arc<dyn Backend>, nodes: usize
     let specialiser = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]).unrolled_nodes(nodes);
     let schedule = specialiser.schedule(inputs).expect("it compiles");
     let segments = schedule.segments.len();
+    let mut work = Workspace::new(backend.clone());
     let runner = Runner::new(backend, schedule.schedule().clone()).expect("it runs everything");
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     let mut results = vec![Vec::new(); graph.outputs.len()];
     let (bindings, scalars) = (Bindings { planes: &[] }, Scalars { seed: 3, train_step: 1 });
     runner
         .run(
-            &bindings,
-            &mut Workspace::new(),
-            Entry::Overwrite,
-            scalars,
+            Turn::new(&bindings, &mut work, Entry::Overwrite, scalars),
             &given,
             &mut |k, dtype, dims, value| {
                 results[k] = vec![0; dims.iter().product::<usize>() * dtype.size()];
-                value.copy_to(&mut results[k]);
+                value.copy_to(&mut results[k])
             },
         )
         .expect("it runs");

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use ortrain_expr::{Access, Builder, DType, Precision, Reg, Type};
 use ortrain_program::{
     BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program, ProgramBuilder,
-    Reference,
 };
-use ortrain_testkit::programs::{numbers, run_program};
+use ortrain_testkit::programs::{numbers, reference, run_program};
 use ortrain_testkit::tolerance;
 
 mod common;
@@ -187,12 +186,12 @@ fn panels_change_no_result() {
     let before = ortrain_cpu::Cpu::num_threads();
     for (net, _) in nets().into_iter().filter(|(net, _)| net.precision == Precision::F32) {
         let [plain, fused] = [false, true].map(|fused| Arc::new(net.program(fused)));
-        let want = run_program(&plain, &Reference, 3, Entry::Accumulate);
-        assert!(run_program(&fused, &Reference, 3, Entry::Accumulate) == want, "{net:?}");
+        let want = run_program(&plain, &reference(), 3, Entry::Accumulate);
+        assert!(run_program(&fused, &reference(), 3, Entry::Accumulate) == want, "{net:?}");
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
                 ortrain_cpu::Cpu::set_num_threads(threads);
-                run_program(&fused, &*backend, 3, Entry::Accumulate)
+                run_program(&fused, &backend, 3, Entry::Accumulate)
             });
             assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{net:?}");
             let [got, want] = [&outcomes[0], &want].map(|results| numbers(&results[0]).collect::<Vec<_>>());

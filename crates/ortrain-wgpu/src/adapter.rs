@@ -98,6 +98,11 @@ pub(crate) fn open(kind: Adapter) -> Result<Device, NoDevice> {
     device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
         first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
     }));
+    let lost = failure.clone();
+    device.set_device_lost_callback(move |reason, message| {
+        let message = format!("the device is lost ({reason:?}): {message}");
+        lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(message);
+    });
     let description = format!("{} ({} {})", info.name, info.driver, info.driver_info);
     Ok(Device::new(device, queue, name_of(info.backend), description, failure))
 }

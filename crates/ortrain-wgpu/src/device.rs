@@ -1,10 +1,11 @@
 //! An open device: its kernels, and what it allows.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
-use ortrain_program::{Program, UnsupportedOnBackend};
+use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
 
 /// An open device.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Device {
     failure: Arc<Mutex<Option<String>>>,
     /// Kernels by their sources.
     kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
+    /// What is read passes through it.
+    pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
 }
 
 impl Device {
@@ -28,7 +31,15 @@ impl Device {
         description: String,
         failure: Arc<Mutex<Option<String>>>,
     ) -> Device {
-        Device { device, queue, name, description, failure, kernels: Mutex::default() }
+        Device {
+            device,
+            queue,
+            name,
+            description,
+            failure,
+            kernels: Mutex::default(),
+            staging: Mutex::default(),
+        }
     }
 
     pub(crate) fn pipelines(&self) -> usize {
@@ -36,7 +47,7 @@ impl Device {
     }
 
     /// The error that made the device unusable, if there was one.
-    pub(crate) fn failure(&self) -> Option<String> {
+    fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -101,12 +112,37 @@ impl Device {
         })
     }
 
+    /// A buffer that the host can read.
+    pub(crate) fn room(&self, bytes: u64) -> wgpu::Buffer {
+        self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: bytes.next_multiple_of(256),
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    }
+
+    pub(crate) fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    /// Something that the device did not do.
+    pub(crate) fn error(&self, reason: &dyn Display) -> DeviceError {
+        DeviceError { device: self.name.to_owned(), reason: format!("{}: {reason}", self.description) }
+    }
+
+    /// An error if the device has become unusable.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        self.failure().map_or(Ok(()), |reason| Err(self.error(&reason)))
+    }
+
     /// Waits until the device has done what it was given.
     ///
     /// # Errors
     /// When it does not come to that.
-    pub(crate) fn wait(&self) -> Result<(), String> {
-        self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| error.to_string())?;
-        self.failure().map_or(Ok(()), Err)
+    pub(crate) fn wait(&self) -> Result<(), DeviceError> {
+        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        waited.map_err(|error| self.error(&error))?;
+        self.check()
     }
 }

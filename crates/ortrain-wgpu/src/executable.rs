@@ -7,12 +7,12 @@ use std::time::Instant;
 use ortrain_codegen::{Fault, Launch, Lowered};
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Bindings, Entry, Executable, Marks, Observer, OutOfMemory, Part, Program, RunError, Scalars,
-    UnsupportedOnBackend, Workspace,
+    Bindings, Entry, Executable, Marks, Observer, Part, Program, RunError, Scalars, UnsupportedOnBackend,
+    Workspace,
 };
 
 use crate::device::Device;
-use crate::resident::{self, Resident};
+use crate::resident::Resident;
 
 /// A program ready to run on a device.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct WgpuExecutable {
     lowered: Lowered,
     kernels: Vec<wgpu::ComputePipeline>,
     marks: Marks,
-    /// Its memory, made by the first run.
+    /// What it keeps on the device, made by the first run.
     resident: Mutex<Option<Resident>>,
 }
 
@@ -46,39 +46,16 @@ impl WgpuExecutable {
         Ok(WgpuExecutable { program, device, lowered, kernels, marks, resident: Mutex::new(None) })
     }
 
-    /// An error of the device as that of a run.
-    fn failed(&self, message: String) -> RunError {
-        RunError::Host { node: self.device.description.clone(), message }
-    }
-
-    /// The memory of the program, made if there is none.
-    fn resident<'a>(&self, resident: &'a mut Option<Resident>) -> Result<&'a Resident, RunError> {
-        if resident.is_none() {
-            let most = self.device.device.limits().max_buffer_size;
-            if resident::largest(&self.program, &self.lowered) as u64 > most {
-                return Err(OutOfMemory { bytes: resident::bytes(&self.program, &self.lowered) }.into());
-            }
-            let scope = self.device.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-            let made = Resident::new(&self.device, &self.program, &self.lowered, &self.kernels);
-            if pollster::block_on(scope.pop()).is_some() {
-                return Err(OutOfMemory { bytes: resident::bytes(&self.program, &self.lowered) }.into());
-            }
-            *resident = Some(made);
-        }
-        Ok(resident.as_ref().expect("it was made"))
-    }
-
     /// Hands the launches of some instructions of an entry to the device, in one pass.
     fn record(
         &self,
-        resident: &Resident,
+        groups: &[wgpu::BindGroup],
         encoder: &mut wgpu::CommandEncoder,
         entry: Entry,
         places: &Range<usize>,
     ) {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-        for ((launch, kernel), group) in self.lowered.launches.iter().zip(&self.kernels).zip(&resident.groups)
-        {
+        for ((launch, kernel), group) in self.lowered.launches.iter().zip(&self.kernels).zip(groups) {
             let at = launch.instruction as usize;
             if places.contains(&at) && self.program.instructions[at].entries.contains(entry) {
                 pass.set_pipeline(kernel);
@@ -89,14 +66,10 @@ impl WgpuExecutable {
         }
     }
 
-    fn encoder(&self) -> wgpu::CommandEncoder {
-        self.device.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
-    }
-
     /// Runs instructions one by one, and tells an observer when each was done.
     fn observed(
         &self,
-        resident: &Resident,
+        groups: &[wgpu::BindGroup],
         entry: Entry,
         places: Range<usize>,
         observer: &mut dyn Observer,
@@ -106,10 +79,10 @@ impl WgpuExecutable {
                 continue;
             }
             let start = Instant::now();
-            let mut encoder = self.encoder();
-            self.record(resident, &mut encoder, entry, &(at..at + 1));
+            let mut encoder = self.device.encoder();
+            self.record(groups, &mut encoder, entry, &(at..at + 1));
             self.device.queue.submit([encoder.finish()]);
-            self.device.wait().map_err(|message| self.failed(message))?;
+            self.device.wait()?;
             observer.instruction(&self.program, at, start, Instant::now());
         }
         Ok(())
@@ -121,9 +94,8 @@ impl Executable for WgpuExecutable {
         &self.program
     }
 
-    /// Nothing on the host.
     fn scratch_bytes(&self) -> usize {
-        0
+        self.lowered.scratch
     }
 
     fn run_observed(
@@ -137,30 +109,36 @@ impl Executable for WgpuExecutable {
     ) -> Result<(), RunError> {
         let places = self.program.part(part)?;
         self.program.check_bindings(bindings, part)?;
-        work.reserve(self.program.work_bytes, 0)?;
-        // Nothing of the host changes before the end: whoever ends the run does it now.
+        work.reserve(self.program.work_bytes, self.lowered.scratch)?;
+        // A run is handed to the device as a whole: whoever ends it does it now.
         let mut watch = work.watch();
         let mut ran = places.clone().filter(|&at| self.program.instructions[at].entries.contains(entry));
         let outcome = ran.try_for_each(|at| self.marks.before(at, bindings, &mut watch));
         work.watch_again(watch);
         outcome?;
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        let resident = self.resident(&mut resident)?;
-        resident.upload(&self.device, bindings, work.arena(), scalars);
-        let mut encoder = self.encoder();
+        let resident =
+            resident.get_or_insert_with(|| Resident::new(&self.device, &self.program, &self.lowered));
+        let (what, memory) = ((&*self.program, &self.lowered), (bindings, &*work));
+        let groups = resident.begin(&self.device, what, &self.kernels, memory, scalars)?;
         match observer {
-            Some(observer) => self.observed(resident, entry, places, observer)?,
-            None => self.record(resident, &mut encoder, entry, &places),
-        }
-        resident.stage(&mut encoder);
-        self.device.queue.submit([encoder.finish()]);
-        let fault = resident.download(&self.device, bindings, work.arena());
-        match fault.map_err(|message| self.failed(message))? {
-            None => Ok(()),
-            Some(Fault { instruction, point, index, bound }) => {
-                let scheduled = &self.program.instructions[instruction];
-                Err(RunError::out_of_range(scheduled, OutOfRange { point, index, bound }))
+            Some(observer) => self.observed(groups, entry, places.clone(), observer)?,
+            None => {
+                let mut encoder = self.device.encoder();
+                self.record(groups, &mut encoder, entry, &places);
+                self.device.queue.submit([encoder.finish()]);
             }
         }
+        self.device.check()?;
+        let mut ran = self.program.instructions[places].iter().filter(|i| i.entries.contains(entry));
+        let fault = match ran.any(|scheduled| scheduled.instruction.can_fail()) {
+            true => resident.fault(&self.device)?,
+            false => None,
+        };
+        if let Some(Fault { instruction, point, index, bound }) = fault {
+            let scheduled = &self.program.instructions[instruction];
+            return Err(RunError::out_of_range(scheduled, OutOfRange { point, index, bound }));
+        }
+        Ok(resident.end(&self.device, what, memory)?)
     }
 }

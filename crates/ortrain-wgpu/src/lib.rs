@@ -3,22 +3,26 @@
 //! - [`Wgpu`]: a device as a backend. Its kernels are those that `ortrain-codegen` prints.
 //! - [`Adapter`]: which device is meant; [`NoDevice`]: why there is none.
 //!
-//! State and values stay in the memory of the host: a run copies them to the device, and what it has changed back.
+//! State and values lie on the device. A plane that lies on the host is copied to the device for each run, and what the run has
+//! changed of it back.
 #![forbid(unsafe_code)]
 
 mod adapter;
 mod device;
 mod executable;
+mod memory;
 mod resident;
 
 use std::sync::Arc;
 
 use ortrain_program::{
-    Backend, Bf16Fallback, Executable, Precision, Program, Target, UnsupportedOnBackend, UnsupportedPrecision,
+    Backend, Bf16Fallback, Executable, Memory, OutOfMemory, Precision, Program, Target, UnsupportedOnBackend,
+    UnsupportedPrecision,
 };
 
 pub use adapter::{Adapter, NoDevice};
 use device::Device;
+use memory::WgpuMemory;
 
 /// A GPU as a backend.
 #[derive(Clone, Debug)]
@@ -85,6 +89,15 @@ impl Backend for Wgpu {
 
     fn target(&self) -> Target {
         Target::PLAIN
+    }
+
+    fn device(&self) -> &str {
+        self.device.name
+    }
+
+    /// Buffers do not grow: there is no room.
+    fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, OutOfMemory> {
+        Ok(Memory::Device(Arc::new(WgpuMemory::new(self.device.clone(), bytes)?)))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {

@@ -1,91 +1,143 @@
-//! The memory of a program on a device.
+//! What a program keeps on a device from run to run, and the memory that a run binds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use ortrain_codegen::{Binding, Fault, Home, Launch, Lowered};
-use ortrain_program::{Bindings, Memory, Place, PlaneId, Program, Scalars};
+use ortrain_program::{Bindings, DeviceError, Memory, Program, RunError, Scalars, Workspace};
 
 use crate::device::Device;
+use crate::memory::{WgpuMemory, read};
 
-/// Memory of the host, a copy of which lies on the device.
-#[derive(Debug)]
-struct Copied {
-    buffer: wgpu::Buffer,
-    bytes: usize,
-    /// True if a run changes it.
-    written: bool,
-    /// The first byte of its copy in the staging buffer.
-    staged: usize,
-}
-
-/// Buffers and kernels of a program on a device: made once, and used by one run at a time.
-#[derive(Debug)]
-pub(crate) struct Resident {
-    arena: Copied,
-    planes: Vec<(usize, Copied)>,
-    run: wgpu::Buffer,
-    fault: wgpu::Buffer,
-    /// The staging buffer of results: the fault first.
-    staging: wgpu::Buffer,
-    /// The bind group of each launch.
-    pub(crate) groups: Vec<wgpu::BindGroup>,
-}
-
-/// Bytes of the fault in the staging buffer.
+/// Bytes of the fault.
 const FAULT: usize = size_of_val(&Fault::NONE);
 
+/// Memory of a run: arena, scratch, then the planes of the program.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    memory: &'a Memory,
+    /// Bytes that a run needs of it.
+    bytes: usize,
+    /// True if a run changes it.
+    is_written: bool,
+}
+
+/// Buffers of a program: made once, and used by one run at a time.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    constants: Vec<Option<wgpu::Buffer>>,
+    tables: HashMap<Arc<[u32]>, wgpu::Buffer>,
+    run: wgpu::Buffer,
+    fault: wgpu::Buffer,
+    nothing: wgpu::Buffer,
+    /// Where what lies on the host is copied for a run, by the number of the part.
+    copies: HashMap<usize, wgpu::Buffer>,
+    bound: Option<Bound>,
+}
+
+/// The bind groups of the launches for some buffers.
+#[derive(Debug)]
+struct Bound {
+    buffers: Vec<wgpu::Buffer>,
+    groups: Vec<wgpu::BindGroup>,
+}
+
 impl Resident {
-    pub(crate) fn new(
+    pub(crate) fn new(device: &Device, program: &Program, lowered: &Lowered) -> Resident {
+        let constants = program.constants.iter();
+        let constants =
+            constants.map(|held| (!held.data().is_empty()).then(|| uploaded(device, held.data()))).collect();
+        let mut tables: HashMap<Arc<[u32]>, wgpu::Buffer> = HashMap::new();
+        for binding in lowered.launches.iter().flat_map(|launch| &launch.bindings) {
+            if let Binding::Table(words) = binding {
+                let upload = || uploaded(device, bytemuck::cast_slice(words));
+                tables.entry(words.clone()).or_insert_with(upload);
+            }
+        }
+        Resident {
+            constants,
+            tables,
+            run: device.buffer(16),
+            fault: device.buffer(FAULT),
+            nothing: device.buffer(0),
+            copies: HashMap::new(),
+            bound: None,
+        }
+    }
+
+    /// Binds the memory of a run, and writes its scalars.
+    pub(crate) fn begin(
+        &mut self,
+        device: &Arc<Device>,
+        (program, lowered): (&Program, &Lowered),
+        kernels: &[wgpu::ComputePipeline],
+        (bindings, work): (&Bindings<'_>, &Workspace),
+        scalars: Scalars,
+    ) -> Result<&[wgpu::BindGroup], RunError> {
+        let words = [scalars.seed, scalars.train_step].map(|v| [v as u32, (v >> 32) as u32]);
+        device.queue.write_buffer(&self.run, 0, bytemuck::cast_slice(&words));
+        device.queue.write_buffer(&self.fault, 0, bytemuck::cast_slice(&Fault::NONE));
+        let mut buffers = Vec::with_capacity(2 + program.planes.len());
+        for (number, part) in parts(program, lowered, bindings, work).enumerate() {
+            buffers.push(match part {
+                Some(part) => self.buffer(device, number, part)?,
+                // Planes that a part of a program does not use need not be bound.
+                None => self.nothing.clone(),
+            });
+        }
+        if self.bound.as_ref().is_none_or(|bound| bound.buffers != buffers) {
+            let groups = self.groups(device, program, lowered, kernels, &buffers);
+            self.bound = Some(Bound { buffers, groups });
+        }
+        Ok(self.bound.as_ref().map_or(&[], |bound| &bound.groups))
+    }
+
+    /// The buffer of a part: its own, or one with a copy of what lies on the host.
+    fn buffer(
+        &mut self,
+        device: &Arc<Device>,
+        number: usize,
+        part: Part<'_>,
+    ) -> Result<wgpu::Buffer, RunError> {
+        if part.bytes == 0 {
+            return Ok(self.nothing.clone());
+        }
+        if let Some(buffer) = WgpuMemory::buffer_of(part.memory, device) {
+            return Ok(buffer.clone());
+        }
+        let buffer = self.copies.entry(number).or_insert_with(|| device.buffer(part.bytes));
+        send(device, buffer, part.memory.to_vec(0, part.bytes)?);
+        Ok(buffer.clone())
+    }
+
+    /// Bind groups for buffers of arena, scratch and planes.
+    fn groups(
+        &self,
         device: &Device,
         program: &Program,
         lowered: &Lowered,
         kernels: &[wgpu::ComputePipeline],
-    ) -> Resident {
-        let mut staged = FAULT;
-        let mut copied = |bytes: usize, written: bool| {
-            let at = staged;
-            staged += if written { bytes.next_multiple_of(4) } else { 0 };
-            Copied { buffer: device.buffer(bytes), bytes, written, staged: at }
-        };
-        let arena = copied(program.work_bytes, true);
-        let planes: Vec<(usize, Copied)> = program
-            .planes
-            .iter()
-            .map(|used| (used.plane.0 as usize, copied(used.bytes, used.is_written)))
-            .collect();
-        let constants: Vec<Option<wgpu::Buffer>> = program
-            .constants
-            .iter()
-            .map(|constant| (!constant.data().is_empty()).then(|| uploaded(device, constant.data())))
-            .collect();
-        let (scratch, nothing) = (device.buffer(lowered.scratch), device.buffer(0));
-        let (run, fault) = (device.buffer(16), device.buffer(FAULT));
-        let mut tables: HashMap<Arc<[u32]>, wgpu::Buffer> = HashMap::new();
-        for launch in &lowered.launches {
-            for binding in &launch.bindings {
-                if let Binding::Table(words) = binding {
-                    let upload = || uploaded(device, bytemuck::cast_slice(words));
-                    tables.entry(words.clone()).or_insert_with(upload);
-                }
-            }
-        }
-        let plane = |id: PlaneId| planes.iter().find(|(number, _)| *number == id.0 as usize);
+        buffers: &[wgpu::Buffer],
+    ) -> Vec<wgpu::BindGroup> {
         let buffer_of = |home: Home| match home {
-            Home::Work => Some(&arena.buffer),
-            Home::Scratch => Some(&scratch),
+            Home::Work => &buffers[0],
+            Home::Scratch => &buffers[1],
             // A constant without elements is bound where a load that reads zeros outside of it is.
-            Home::Constant(number) => Some(constants[number].as_ref().unwrap_or(&nothing)),
-            Home::Plane(id) => plane(id).map(|(_, copied)| &copied.buffer),
+            Home::Constant(number) => self.constants[number].as_ref().unwrap_or(&self.nothing),
+            Home::Plane(id) => {
+                let at = program.planes.iter().position(|used| used.plane == id);
+                &buffers[2 + at.expect("a plane that a launch reads is one of the program's")]
+            }
         };
         let bound = |binding: &Binding| match binding {
-            Binding::Bytes { home, start, len } => {
-                let buffer = buffer_of(*home).expect("memory that a launch reads is there");
-                range(buffer, *start, *len)
+            // What a part of a run does not use may be shorter.
+            Binding::Bytes { home, start, len } if buffer_of(*home).size() < (start + len) as u64 => {
+                self.nothing.as_entire_binding()
             }
-            Binding::Run => run.as_entire_binding(),
-            Binding::Fault => fault.as_entire_binding(),
-            Binding::Table(words) => tables[words].as_entire_binding(),
+            Binding::Bytes { home, start, len } => range(buffer_of(*home), *start, *len),
+            Binding::Run => self.run.as_entire_binding(),
+            Binding::Fault => self.fault.as_entire_binding(),
+            Binding::Table(words) => self.tables[words].as_entire_binding(),
         };
         let group = |(launch, kernel): (&Launch, &wgpu::ComputePipeline)| {
             let entries: Vec<wgpu::BindGroupEntry<'_>> = (0..)
@@ -98,95 +150,50 @@ impl Resident {
                 entries: &entries,
             })
         };
-        let groups = lowered.launches.iter().zip(kernels).map(group).collect();
-        let staging = device.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: staged as u64,
-            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
-        Resident { arena, planes, run, fault, staging, groups }
+        lowered.launches.iter().zip(kernels).map(group).collect()
     }
 
-    /// Copies what a run reads to the device.
-    pub(crate) fn upload(&self, device: &Device, bindings: &Bindings<'_>, arena: &Memory, scalars: Scalars) {
-        let words = [scalars.seed, scalars.train_step].map(|v| [v as u32, (v >> 32) as u32]);
-        device.queue.write_buffer(&self.run, 0, bytemuck::cast_slice(&words));
-        device.queue.write_buffer(&self.fault, 0, bytemuck::cast_slice(&Fault::NONE));
-        write(device, &self.arena, arena);
-        for (number, copied) in &self.planes {
-            // Planes that a part of a program does not use need not be bound.
-            if let Some(plane) = bindings.planes.get(*number).filter(|plane| plane.len() >= copied.bytes) {
-                write(device, copied, plane);
-            }
-        }
+    /// The first guard that failed. Waits for the end of the run.
+    pub(crate) fn fault(&self, device: &Device) -> Result<Option<Fault>, DeviceError> {
+        let mut words = Fault::NONE;
+        read(device, &self.fault, 0, bytemuck::cast_slice_mut(&mut words))?;
+        Ok(Fault::read(words))
     }
 
-    /// Has the device copy what a run has changed to where it can be read.
-    pub(crate) fn stage(&self, encoder: &mut wgpu::CommandEncoder) {
-        encoder.copy_buffer_to_buffer(&self.fault, 0, &self.staging, 0, FAULT as u64);
-        for copied in self.written() {
-            let bytes = copied.bytes.next_multiple_of(4) as u64;
-            if bytes > 0 {
-                encoder.copy_buffer_to_buffer(&copied.buffer, 0, &self.staging, copied.staged as u64, bytes);
-            }
-        }
-    }
-
-    fn written(&self) -> impl Iterator<Item = &Copied> {
-        let planes = self.planes.iter().map(|(_, copied)| copied);
-        [&self.arena].into_iter().chain(planes).filter(|copied| copied.written)
-    }
-
-    /// Waits for the end of a run, and copies what it has changed to the host, unless a guard has failed.
-    ///
-    /// # Errors
-    /// When the device fails.
-    pub(crate) fn download(
+    /// Copies what a run has changed to memory that lies on the host.
+    pub(crate) fn end(
         &self,
         device: &Device,
-        bindings: &Bindings<'_>,
-        arena: &Memory,
-    ) -> Result<Option<Fault>, String> {
-        let (sender, receiver) = std::sync::mpsc::channel();
-        self.staging.map_async(wgpu::MapMode::Read, .., move |outcome| {
-            // The receiver goes only where waiting has failed, which is reported.
-            let _ = sender.send(outcome);
-        });
-        device.wait()?;
-        receiver.recv().map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-        let view = self.staging.get_mapped_range(..).map_err(|error| error.to_string())?;
-        let mut words = Fault::NONE;
-        bytemuck::cast_slice_mut::<u32, u8>(&mut words).copy_from_slice(&view[..FAULT]);
-        let fault = Fault::read(words);
-        if fault.is_none() {
-            arena.write(0, &view[self.arena.staged..self.arena.staged + self.arena.bytes]);
-            for (number, copied) in self.planes.iter().filter(|(_, copied)| copied.written) {
-                if let Some(plane) = bindings.planes.get(*number).filter(|plane| plane.len() >= copied.bytes)
-                {
-                    plane.write(0, &view[copied.staged..copied.staged + copied.bytes]);
-                }
+        (program, lowered): (&Program, &Lowered),
+        (bindings, work): (&Bindings<'_>, &Workspace),
+    ) -> Result<(), DeviceError> {
+        for (number, part) in parts(program, lowered, bindings, work).enumerate() {
+            let Some(Part { memory, bytes, is_written: true }) = part else { continue };
+            if memory.host().is_some() && bytes > 0 {
+                let mut content = vec![0; bytes];
+                read(device, &self.copies[&number], 0, &mut content)?;
+                memory.write(0, &content)?;
             }
         }
-        drop(view);
-        self.staging.unmap();
-        Ok(fault)
+        Ok(())
     }
 }
 
-/// The bytes that a program needs on a device.
-pub(crate) fn bytes(program: &Program, lowered: &Lowered) -> usize {
-    let planes: usize = program.planes.iter().map(|used| used.bytes).sum();
-    program.work_bytes + planes + program.constant_bytes() + lowered.scratch
-}
-
-/// The largest buffer that a program needs on a device.
-pub(crate) fn largest(program: &Program, lowered: &Lowered) -> usize {
-    let constants = program.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Constant(_)));
-    let constants = constants.map(ortrain_program::Buffer::bytes);
-    let planes = program.planes.iter().map(|used| used.bytes);
-    let sizes = constants.chain(planes).chain([program.work_bytes, lowered.scratch]);
-    sizes.max().unwrap_or(0)
+/// The memory of a run, by number; `None` for a plane that is not bound.
+fn parts<'a>(
+    program: &'a Program,
+    lowered: &Lowered,
+    bindings: &'a Bindings<'_>,
+    work: &'a Workspace,
+) -> impl Iterator<Item = Option<Part<'a>>> {
+    let arena = Part { memory: work.arena(), bytes: program.work_bytes, is_written: true };
+    let scratch = Part { memory: work.scratch(), bytes: lowered.scratch, is_written: false };
+    let planes = program.planes.iter().map(|used| {
+        let memory = *bindings.planes.get(used.plane.0 as usize)?;
+        let (bytes, is_written) = (used.bytes, used.is_written);
+        (memory.len() >= bytes).then_some(Part { memory, bytes, is_written })
+    });
+    [Some(arena), Some(scratch)].into_iter().chain(planes)
 }
 
 fn range(buffer: &wgpu::Buffer, start: usize, len: usize) -> wgpu::BindingResource<'_> {
@@ -195,12 +202,6 @@ fn range(buffer: &wgpu::Buffer, start: usize, len: usize) -> wgpu::BindingResour
         offset: start as u64,
         size: wgpu::BufferSize::new(len as u64),
     })
-}
-
-fn write(device: &Device, copied: &Copied, from: &Memory) {
-    if copied.bytes > 0 {
-        send(device, &copied.buffer, from.to_vec(0, copied.bytes));
-    }
 }
 
 /// A buffer that holds bytes.

@@ -9,9 +9,15 @@ use ortrain_program::{
 };
 use ortrain_wgpu::{Adapter, Wgpu};
 
-fn device() -> &'static Wgpu {
-    static DEVICE: OnceLock<Wgpu> = OnceLock::new();
-    DEVICE.get_or_init(|| Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}")))
+fn device() -> Arc<dyn Backend> {
+    static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
+    let open = || Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
+    DEVICE.get_or_init(|| Arc::new(open())).clone()
+}
+
+/// The device, and the reference evaluator.
+fn both() -> [Arc<dyn Backend>; 2] {
+    [device(), Arc::new(Reference)]
 }
 
 /// A program of one map over inputs of these types; its results have the types of their registers.
@@ -35,24 +41,30 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
 }
 
 /// The bytes of the results of a program.
-fn run(program: &Arc<Program>, backend: &dyn Backend, inputs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, RunError> {
+fn run(
+    program: &Arc<Program>,
+    backend: Arc<dyn Backend>,
+    inputs: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, RunError> {
     let executable = backend.compile(program.clone()).expect("it can run");
-    let mut work = Workspace::new();
+    let mut work = Workspace::new(backend);
     work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
-    work.arena().write(0, &vec![0xa5; program.work_bytes]);
+    work.arena().write(0, &vec![0xa5; program.work_bytes])?;
     let place = |id: &BufferId| match program.buffer(*id).place {
         Place::Work(offset) => offset,
         _ => unreachable!("inputs and results are work"),
     };
-    program.inputs.iter().zip(inputs).for_each(|(id, bytes)| work.arena().write(place(id), bytes));
+    for (id, bytes) in program.inputs.iter().zip(inputs) {
+        work.arena().write(place(id), bytes)?;
+    }
     executable.run(
         &Bindings { planes: &[] },
         &mut work,
         Entry::Overwrite,
         Scalars { seed: 7, train_step: 3 },
     )?;
-    let read = |id: &BufferId| work.arena().to_vec(place(id), program.buffer(*id).bytes());
-    Ok(program.outputs.iter().map(read).collect())
+    let read = |id: &BufferId| Ok(work.arena().to_vec(place(id), program.buffer(*id).bytes())?);
+    program.outputs.iter().map(read).collect()
 }
 
 /// Floats of all magnitudes and both signs, and the special ones.
@@ -108,7 +120,7 @@ fn agrees(name: &str, most: u64, inputs: &[Vec<f32>], f: impl FnOnce(&mut Builde
     let program = map(&vec![DType::F32; inputs.len()], len, |b, regs| vec![(f(b, regs), DType::F32)]);
     let program = Arc::new(program);
     let bytes: Vec<Vec<u8>> = inputs.iter().map(|values| bytes_of(values)).collect();
-    let [got, want] = [device() as &dyn Backend, &Reference].map(|backend| {
+    let [got, want] = both().map(|backend| {
         let result = run(&program, backend, &bytes).expect("no guard fails").remove(0);
         Scalar::read_all(DType::F32, &result).into_iter().map(|x| x.to_f64() as f32).collect::<Vec<f32>>()
     });
@@ -227,8 +239,7 @@ fn integers_are_those_of_the_reference() {
             results
         }));
         let inputs = [bytes(dtype, &a), bytes(dtype, &b)];
-        let [got, want] = [device() as &dyn Backend, &Reference]
-            .map(|backend| run(&program, backend, &inputs).expect("no guard fails"));
+        let [got, want] = both().map(|backend| run(&program, backend, &inputs).expect("no guard fails"));
         for (k, (got, want)) in got.iter().zip(&want).enumerate() {
             let size = program.buffer(program.outputs[k]).dtype.size();
             let at = got.chunks(size).zip(want.chunks(size)).position(|(got, want)| got != want);
@@ -246,8 +257,7 @@ fn floats_become_integers() {
         types.iter().map(|&to| (b.convert(regs[0], Type::of(to)), to)).collect()
     }));
     let inputs = [bytes_of(&values)];
-    let [got, want] = [device() as &dyn Backend, &Reference]
-        .map(|backend| run(&program, backend, &inputs).expect("no guard"));
+    let [got, want] = both().map(|backend| run(&program, backend, &inputs).expect("no guard"));
     for (dtype, (got, want)) in types.iter().zip(got.iter().zip(&want)) {
         let at = got.chunks(dtype.size()).zip(want.chunks(dtype.size())).position(|(got, want)| got != want);
         assert!(at.is_none(), "{} as {dtype}", values[at.unwrap_or(0)]);
@@ -269,13 +279,12 @@ fn a_guard_that_fails_names_its_point() {
     }));
     for wrong in [&[(999, 10)][..], &[(700, -1), (300, 11)], &[(0, i64::MIN)], &[(5, 1 << 33)]] {
         let inputs = [labels(wrong)];
-        let [got, want] =
-            [device() as &dyn Backend, &Reference].map(|backend| run(&program, backend, &inputs));
+        let [got, want] = both().map(|backend| run(&program, backend, &inputs));
         assert_eq!(got, want);
         assert!(got.is_err());
     }
     let inputs = [labels(&[])];
-    assert_eq!(run(&program, device(), &inputs), run(&program, &Reference, &inputs));
+    assert_eq!(run(&program, device(), &inputs), run(&program, Arc::new(Reference), &inputs));
 }
 
 /// Bits of random numbers are those of every other backend.
@@ -289,5 +298,5 @@ fn random_bits_are_the_same() {
     }));
     let indices: Vec<u8> = (0..500u64).flat_map(|k| (k * 0x1_0000_0003).to_le_bytes()).collect();
     let inputs = [indices];
-    assert_eq!(run(&program, device(), &inputs), run(&program, &Reference, &inputs));
+    assert_eq!(run(&program, device(), &inputs), run(&program, Arc::new(Reference), &inputs));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::updates::writes_state;
-use ortrain_program::{Backend, Delivered, Entry, Given, Memory, Scalars, Workspace, index_of};
+use ortrain_program::{Backend, Delivered, DeviceError, Entry, Given, Memory, Scalars, Workspace, index_of};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Result;
@@ -25,7 +25,7 @@ use crate::state::StateLayout;
 ///
 /// let mut module = Module::new(train, &mut state, None, ModuleOptions::default().detect_anomaly(true))?;
 /// let (x, labels) = (Tensor::f32(&[1, 64], &[f32::INFINITY; 64]), Tensor::i64(&[1], &[3]));
-/// let result = module.train_step(&mut state, &[Given::from(&x), Given::from(&labels)], &mut |_, _, _, _| {});
+/// let result = module.train_step(&mut state, &[Given::from(&x), Given::from(&labels)], &mut |_, _, _, _| Ok(()));
 /// let Err(Error::Anomaly(anomaly)) = result else { panic!("the input is infinite") };
 /// let first = &anomaly.path[0];
 /// assert_eq!((first.node.as_deref(), first.tensor.as_str(), first.index.as_slice()), (None, "x", &[0, 0][..]));
@@ -149,10 +149,10 @@ impl Found {
 }
 
 /// The bytes of a result.
-fn bytes_of(dtype: DType, dims: &[usize], value: Delivered<'_>) -> Vec<u8> {
+fn bytes_of(dtype: DType, dims: &[usize], value: Delivered<'_>) -> std::result::Result<Vec<u8>, DeviceError> {
     let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-    value.copy_to(&mut bytes);
-    bytes
+    value.copy_to(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Looks at a result of a step: at the loss, the first one, for NaN and infinities, at others for NaN.
@@ -161,20 +161,20 @@ pub(crate) fn of_result(
     name: &str,
     (dtype, dims): (DType, &[usize]),
     value: Delivered<'_>,
-) -> Option<NotFinite> {
+) -> std::result::Result<Option<NotFinite>, DeviceError> {
     if !dtype.is_float() {
-        return None;
+        return Ok(None);
     }
-    let found = Found::within(dtype, &bytes_of(dtype, dims, value));
+    let found = Found::within(dtype, &bytes_of(dtype, dims, value)?);
     // Scores may be masked by infinities.
     let found = if at == 0 { found } else { Found { infinity: None, ..found } };
     let tensor = if at == 0 { "the loss".to_owned() } else { format!("{name:?}") };
-    found.report(&tensor, dims)
+    Ok(found.report(&tensor, dims))
 }
 
 /// Looks at the gradients, and at the running statistics that a step updates: planes of trainable parameters, of frozen
 /// ones, and of gradients.
-pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Option<NotFinite> {
+pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Option<NotFinite>> {
     let gradients = planes.iter().skip(layout.trainable.len() + layout.frozen.len());
     let gradients = layout.trainable.iter().zip(gradients).map(|pair| (pair, "the gradient of "));
     let frozen = planes.iter().skip(layout.trainable.len());
@@ -182,14 +182,14 @@ pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Option<Not
     for ((plane, memory), what) in gradients.chain(frozen) {
         for tensor in &plane.tensors {
             let bytes =
-                memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size());
+                memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
             let found = Found::within(plane.dtype, &bytes);
             if let Some(report) = found.report(&format!("{what}{:?}", tensor.name), &tensor.dims) {
-                return Some(report);
+                return Ok(Some(report));
             }
         }
     }
-    None
+    Ok(None)
 }
 
 /// The step to be run again: everything it reads, with copies of what it writes.
@@ -258,7 +258,7 @@ impl Again<'_> {
                 dtype.is_some_and(|dtype| dtype.is_float() || around.contains(&id))
             })
             .collect();
-        let mut result = Shown { found: self.given(runners), around: FxHashMap::default() };
+        let mut result = Shown { found: self.given(runners)?, around: FxHashMap::default() };
         for (id, given) in runners.user_inputs().zip(self.inputs).filter(|(id, _)| around.contains(id)) {
             let tensor = Tensor::new(given.dtype, given.dims.to_vec(), given.bytes.to_vec().into());
             result.around.extend(tensor.ok().map(|tensor| (id, tensor)));
@@ -268,14 +268,14 @@ impl Again<'_> {
         }
         // A workspace of its own, without the limit of the module: a step is run once, to say where it fails.
         runners.showing(shown.clone(), self.backend.clone()).run(
-            &mut Workspace::new(),
+            &mut Workspace::new(self.backend.clone()),
             self.planes,
             self.entry,
             self.scalars,
             self.inputs,
             &mut |at, dtype, dims, value| {
-                let Some(&id) = shown.get(at) else { return };
-                let bytes = bytes_of(dtype, dims, value);
+                let Some(&id) = shown.get(at) else { return Ok(()) };
+                let bytes = bytes_of(dtype, dims, value)?;
                 let seen = if dtype.is_float() { Found::within(dtype, &bytes) } else { Found::default() };
                 if !seen.is_finite() {
                     result.found.insert(id, (seen, dims.to_vec()));
@@ -285,13 +285,14 @@ impl Again<'_> {
                 {
                     result.around.insert(id, tensor);
                 }
+                Ok(())
             },
         )?;
         Ok(result)
     }
 
     /// What is not finite among the inputs of the step, given ones and parameters.
-    fn given(&self, runners: &Runners) -> FxHashMap<ValueId, (Found, Vec<usize>)> {
+    fn given(&self, runners: &Runners) -> Result<FxHashMap<ValueId, (Found, Vec<usize>)>> {
         let mut found = FxHashMap::default();
         let graph = runners.graph();
         for (id, given) in runners.user_inputs().zip(self.inputs) {
@@ -304,15 +305,15 @@ impl Again<'_> {
         for (plane, memory) in planes {
             for tensor in &plane.tensors {
                 let Some(id) = graph.find(&tensor.name) else { continue };
-                let bytes =
-                    memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size());
+                let bytes = memory
+                    .to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
                 let seen = Found::within(plane.dtype, &bytes);
                 if !seen.is_finite() {
                     found.insert(id, (seen, tensor.dims.clone()));
                 }
             }
         }
-        found
+        Ok(found)
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_cpu::Cpu;
-use ortrain_program::{Backend, Reference};
+pub(crate) use ortrain_cpu::UnknownIsa;
+use ortrain_program::{Backend, Limits, Memory, OutOfMemory, Reference};
 
 use crate::{Error, Result};
 
@@ -47,4 +48,22 @@ pub fn backend(name: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
             "there is no device {name:?} here; there are \"cpu\" and \"reference\""
         ))),
     }
+}
+
+/// Memory of the host, all zero.
+pub(crate) fn host_memory(bytes: usize) -> std::result::Result<Memory, OutOfMemory> {
+    ortrain_cpu::allocate(bytes, bytes).map(Memory::Host)
+}
+
+/// Has the system give every page of memory that is about to be written, on all threads.
+pub(crate) fn claim(memory: &Memory) {
+    if let Some(memory) = memory.host() {
+        ortrain_cpu::claim(memory);
+    }
+}
+
+/// What the machine of a backend can do at most; of one that does not know, what the processor can do.
+pub(crate) fn limits_of(backend: &dyn Backend) -> Result<Limits> {
+    let of_processor = || Ok(Cpu::new()?.limits().expect("the limits of the processor are measured"));
+    backend.limits().map_or_else(of_processor, Ok)
 }

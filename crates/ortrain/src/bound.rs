@@ -1,9 +1,11 @@
 //! Inputs and outputs of a run by name, in memory of the caller's where that is wanted.
 
-use ortrain_graph::{DType, Tensor, byte_length};
-use ortrain_program::Given;
+use std::sync::Arc;
 
-use crate::{Lent, Value};
+use ortrain_graph::{DType, Tensor, byte_length};
+use ortrain_program::{Given, Memory};
+
+use crate::{Lent, Result, Value};
 
 /// A value for an input of a run: see [`InferenceSession::run_bound`](crate::InferenceSession::run_bound).
 ///
@@ -84,7 +86,10 @@ const LENT_FROM: usize = 4096;
 pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
     let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
     let own = span(lent, bytes);
-    let fits = lent.dtype.is_float() && bytes >= LENT_FROM && own.0.is_multiple_of(lent.dtype.size());
+    let fits = lent.memory.host().is_some()
+        && lent.dtype.is_float()
+        && bytes >= LENT_FROM
+        && own.0.is_multiple_of(lent.dtype.size());
     fits && !written.any(|other| overlap(own, other))
 }
 
@@ -97,16 +102,16 @@ pub(crate) fn rooms<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize
 }
 
 /// A copy of a tensor.
-pub(crate) fn whole_copy(feed: &Feed<'_>) -> Option<Tensor> {
+pub(crate) fn whole_copy(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     let (dtype, dims, bytes) = match feed {
         Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
         Feed::Lent(lent) => {
-            let bytes = byte_length(lent.dtype, lent.dims).ok()?;
-            (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes))
+            let Ok(bytes) = byte_length(lent.dtype, lent.dims) else { return Ok(None) };
+            (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes)?)
         }
-        Feed::Sequence(_) => return None,
+        Feed::Sequence(_) => return Ok(None),
     };
-    Tensor::new(dtype, dims.to_vec(), bytes.into()).ok()
+    Ok(Tensor::new(dtype, dims.to_vec(), bytes.into()).ok())
 }
 
 /// The element type, shape and number of bytes of each tensor.
@@ -122,9 +127,12 @@ pub(crate) fn described<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usiz
     feeds.iter().filter_map(of).collect()
 }
 
-/// The addresses of the bytes of a value that is lent.
+/// The addresses of the bytes of a value that is lent. Memory on a device counts as one byte, at the address of its handle.
 pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
-    let start = lent.memory.as_ptr().addr();
+    let (start, bytes) = match &**lent.memory {
+        Memory::Host(memory) => (memory.as_ptr().addr(), bytes),
+        Memory::Device(memory) => (Arc::as_ptr(memory).addr(), bytes.min(1)),
+    };
     (start, start.saturating_add(bytes))
 }
 

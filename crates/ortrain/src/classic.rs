@@ -9,11 +9,12 @@ mod parameters;
 mod resume;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_graph::{DType, Dim, Tensor};
 use ortrain_ops::training::{ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, TRAINING_MODE};
-use ortrain_program::{Deliver, Delivered, Given};
+use ortrain_program::{Deliver, Delivered, Given, Memory};
 
 pub use layout::StatesByWeight;
 pub use parameters::TrainingParameters;
@@ -464,8 +465,9 @@ impl TrainingSession {
         let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
         self.run_wanted(&fed(feeds), &[], &wanted, options, &mut |at, dtype, dims, value| {
             let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            value.copy_to(&mut bytes);
+            value.copy_to(&mut bytes)?;
             results[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+            Ok(())
         })?;
         Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
     }
@@ -518,8 +520,9 @@ impl TrainingSession {
                 Some(into) => value.write_to(into.memory, bytes),
                 None => {
                     let mut copy = vec![0; bytes];
-                    value.copy_to(&mut copy);
+                    value.copy_to(&mut copy)?;
                     results[at] = Tensor::new(dtype, dims.to_vec(), copy.into()).ok();
+                    Ok(())
                 }
             }
         })?;
@@ -587,7 +590,7 @@ impl TrainingSession {
         let number = match feed {
             Feed::Given(given) => number(given.dtype, given.dims, given.bytes),
             Feed::Lent(lent) => {
-                number(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4)))
+                number(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
             }
             Feed::Sequence(_) => None,
         };
@@ -656,9 +659,10 @@ impl TrainingSession {
                     _ => false,
                 };
                 if wants {
-                    deliver(k, dtype, dims, again(&value));
+                    deliver(k, dtype, dims, value)?;
                 }
             }
+            Ok(())
         };
         let restricted = options.only_execute_path_to_fetches;
         let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_))));
@@ -679,27 +683,26 @@ impl TrainingSession {
             && self.accumulated > 1
             && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_) | Made::Gradient(_)));
         if is_apart {
-            let sums: Vec<Vec<u8>> = match self.in_window {
-                true => {
-                    self.module.gradient_planes().iter().map(|plane| plane.to_vec(0, plane.len())).collect()
-                }
+            let sums = match self.in_window {
+                true => contents(self.module.gradient_planes())?,
                 false => Vec::new(),
             };
             let run = self.module.train_step_on(&mut self.checkpoint, inputs, &mut give);
-            self.module.gradient_planes().iter().zip(&sums).for_each(|(plane, bytes)| plane.write(0, bytes));
+            put_back(self.module.gradient_planes(), &sums)?;
             return run;
         }
         let begins = !self.in_window;
         if begins {
             self.module.lazy_reset_grad();
-            self.before_window = self.narrow.and_then(|_| self.statistics());
+            self.before_window =
+                self.narrow.map(|_| contents(self.checkpoint.frozen_planes())).transpose()?;
         }
         self.module.train_step_on(&mut self.checkpoint, inputs, &mut give)?;
         let (norm, finite) = if restricted || self.optimizer.is_none() {
             self.in_window = self.accumulated > 1;
             let wants_norm = fetches.iter().any(|fetch| matches!(fetch, Made::Norm | Made::AllFinite));
-            let norm =
-                wants_norm.then(|| self.module.gradient_norm(&self.checkpoint) / self.accumulated as f64);
+            let norm = wants_norm.then(|| self.module.gradient_norm(&self.checkpoint)).transpose()?;
+            let norm = norm.map(|norm| norm / self.accumulated as f64);
             (norm, norm.is_none_or(f64::is_finite))
         } else {
             self.in_window = false;
@@ -713,7 +716,7 @@ impl TrainingSession {
                 Made::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
                 Made::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
             };
-            deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value));
+            deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value))?;
         }
         Ok(())
     }
@@ -727,18 +730,21 @@ impl TrainingSession {
         if !stepped.updated
             && let Some(before) = self.before_window.take()
         {
-            let planes = self.checkpoint.frozen_planes();
-            planes.iter().zip(&before).for_each(|(plane, bytes)| plane.write(0, bytes));
+            put_back(self.checkpoint.frozen_planes(), &before)?;
         }
         // The norm is that of the gradients of the scaled loss.
         Ok((stepped.norm.map(|norm| norm * f64::from(loss_scale)), stepped.updated))
     }
+}
 
-    /// A copy of the running statistics, where there are any.
-    fn statistics(&self) -> Option<Vec<Vec<u8>>> {
-        let planes = self.checkpoint.frozen_planes();
-        (!planes.is_empty()).then(|| planes.iter().map(|plane| plane.to_vec(0, plane.len())).collect())
-    }
+/// Copies of what planes hold.
+fn contents(planes: &[Arc<Memory>]) -> Result<Vec<Vec<u8>>> {
+    planes.iter().map(|plane| Ok(plane.to_vec(0, plane.len())?)).collect()
+}
+
+/// Writes such copies to the planes.
+fn put_back(planes: &[Arc<Memory>], contents: &[Vec<u8>]) -> Result<()> {
+    planes.iter().zip(contents).try_for_each(|(plane, bytes)| Ok(plane.write(0, bytes)?))
 }
 
 /// The inputs of a module in its order: those that are given, and the values of the others.
@@ -761,14 +767,6 @@ fn sorted<'a>(
         default.map(|(_, tensor)| Given::from(tensor).into()).ok_or_else(missing)
     };
     infos.iter().map(value).collect()
-}
-
-/// The same value, for another place.
-fn again<'a>(value: &Delivered<'a>) -> Delivered<'a> {
-    match value {
-        Delivered::Memory(memory, offset) => Delivered::Memory(memory, *offset),
-        Delivered::Tensor(tensor) => Delivered::Tensor(tensor),
-    }
 }
 
 /// Values by name, as a run takes them.

@@ -217,8 +217,9 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     write_out(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     let mut values = Vec::with_capacity(graph.outputs.len());
-    let mut runners = Runners::new(graph, Vec::new(), default_backend()?);
-    let mut work = Workspace::new();
+    let backend = default_backend()?;
+    let mut work = Workspace::new(backend.clone());
+    let mut runners = Runners::new(graph, Vec::new(), backend);
     runners.run(
         &mut work,
         &[],
@@ -227,10 +228,11 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
         &[],
         &mut |_, dtype, dims, value| {
             let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            value.copy_to(&mut bytes);
+            value.copy_to(&mut bytes)?;
             values.push(
                 Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is that of the shape"),
             );
+            Ok(())
         },
     )?;
     Ok(values)

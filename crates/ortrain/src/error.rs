@@ -5,7 +5,9 @@ use std::io;
 use ortrain_graph::{DType, GraphError};
 use ortrain_onnx::OnnxError;
 use ortrain_ops::OpError;
-use ortrain_program::{RunError, UnsupportedOnBackend, UnsupportedPrecision};
+use ortrain_program::{DeviceError, RunError, UnsupportedOnBackend, UnsupportedPrecision};
+
+use crate::backend::UnknownIsa;
 
 /// The result of everything here.
 ///
@@ -55,7 +57,7 @@ pub enum ErrorKind {
 /// use ortrain::{Error, Given, Tensor};
 ///
 /// let narrow = Tensor::f32(&[2, 63], &[0.5; 126]);
-/// let result = module.train_step(&mut state, &[Given::from(&narrow), inputs[1]], &mut |_, _, _, _| {});
+/// let result = module.train_step(&mut state, &[Given::from(&narrow), inputs[1]], &mut |_, _, _, _| Ok(()));
 /// let Err(Error::Input { name, expected, .. }) = result else { panic!("63 columns for 64") };
 /// assert_eq!((name.as_str(), expected.as_str()), ("x", "float32[batch, 64]"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -103,7 +105,7 @@ pub enum Error {
     Unsupported(#[from] UnsupportedOnBackend),
     /// The environment asks for an instruction-set level that there is not.
     #[error(transparent)]
-    Isa(#[from] ortrain_cpu::UnknownIsa),
+    Isa(#[from] UnknownIsa),
     /// The machine has nothing that computes in a precision and may be used.
     #[error(transparent)]
     Precision(#[from] UnsupportedPrecision),
@@ -333,6 +335,12 @@ pub enum Error {
         /// What the operating system said.
         source: io::Error,
     },
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Error {
+        Error::Run(error.into())
+    }
 }
 
 impl Error {

@@ -139,7 +139,7 @@ impl CheckpointState {
         self.check_names(names)?;
         let tensor = |name: &str| {
             let outside = names.get(name).map_or(name, String::as_str);
-            Ok(NamedTensor::new(outside, self.parameter(name)?.to_tensor()))
+            Ok(NamedTensor::new(outside, self.parameter(name)?.to_tensor()?))
         };
         let tensors: Vec<NamedTensor> = self.names().map(tensor).collect::<Result<_>>()?;
         Ok(save_safetensors(&tensors, path)?)

@@ -41,16 +41,13 @@ pub(crate) fn inference_model(
         .sparse_initializer
         .retain(|sparse| sparse.values.as_ref().is_some_and(|values| needed.contains(&values.name)));
 
-    let mut values = Vec::new();
-    graph.input.retain(|info| {
-        let parameter = state.entry(&info.name);
-        if let Some(entry) = parameter.filter(|_| needed.contains(&info.name)) {
-            values.push(tensor_to_proto(&info.name, &state.view(entry).to_tensor()));
+    for info in graph.input.iter().filter(|info| needed.contains(&info.name)) {
+        if let Some(entry) = state.entry(&info.name) {
+            graph.initializer.push(tensor_to_proto(&info.name, &state.view(entry).to_tensor()?));
         }
-        // An input that was asked for as output passes through.
-        parameter.is_none() && needed.contains(&info.name)
-    });
-    graph.initializer.extend(values);
+    }
+    // An input that was asked for as output passes through.
+    graph.input.retain(|info| state.entry(&info.name).is_none() && needed.contains(&info.name));
     remove_master_weights(graph).map_err(|source| Error::graph("the evaluation model", source))?;
     let made: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();

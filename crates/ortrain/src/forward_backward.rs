@@ -17,8 +17,8 @@ use ortrain_ops::training::{
     running_statistics,
 };
 use ortrain_program::{
-    Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, RunError, Runner, Scalars,
-    Suspended, Workspace,
+    Backend, Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, RunError, Runner,
+    Scalars, Suspended, Turn, Workspace,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -198,7 +198,7 @@ impl Weight {
     /// When the system does not give it.
     pub fn to_memory(&self) -> Result<Arc<Memory>> {
         let memory = self.room()?;
-        memory.write(0, self.initial.data());
+        memory.write(0, self.initial.data())?;
         Ok(memory)
     }
 
@@ -208,7 +208,7 @@ impl Weight {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
     /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
-    /// assert!(both.weights()[0].room()?.is_zero());
+    /// assert!(both.weights()[0].room()?.is_zero()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -223,7 +223,7 @@ impl Weight {
         let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
         let fits = lent.dtype == dtype && lent.dims == dims;
         if fits && lent.memory.len() >= self.initial.data().len() {
-            let address = lent.memory.as_ptr().addr();
+            let address = lent.memory.host().map_or(0, |memory| memory.as_ptr().addr());
             if address.is_multiple_of(dtype.size()) {
                 return Ok(());
             }
@@ -291,7 +291,7 @@ impl Pool {
 /// # let weights: Vec<ortrain::Lent<'_>> = both.lent(&memories);
 /// # let batch = setup::batch();
 /// # let x = [ortrain::Given::from(&batch[0])];
-/// let live = both.forward(&weights, &x, &mut |_, _, _, _| {})?;
+/// let live = both.forward(&weights, &x, &mut |_, _, _, _| Ok(()))?;
 /// assert!(live.bytes() > 0);
 /// drop(live);
 /// assert_eq!(both.live_bytes(), 0);
@@ -313,7 +313,7 @@ impl LiveForward {
     /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<ortrain::Result<Vec<_>>>()?;
     /// # let batch = setup::batch();
     /// let x = [ortrain::Given::from(&batch[0])];
-    /// let live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| {})?;
+    /// let live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| Ok(()))?;
     /// assert_eq!(live.bytes(), both.live_bytes());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -405,6 +405,7 @@ pub struct ForwardBackward {
     evaluation: Option<Mutex<Prepared>>,
     graphs: Option<Box<Graphs>>,
     pool: Arc<Pool>,
+    backend: Arc<dyn Backend>,
     /// A workspace as each pass begins with it.
     limit: Option<usize>,
     held: usize,
@@ -559,7 +560,7 @@ impl ForwardBackward {
             Mutex::new(Prepared {
                 runners: Runners::new(graph, roles, backend.clone()).precision(precision),
                 signature: Signature::new(inputs.clone()),
-                plan: Workspace::limited(limit, held).iteration_limit(iterations),
+                plan: Workspace::limited(backend.clone(), limit, held).iteration_limit(iterations),
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
@@ -580,6 +581,7 @@ impl ForwardBackward {
             input_gradients,
             label,
             pool: Arc::default(),
+            backend: backend.clone(),
             limit,
             held,
             iterations,
@@ -620,7 +622,7 @@ impl ForwardBackward {
         let prepared = Prepared {
             runners: Runners::new(graph.clone(), roles, backend.clone()).precision(precision),
             signature: Signature::new(inputs.clone()),
-            plan: Workspace::limited(limit, 0).iteration_limit(iterations),
+            plan: Workspace::limited(backend.clone(), limit, 0).iteration_limit(iterations),
         };
         Ok(ForwardBackward {
             label: label.to_owned(),
@@ -635,6 +637,7 @@ impl ForwardBackward {
             evaluation: None,
             graphs: None,
             pool: Arc::default(),
+            backend: backend.clone(),
             limit,
             held: 0,
             iterations,
@@ -871,8 +874,11 @@ impl ForwardBackward {
         pass.scalars = scalars;
         let planes = self.planes(&pass.weights, &[]);
         let bindings = Bindings { planes: &planes };
-        let suspended =
-            runner.run_before(&bindings, &mut pass.work, Entry::Overwrite, scalars, inputs, deliver);
+        let suspended = runner.run_before(
+            Turn::new(&bindings, &mut pass.work, Entry::Overwrite, scalars),
+            inputs,
+            deliver,
+        );
         drop(planes);
         pass.suspended = suspended.map_err(|error| self.explained(&self.training, error, inputs))?;
         pass.runner = Some(runner);
@@ -893,7 +899,7 @@ impl ForwardBackward {
     /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
     /// # let rooms = both.weights().iter().map(|weight| weight.room()).collect::<Result<Vec<_>, _>>()?;
     /// # let x = [Given::from(&batch[0])];
-    /// let mut live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| {})?;
+    /// let mut live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| Ok(()))?;
     /// let of_logits = Tensor::f32(&[2, 10], &[1.0; 20]);
     /// let seeds = [Given::from(&of_logits)];
     /// let of_x = collect(|deliver| both.backward(&mut live, &seeds, &both.lent(&rooms), deliver))?;
@@ -929,15 +935,8 @@ impl ForwardBackward {
         let bindings = Bindings { planes: &planes };
         let suspended = std::mem::take(&mut pass.suspended);
         let scalars = pass.scalars;
-        let outcome = runner.run_after(
-            suspended,
-            &bindings,
-            &mut pass.work,
-            Entry::Overwrite,
-            scalars,
-            output_gradients,
-            deliver,
-        );
+        let turn = Turn::new(&bindings, &mut pass.work, Entry::Overwrite, scalars);
+        let outcome = runner.run_after(suspended, turn, output_gradients, deliver);
         drop(planes);
         self.pool.give_back(pass);
         Ok(outcome?)
@@ -973,7 +972,8 @@ impl ForwardBackward {
         let pass = live.pass.as_mut().expect("it has just begun");
         let planes = self.planes(&pass.weights, &[]);
         let (bindings, scalars) = (Bindings { planes: &planes }, Scalars::default());
-        let outcome = runner.run(&bindings, &mut pass.work, Entry::Overwrite, scalars, inputs, deliver);
+        let turn = Turn::new(&bindings, &mut pass.work, Entry::Overwrite, scalars);
+        let outcome = runner.run(turn, inputs, deliver);
         outcome.map_err(|error| self.explained(evaluation, error, inputs))
     }
 
@@ -993,7 +993,7 @@ impl ForwardBackward {
     fn begin(&self, weights: &[Lent<'_>]) -> LiveForward {
         let idle = self.pool.idle().pop();
         let mut pass = idle.unwrap_or_else(|| {
-            let work = Workspace::limited(self.limit, self.held)
+            let work = Workspace::limited(self.backend.clone(), self.limit, self.held)
                 .iteration_limit(self.iterations)
                 .interrupt(self.interrupt.clone());
             let weights = Vec::with_capacity(self.weights.len());
@@ -1041,7 +1041,7 @@ impl ForwardBackward {
             }
             let bytes = self.weights[k].initial.data().len();
             for (memory, is_written) in [(weight, false), (gradient.memory, true)] {
-                let start = memory.as_ptr() as usize;
+                let Some(start) = memory.host().map(|memory| memory.as_ptr() as usize) else { continue };
                 if bytes > 0 {
                     places.push((start, start + bytes, is_written, k));
                 }

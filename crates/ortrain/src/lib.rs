@@ -84,6 +84,7 @@ mod export;
 mod forward_backward;
 pub mod gradient;
 mod head;
+mod home;
 mod inputs;
 mod inspect;
 mod kind;
@@ -191,12 +192,12 @@ pub use ortrain_checkpoint::Property;
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
 /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-/// let limits = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?.limits;
+/// let limits = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?.limits;
 /// assert!(limits.flops > 0.0 && limits.bandwidth > 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
-pub use ortrain_cpu::Limits;
+pub use ortrain_program::Limits;
 
 /// An element type.
 ///
@@ -448,7 +449,10 @@ pub use ortrain_program::Cost;
 /// use ortrain::Deliver;
 ///
 /// let mut shapes = Vec::new();
-/// let deliver: &mut Deliver<'_> = &mut |_, _, dims, _| shapes.push(dims.to_vec());
+/// let deliver: &mut Deliver<'_> = &mut |_, _, dims, _| {
+///     shapes.push(dims.to_vec());
+///     Ok(())
+/// };
 /// module.train_step(&mut state, &inputs, deliver)?;
 /// assert_eq!(shapes, [[0_usize; 0]], "a loss of rank 0");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -495,18 +499,82 @@ pub use ortrain_program::Given;
 #[doc(inline)]
 pub use ortrain_program::LargeBuffer;
 
-/// A plane: memory that never moves, and may be read and written from several places.
+/// A plane: memory in this process or on a device, which never moves, and may be read and written from several places.
 ///
 /// ```
 /// use ortrain::Memory;
 ///
 /// let plane = Memory::try_new(1024)?;
-/// plane.write(256, &1.5_f32.to_le_bytes());
-/// assert_eq!(plane.to_vec(256, 8), [0, 0, 0xc0, 0x3f, 0, 0, 0, 0]);
+/// plane.write(256, &1.5_f32.to_le_bytes())?;
+/// assert_eq!(plane.to_vec(256, 8)?, [0, 0, 0xc0, 0x3f, 0, 0, 0, 0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
 pub use ortrain_program::Memory;
+
+/// Memory of this process: what [`Memory`] is where nothing says otherwise.
+///
+/// ```
+/// use ortrain::Memory;
+///
+/// let plane = Memory::try_new(1024)?;
+/// let memory = plane.host().expect("it lies in this process");
+/// assert!(memory.as_ptr().addr().is_multiple_of(ortrain::ALIGNMENT));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::HostMemory;
+
+/// Memory that lies on a device. Its backend makes it; copies reach it from here.
+///
+/// ```
+/// use std::any::Any;
+/// use std::sync::{Arc, Mutex};
+///
+/// use ortrain::{DeviceError, DeviceMemory, Memory};
+///
+/// /// Bytes behind a lock, as a device would keep them.
+/// #[derive(Debug)]
+/// struct Remote(Mutex<Vec<u8>>);
+///
+/// impl DeviceMemory for Remote {
+///     fn size(&self) -> usize {
+///         self.0.lock().unwrap().len()
+///     }
+///     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+///         self.0.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
+///         Ok(())
+///     }
+///     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+///         bytes.copy_from_slice(&self.0.lock().unwrap()[offset..offset + bytes.len()]);
+///         Ok(())
+///     }
+///     fn clear(&self) -> Result<(), DeviceError> {
+///         self.0.lock().unwrap().fill(0);
+///         Ok(())
+///     }
+///     fn as_any(&self) -> &dyn Any {
+///         self
+///     }
+/// }
+///
+/// let memory = Memory::Device(Arc::new(Remote(Mutex::new(vec![0; 8]))));
+/// memory.write(2, &[7, 9])?;
+/// assert_eq!(memory.to_vec(1, 4)?, [0, 7, 9, 0]);
+/// assert!(memory.host().is_none(), "this process has no address for it");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::DeviceMemory;
+
+/// A call on a device that failed.
+///
+/// ```
+/// let error = ortrain::DeviceError { device: "vulkan".into(), reason: "the device is lost".into() };
+/// assert_eq!(error.to_string(), "the device \"vulkan\" failed: the device is lost");
+/// ```
+#[doc(inline)]
+pub use ortrain_program::DeviceError;
 
 /// Memory of somebody else, who lends it: [`Memory::lent`] makes a plane of it, which keeps the lender.
 ///
@@ -531,8 +599,9 @@ pub use ortrain_program::Memory;
 ///
 /// let counters = Arc::new(Counters([1, 2, 3].map(AtomicU8::new)));
 /// let plane = Memory::lent(counters.clone());
-/// plane.write(1, &[7]);
+/// plane.write(1, &[7])?;
 /// assert_eq!(counters.0[1].load(Ordering::Relaxed), 7);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
 pub use ortrain_program::LentMemory;
@@ -561,7 +630,7 @@ pub use ortrain_program::MemoryNeed;
 ///
 /// let options = SessionOptions::default().memory_limit(1000);
 /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
-/// let Err(Error::StepOverLimit { over, .. }) = session.run(&inputs, &mut |_, _, _, _| {}) else {
+/// let Err(Error::StepOverLimit { over, .. }) = session.run(&inputs, &mut |_, _, _, _| Ok(())) else {
 ///     panic!("1000 bytes are not enough")
 /// };
 /// assert_eq!((over.limit, over.largest[0].label.as_str()), (1000, "hidden"));

@@ -29,7 +29,7 @@ const MEMORY: &str = "Memory";
 /// let mut rates = Vec::new();
 /// for _ in 0..3 {
 ///     rates.push(optimizer.learning_rate(&state)?);
-///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
 ///     optimizer.step(&mut state, &module)?;
 ///     scheduler.step(&mut state)?;
 ///     module.lazy_reset_grad();
@@ -130,7 +130,7 @@ impl LrScheduler {
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// let mut scheduler = ortrain::LrScheduler::new(&mut state, "Linear(total=4)".parse()?, 1.0)?;
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// scheduler.step(&mut state)?;
     /// assert_eq!(optimizer.learning_rate(&state)?, 0.75);

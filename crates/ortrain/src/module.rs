@@ -6,25 +6,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use ortrain_cpu::Cpu;
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
-    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given,
+    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, HOST,
     ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError,
-    Scalars, Schedule, Workspace,
+    Scalars, Schedule, Turn, Workspace,
 };
 
 use crate::anomaly::{self, Again, Anomaly};
+use crate::backend::limits_of;
 use crate::binding::{self, bind, is_gradient};
 use crate::bound::{described, is_read_in_place, whole_copy};
+use crate::home::Home;
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
 use crate::profile::{Collector, Products};
 use crate::runners::Runners;
-use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
+use crate::state::{Entry, PlaneLayout, StateLayout};
 use crate::step_inputs::StepInputs;
 use crate::trace::Trace;
 use crate::{
@@ -253,6 +254,8 @@ struct Phase {
 pub struct Module {
     layout: Arc<StateLayout>,
     gradients: Vec<Arc<Memory>>,
+    /// Tells the state that this module lives.
+    _state: Arc<()>,
     /// Parameters in the order of the training model's inputs.
     parameters: Vec<Arc<str>>,
     train: Phase,
@@ -491,15 +494,17 @@ impl Module {
         let is_frozen = |name| state.entry(name).is_some_and(|entry| !entry.requires_grad);
         let graph = train.runners.graph();
         let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
-        let work = Workspace::limited(options.memory_limit, held(&layout))
+        let work = Workspace::limited(backend.clone(), options.memory_limit, held(&layout))
             .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
             .interrupt(options.interrupt);
         check_planes(&layout, options.memory_limit)?;
-        let gradients = zeroed(&layout.trainable)?;
+        let gradients = Home::of(&backend).zeroed(&layout.trainable)?;
+        state.move_for_module(&backend)?;
         state.set_gradients(gradients.clone());
         Ok(Module {
             layout,
             gradients,
+            _state: state.modules().clone(),
             parameters: bound.parameters,
             train,
             eval,
@@ -562,20 +567,21 @@ impl Module {
     ) -> Result<Vec<Option<Tensor>>> {
         self.check_state(state)?;
         // An anomaly is looked for by steps on the same values again.
-        let stays_in_place = !self.detect_anomaly;
+        let stays_in_place = !self.detect_anomaly && self.backend.device() == HOST;
         let planes: Vec<(usize, usize)> = binding::planes(state, &self.gradients)
             .into_iter()
+            .filter_map(Memory::host)
             .map(|plane| (plane.as_ptr().addr(), plane.as_ptr().addr() + plane.len()))
             .collect();
         let phase = self.phase_mut(training)?;
         phase.signature.check_described(described(feeds).into_iter())?;
         let copy = |(k, feed): (usize, &Feed<'_>)| {
-            let Feed::Lent(lent) = feed else { return None };
+            let Feed::Lent(lent) = feed else { return Ok(None) };
             let written = planes.iter().chain(taken).copied();
             let stays = stays_in_place && !phase.written.contains(&k) && is_read_in_place(lent, written);
-            if stays { None } else { whole_copy(feed) }
+            if stays { Ok(None) } else { whole_copy(feed) }
         };
-        Ok(feeds.iter().enumerate().map(copy).collect())
+        feeds.iter().enumerate().map(copy).collect()
     }
 
     /// A train step on inputs that [`Module::copies`] has checked.
@@ -605,7 +611,7 @@ impl Module {
         if inputs.lent.is_empty() {
             return self.with_limit_that_fits(error, inputs.given, training);
         }
-        let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, whole_copy(&Feed::Lent(*lent))?));
+        let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, whole_copy(&Feed::Lent(*lent)).ok()??));
         let copies: Vec<(usize, Tensor)> = inputs.lent.iter().filter_map(copy).collect();
         let mut all: Vec<Given<'_>> = inputs.given.to_vec();
         copies.iter().for_each(|(at, tensor)| all.insert(*at, Given::from(tensor)));
@@ -645,15 +651,18 @@ impl Module {
         let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
             Vec::new()
         } else {
-            written().map(|plane| (plane.clone(), plane.to_vec(0, plane.len()))).collect()
+            let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
+            written().map(copy).collect::<Result<_>>()?
         };
         let mut fill = Fill::new(outputs);
         self.run_train(state, StepInputs::copied(inputs), &mut |k, dtype, dims, value| {
-            fill.take(k, dtype, dims, value);
+            fill.take(k, dtype, dims, value)
         })
         .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         if let Err(error) = fill.finish(&self.train.outputs) {
-            before.iter().for_each(|(plane, bytes)| plane.write(0, bytes));
+            for (plane, bytes) in &before {
+                plane.write(0, bytes)?;
+            }
             return Err(error);
         }
         self.count_train_step(state);
@@ -694,8 +703,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         // The first step replaces gradients of zero: a training that is resumed has the bits of one that was not interrupted.
-        let start_at_zero = || self.is_new && self.gradients.iter().all(|plane| plane.is_zero());
-        let accumulates = self.accumulate && !start_at_zero();
+        let accumulates = self.accumulate && !(self.is_new && self.gradients_are_zero()?);
         let entry = if accumulates { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let mut planes = binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();
@@ -710,7 +718,8 @@ impl Module {
         let inputs = inputs.given;
         // Frozen planes hold running statistics.
         let written = self.layout.trainable.len()..planes.len();
-        let copies = written.clone().map(|k| copy_of(planes[k])).collect::<Result<Vec<Memory>>>()?;
+        let home = Home::of(&self.backend);
+        let copies = written.clone().map(|k| home.copy(planes[k])).collect::<Result<Vec<Memory>>>()?;
         let mut seen = None;
         let outputs = &self.train.outputs;
         self.train.runners.run(
@@ -721,20 +730,33 @@ impl Module {
             inputs,
             &mut |k, dtype, dims, value| {
                 if seen.is_none() {
-                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
+                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value)?;
                 }
-                deliver(k, dtype, dims, value);
+                deliver(k, dtype, dims, value)
             },
         )?;
-        let Some(seen) = seen.or_else(|| anomaly::of_planes(&self.layout, &planes)) else { return Ok(()) };
+        let seen = match seen {
+            Some(seen) => Some(seen),
+            None => anomaly::of_planes(&self.layout, &planes)?,
+        };
+        let Some(seen) = seen else { return Ok(()) };
         for (k, copy) in written.clone().zip(&copies) {
-            planes[k].write(0, &copy.to_vec(0, copy.len()));
+            planes[k].write(0, &copy.to_vec(0, copy.len())?)?;
         }
         let first = written.start;
         let again: binding::Planes<'_> = planes[..first].iter().copied().chain(&copies).collect();
         let (runners, backend, layout) = (&self.train.runners, &self.backend, &*self.layout);
         let again = Again { runners, backend, planes: &again, entry, scalars, inputs, layout };
         Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
+    }
+
+    fn gradients_are_zero(&self) -> Result<bool> {
+        for plane in &self.gradients {
+            if !plane.is_zero()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Checks that the gradients are not those that [`Module::lazy_reset_grad`] has given up.
@@ -768,7 +790,7 @@ impl Module {
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// assert!(module.doubt_of_gradients().is_some_and(|doubt| doubt.contains("no training step yet")));
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// assert_eq!(module.doubt_of_gradients(), None);
     /// optimizer.step(&mut state, &module)?;
     /// assert!(module.doubt_of_gradients().is_some_and(|doubt| doubt.contains("the same gradients")));
@@ -776,7 +798,8 @@ impl Module {
     /// ```
     #[must_use]
     pub fn doubt_of_gradients(&self) -> Option<&'static str> {
-        if self.is_new && self.gradients.iter().all(|plane| plane.is_zero()) {
+        // A device that fails says so in the step.
+        if self.is_new && self.gradients_are_zero().unwrap_or_default() {
             return Some("the module ran no training step yet, so all gradients are zero");
         }
         let used = self.gradients_are_used.load(Ordering::Relaxed);
@@ -847,9 +870,9 @@ impl Module {
             inputs,
             &mut |k, dtype, dims, value| {
                 if seen.is_none() {
-                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
+                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value)?;
                 }
-                deliver(k, dtype, dims, value);
+                deliver(k, dtype, dims, value)
             },
         );
         if let Err(error) = run {
@@ -946,7 +969,7 @@ impl Module {
     /// use ortrain::ProfileOptions;
     ///
     /// let options = ProfileOptions::default().steps(2);
-    /// let profile = module.profile(&state, &inputs, options, &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(()))?;
     /// assert_eq!(profile.steps.len(), 2);
     /// assert!(profile.instructions.iter().any(|instruction| instruction.kind == "MatMul"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -976,7 +999,8 @@ impl Module {
         // Gradients are written, and so are frozen planes, where running statistics lie.
         let trainable = self.layout.trainable.len();
         let written = if options.training { trainable..real.len() } else { 0..0 };
-        let copies = written.clone().map(|k| copy_of(real[k])).collect::<Result<Vec<_>>>()?;
+        let home = Home::of(&self.backend);
+        let copies = written.clone().map(|k| home.copy(real[k])).collect::<Result<Vec<_>>>()?;
         let mut planes: binding::Planes<'_> = real.iter().copied().collect();
         for (k, copy) in written.zip(&copies) {
             planes[k] = copy;
@@ -985,34 +1009,22 @@ impl Module {
         let runner = phase.runners.runner(&self.work, inputs)?;
         let scalars = scalars(state);
         for _ in 0..options.warmup {
-            runner.run(&bindings, &mut self.work, entry, scalars, inputs, &mut |_, _, _, _| {})?;
+            let turn = Turn::new(&bindings, &mut self.work, entry, scalars);
+            runner.run(turn, inputs, &mut |_, _, _, _| Ok(()))?;
         }
         let mut collector = Collector::new();
         for step in 0..options.steps {
             let start = Instant::now();
             let last = step + 1 == options.steps;
             let mut results = |at: usize, dtype, dims: &[usize], value: Delivered<'_>| {
-                if last {
-                    deliver(at, dtype, dims, value);
-                }
+                if last { deliver(at, dtype, dims, value) } else { Ok(()) }
             };
-            let work = &mut self.work;
-            runner.run_observed(
-                &bindings,
-                work,
-                entry,
-                scalars,
-                Some(&mut collector),
-                inputs,
-                &mut results,
-            )?;
+            let turn = Turn::new(&bindings, &mut self.work, entry, scalars).observed(Some(&mut collector));
+            runner.run(turn, inputs, &mut results)?;
             collector.step(start, Instant::now());
         }
-        let limits = Cpu::new()?.limits();
-        let bf16_unit = self.backend.bf16_unit();
-        // What is emulated is made of multiply-adds.
-        let flops = bf16_unit.and_then(Cpu::bf16_flops).unwrap_or(limits.flops);
-        let products = Products { precision: self.precision, bf16_unit, flops };
+        let limits = limits_of(&*self.backend)?;
+        let products = Products { precision: self.precision, bf16_unit: self.backend.bf16_unit() };
         let planning = phase.runners.planning(&self.work, inputs)?;
         Ok(collector.finish(limits, runner.need(&self.work), planning, products))
     }
@@ -1025,8 +1037,8 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let mut step = |module: &mut ortrain::Module| module.train_step(&mut state, &inputs, &mut |_, _, _, _| {});
-    /// let first = |module: &ortrain::Module| module.gradient("fc2.bias").unwrap().to_tensor().to_vec::<f32>()[0];
+    /// let mut step = |module: &mut ortrain::Module| module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
+    /// let first = |module: &ortrain::Module| module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0];
     ///
     /// step(&mut module)?;
     /// let once = first(&module);
@@ -1151,9 +1163,9 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// let gradient = module.gradient("fc2.bias").unwrap();
-    /// assert!(gradient.to_tensor().to_vec::<f32>().iter().any(|element| *element != 0.0));
+    /// assert!(gradient.to_tensor()?.to_vec::<f32>().iter().any(|element| *element != 0.0));
     /// assert!(module.gradient("fc1.bias").is_none(), "it is frozen");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -1182,9 +1194,9 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// # let theirs = vec![0_u8; module.gradient_planes()[0].len()];
-    /// # let before = module.gradient("fc2.bias").unwrap().to_tensor().to_vec::<f32>()[0];
+    /// # let before = module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0];
     /// let plane = &module.gradient_planes()[0];
     /// let ours = plane.to_vec(0, plane.len());
     /// let float = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
@@ -1193,8 +1205,8 @@ impl Module {
     ///     .zip(theirs.chunks_exact(4))
     ///     .flat_map(|(a, b)| ((float(a) + float(b)) / 2.0).to_le_bytes())
     ///     .collect();
-    /// plane.write(0, &mean);
-    /// # assert_eq!(module.gradient("fc2.bias").unwrap().to_tensor().to_vec::<f32>()[0], before / 2.0);
+    /// plane.write(0, &mean)?;
+    /// # assert_eq!(module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0], before / 2.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -1266,7 +1278,7 @@ impl Module {
     /// let clients = [vec![1.0_f32; 970], vec![3.0; 970]];
     /// let mean: Vec<f32> = clients[0].iter().zip(&clients[1]).map(|(a, b)| (a + b) / 2.0).collect();
     /// module.copy_buffer_to_parameters(&mut state, &mean, true)?;
-    /// assert_eq!(state.parameter("fc2.bias")?.to_tensor().to_vec::<f32>(), [2.0; 10]);
+    /// assert_eq!(state.parameter("fc2.bias")?.to_tensor()?.to_vec::<f32>(), [2.0; 10]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -1294,7 +1306,7 @@ impl Module {
             }
             state.finish_nominal()?;
         }
-        self.unpack(state, trainable_only, buffer, |entry| state.memory_of(entry));
+        self.unpack(state, trainable_only, buffer, |entry| state.memory_of(entry))?;
         if !trainable_only {
             state.bump_generation();
         }
@@ -1309,7 +1321,7 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// let gradients = module.copy_gradients_to_buffer(&state)?;
     /// let norm = gradients.iter().map(|element| element * element).sum::<f32>().sqrt();
     /// assert!(norm > 0.0);
@@ -1331,7 +1343,7 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// let mut gradients = module.copy_gradients_to_buffer(&state)?;
     /// gradients.iter_mut().for_each(|element| *element = element.clamp(-0.01, 0.01));
     /// module.copy_buffer_to_gradients(&state, &gradients)?;
@@ -1344,7 +1356,7 @@ impl Module {
     pub fn copy_buffer_to_gradients(&mut self, state: &CheckpointState, buffer: &[f32]) -> Result<()> {
         self.check_state(state)?;
         self.check_buffer(state, true, buffer)?;
-        self.unpack(state, true, buffer, |entry| &self.gradients[entry.plane]);
+        self.unpack(state, true, buffer, |entry| &self.gradients[entry.plane])?;
         Ok(())
     }
 
@@ -1358,7 +1370,7 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// for norms in module.norms(&state)? {
     ///     assert!(norms.gradient > 0.0, "{} learns nothing", norms.name);
     /// }
@@ -1370,18 +1382,21 @@ impl Module {
     pub fn norms(&self, state: &CheckpointState) -> Result<Vec<Norms>> {
         self.check_state(state)?;
         let trained = state.entries().iter().filter(|entry| entry.requires_grad);
-        let norms = trained.map(|entry| Norms {
-            name: entry.name.to_string(),
-            parameter: norm(entry, state.memory_of(entry)),
-            gradient: norm(entry, &self.gradients[entry.plane]),
+        let norms = trained.map(|entry| {
+            Ok(Norms {
+                name: entry.name.to_string(),
+                parameter: norm(entry, state.memory_of(entry))?,
+                gradient: norm(entry, &self.gradients[entry.plane])?,
+            })
         });
-        Ok(norms.collect())
+        norms.collect()
     }
 
     /// The L2 norm of all gradients together.
-    pub(crate) fn gradient_norm(&self, state: &CheckpointState) -> f64 {
+    pub(crate) fn gradient_norm(&self, state: &CheckpointState) -> Result<f64> {
         let trained = state.entries().iter().filter(|entry| entry.requires_grad);
-        trained.map(|entry| norm(entry, &self.gradients[entry.plane]).powi(2)).sum::<f64>().sqrt()
+        let squares = trained.map(|entry| Ok(norm(entry, &self.gradients[entry.plane])?.powi(2)));
+        Ok(squares.sum::<Result<f64>>()?.sqrt())
     }
 
     /// What `memory` holds for each parameter, one after the other.
@@ -1396,7 +1411,7 @@ impl Module {
         for entry in self.packed(state, trainable_only) {
             packable(entry)?;
             let (part, after) = rest.split_at_mut(entry.elements());
-            memory(entry).read(entry.offset, bytemuck::cast_slice_mut(part));
+            memory(entry).read(entry.offset, bytemuck::cast_slice_mut(part))?;
             rest = after;
         }
         Ok(buffer)
@@ -1418,12 +1433,13 @@ impl Module {
         trainable_only: bool,
         mut buffer: &[f32],
         memory: impl Fn(&'a Entry) -> &'a Arc<Memory>,
-    ) {
+    ) -> Result<()> {
         for entry in self.packed(state, trainable_only) {
             let (part, after) = buffer.split_at(entry.elements());
-            memory(entry).write(entry.offset, bytemuck::cast_slice(part));
+            memory(entry).write(entry.offset, bytemuck::cast_slice(part))?;
             buffer = after;
         }
+        Ok(())
     }
 
     /// Writes the evaluation model, cut down to the given outputs and with the parameters' current values inside.
@@ -1531,7 +1547,7 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// assert!(module.memory().work > 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -1553,7 +1569,7 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// assert!(module.dump().contains("training"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -1579,7 +1595,7 @@ impl Module {
 
     fn check_layout(&self, state: &CheckpointState) -> Result<()> {
         match state.shared_layout() {
-            Some(layout) if *layout == self.layout => Ok(()),
+            Some(layout) if *layout == self.layout => state.check_device(self.backend.device()),
             _ => Err(Error::OtherState { what: "module" }),
         }
     }
@@ -1607,7 +1623,7 @@ pub struct Norms {
 }
 
 /// The L2 norm of a parameter, or of its gradient, in a plane.
-fn norm(entry: &Entry, plane: &Memory) -> f64 {
+fn norm(entry: &Entry, plane: &Memory) -> Result<f64> {
     /// A multiple of every element's size.
     const PART: usize = 1 << 16;
     let bytes = entry.elements() * entry.dtype.size();
@@ -1615,7 +1631,7 @@ fn norm(entry: &Entry, plane: &Memory) -> f64 {
     let mut sum = 0.0;
     for at in (0..bytes).step_by(PART) {
         let part = &mut part[..PART.min(bytes - at)];
-        plane.read(entry.offset + at, part);
+        plane.read(entry.offset + at, part)?;
         sum += match entry.dtype {
             DType::F32 => sum_of_squares(part, |bits: [u8; 4]| f64::from(f32::from_le_bytes(bits))),
             DType::F64 => sum_of_squares(part, f64::from_le_bytes),
@@ -1625,7 +1641,7 @@ fn norm(entry: &Entry, plane: &Memory) -> f64 {
             }
         };
     }
-    sum.sqrt()
+    Ok(sum.sqrt())
 }
 
 /// The sum of the squares of numbers: of sixteen sums side by side, for one sum waits for itself at each number.
@@ -1641,13 +1657,6 @@ fn sum_of_squares<const SIZE: usize>(bytes: &[u8], number: impl Fn([u8; SIZE]) -
     }
     sums.iter_mut().zip(rest).for_each(|(sum, &bits)| add(sum, bits));
     sums.iter().sum()
-}
-
-/// A plane with the same content.
-fn copy_of(plane: &Memory) -> Result<Memory> {
-    let copy = Memory::try_new(plane.len()).map_err(RunError::from)?;
-    copy.write(0, &plane.to_vec(0, plane.len()));
-    Ok(copy)
 }
 
 /// Bytes of parameters and gradients.

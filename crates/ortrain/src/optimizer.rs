@@ -91,7 +91,7 @@ struct Table {
 /// # let batch = setup::batch();
 /// # let inputs = batch.each_ref().map(ortrain::Given::from);
 /// let before = state.parameter("fc2.bias")?.to_tensor();
-/// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+/// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
 /// optimizer.step(&mut state, &module)?;
 /// assert_ne!(state.parameter("fc2.bias")?.to_tensor(), before);
 /// assert_eq!(state.optimizer_step_count(), 1);
@@ -229,7 +229,7 @@ impl Optimizer {
             let runners = Runners::new(graph, roles, module.backend().clone());
             // An update is over soon, and what it overwrites would have to be kept to put it back: it is not
             // interrupted.
-            let work = Workspace::new();
+            let work = Workspace::new(module.backend().clone());
             let parameters = optimizer.groups.len();
             let table = Table { columns, ..Table::default() };
             let made = Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
@@ -270,7 +270,7 @@ impl Optimizer {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// assert_eq!(state.optimizer_step_count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -301,7 +301,7 @@ impl Optimizer {
             let needs = OptimizerNeeds { spec: &self.spec, in_model: self.in_model, slots: &self.slots };
             state.prepare_optimizer(&needs, false)?;
         }
-        let norm = self.clips.then(|| module.gradient_norm(state));
+        let norm = self.clips.then(|| module.gradient_norm(state)).transpose()?;
         let optimizer = known(state)?;
         let step = optimizer.step.saturating_add(1);
         if !self.in_model {
@@ -348,9 +348,9 @@ impl Optimizer {
                 (DType::Bool, 1) => value.copy_to(&mut updated),
                 (DType::F64, 1) => {
                     has_norm = true;
-                    value.copy_to(&mut told);
+                    value.copy_to(&mut told)
                 }
-                _ => {}
+                _ => Ok(()),
             },
         )?;
         drop(planes);

@@ -1,7 +1,7 @@
 //! Where the results of a step go.
 
 use ortrain_graph::{DType, Tensor, byte_length};
-use ortrain_program::{Deliver, Delivered};
+use ortrain_program::{Deliver, Delivered, DeviceError};
 
 use crate::{Error, Result, ValueInfo};
 
@@ -26,9 +26,10 @@ pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<
     let mut results = Vec::new();
     step(&mut |_, dtype, dims, value| {
         let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        value.copy_to(&mut bytes);
+        value.copy_to(&mut bytes)?;
         results
             .push(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("results have the bytes they need"));
+        Ok(())
     })?;
     Ok(results)
 }
@@ -138,14 +139,21 @@ impl<'a, 'b> Fill<'a, 'b> {
         Fill { destinations, misfit: None }
     }
 
-    pub(crate) fn take(&mut self, at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>) {
+    pub(crate) fn take(
+        &mut self,
+        at: usize,
+        dtype: DType,
+        dims: &[usize],
+        value: Delivered<'_>,
+    ) -> std::result::Result<(), DeviceError> {
         match self.destinations.get_mut(at) {
             Some(destination) if destination.dtype == dtype && destination.dims == dims => {
-                value.copy_to(destination.bytes);
+                value.copy_to(destination.bytes)?;
             }
             _ if self.misfit.is_none() => self.misfit = Some((at, dtype, dims.to_vec())),
             _ => {}
         }
+        Ok(())
     }
 
     /// An error if some result did not fit.

@@ -44,7 +44,7 @@ pub(crate) fn explained(
         if enough > LARGEST_PLANNED {
             break;
         }
-        match plan(&Workspace::limited(Some(enough), over.need.held), None) {
+        match plan(&Workspace::limited(work.backend().clone(), Some(enough), over.need.held), None) {
             // What kernels use is known when they are prepared.
             Ok((_, need)) if need.total() > enough => enough = need.total(),
             Ok(_) => {

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ortrain_cpu::Limits;
+use ortrain_program::Limits;
 use ortrain_program::{Copied, MemoryNeed, Observer, Precision, Program};
 use rustc_hash::FxHashMap;
 
@@ -83,7 +83,7 @@ impl ProfileOptions {
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
 /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
 /// let products = profile.instructions.iter().filter(|instruction| instruction.kind == "MatMul");
 /// for instruction in products {
 ///     assert!(instruction.flops > 0 && instruction.min <= instruction.median);
@@ -124,7 +124,7 @@ impl InstructionProfile {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// assert!(profile.instructions.iter().all(|instruction| instruction.share() >= 0.0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -143,7 +143,7 @@ impl InstructionProfile {
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
 /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
 /// assert!(profile.to_string().contains("MatMul"));
 /// assert_eq!(profile.memory, module.memory_need(&inputs, true)?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -201,8 +201,6 @@ struct Row {
 pub(crate) struct Products {
     pub(crate) precision: Precision,
     pub(crate) bf16_unit: Option<&'static str>,
-    /// Operations per second at most, from registers.
-    pub(crate) flops: f64,
 }
 
 /// Takes down what steps do.
@@ -253,7 +251,9 @@ impl Collector {
             let flops = match row.precision {
                 Precision::F32 => row.flops as f64,
                 precision => {
-                    row.flops as f64 * precision.products().len() as f64 * (limits.flops / products.flops)
+                    row.flops as f64
+                        * precision.products().len() as f64
+                        * (limits.flops / limits.product_flops)
                 }
             };
             Duration::from_secs_f64(limits.seconds(flops, row.bytes as f64))
@@ -347,7 +347,7 @@ impl Profile {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// assert!(profile.steps.contains(&profile.step_time()));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -365,7 +365,7 @@ impl Profile {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// assert!(profile.total() <= profile.steps.iter().sum());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -381,7 +381,7 @@ impl Profile {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// assert!(!profile.bound().is_zero());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -400,7 +400,7 @@ impl Profile {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// assert!(profile.chrome_trace_json().contains("traceEvents"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -446,7 +446,7 @@ impl Profile {
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// # let folder = tempfile::tempdir()?;
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// profile.chrome_trace(folder.path().join("step.json"))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -155,15 +155,16 @@ fn results(
     let mut found = vec![None; names.len()];
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     Runners::new(graph, roles, backend.clone()).run(
-        &mut Workspace::limited(Some(LARGEST.1), 0),
+        &mut Workspace::limited(backend.clone(), Some(LARGEST.1), 0),
         &[],
         Entry::Accumulate,
         Scalars::default(),
         &given,
         &mut |at, dtype, dims, value| {
             let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            value.copy_to(&mut bytes);
+            value.copy_to(&mut bytes)?;
             found[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+            Ok(())
         },
     )?;
     Ok(found)

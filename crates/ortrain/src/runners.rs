@@ -8,7 +8,7 @@ use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
     Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, PASSES, PassLog, PlaneId,
-    Precision, RunError, Runner, Scalars, Schedule, Specialised, Workspace, place,
+    Precision, RunError, Runner, Scalars, Schedule, Specialised, Turn, Workspace, place,
 };
 use smallvec::SmallVec;
 
@@ -145,7 +145,7 @@ impl Runners {
     ) -> Result<()> {
         let runner = self.runner(work, given)?;
         let (bindings, observer) = (Bindings { planes }, trace.map(|trace| trace as &mut dyn Observer));
-        let run = runner.run_observed(&bindings, work, entry, scalars, observer, given, deliver);
+        let run = runner.run(Turn::new(&bindings, work, entry, scalars).observed(observer), given, deliver);
         run.map_err(|error| self.explained(error))
     }
 

@@ -29,7 +29,7 @@ pub(crate) const KIND: &str = "linear";
 /// let mut rates = Vec::new();
 /// for _ in 0..5 {
 ///     rates.push(optimizer.learning_rate(&state)?);
-///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
 ///     optimizer.step(&mut state, &module)?;
 ///     scheduler.step(&mut state)?;
 ///     module.lazy_reset_grad();
@@ -108,7 +108,7 @@ impl LinearLRScheduler {
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// let scheduler = ortrain::LinearLRScheduler::new(&mut state, 4, 8, 1.0)?;
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// scheduler.step(&mut state)?;
     /// assert_eq!(optimizer.learning_rate(&state)?, 0.25);

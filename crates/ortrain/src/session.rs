@@ -12,8 +12,8 @@ use ortrain_ops::passes::{infer::infer, updates::written};
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
 use ortrain_program::{
-    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
-    RunError, Scalars, SlotId, Workspace, align,
+    Backend, Bf16Fallback, Deliver, Entry, Given, HOST, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
+    Precision, RunError, Scalars, SlotId, Workspace, align,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -85,7 +85,7 @@ impl SessionOptions {
     ///
     /// let options = SessionOptions::default().memory_limit(1000);
     /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
-    /// let error = session.run(&inputs[..1], &mut |_, _, _, _| {}).unwrap_err();
+    /// let error = session.run(&inputs[..1], &mut |_, _, _, _| Ok(())).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::MemoryLimit);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -263,6 +263,11 @@ impl Variant {
         let signature = Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect());
         Ok(Variant { overridden, graph, inputs, signature, written: FxHashSet::default() })
     }
+
+    /// True if a run is to have a copy of the value of an input, at a position.
+    fn copies(&self, at: usize, lent: &Lent<'_>, fetches: &[Fetch<'_>]) -> bool {
+        self.written.contains(&at) || !is_read_in_place(lent, rooms(fetches))
+    }
 }
 
 /// The values of a run, in the order of a variant's inputs, tensors and sequences apart.
@@ -291,6 +296,15 @@ struct Limits {
     memory: Option<usize>,
     iterations: u64,
     interrupt: Option<Interrupt>,
+}
+
+impl Limits {
+    /// A workspace of the session on a backend.
+    fn workspace(&self, backend: &Arc<dyn Backend>) -> Workspace {
+        Workspace::limited(backend.clone(), self.memory, 0)
+            .iteration_limit(self.iterations)
+            .interrupt(self.interrupt.clone())
+    }
 }
 
 /// What a session runs, and how.
@@ -407,6 +421,7 @@ impl InferenceSession {
             iterations: options.iteration_limit.unwrap_or(ITERATION_LIMIT),
             interrupt: options.interrupt,
         };
+        let work = limits.workspace(&backend);
         Ok(InferenceSession {
             base: Variant::new(&label, graph, Vec::new())?,
             variants: Vec::new(),
@@ -415,9 +430,7 @@ impl InferenceSession {
             bf16_fallback: options.bf16_fallback,
             backend,
             prepared: Vec::new(),
-            work: Workspace::limited(limits.memory, 0)
-                .iteration_limit(limits.iterations)
-                .interrupt(limits.interrupt.clone()),
+            work,
             limits,
             outputs,
             model: (!overridable.is_empty()).then_some(model),
@@ -441,7 +454,9 @@ impl InferenceSession {
     /// # Errors
     /// When the backend does not compute the session's precision; it stays on the one that it has then.
     pub fn set_backend(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
-        self.backend = backend.with_precision(self.precision, self.bf16_fallback)?;
+        let backend = backend.with_precision(self.precision, self.bf16_fallback)?;
+        self.work = self.limits.workspace(&backend);
+        self.backend = backend;
         self.prepared.clear();
         Ok(())
     }
@@ -455,7 +470,7 @@ impl InferenceSession {
     /// # use ortrain::{InferenceSession, SessionOptions};
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// session.begin_trace();
-    /// session.run(&inputs[..1], &mut |_, _, _, _| {})?;
+    /// session.run(&inputs[..1], &mut |_, _, _, _| Ok(()))?;
     /// assert!(session.end_trace().is_some_and(|trace| trace.contains("model_run")));
     /// assert_eq!(session.end_trace(), None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -770,8 +785,12 @@ impl InferenceSession {
         check_feeds(variant, &feeds)?;
 
         // What is read where it lies, what is copied first, and sequences.
-        let copies: Vec<Option<Tensor>> =
-            feeds.iter().enumerate().map(|(k, feed)| copied(variant, k, feed, fetches)).collect();
+        let on_host = self.backend.device() == HOST;
+        let copy = |(k, feed): (usize, &Feed<'_>)| match feed {
+            Feed::Lent(lent) if !on_host || variant.copies(k, lent, fetches) => whole_copy(feed),
+            _ => Ok(None),
+        };
+        let copies: Vec<Option<Tensor>> = feeds.iter().enumerate().map(copy).collect::<Result<_>>()?;
         let (mut tensors, mut sequences, mut lent) = (Vec::new(), Sequences::new(), Vec::new());
         let mut key = Key {
             only: restricted.then(|| fetches.iter().map(|fetch| fetch.output).collect()),
@@ -816,7 +835,7 @@ impl InferenceSession {
             sequences.iter().zip(&key.shapes).map(|((dtype, _), shapes)| places(*dtype, shapes)).collect();
         for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&places) {
             for (tensor, place) in several.iter().zip(places) {
-                plane.write(place.start, tensor.data());
+                plane.write(place.start, tensor.data())?;
             }
         }
         let origin = |k: usize, fetch: &Fetch<'_>| origins[if restricted { k } else { fetch.output }];
@@ -838,16 +857,17 @@ impl InferenceSession {
             for (k, fetch) in fetches.iter().enumerate() {
                 match (&sources[k], &fetch.into) {
                     (Origin::Delivered(of), Some(into)) if *of == number && sure => {
-                        value.write_to(into.memory, bytes);
+                        value.write_to(into.memory, bytes)?;
                     }
                     (Origin::Delivered(of), _) if *of == number => {
                         let mut copy = vec![0; bytes];
-                        value.copy_to(&mut copy);
+                        value.copy_to(&mut copy)?;
                         delivered[k] = Tensor::new(dtype, dims.to_vec(), copy.into()).ok();
                     }
                     _ => {}
                 }
             }
+            Ok(())
         })?;
         if !sure {
             for (fetch, result) in fetches.iter().zip(&delivered) {
@@ -857,23 +877,25 @@ impl InferenceSession {
             }
             for (fetch, result) in fetches.iter().zip(&mut delivered) {
                 if let (Some(into), Some(result)) = (&fetch.into, result.take_if(|_| fetch.into.is_some())) {
-                    into.memory.write(0, result.data());
+                    into.memory.write(0, result.data())?;
                 }
             }
         }
         let planes = &self.prepared[at].planes;
         let value = |(k, source): (usize, &Origin)| match *source {
-            Origin::Delivered(_) => delivered[k].take().map(Value::Tensor),
+            Origin::Delivered(_) => Ok(delivered[k].take().map(Value::Tensor)),
             Origin::Sequence(at) => {
                 let (dtype, several) = sequences[at];
                 let read = |(tensor, place): (&Tensor, &Range<usize>)| {
-                    let bytes = planes[at].to_vec(place.start, place.len());
-                    Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("it has the size it had")
+                    let bytes = planes[at].to_vec(place.start, place.len())?;
+                    let read = Tensor::new(dtype, tensor.dims().to_vec(), bytes.into());
+                    Ok(read.expect("it has the size it had"))
                 };
-                Some(Value::Sequence(several.iter().zip(&places[at]).map(read).collect()))
+                let read = several.iter().zip(&places[at]).map(read).collect::<Result<_>>()?;
+                Ok(Some(Value::Sequence(read)))
             }
         };
-        Ok(sources.iter().enumerate().map(value).collect())
+        sources.iter().enumerate().map(value).collect()
     }
 
     /// Runs what is prepared on checked values.
@@ -905,7 +927,7 @@ impl InferenceSession {
     /// had been copied.
     fn explained_with_copies(&mut self, error: Error, feeds: &[Feed<'_>], key: &Key) -> Error {
         let Error::Run(RunError::OverLimit(_)) = &error else { return error };
-        let copies: Vec<Tensor> = feeds.iter().filter_map(whole_copy).collect();
+        let copies: Vec<Tensor> = feeds.iter().filter_map(|feed| whole_copy(feed).ok()?).collect();
         let tensors: Vec<Given<'_>> = copies.iter().map(Given::from).collect();
         let (only, shapes, overridden) = (key.only.clone(), key.shapes.clone(), key.overridden.clone());
         let Ok(at) = self.prepared(&Key { only, shapes, overridden, lent: Vec::new() }) else { return error };
@@ -1035,7 +1057,7 @@ impl InferenceSession {
             let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / size, tensors };
             // Of an empty sequence there is nothing to compute.
             roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
-            planes.push(Memory::new(bytes));
+            planes.push(self.backend.allocate(bytes, bytes).map_err(RunError::from)?);
         }
         let runners = Runners::new(graph, roles, self.backend.clone()).precision(self.precision);
         let mut key = Key {
@@ -1153,13 +1175,6 @@ fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
         }
     }
     variant.signature.check_described(described(feeds).into_iter())
-}
-
-/// The value of an input, at a position, if a run is to have a copy of it.
-fn copied(variant: &Variant, at: usize, feed: &Feed<'_>, fetches: &[Fetch<'_>]) -> Option<Tensor> {
-    let Feed::Lent(lent) = feed else { return None };
-    let stays = !variant.written.contains(&at) && is_read_in_place(lent, rooms(fetches));
-    if stays { None } else { whole_copy(feed) }
 }
 
 /// Checks what is known of the places of outputs before a run.

@@ -9,7 +9,8 @@ use ortrain_graph::{DType, Tensor};
 use ortrain_ops::optimizers::{OptimizerSpec, SlotShape, SlotSpec};
 use ortrain_program::{Memory, align};
 
-use crate::state::{Entry, PlaneLayout, TensorLayout, zeroed};
+use crate::home::Home;
+use crate::state::{Entry, PlaneLayout, TensorLayout};
 use crate::{Error, Result, StateLayout};
 
 /// A slot where it lies.
@@ -58,13 +59,13 @@ impl Wanted {
 
 impl Slot {
     /// A slot for every trainable parameter, all zero.
-    fn new(wanted: &Wanted, trainable: &[PlaneLayout], spec: &OptimizerSpec) -> Result<Slot> {
+    fn new(wanted: &Wanted, trainable: &[PlaneLayout], spec: &OptimizerSpec, home: &Home) -> Result<Slot> {
         let shape = wanted.shape()?;
         let layout = (trainable.iter())
             .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane, spec))
             .collect::<Option<Vec<PlaneLayout>>>()
             .ok_or_else(|| Error::State("the optimizer needs more memory than can be addressed".into()))?;
-        let planes = zeroed(&layout)?;
+        let planes = home.zeroed(&layout)?;
         Ok(Slot { name: wanted.slot.name.as_str().into(), shape, layout, planes })
     }
 
@@ -76,18 +77,22 @@ impl Slot {
     }
 
     /// A copy of the slot of a parameter.
-    pub(crate) fn tensor(&self, entry: &Entry) -> Option<Tensor> {
-        let (dtype, tensor, plane) = self.find(entry)?;
+    pub(crate) fn tensor(&self, entry: &Entry) -> Result<Option<Tensor>> {
+        let Some((dtype, tensor, plane)) = self.find(entry) else { return Ok(None) };
         let bytes = tensor.dims.iter().product::<usize>() * dtype.size();
-        let data = plane.to_vec(tensor.offset, bytes);
-        Some(Tensor::new(dtype, tensor.dims.clone(), data.into()).expect("planes hold whole tensors"))
+        let data = plane.to_vec(tensor.offset, bytes)?;
+        Ok(Some(Tensor::new(dtype, tensor.dims.clone(), data.into()).expect("planes hold whole tensors")))
+    }
+
+    /// The slot of a parameter as plain data.
+    fn named(&self, entry: &Entry) -> Result<Option<NamedTensor>> {
+        Ok(self.tensor(entry)?.map(|tensor| NamedTensor::new(&*self.name, tensor)))
     }
 
     /// Writes the slot of a parameter.
-    pub(crate) fn write(&self, entry: &Entry, value: &Tensor) {
-        if let Some((_, tensor, plane)) = self.find(entry) {
-            plane.write(tensor.offset, value.data());
-        }
+    pub(crate) fn write(&self, entry: &Entry, value: &Tensor) -> Result<()> {
+        let Some((_, tensor, plane)) = self.find(entry) else { return Ok(()) };
+        Ok(plane.write(tensor.offset, value.data())?)
     }
 
     /// Gives the slots of all parameters the values that they have before the first step.
@@ -115,14 +120,14 @@ impl Slot {
                         entry.elements()
                     )));
                 }
-                let own = trained[entry.plane].to_vec(entry.offset, entry.bytes());
+                let own = trained[entry.plane].to_vec(entry.offset, entry.bytes())?;
                 if dtype == entry.dtype {
-                    plane.write(tensor.offset, &own);
+                    plane.write(tensor.offset, &own)?;
                 } else {
                     let own = Tensor::new(entry.dtype, vec![count], own.into());
                     let own =
                         own.map_err(|source| Error::State(format!("slot {:?}: {source}", self.name)))?;
-                    plane.write(tensor.offset, Tensor::from_f64(dtype, vec![count], &own.to_f64()).data());
+                    plane.write(tensor.offset, Tensor::from_f64(dtype, vec![count], &own.to_f64()).data())?;
                 }
                 continue;
             }
@@ -136,7 +141,7 @@ impl Slot {
                 })?,
             };
             if value != 0.0 {
-                plane.write(tensor.offset, Tensor::filled(dtype, &[count], value).data());
+                plane.write(tensor.offset, Tensor::filled(dtype, &[count], value).data())?;
             }
         }
         Ok(())
@@ -199,31 +204,24 @@ impl Slots {
     }
 
     /// The slots of all trained parameters as plain data.
-    pub(crate) fn stored(&self, entries: &[Entry]) -> Vec<ParameterState> {
-        let slots = match self {
-            Slots::Stored(states) => return states.clone(),
-            Slots::Planes(slots) => slots,
-        };
-        let state = |entry: &Entry| ParameterState {
-            parameter: entry.name.to_string(),
-            moments: (slots.iter())
-                .filter_map(|slot| Some(NamedTensor::new(&*slot.name, slot.tensor(entry)?)))
-                .collect(),
+    pub(crate) fn stored(&self, entries: &[Entry]) -> Result<Vec<ParameterState>> {
+        if let Slots::Stored(states) = self {
+            return Ok(states.clone());
+        }
+        let state = |entry: &Entry| {
+            Ok(ParameterState { parameter: entry.name.to_string(), moments: self.of(entry)? })
         };
         entries.iter().filter(|entry| entry.requires_grad).map(state).collect()
     }
 
     /// The slots of one parameter as plain data.
-    pub(crate) fn of(&self, entry: &Entry) -> Vec<NamedTensor> {
+    pub(crate) fn of(&self, entry: &Entry) -> Result<Vec<NamedTensor>> {
         match self {
             Slots::Stored(states) => {
                 let state = states.iter().find(|state| *state.parameter == *entry.name);
-                state.map_or_else(Vec::new, |state| state.moments.clone())
+                Ok(state.map_or_else(Vec::new, |state| state.moments.clone()))
             }
-            Slots::Planes(slots) => {
-                let named = |slot: &Slot| Some(NamedTensor::new(&*slot.name, slot.tensor(entry)?));
-                slots.iter().filter_map(named).collect()
-            }
+            Slots::Planes(slots) => slots.iter().filter_map(|slot| slot.named(entry).transpose()).collect(),
         }
     }
 }
@@ -234,12 +232,13 @@ pub(crate) struct Ground<'a> {
     pub(crate) entries: &'a [Entry],
     pub(crate) trained: &'a [Arc<Memory>],
     pub(crate) spec: &'a OptimizerSpec,
+    pub(crate) home: &'a Home,
 }
 
 impl Ground<'_> {
     /// A slot with the values of the first step.
     pub(crate) fn started(&self, wanted: &Wanted) -> Result<Slot> {
-        let slot = Slot::new(wanted, &self.layout.trainable, self.spec)?;
+        let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         slot.start(&wanted.slot.start, self.entries, self.trained, self.spec)?;
         Ok(slot)
     }
@@ -256,7 +255,7 @@ impl Ground<'_> {
     /// # Errors
     /// When a value is missing, or has another type or shape.
     pub(crate) fn restored(&self, wanted: &Wanted, stored: &[ParameterState]) -> Result<Slot> {
-        let slot = Slot::new(wanted, &self.layout.trainable, self.spec)?;
+        let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         let name = &*slot.name;
         for entry in self.entries.iter().filter(|entry| entry.requires_grad) {
             let state = stored.iter().find(|state| *state.parameter == *entry.name).ok_or_else(|| {
@@ -286,7 +285,7 @@ impl Ground<'_> {
                     value.tensor.dims(),
                 )));
             }
-            slot.write(entry, &value.tensor);
+            slot.write(entry, &value.tensor)?;
         }
         Ok(slot)
     }

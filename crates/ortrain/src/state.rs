@@ -9,12 +9,13 @@ use ortrain_checkpoint::{
     Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
     Property, SaveOptions, Scheduler,
 };
-use ortrain_cpu::{claim, settle};
 use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_ops::optimizers::OptimizerSpec;
-use ortrain_program::{Memory, OutOfMemory, align};
+use ortrain_program::{Backend, Memory, align};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::backend::claim;
+use crate::home::Home;
 use crate::kind::{told, told_of_bytes};
 use crate::nearest::hint;
 use crate::scheduler::KIND as LINEAR;
@@ -137,17 +138,19 @@ impl ParameterView {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut state = setup::state()?;
-    /// let weight = state.parameter("fc2.weight")?.to_tensor();
+    /// let weight = state.parameter("fc2.weight")?.to_tensor()?;
     /// assert_eq!(weight.dims(), [10, 96]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Errors
+    /// When they lie on a device, and that fails.
+    ///
     /// # Panics
     /// When the view was put together wrongly by hand.
-    #[must_use]
-    pub fn to_tensor(&self) -> Tensor {
-        let data = self.memory.to_vec(self.offset, self.byte_len());
-        Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes hold whole tensors")
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        let data = self.memory.to_vec(self.offset, self.byte_len())?;
+        Ok(Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes hold whole tensors"))
     }
 }
 
@@ -281,6 +284,10 @@ pub struct CheckpointState {
     layout: Option<Arc<StateLayout>>,
     trainable: Vec<Arc<Memory>>,
     frozen: Vec<Arc<Memory>>,
+    /// Where the planes lie.
+    home: Home,
+    /// Shared with every module of the state.
+    modules: Arc<()>,
     generation: u64,
     /// Gradient planes of the newest module.
     gradients: Vec<Arc<Memory>>,
@@ -414,6 +421,8 @@ impl CheckpointState {
             entries,
             nominal,
             layout: None,
+            home: Home::default(),
+            modules: Arc::default(),
             trainable: Vec::new(),
             frozen: Vec::new(),
             generation: 0,
@@ -430,7 +439,7 @@ impl CheckpointState {
             state.trainable.iter().chain(&state.frozen).for_each(|plane| claim(plane));
             for (entry, tensor) in state.entries.iter().zip(&tensors) {
                 let tensor = tensor.as_ref().expect("full states have every value");
-                state.memory_of(entry).write(entry.offset, tensor.data());
+                state.memory_of(entry).write(entry.offset, tensor.data())?;
             }
         }
         Ok(state)
@@ -528,8 +537,8 @@ impl CheckpointState {
                 .ok_or_else(|| Error::Argument("the parameters are larger than can be addressed".into()))?;
             plane.tensors.push(TensorLayout { name: entry.name.clone(), dims, offset: entry.offset });
         }
-        self.trainable = zeroed(&layout.trainable)?;
-        self.frozen = zeroed(&layout.frozen)?;
+        self.trainable = self.home.zeroed(&layout.trainable)?;
+        self.frozen = self.home.zeroed(&layout.frozen)?;
         self.layout = Some(Arc::new(layout));
         Ok(())
     }
@@ -551,7 +560,7 @@ impl CheckpointState {
     /// # Errors
     /// When the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, include_optimizer_state: bool) -> Result<()> {
-        Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state), path, Layout::State)?)
+        Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state)?, path, Layout::State)?)
     }
 
     /// [`CheckpointState::save`] with another threshold: if the tensors have more than `above` bytes, they lie in
@@ -577,7 +586,7 @@ impl CheckpointState {
         above: u64,
     ) -> Result<()> {
         let options = SaveOptions::new(Layout::State).external_above(above);
-        Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state), path, options)?)
+        Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state)?, path, options)?)
     }
 
     /// The bytes that [`CheckpointState::save`] writes, for a connection or a memory of the caller's own.
@@ -592,7 +601,7 @@ impl CheckpointState {
     /// # Errors
     /// When they are more than the 2 GiB that fit one buffer.
     pub fn to_bytes(&self, include_optimizer_state: bool) -> Result<Vec<u8>> {
-        Ok(ortrain_checkpoint::encode(&self.to_checkpoint(include_optimizer_state), Layout::State)?)
+        Ok(ortrain_checkpoint::encode(&self.to_checkpoint(include_optimizer_state)?, Layout::State)?)
     }
 
     /// The state as plain data.
@@ -601,12 +610,14 @@ impl CheckpointState {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut state = setup::state()?;
     /// state.set_property("epoch", 3);
-    /// let checkpoint = state.to_checkpoint(false);
+    /// let checkpoint = state.to_checkpoint(false)?;
     /// assert_eq!(checkpoint.properties["epoch"], 3.into());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
-    pub fn to_checkpoint(&self, include_optimizer_state: bool) -> Checkpoint {
+    ///
+    /// # Errors
+    /// When the state lies on a device, and that fails.
+    pub fn to_checkpoint(&self, include_optimizer_state: bool) -> Result<Checkpoint> {
         let of = |requires_grad: bool| {
             self.entries.iter().filter(move |entry| entry.requires_grad == requires_grad)
         };
@@ -620,10 +631,10 @@ impl CheckpointState {
         } else {
             let list = |requires_grad| {
                 of(requires_grad)
-                    .map(|entry| NamedTensor::new(&*entry.name, self.view(entry).to_tensor()))
-                    .collect()
+                    .map(|entry| Ok(NamedTensor::new(&*entry.name, self.view(entry).to_tensor()?)))
+                    .collect::<Result<_>>()
             };
-            ModuleState::Full { trainable: list(true), frozen: list(false) }
+            ModuleState::Full { trainable: list(true)?, frozen: list(false)? }
         };
         let mut optimizer_groups = Vec::new();
         let mut extras = Extras {
@@ -634,7 +645,7 @@ impl CheckpointState {
         if include_optimizer_state && !self.nominal {
             optimizer_groups.clone_from(&self.other_groups);
             if let Some(optimizer) = &self.optimizer {
-                let mut states = optimizer.slots.stored(&self.entries);
+                let mut states = optimizer.slots.stored(&self.entries)?;
                 if let Some(spec) = &optimizer.spec {
                     let prefix = slot_prefix(spec);
                     let moments = states.iter_mut().flat_map(|state| &mut state.moments);
@@ -653,7 +664,7 @@ impl CheckpointState {
                     .filter(|factor| optimizer.spec.is_some() && *factor != 1.0);
             }
         }
-        Checkpoint { module, optimizer_groups, properties: self.properties.clone(), extras }
+        Ok(Checkpoint { module, optimizer_groups, properties: self.properties.clone(), extras })
     }
 
     /// Whether the values of the parameters are still to come.
@@ -807,7 +818,7 @@ impl CheckpointState {
     /// When there is none of this name, the value has another shape or type, or the state is nominal.
     pub fn set_parameter(&mut self, name: &str, value: &Tensor) -> Result<()> {
         let entry = self.entry_for(name, value)?;
-        self.memory_of(entry).write(entry.offset, value.data());
+        self.memory_of(entry).write(entry.offset, value.data())?;
         self.generation += u64::from(!entry.requires_grad);
         Ok(())
     }
@@ -930,8 +941,8 @@ impl CheckpointState {
     /// When there is no parameter of this name.
     pub fn slots(&self, name: &str) -> Result<BTreeMap<String, Tensor>> {
         let entry = self.known(name)?;
-        let slots = self.optimizer.iter().flat_map(|optimizer| optimizer.slots.of(entry));
-        Ok(slots.map(|slot| (slot.name, slot.tensor)).collect())
+        let Some(optimizer) = &self.optimizer else { return Ok(BTreeMap::new()) };
+        Ok(optimizer.slots.of(entry)?.into_iter().map(|slot| (slot.name, slot.tensor)).collect())
     }
 
     /// The average of the weights of a parameter: the moving average of an optimizer with `ema_decay`, or that which a
@@ -957,7 +968,7 @@ impl CheckpointState {
     pub fn average(&self, name: &str) -> Result<Tensor> {
         let entry = self.known(name)?;
         self.complete()?;
-        let value = self.view(entry).to_tensor();
+        let value = self.view(entry).to_tensor()?;
         if !entry.requires_grad {
             return Ok(value);
         }
@@ -996,7 +1007,7 @@ impl CheckpointState {
     /// # Errors
     /// When the state is nominal, or the optimizer keeps no average.
     pub fn averaged(&self) -> Result<CheckpointState> {
-        let mut checkpoint = self.to_checkpoint(false);
+        let mut checkpoint = self.to_checkpoint(false)?;
         if let ModuleState::Full { trainable, .. } = &mut checkpoint.module {
             for parameter in trainable {
                 parameter.tensor = self.average(&parameter.name)?;
@@ -1012,7 +1023,7 @@ impl CheckpointState {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// assert_eq!(state.train_step_count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -1118,6 +1129,52 @@ impl CheckpointState {
         &self.frozen
     }
 
+    /// The device that parameters and slots lie on: `"cpu"` for the memory of this process.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// assert_eq!(setup::state()?.device(), "cpu");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn device(&self) -> &str {
+        self.home.device()
+    }
+
+    /// Moves parameters and slots to the device of a backend. The first module that is made for a device does so by itself.
+    /// Views and planes that were taken before keep what they hold, and are no part of the state any more; modules of the
+    /// device before are of no use until the state is moved back.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// state.to(&ortrain::backend("reference", 0)?)?;
+    /// assert_eq!(state.device(), "cpu", "the reference evaluator computes in the memory of this process");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the device has too little memory, or fails: the state stays where it is.
+    pub fn to(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
+        if self.device() == backend.device() {
+            return Ok(());
+        }
+        let home = Home::of(backend);
+        let (trainable, frozen) = (home.copies(&self.trainable)?, home.copies(&self.frozen)?);
+        let slots = match self.optimizer.as_ref().map(|optimizer| &optimizer.slots) {
+            Some(Slots::Planes(slots)) => {
+                let moved = |slot: &Slot| Ok(Slot { planes: home.copies(&slot.planes)?, ..slot.clone() });
+                Some(Slots::Planes(slots.iter().map(moved).collect::<Result<_>>()?))
+            }
+            _ => None,
+        };
+        (self.trainable, self.frozen, self.home) = (trainable, frozen, home);
+        if let (Some(optimizer), Some(slots)) = (&mut self.optimizer, slots) {
+            optimizer.slots = slots;
+        }
+        Ok(())
+    }
+
     /// A number that grows whenever frozen parameters are set, or updated by a train step (running statistics): what was
     /// made from frozen parameters is stale then.
     ///
@@ -1198,6 +1255,37 @@ impl CheckpointState {
 
     pub(crate) fn view(&self, entry: &Entry) -> ParameterView {
         view_in(entry, self.memory_of(entry))
+    }
+
+    /// Shared with the modules of the state.
+    pub(crate) fn modules(&self) -> &Arc<()> {
+        &self.modules
+    }
+
+    /// That a module of a device finds the planes there.
+    pub(crate) fn check_device(&self, device: &str) -> Result<()> {
+        if self.device() == device {
+            return Ok(());
+        }
+        Err(Error::State(format!(
+            "the state lies on the device {:?} now, and the module was made for {device:?}; move the state back \
+             (CheckpointState::to) or make a module for {:?}",
+            self.device(),
+            self.device()
+        )))
+    }
+
+    /// Moves the planes to where a new module looks for them.
+    pub(crate) fn move_for_module(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
+        if self.device() != backend.device() && Arc::strong_count(&self.modules) > 1 {
+            return Err(Error::State(format!(
+                "the state lies on the device {:?}, where a module of it lives, and the new module is for {:?}; drop the \
+                 former, or move the state first (CheckpointState::to)",
+                self.device(),
+                backend.device()
+            )));
+        }
+        self.to(backend)
     }
 
     pub(crate) fn set_gradients(&mut self, planes: Vec<Arc<Memory>>) {
@@ -1288,6 +1376,7 @@ impl CheckpointState {
                 entries: &self.entries,
                 trained: &self.trainable,
                 spec: needs.spec,
+                home: &self.home,
             };
             let slots = needs.slots.iter().map(|slot| ground.started(slot)).collect::<Result<Vec<Slot>>>()?;
             let learning_rate = needs.spec.learning_rate as f32;
@@ -1316,8 +1405,13 @@ impl CheckpointState {
             Some(spec) if same.is_ok() => spec.clone(),
             _ => needs.spec.clone(),
         };
-        let ground =
-            Ground { layout: &layout, entries: &self.entries, trained: &self.trainable, spec: &spec };
+        let ground = Ground {
+            layout: &layout,
+            entries: &self.entries,
+            trained: &self.trainable,
+            spec: &spec,
+            home: &self.home,
+        };
         let mut anew = 0;
         let mut slots = Vec::with_capacity(needs.slots.len());
         for wanted in needs.slots {
@@ -1406,19 +1500,6 @@ impl CheckpointState {
         }
         Ok(())
     }
-}
-
-/// Planes of this layout, all zero.
-pub(crate) fn zeroed(planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
-    let zeros = |plane: &PlaneLayout| {
-        // Sizes may come from a stranger's model; what the system refuses is an error and not the end of the process.
-        let memory = Memory::try_new(plane.bytes).map_err(|OutOfMemory { bytes }| {
-            Error::State(format!("the parameters need {bytes} bytes of memory, which could not be allocated"))
-        })?;
-        settle(&memory);
-        Ok(Arc::new(memory))
-    };
-    planes.iter().map(zeros).collect()
 }
 
 /// A parameter, or what mirrors it, in a plane.

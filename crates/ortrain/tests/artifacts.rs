@@ -116,7 +116,8 @@ fn step(
     let mut module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
     let inputs: Vec<_> = inputs.iter().map(given).collect();
     let loss = collect(|deliver| module.train_step(&mut state, &inputs, deliver)).unwrap()[0].to_f64()[0];
-    let gradients = parameters.iter().map(|name| module.gradient(name).unwrap().to_tensor().to_f64());
+    let gradients =
+        parameters.iter().map(|name| module.gradient(name).unwrap().to_tensor().unwrap().to_f64());
     (loss as f32, gradients.collect())
 }
 

@@ -150,7 +150,7 @@ impl Run {
     }
 
     fn value(&self, name: &str) -> Vec<f32> {
-        self.state.parameter(name).unwrap().to_tensor().to_vec()
+        self.state.parameter(name).unwrap().to_tensor().unwrap().to_vec()
     }
 
     fn values(&self, names: &[&str]) -> Vec<Vec<f32>> {
@@ -269,9 +269,9 @@ fn gradients_are_those_of_finite_differences() {
     for (name, found) in PARAMETERS.into_iter().zip(gradients) {
         let view = run.state.parameter(name).unwrap();
         for at in [0, found.len() - 1] {
-            let value = view.to_tensor().to_vec::<f32>()[at];
+            let value = view.to_tensor().unwrap().to_vec::<f32>()[at];
             let mut loss_at = |value: f32| {
-                view.memory.write(view.offset + 4 * at, &value.to_le_bytes());
+                view.memory.write(view.offset + 4 * at, &value.to_le_bytes()).unwrap();
                 f64::from(train(&mut run.module, &mut run.state, &data))
             };
             let step = 4e-3;
@@ -453,7 +453,7 @@ fn a_step_that_fails_or_sees_nothing_leaves_the_statistics() {
         let x = Tensor::f32(&[3, 10], &numbers(30, 1));
         let labels = Tensor::i64(&[3], &[0, 1, 5]);
         let outcome =
-            run.module.train_step(&mut run.state, &[given(&x), given(&labels)], &mut |_, _, _, _| {});
+            run.module.train_step(&mut run.state, &[given(&x), given(&labels)], &mut |_, _, _, _| Ok(()));
         assert_eq!(outcome.expect_err("there is no class 5").kind(), ErrorKind::InvalidArgument);
         assert_eq!(run.values(&STATISTICS), before);
         let loss = train(&mut run.module, &mut run.state, &batch(0, 1));
@@ -493,7 +493,7 @@ fn normalizations_that_share_statistics_update_them_one_after_the_other() {
     let artifacts = made(&maker.finish(b), &["one.scale", "w2"], BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let [before, scale, bias, w] = ["one.mean", "one.scale", "one.bias", "w1"]
-        .map(|name| run.state.parameter(name).map(|p| p.to_tensor().to_vec::<f32>()));
+        .map(|name| run.state.parameter(name).map(|p| p.to_tensor().unwrap().to_vec::<f32>()));
     assert!(bias.is_err() && w.is_err(), "constants of the models");
     let (before, scale) = (before.unwrap(), scale.unwrap());
     let data = batch(8, 9);
@@ -648,7 +648,7 @@ fn statistics_that_are_computed_are_used_as_they_are() {
         let loss_with = |name: &str, at: usize, step: f32| {
             let mut run = Run::new(&artifacts);
             if !name.is_empty() {
-                let old = run.state.parameter(name).unwrap().to_tensor();
+                let old = run.state.parameter(name).unwrap().to_tensor().unwrap();
                 let mut values: Vec<f32> = old.to_vec();
                 values[at] += step;
                 run.state.set_parameter(name, &Tensor::f32(old.dims(), &values)).unwrap();

@@ -22,7 +22,7 @@ fn session() -> InferenceSession {
 fn memory_of(values: &[f32]) -> Arc<Memory> {
     let memory = Arc::new(Memory::new(4 * values.len()));
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-    memory.write(0, &bytes);
+    memory.write(0, &bytes).unwrap();
     memory
 }
 
@@ -43,15 +43,15 @@ fn values_of_the_caller_give_the_bits_of_others() {
         let found = session.run_bound(&[("x", feed)], &[fetch], false).unwrap();
         assert_eq!(found, [None]);
         let Value::Tensor(expected) = &expected[0] else { panic!("it is one tensor") };
-        assert_eq!(logits.to_vec(0, logits.len()), expected.data().to_vec());
-        logits.clear();
+        assert_eq!(logits.to_vec(0, logits.len()).unwrap(), expected.data().to_vec());
+        logits.clear().unwrap();
     }
     // The same output in a value of its own.
     let both = [Fetch { output: 0, into: None }, fetch];
     let found = session.run_bound(&[("x", Given::from(&tensor).into())], &both, true).unwrap();
     assert_eq!(found, [Some(expected[0].clone()), None]);
     // What lies there is read at every run.
-    inside.clear();
+    inside.clear().unwrap();
     let feed = Feed::from(lent(&inside, &[ROWS, 64]));
     let found = session.run_bound(&[("x", feed)], &both[..1], true).unwrap();
     assert_ne!(found[0].as_ref(), Some(&expected[0]));
@@ -91,7 +91,7 @@ fn what_does_not_fit_is_refused() {
         let error = session.run_bound(feeds, fetches, true).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert!(error.to_string().contains(sentence), "{error}");
-        assert!(logits.is_zero());
+        assert!(logits.is_zero().unwrap());
     }
     let short = memory_of(&[0.0; 64]);
     let error = session.run_bound(&[("x", lent(&short, &dims).into())], &[right], true).unwrap_err();

@@ -111,7 +111,7 @@ impl Batch {
         let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
         let (x, labels) = (Tensor::f32(&DIMS, &x), Tensor::i64(&[ROWS], &labels));
         let memory = Arc::new(Memory::new(x.data().len()));
-        memory.write(0, x.data());
+        memory.write(0, x.data()).expect("it is there");
         Batch { memory, x, labels }
     }
 
@@ -176,7 +176,7 @@ fn a_value_that_the_run_writes_to_is_copied() {
     let logits = session.run_bound(feeds, &[Fetch { output: 1, into: None }], restricted).expect("it runs");
     assert_ne!(logits, expected, "the weights have changed");
     session.run_bound(feeds, &[Fetch { output: 1, into: Some(into) }], restricted).expect("it runs");
-    let written = batch.memory.to_vec(0, ROWS * 10 * 4);
+    let written = batch.memory.to_vec(0, ROWS * 10 * 4).expect("it is there");
     assert_eq!(logits[0].as_ref().map(|tensor| tensor.data().to_vec()), Some(written));
 }
 
@@ -209,12 +209,12 @@ fn a_training_goes_on_in_the_middle_of_a_window() {
         run(&mut first, 0..stop);
         let mut second = make();
         second.load_state(&first.state().expect("it is whole"), true).expect("it fits");
-        second.load_gathered(&first.gathered()).expect("it fits");
+        second.load_gathered(&first.gathered().expect("it is there")).expect("it fits");
         second.set_train_steps(first.train_steps());
-        assert_eq!(first.gathered().is_empty(), stop % 3 == 0);
+        assert_eq!(first.gathered().expect("it is there").is_empty(), stop % 3 == 0);
         run(&mut second, stop..7);
         assert_eq!(second.state().expect("it is whole"), whole.state().expect("it is whole"), "after {stop}");
-        assert_eq!(second.gathered(), whole.gathered());
+        assert_eq!(second.gathered().expect("it is there"), whole.gathered().expect("it is there"));
     }
 }
 

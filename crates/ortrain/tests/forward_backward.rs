@@ -55,7 +55,7 @@ impl Hands {
         both.weights()
             .iter()
             .zip(&self.rooms)
-            .map(|(weight, room)| room.to_vec(0, weight.initial.data().len()))
+            .map(|(weight, room)| room.to_vec(0, weight.initial.data().len()).unwrap())
             .collect()
     }
 }
@@ -81,12 +81,12 @@ fn same_bits(net: &mut Workload, options: ForwardBackwardOptions, module: Module
         assert_eq!(got[0].data(), want[0].data(), "{name}: loss of step {seed}");
         hands.backward(&both, &mut live, &[ones(&got[0])]).unwrap();
         for (weight, got) in both.weights().iter().zip(hands.gradients(&both)) {
-            let want = joint.gradient(&weight.name).unwrap().to_tensor();
+            let want = joint.gradient(&weight.name).unwrap().to_tensor().unwrap();
             assert_eq!(&got[..], &want.data()[..], "{name}: gradient of {} in step {seed}", weight.name);
         }
         for (statistic, memory) in both.statistics() {
-            let want = net.state.parameter(&statistic.name).unwrap().to_tensor();
-            let got = memory.to_vec(0, statistic.initial.data().len());
+            let want = net.state.parameter(&statistic.name).unwrap().to_tensor().unwrap();
+            let got = memory.to_vec(0, statistic.initial.data().len()).unwrap();
             assert_eq!(&got[..], &want.data()[..], "{name}: statistic {} of step {seed}", statistic.name);
         }
         joint.lazy_reset_grad();
@@ -145,7 +145,7 @@ fn live_passes_of_other_sizes_end_in_any_order() {
         .map(|(x, labels)| {
             module.lazy_reset_grad();
             collect(|deliver| module.train_step(&mut state, &[given(x), given(labels)], deliver)).unwrap();
-            let gradient = |name: &str| module.gradient(name).unwrap().to_tensor().data().to_vec();
+            let gradient = |name: &str| module.gradient(name).unwrap().to_tensor().unwrap().data().to_vec();
             both.weights().iter().map(|weight| gradient(&weight.name)).collect()
         })
         .collect();
@@ -192,7 +192,7 @@ fn an_evaluation_is_the_model_as_it_is() {
     let got = collect(|deliver| both.evaluate(&both.lent(&hands.weights), &inputs, deliver)).unwrap();
     assert_eq!(got[0].data(), want[0].data());
     // Other weights give another loss.
-    hands.weights[0].write(0, &1.0_f32.to_le_bytes());
+    hands.weights[0].write(0, &1.0_f32.to_le_bytes()).unwrap();
     let other = collect(|deliver| both.evaluate(&both.lent(&hands.weights), &inputs, deliver)).unwrap();
     assert_ne!(got[0].data(), other[0].data());
 }
@@ -208,7 +208,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Fail), "{error}");
         error.to_string()
     };
-    let nothing = &mut |_: usize, _: DType, _: &[usize], _: ortrain::Delivered<'_>| {};
+    let nothing = &mut |_: usize, _: DType, _: &[usize], _: ortrain::Delivered<'_>| Ok(());
     let error = message(both.forward(&weights[1..], &inputs, nothing).unwrap_err());
     assert!(error.starts_with("4 are needed, one for each weight"), "{error}");
     let mut wrong = weights.clone();
@@ -230,7 +230,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     ] {
         let error = message(hands.backward(&both, &mut live, &seeds).unwrap_err());
         assert!(error.contains(want), "{error}");
-        assert!(hands.rooms.iter().all(|room| room.is_zero()), "{error}");
+        assert!(hands.rooms.iter().all(|room| room.is_zero().unwrap()), "{error}");
     }
     // Gradients where weights lie, or where another gradient lies.
     let bytes = |k: &usize| both.weights()[*k].initial.data().len();
@@ -329,7 +329,7 @@ fn the_training_model_is_run_in_two_parts_only() {
     let hands = Hands::new(&both);
     let weights: Vec<Tensor> = both.weights().iter().map(|weight| weight.initial.clone()).collect();
     let inputs: Vec<Given<'_>> = [&x, &labels].into_iter().chain(&weights).map(given).collect();
-    let error = session.run(&inputs, &mut |_, _, _, _| {}).unwrap_err().to_string();
+    let error = session.run(&inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
     assert!(error.contains("hands over to the caller"), "{error}");
     drop(hands);
 }

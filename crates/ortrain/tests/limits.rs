@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ortrain_graph::{Attr, AttrError, DType, Graph, Tensor, ValueType};
 use ortrain_ops::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use ortrain_ops::{Error, OpError, Registry, Role, Specialiser};
-use ortrain_program::{Bindings, Entry, Given, Runner, Scalars, Workspace};
+use ortrain_program::{Bindings, Entry, Given, Runner, Scalars, Turn, Workspace};
 
 /// What a node may take beyond what there was before it.
 const MEMORY: usize = 64 << 20;
@@ -229,16 +229,18 @@ fn attempt(graph: Graph) -> Option<()> {
 fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
     let roles = vec![Role::User; graph.inputs.len()];
     let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs).ok()?;
-    let mut work = Workspace::limited(Some(MEMORY / 2), 0).iteration_limit(1000);
+    let backend = ortrain::default_backend().ok()?;
+    let mut work = Workspace::limited(backend.clone(), Some(MEMORY / 2), 0).iteration_limit(1000);
     Runner::check(&schedule, &work).ok()?;
-    let runner = Runner::within(ortrain::default_backend().ok()?, schedule.schedule().clone(), &work).ok()?;
+    let runner = Runner::within(backend, schedule.schedule().clone(), &work).ok()?;
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     let mut types = Vec::new();
     let bindings = Bindings { planes: &[] };
     let (entry, scalars) = (Entry::Overwrite, Scalars::default());
     runner
-        .run(&bindings, &mut work, entry, scalars, &given, &mut |_, dtype, dims, _| {
+        .run(Turn::new(&bindings, &mut work, entry, scalars), &given, &mut |_, dtype, dims, _| {
             types.push((dtype, dims.to_vec()));
+            Ok(())
         })
         .ok()?;
     Some(types)

@@ -58,7 +58,7 @@ fn a_limit_is_kept_to_the_byte() {
         most = less.total();
     };
     let mut short = module(&mut state, Some(least.total() - 1)).unwrap();
-    let refused = short.train_step(&mut state, &inputs, &mut |_, _, _, _| {});
+    let refused = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
     let error = over_limit(refused);
     assert_eq!((error.limit, error.need.work), (least.total() - 1, least.work));
     assert_eq!(short.memory().work, 0, "nothing was allocated");
@@ -73,7 +73,7 @@ fn the_sentence_names_what_is_large() {
     let inputs = [given(&data.0), given(&data.1)];
     let mut state = state_of(CASE);
     let mut short = module(&mut state, Some(20_000)).unwrap();
-    let result = short.train_step(&mut state, &inputs, &mut |_, _, _, _| {});
+    let result = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit);
     let text = error.to_string();
@@ -108,7 +108,7 @@ fn an_arena_that_is_too_large_is_given_back() {
     // The least limit at which the larger batch runs.
     for bits in (0..24).rev() {
         let tried = least + (1 << bits);
-        let fails = session(Some(tried)).run(&[given(&inputs[1])], &mut |_, _, _, _| {}).is_err();
+        let fails = session(Some(tried)).run(&[given(&inputs[1])], &mut |_, _, _, _| Ok(())).is_err();
         least = if fails { tried } else { least };
     }
     let mut limited = session(Some(least + 1));
@@ -117,5 +117,5 @@ fn an_arena_that_is_too_large_is_given_back() {
             assert_eq!(&collect(|deliver| limited.run(&[given(x)], deliver)).unwrap(), want);
         }
     }
-    over_limit(session(Some(least)).run(&[given(&inputs[1])], &mut |_, _, _, _| {}));
+    over_limit(session(Some(least)).run(&[given(&inputs[1])], &mut |_, _, _, _| Ok(())));
 }

@@ -140,7 +140,7 @@ fn a_warm_step_allocates_nothing() {
             let mut live =
                 both.forward(&weights, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
             let seed = Given { dtype: DType::F32, dims: &[], bytes: &1.0_f32.to_le_bytes() };
-            both.backward(&mut live, &[seed], &gradients, &mut |_, _, _, _| {}).unwrap();
+            both.backward(&mut live, &[seed], &gradients, &mut |_, _, _, _| Ok(())).unwrap();
             sum += f32::from_le_bytes(loss);
         }
         sum
@@ -157,8 +157,9 @@ fn a_warm_step_allocates_nothing() {
             let mut first = [0; 4];
             let deliver = &mut |k, _: DType, _: &[usize], value: Delivered<'_>| {
                 let mut bytes = vec![0; if k == 0 { 64 * 4 } else { rows * 64 * 4 }];
-                value.copy_to(&mut bytes);
+                value.copy_to(&mut bytes)?;
                 first.copy_from_slice(&bytes[..4]);
+                Ok(())
             };
             session.run(&inputs, deliver).unwrap();
             f32::from_le_bytes(first)

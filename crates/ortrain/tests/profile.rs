@@ -16,7 +16,7 @@ fn profile(backend_name: &str, training: bool) -> Profile {
     let data = batch(8, 3);
     let inputs = [given(&data.0), given(&data.1)];
     let options = ProfileOptions::default().steps(3).training(training);
-    module.profile(&state, &inputs, options, &mut |_, _, _, _| {}).unwrap()
+    module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_profiled_step_has_the_same_results_and_changes_nothing() {
     assert_eq!(profiled, want);
     // A pending reset is still pending.
     module.lazy_reset_grad();
-    module.profile(&state, &inputs, options, &mut |_, _, _, _| {}).unwrap();
+    module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap();
     train(&mut module, &mut state, &data);
     assert_eq!(gradient(&module, "fc1.weight"), before.0, "the first step's gradient, not twice that");
 }

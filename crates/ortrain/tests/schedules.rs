@@ -12,7 +12,7 @@ mod setup {
 fn refused(change: impl FnOnce(&mut ortrain_checkpoint::Scheduler)) -> String {
     let (mut state, _, _) = setup::training().unwrap();
     LrScheduler::new(&mut state, "Warmup(steps=2, then=Linear(total=9))".parse().unwrap(), 0.5).unwrap();
-    let mut checkpoint = state.to_checkpoint(true);
+    let mut checkpoint = state.to_checkpoint(true).unwrap();
     change(checkpoint.extras.scheduler.as_mut().unwrap());
     let state = CheckpointState::from_checkpoint(checkpoint).unwrap();
     LrScheduler::resume(&state).unwrap_err().to_string()
@@ -44,7 +44,7 @@ fn damaged_schedules_are_refused_by_a_sentence() {
 fn a_damaged_schedule_is_no_text() {
     let (mut state, _, _) = setup::training().unwrap();
     LrScheduler::new(&mut state, Schedule::Constant {}, 0.5).unwrap();
-    let mut checkpoint = state.to_checkpoint(true);
+    let mut checkpoint = state.to_checkpoint(true).unwrap();
     checkpoint.extras.scheduler.as_mut().unwrap().kind = "\u{1b}[31m".into();
     let state = CheckpointState::from_checkpoint(checkpoint).unwrap();
     assert_eq!(state.scheduler_text().as_deref(), Some("damaged"));

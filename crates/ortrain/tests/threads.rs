@@ -75,7 +75,15 @@ fn optimized(optimizer: &ortrain::ModelSource, threads: usize) -> Vec<Vec<u8>> {
     let names: Vec<String> = run.state.names().map(str::to_owned).collect();
     let mut bits = Vec::new();
     for name in names {
-        bits.push(run.state.parameter(&name).expect("it is there").to_tensor().data().to_vec());
+        bits.push(
+            run.state
+                .parameter(&name)
+                .expect("it is there")
+                .to_tensor()
+                .expect("it is on the host")
+                .data()
+                .to_vec(),
+        );
         let slots = run.state.slots(&name).expect("it is there");
         bits.extend(slots.values().map(|slot| slot.data().to_vec()));
     }

@@ -111,7 +111,7 @@ fn the_state_is_owned_or_borrowed() {
     let parameters = session.to_buffer(false).unwrap();
     fresh.from_buffer(&parameters, None).unwrap();
     fresh.train_step(&inputs(&batch(4, 2))).unwrap();
-    let gradient = |module: &ortrain::Module| module.gradient("fc1.bias").unwrap().to_tensor();
+    let gradient = |module: &ortrain::Module| module.gradient("fc1.bias").unwrap().to_tensor().unwrap();
     assert_eq!(gradient(session.module()), gradient(fresh.module()), "the gradients were replaced");
     assert!(session.optimizer().is_some());
 }
@@ -274,7 +274,7 @@ fn learning_rates_follow_the_schedule() {
         rates.push(session.learning_rate().unwrap());
     }
     assert_eq!(rates, [0.1, 0.05, 0.1, 0.05, 0.0, 0.0]);
-    let scheduler = session.state().to_checkpoint(true).extras.scheduler.unwrap();
+    let scheduler = session.state().to_checkpoint(true).unwrap().extras.scheduler.unwrap();
     assert_eq!((scheduler.warmup_steps, scheduler.total_steps, scheduler.step), (2, 4, 5));
 }
 
@@ -282,7 +282,7 @@ fn learning_rates_follow_the_schedule() {
 fn a_scheduler_is_in_a_checkpoint_from_its_registration_on() {
     let mut session = session_on(CASE);
     session.register_linear_lr_scheduler(3, 9, 0.25).unwrap();
-    let extras = session.state().to_checkpoint(true).extras;
+    let extras = session.state().to_checkpoint(true).unwrap().extras;
     let scheduler = extras.scheduler.unwrap();
     assert_eq!((scheduler.warmup_steps, scheduler.total_steps, scheduler.step), (3, 9, 0));
     assert_eq!((scheduler.initial_learning_rate, extras.learning_rate), (0.25, Some(0.25)));
@@ -341,7 +341,7 @@ fn a_session_that_cannot_be_made_leaves_the_state_as_it_was() {
     let mut state = state_of(CASE);
     let mut session = session_with(CASE, &mut state, ALL);
     session.train_step(&inputs(&batch(4, 1))).unwrap();
-    let seen = |state: &CheckpointState| state.gradient("fc1.bias").unwrap().unwrap().to_tensor();
+    let seen = |state: &CheckpointState| state.gradient("fc1.bias").unwrap().unwrap().to_tensor().unwrap();
     let gradient = seen(session.state());
     drop(session);
     let attempt = |state: &mut CheckpointState, train: &str, eval: Option<&str>, optimizer: &str| {

@@ -223,14 +223,14 @@ mod tests {
 
         fn new() -> State {
             let memory = Memory::new(512);
-            memory.write(0, f64s(&[2], &[1.0, -1.0]).data());
-            memory.write(256, f64s(&[2], &[2.0, 3.0]).data());
+            memory.write(0, f64s(&[2], &[1.0, -1.0]).data()).unwrap();
+            memory.write(256, f64s(&[2], &[2.0, 3.0]).data()).unwrap();
             State(memory)
         }
 
         fn values(&self) -> Vec<f64> {
             let read = |&offset: &usize| {
-                let bytes = self.0.to_vec(offset, 16);
+                let bytes = self.0.to_vec(offset, 16).unwrap();
                 Tensor::new(DType::F64, vec![2], bytes.into()).expect("two numbers").to_f64()
             };
             Self::OFFSETS.iter().flat_map(read).collect()

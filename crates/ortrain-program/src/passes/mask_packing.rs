@@ -14,11 +14,11 @@ use ortrain_expr::{Access, Builder, CompareOp, DType, Type};
 
 use super::Changed;
 use super::memory_plan::{arena, sharing};
+use crate::align;
 use crate::buffer::{add_work, flags};
 use crate::draft::Draft;
 use crate::error::ProgramError;
 use crate::liveness::{Life, alive};
-use crate::memory::align;
 use crate::scheduled::NewVersions;
 use crate::target::Target;
 use crate::uses::Uses;

@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use ortrain_expr::Access;
 
 use super::{Changed, Draft, Outcome, Target};
+use crate::align;
 use crate::error::ProgramError;
 use crate::liveness::{Life, Liveness, alive};
-use crate::memory::align;
 use crate::operand::{read_by, written_by};
 use crate::{BufferId, Nest, Operand, Place, is_work};
 

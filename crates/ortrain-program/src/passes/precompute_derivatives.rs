@@ -9,9 +9,9 @@
 use ortrain_expr::{DType, Inst, Type, slope};
 
 use super::{Changed, Draft, Outcome, Target};
+use crate::align;
 use crate::buffer::{add_work, distinct};
 use crate::editor::{Editor, PLACES};
-use crate::memory::align;
 use crate::operand::read_by;
 use crate::rewrite::splice::{is_injective, with_expression};
 use crate::scheduled::NewVersions;

@@ -9,10 +9,10 @@
 use smallvec::SmallVec;
 
 use super::memory_plan::plan;
+use crate::align;
 use crate::buffer::{distinct, flags, share_bytes};
 use crate::draft::Draft;
 use crate::liveness::{Life, Liveness, alive};
-use crate::memory::align;
 use crate::target::{Speed, Target};
 
 use crate::{Buffer, BufferId, BufferIds, Cost, Entries, Place, Program, ScheduledInstruction, is_work};
@@ -395,17 +395,17 @@ mod tests {
     fn run(program: &Program) -> Vec<u8> {
         let program = Arc::new(program.within(usize::MAX));
         let executable = Reference.compile(program.clone()).unwrap();
-        let mut work = Workspace::new();
+        let mut work = Workspace::new(Arc::new(Reference));
         work.prepare(&program, executable.scratch_bytes(), 0).unwrap();
         let place = |id: BufferId| match program.buffer(id).place {
             Place::Work(offset) => offset,
             other => panic!("{other:?}"),
         };
         let x: Vec<u8> = (0..N).flat_map(|i| (i as f32 / 300.0 - 1.5).to_le_bytes()).collect();
-        work.arena().write(place(program.inputs[0]), &x);
+        work.arena().write(place(program.inputs[0]), &x).unwrap();
         let scalars = Scalars { seed: 0, train_step: 0 };
         executable.run(&Bindings { planes: &[] }, &mut work, Way::Overwrite, scalars).unwrap();
-        work.arena().to_vec(place(program.outputs[0]), 4 * N)
+        work.arena().to_vec(place(program.outputs[0]), 4 * N).unwrap()
     }
 
     #[test]

@@ -135,9 +135,9 @@ fn results(draft: &Draft) -> Vec<Vec<u8>> {
     let value = |k: usize| (k * 7919 % 1009) as f32 / 1009.0 - 0.5;
     let values = |len: usize| -> Vec<u8> { (0..len).flat_map(|k| value(k).to_le_bytes()).collect() };
     let planes: Vec<Memory> = program.planes.iter().map(|plane| Memory::new(plane.bytes)).collect();
-    planes.iter().for_each(|plane| plane.write(0, &values(plane.len() / 4)));
+    planes.iter().for_each(|plane| plane.write(0, &values(plane.len() / 4)).unwrap());
     let bound: Vec<&Memory> = planes.iter().collect();
-    let mut work = Workspace::new();
+    let mut work = Workspace::new(Arc::new(Reference));
     work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
     let place = |id: &BufferId| match *program.buffer(*id) {
         Buffer { place: Place::Work(offset), ref dtype, len, .. } => (offset, len * dtype.size()),
@@ -147,12 +147,12 @@ fn results(draft: &Draft) -> Vec<Vec<u8>> {
     for entry in [Entry::Overwrite, Entry::Accumulate] {
         for id in &program.inputs {
             assert_eq!(program.buffer(*id).dtype, DType::F32, "inputs of examples are floats");
-            work.arena().write(place(id).0, &values(program.buffer(*id).len));
+            work.arena().write(place(id).0, &values(program.buffer(*id).len)).unwrap();
         }
         executable.run(&Bindings { planes: &bound }, &mut work, entry, Scalars::default()).unwrap();
         let outputs = program.outputs.iter().map(place);
-        found.extend(outputs.map(|(offset, len)| work.arena().to_vec(offset, len)));
-        found.extend(planes.iter().map(|plane| plane.to_vec(0, plane.len())));
+        found.extend(outputs.map(|(offset, len)| work.arena().to_vec(offset, len).unwrap()));
+        found.extend(planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()));
     }
     found
 }

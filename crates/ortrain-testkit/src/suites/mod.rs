@@ -7,11 +7,11 @@ use std::iter::FromIterator;
 use std::sync::Arc;
 
 use ortrain_graph::DType;
-use ortrain_program::{Backend, Entry, Reference};
+use ortrain_program::{Backend, Entry};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
-use crate::programs::{Kinds, RandomProgram, numbers, run_program};
+use crate::programs::{Kinds, RandomProgram, numbers, reference, run_program};
 use crate::{check_backend, tolerance};
 
 pub mod attention;
@@ -101,8 +101,8 @@ pub fn random_programs(backend: &Arc<dyn Backend>, kinds: Kinds, seeds: std::ops
     runs.map(|(seed, entry)| {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
-        let want = run_program(&plain, &Reference, seed, entry);
-        let [got, again] = [(); 2].map(|()| run_program(&fused, &**backend, seed, entry));
+        let want = run_program(&plain, &reference(), seed, entry);
+        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, seed, entry));
         if got != again {
             return Err(format!("seed {seed}, {entry:?}: two runs differ\n{fused}"));
         }

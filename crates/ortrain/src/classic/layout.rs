@@ -84,16 +84,16 @@ impl TrainingSession {
 
     fn value_of(&self, place: &Place) -> Result<Tensor> {
         match place {
-            Place::Weight(weight) => Ok(self.checkpoint.parameter(weight)?.to_tensor()),
+            Place::Weight(weight) => self.checkpoint.parameter(weight)?.to_tensor(),
             Place::Copy(weight) => {
                 let narrow = self.narrow.unwrap_or(DType::F16);
-                Ok(self.checkpoint.parameter(weight)?.to_tensor().converted(narrow))
+                Ok(self.checkpoint.parameter(weight)?.to_tensor()?.converted(narrow))
             }
             Place::Slot(weight, slot) => {
                 let optimizer = self.optimizer_state()?;
                 let entry = self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown(weight))?;
-                let found = optimizer.slots.get(slot).and_then(|slot| slot.tensor(entry));
-                found.ok_or(Error::OtherState { what: "optimizer" })
+                let found = optimizer.slots.get(slot).map(|slot| slot.tensor(entry)).transpose()?;
+                found.flatten().ok_or(Error::OtherState { what: "optimizer" })
             }
             Place::Count(weight) => {
                 let optimizer = self.optimizer_state()?;
@@ -239,7 +239,7 @@ impl TrainingSession {
             });
             let master = match master {
                 Some(master) => master,
-                None => self.checkpoint.parameter(weight)?.to_tensor(),
+                None => self.checkpoint.parameter(weight)?.to_tensor()?,
             };
             if master.converted(value.dtype()).data() != value.data() {
                 return Err(Error::State(format!(
@@ -254,7 +254,7 @@ impl TrainingSession {
                     let entry =
                         self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown(weight))?;
                     if let Some(slot) = self.optimizer_state()?.slots.get(slot) {
-                        slot.write(entry, value);
+                        slot.write(entry, value)?;
                     }
                 }
                 Place::Copy(_) | Place::Count(_) => {}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ortrain_graph::Tensor;
 
-use super::{TrainingSession, same_type};
+use super::{TrainingSession, contents, same_type};
 use crate::nearest::hint;
 use crate::{Error, Result};
 
@@ -14,14 +14,16 @@ impl TrainingSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let session = setup::classic()?;
-    /// assert!(session.gathered().is_empty(), "every run makes an update");
+    /// assert!(session.gathered()?.is_empty(), "every run makes an update");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
-    pub fn gathered(&self) -> BTreeMap<String, Tensor> {
+    ///
+    /// # Errors
+    /// When they lie on a device, and that fails.
+    pub fn gathered(&self) -> Result<BTreeMap<String, Tensor>> {
         match self.in_window {
             true => self.gradients(),
-            false => BTreeMap::new(),
+            false => Ok(BTreeMap::new()),
         }
     }
 
@@ -48,16 +50,16 @@ impl TrainingSession {
                 "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update".into(),
             ));
         }
-        let now = self.gradients();
+        let now = self.gradients()?;
         check_all("the sum of the gradients of weight", &now, sums, true)?;
         for (name, sum) in sums {
             if let Some(gradient) = self.module.gradient(name) {
-                gradient.memory.write(gradient.offset, sum.data());
+                gradient.memory.write(gradient.offset, sum.data())?;
             }
         }
         self.module.keep_gradients();
         self.in_window = true;
-        self.before_window = self.narrow.and_then(|_| self.statistics());
+        self.before_window = self.narrow.map(|_| contents(self.checkpoint.frozen_planes())).transpose()?;
         Ok(())
     }
 
@@ -74,7 +76,7 @@ impl TrainingSession {
     /// When the state is damaged.
     pub fn running_statistics(&self) -> Result<BTreeMap<String, Tensor>> {
         let frozen = self.checkpoint.entries().iter().filter(|entry| !entry.requires_grad);
-        let value = |name: &str| Ok((name.to_owned(), self.checkpoint.parameter(name)?.to_tensor()));
+        let value = |name: &str| Ok((name.to_owned(), self.checkpoint.parameter(name)?.to_tensor()?));
         frozen.map(|entry| value(&entry.name)).collect()
     }
 
@@ -121,9 +123,10 @@ impl TrainingSession {
         self.checkpoint.set_train_step_count(count);
     }
 
-    fn gradients(&self) -> BTreeMap<String, Tensor> {
-        let of = |weight: &String| Some((weight.clone(), self.module.gradient(weight)?.to_tensor()));
-        self.weights.iter().filter_map(of).collect()
+    fn gradients(&self) -> Result<BTreeMap<String, Tensor>> {
+        let gradients =
+            self.weights.iter().filter_map(|weight| Some((weight, self.module.gradient(weight)?)));
+        gradients.map(|(weight, gradient)| Ok((weight.clone(), gradient.to_tensor()?))).collect()
     }
 }
 

@@ -24,14 +24,17 @@ pub(crate) fn given(tensor: &Tensor) -> Given<'_> {
 
 pub(crate) fn tensor(dtype: DType, dims: &[usize], value: Delivered<'_>) -> Tensor {
     let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-    value.copy_to(&mut bytes);
+    value.copy_to(&mut bytes).unwrap();
     Tensor::new(dtype, dims.to_vec(), bytes.into()).unwrap()
 }
 
 /// Runs a step and collects its results.
 pub(crate) fn collect(run: impl FnOnce(&mut ortrain::Deliver<'_>) -> Result<()>) -> Result<Vec<Tensor>> {
     let mut results = Vec::new();
-    run(&mut |_, dtype, dims, value| results.push(tensor(dtype, dims, value)))?;
+    run(&mut |_, dtype, dims, value| {
+        results.push(tensor(dtype, dims, value));
+        Ok(())
+    })?;
     Ok(results)
 }
 
@@ -82,7 +85,7 @@ pub(crate) fn evaluate(module: &mut Module, state: &CheckpointState, batch: &(Te
 
 /// The accumulated gradient of a parameter.
 pub(crate) fn gradient(module: &Module, name: &str) -> Vec<f32> {
-    module.gradient(name).unwrap().to_tensor().to_vec()
+    module.gradient(name).unwrap().to_tensor().unwrap().to_vec()
 }
 
 /// A network of `benches/workloads`, made ready to train from values of its own, with a batch of its own size.

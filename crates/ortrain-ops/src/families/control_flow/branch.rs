@@ -641,7 +641,7 @@ mod tests {
     fn run_on_plane(graph: &Graph, inputs: &[Tensor], plane: &Tensor) -> (Arc<Schedule>, Vec<Tensor>) {
         let roles = vec![Role::User, Role::User, Role::Plane(PlaneId(0), 256)];
         let memory = Memory::new(256 + plane.data().len());
-        memory.write(256, plane.data());
+        memory.write(256, plane.data()).unwrap();
         run_bound(graph, roles, &[&memory], inputs, Scalars::default()).expect("it runs")
     }
 

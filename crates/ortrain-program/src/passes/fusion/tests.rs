@@ -655,15 +655,15 @@ fn state_takes_what_was_there_before_an_early_update() {
         let given = [-0.5f32, 0.25, 1.0, -1.5];
         let executable = Reference.compile(Arc::new(program)).unwrap();
         let program = executable.program();
-        let mut work = Workspace::new();
+        let mut work = Workspace::new(Arc::new(Reference));
         work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
         let Place::Work(at) = program.buffer(x).place else { unreachable!("an input is a work buffer") };
-        work.arena().write(at, bytemuck::cast_slice(&given));
+        work.arena().write(at, bytemuck::cast_slice(&given)).unwrap();
         let plane = Memory::new(16);
         executable
             .run(&Bindings { planes: &[&plane] }, &mut work, Entry::Overwrite, Scalars::default())
             .unwrap();
-        let found: Vec<f32> = bytemuck::pod_collect_to_vec(&plane.to_vec(0, 16));
+        let found: Vec<f32> = bytemuck::pod_collect_to_vec(&plane.to_vec(0, 16).unwrap());
         assert_eq!(found, given.map(|x| f64::from(x).tanh() as f32), "{program}");
     }
 }

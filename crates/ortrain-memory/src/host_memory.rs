@@ -1,4 +1,4 @@
-//! Memory that planes and workspaces are made of.
+//! Memory of this process.
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::Range;
@@ -7,22 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bytemuck::allocation::try_zeroed_slice_box;
 
-/// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
-pub const ALIGNMENT: usize = 256;
-
-/// The next multiple of the alignment.
-#[must_use]
-pub fn align(bytes: usize) -> usize {
-    bytes.next_multiple_of(ALIGNMENT)
-}
-
-/// The system does not give as much memory as is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the system does not give {bytes} bytes of memory")]
-pub struct OutOfMemory {
-    /// What was asked for.
-    pub bytes: usize,
-}
+use crate::memory::{ALIGNMENT, OutOfMemory};
 
 /// Alignment of memory that is larger than two of these: that of the large pages of most machines. What a large page
 /// holds is there after one page fault instead of hundreds.
@@ -35,17 +20,10 @@ const WORD: usize = size_of::<u64>();
 /// Words of a block, which has the size of [`ALIGNMENT`].
 const BLOCK: usize = ALIGNMENT / WORD;
 
-/// The planes a program runs on: index `k` is [`crate::PlaneId`] `k`.
-#[derive(Clone, Copy, Debug)]
-pub struct Bindings<'a> {
-    /// The planes.
-    pub planes: &'a [&'a Memory],
-}
-
 /// Memory of somebody else, who lends it: an array of NumPy, a buffer of another library.
 ///
 /// The bytes are atomic because the owner may write to them at any time, from any thread. They may start at any address
-/// and end anywhere; they stay valid, and stay where they are, as long as the lender lives, and a [`Memory`] made of a
+/// and end anywhere; they stay valid, and stay where they are, as long as the lender lives, and a [`HostMemory`] made of a
 /// lender keeps it alive.
 pub trait LentMemory: Send + Sync + Debug {
     /// The bytes, always the same ones.
@@ -73,16 +51,16 @@ pub trait LentMemory: Send + Sync + Debug {
     }
 }
 
-/// A region that never moves and may be read and written from several places at once: of its own, zeroed and 256-byte
-/// aligned ([`Memory::try_new`]), or lent by somebody, at any address ([`Memory::lent`]).
+/// A region of this process that never moves and may be read and written from several places at once: of its own, zeroed and 256-byte
+/// aligned ([`HostMemory::try_new`]), or lent by somebody, at any address ([`HostMemory::lent`]).
 ///
 /// Rust code outside the kernels reaches it by copies through relaxed atomic words or bytes; kernels and NumPy views reach
-/// it through [`Memory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
+/// it through [`HostMemory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
 /// Rust reference into the contents exists.
 ///
 /// The zeros are the system's, which gives pages when they are first touched: what is never used costs nothing, and
 /// what is used later costs nothing now.
-pub struct Memory {
+pub struct HostMemory {
     home: Home,
     bytes: usize,
     /// Bytes that the region may grow to where it lies.
@@ -198,24 +176,24 @@ impl Words {
     }
 }
 
-impl Memory {
+impl HostMemory {
     /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
     ///
     /// # Errors
     /// When the system does not give that much.
-    pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
-        Memory::with_room(bytes, bytes)
+    pub fn try_new(bytes: usize) -> Result<HostMemory, OutOfMemory> {
+        HostMemory::with_room(bytes, bytes)
     }
 
-    /// The same, and it can [`Memory::grow`] to `room` bytes where it lies: what it does not reach yet takes addresses and no
+    /// The same, and it can [`HostMemory::grow`] to `room` bytes where it lies: what it does not reach yet takes addresses and no
     /// memory.
     ///
     /// # Errors
     /// When the system does not give that much.
-    pub fn with_room(bytes: usize, room: usize) -> Result<Memory, OutOfMemory> {
+    pub fn with_room(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
         let room = room.max(bytes);
         let home = Home::Own(Words::try_new(room)?);
-        Ok(Memory { home, bytes, room, claimed: AtomicBool::new(false) })
+        Ok(HostMemory { home, bytes, room, claimed: AtomicBool::new(false) })
     }
 
     /// Makes it at least `bytes` bytes long, if there is room: what is there stays, what comes to it is zero. Returns false, and
@@ -233,15 +211,15 @@ impl Memory {
     /// # Panics
     /// When the system does not give that much.
     #[must_use]
-    pub fn new(bytes: usize) -> Memory {
-        Memory::try_new(bytes).expect("the system has memory for a copy of what it holds")
+    pub fn new(bytes: usize) -> HostMemory {
+        HostMemory::try_new(bytes).expect("the system has memory for a copy of what it holds")
     }
 
     /// The region that somebody lends, and keeps until this is dropped: exactly its bytes, wherever they lie.
     #[must_use]
-    pub fn lent(lender: Arc<dyn LentMemory>) -> Memory {
+    pub fn lent(lender: Arc<dyn LentMemory>) -> HostMemory {
         let bytes = lender.bytes().len();
-        Memory { home: Home::Lent(lender), bytes, room: bytes, claimed: AtomicBool::new(false) }
+        HostMemory { home: Home::Lent(lender), bytes, room: bytes, claimed: AtomicBool::new(false) }
     }
 
     /// The number of bytes asked for.
@@ -268,8 +246,8 @@ impl Memory {
         matches!(&self.home, Home::Lent(lender) if lender.is_read_only())
     }
 
-    /// The first byte. Valid for reads of [`Memory::len`] bytes, and for writes unless [`Memory::is_read_only`], as long as
-    /// the `Memory` lives, by anyone who makes no Rust reference of it.
+    /// The first byte. Valid for reads of [`HostMemory::len`] bytes, and for writes unless [`HostMemory::is_read_only`], as long as
+    /// the `HostMemory` lives, by anyone who makes no Rust reference of it.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.home {
@@ -305,7 +283,7 @@ impl Memory {
         }
     }
 
-    /// Whether all bytes are zero. Memory that nobody has touched stays with the system.
+    /// Whether all bytes are zero. HostMemory that nobody has touched stays with the system.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         match &self.home {
@@ -327,7 +305,7 @@ impl Memory {
         bytes
     }
 
-    /// True the first time: whoever asks then should [`Memory::touch`] all of it, if it is going to be written. Never for
+    /// True the first time: whoever asks then should [`HostMemory::touch`] all of it, if it is going to be written. Never for
     /// memory that is lent, whose pages are its owner's concern.
     #[must_use]
     pub fn claim(&self) -> bool {
@@ -370,10 +348,10 @@ impl Memory {
     }
 }
 
-impl Debug for Memory {
+impl Debug for HostMemory {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let lent = if self.is_lent() { ", lent" } else { "" };
-        write!(f, "Memory({} bytes{lent})", self.bytes)
+        write!(f, "HostMemory({} bytes{lent})", self.bytes)
     }
 }
 
@@ -413,7 +391,7 @@ mod tests {
         for from in [0, 1, 3, 8, 255] {
             for len in [1, 7, 256, 257, PAGE, 2 * PAGE + 5] {
                 let lender = Lender::of(from, len);
-                let memory = Memory::lent(lender.clone());
+                let memory = HostMemory::lent(lender.clone());
                 let mut expected: Vec<u8> = (from..from + len).map(|i| (i % 251) as u8).collect();
                 assert_eq!((memory.len(), memory.is_lent(), memory.is_read_only()), (len, true, false));
                 assert_eq!(memory.as_ptr().cast_const(), lender.bytes().as_ptr().cast::<u8>());
@@ -433,7 +411,7 @@ mod tests {
                 assert!((0..from).all(|i| lender.bytes[i].load(Ordering::Relaxed) == (i % 251) as u8));
             }
         }
-        let nothing = Memory::lent(Lender::of(5, 0));
+        let nothing = HostMemory::lent(Lender::of(5, 0));
         assert!(nothing.is_empty() && nothing.is_zero());
         nothing.write(0, &[]);
         nothing.clear();
@@ -444,9 +422,9 @@ mod tests {
     fn a_lender_lives_as_long_as_what_it_lent() {
         let lender = Lender::of(0, 9);
         let watched: Weak<Lender> = Arc::downgrade(&lender);
-        let memory = Memory::lent(lender);
+        let memory = HostMemory::lent(lender);
         assert!(watched.upgrade().is_some());
-        assert_eq!(format!("{memory:?}"), "Memory(9 bytes, lent)");
+        assert_eq!(format!("{memory:?}"), "HostMemory(9 bytes, lent)");
         drop(memory);
         assert!(watched.upgrade().is_none());
     }
@@ -456,7 +434,7 @@ mod tests {
     fn what_is_lent_for_reading_is_not_written() {
         let mut lender = Lender::of(0, 9);
         Arc::get_mut(&mut lender).unwrap().read_only = true;
-        let memory = Memory::lent(lender);
+        let memory = HostMemory::lent(lender);
         assert!(memory.is_read_only());
         assert_eq!(memory.to_vec(1, 2), [1, 2]);
         memory.write(0, &[0]);
@@ -464,7 +442,7 @@ mod tests {
 
     #[test]
     fn copies_at_any_offset() {
-        let memory = Memory::new(40);
+        let memory = HostMemory::new(40);
         memory.write(0, &[9; 40]);
         memory.write(5, &(0..17).collect::<Vec<u8>>());
         let mut expected = vec![9; 40];
@@ -476,7 +454,7 @@ mod tests {
     #[test]
     fn is_zero_aligned_and_empty_where_nothing_is_asked_for() {
         for bytes in [1, ALIGNMENT, ALIGNMENT + 1, 2 * LARGE - 1, 2 * LARGE, 3 * LARGE + 5] {
-            let memory = Memory::new(bytes);
+            let memory = HostMemory::new(bytes);
             let alignment = if bytes < 2 * LARGE { ALIGNMENT } else { LARGE };
             assert_eq!(memory.as_ptr() as usize % alignment, 0, "{bytes} bytes");
             assert_eq!(memory.len(), bytes);
@@ -486,14 +464,14 @@ mod tests {
             memory.clear();
             assert_eq!(memory.to_vec(bytes - 1, 1), [0]);
         }
-        assert!(Memory::new(0).is_empty());
-        Memory::new(0).write(0, &[]);
+        assert!(HostMemory::new(0).is_empty());
+        HostMemory::new(0).write(0, &[]);
     }
 
     #[test]
     fn what_cannot_be_had_is_an_error() {
         for bytes in [usize::MAX, usize::MAX / 2, isize::MAX as usize] {
-            assert_eq!(Memory::try_new(bytes).err(), Some(OutOfMemory { bytes }));
+            assert_eq!(HostMemory::try_new(bytes).err(), Some(OutOfMemory { bytes }));
         }
     }
 
@@ -508,7 +486,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn it_grows_where_it_lies() {
-        let mut memory = Memory::with_room(ALIGNMENT, 4 * ALIGNMENT).unwrap();
+        let mut memory = HostMemory::with_room(ALIGNMENT, 4 * ALIGNMENT).unwrap();
         let start = memory.as_ptr();
         memory.write(0, &[7; ALIGNMENT]);
         assert_eq!(memory.len(), ALIGNMENT);
@@ -518,14 +496,14 @@ mod tests {
         assert_eq!(memory.to_vec(ALIGNMENT, 2 * ALIGNMENT), [0; 2 * ALIGNMENT]);
         assert!(!memory.grow(4 * ALIGNMENT + 1), "there is no room");
         assert_eq!(memory.len(), 3 * ALIGNMENT);
-        assert!(Memory::with_room(8, usize::MAX / 2).is_err());
+        assert!(HostMemory::with_room(8, usize::MAX / 2).is_err());
     }
 
     #[test]
     fn what_is_not_touched_takes_no_memory() {
         const BYTES: usize = 512 << 20;
         let before = resident_kib();
-        let memory = Memory::new(BYTES);
+        let memory = HostMemory::new(BYTES);
         memory.write(BYTES / 2, &[1]);
         // Other tests run meanwhile, in threads of this process.
         assert!(resident_kib() < before + (BYTES >> 10) / 2);
@@ -536,7 +514,7 @@ mod tests {
     #[test]
     fn what_is_touched_is_there() {
         const BYTES: usize = 256 << 20;
-        let memory = Memory::new(BYTES);
+        let memory = HostMemory::new(BYTES);
         memory.write(BYTES / 2 + 5, &[1, 2, 3]);
         let before = resident_kib();
         assert!(memory.claim());
@@ -546,7 +524,7 @@ mod tests {
         // Other tests run meanwhile, in threads of this process.
         assert!(resident_kib() > before + (BYTES >> 10) / 2);
         assert_eq!(memory.to_vec(BYTES / 2 + 4, 5), [0, 1, 2, 3, 0]);
-        Memory::new(0).touch(0..0);
+        HostMemory::new(0).touch(0..0);
     }
 
     #[test]
@@ -554,7 +532,7 @@ mod tests {
         let size = 5 * ALIGNMENT + 3;
         for offset in [0, 1, 8, 255, 256, 257, 511] {
             for len in [0, 1, 7, 255, 256, 257, 600] {
-                let memory = Memory::new(size);
+                let memory = HostMemory::new(size);
                 memory.write(0, &vec![9; size]);
                 let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
                 memory.write(offset, &bytes);

@@ -1,0 +1,147 @@
+//! A device for tests: memory that this process has no address for, and that can fail.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ortrain_program::{
+    Backend, Bf16Fallback, DeviceError, DeviceMemory, Executable, Memory, OutOfMemory, Precision, Program,
+    Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
+};
+
+/// The name of the device.
+const NAME: &str = "remote";
+
+/// What happens on a device, and what shall.
+#[derive(Debug)]
+struct Wire {
+    /// True if every call fails.
+    is_lost: AtomicBool,
+    /// Bytes that were given out, and that may be.
+    used: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// The reference evaluator over memory that hands out no pointer.
+#[derive(Clone, Debug)]
+pub struct Remote(Arc<Wire>);
+
+impl Default for Remote {
+    fn default() -> Remote {
+        Remote(Arc::new(Wire {
+            is_lost: AtomicBool::new(false),
+            used: AtomicUsize::new(0),
+            most: AtomicUsize::new(usize::MAX),
+        }))
+    }
+}
+
+impl Remote {
+    /// A device of its own.
+    #[must_use]
+    pub fn new() -> Remote {
+        Remote::default()
+    }
+
+    /// Lets every call from now on fail.
+    pub fn lose(&self) {
+        self.0.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives out no more than so many bytes beside those that are out.
+    pub fn leave(&self, bytes: usize) {
+        self.0.most.store(self.used().saturating_add(bytes), Ordering::Relaxed);
+    }
+
+    /// Bytes that are out.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes on the device.
+#[derive(Debug)]
+struct RemoteMemory {
+    wire: Arc<Wire>,
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl RemoteMemory {
+    fn bytes(&self) -> Result<MutexGuard<'_, Vec<u8>>, DeviceError> {
+        match self.wire.is_lost.load(Ordering::Relaxed) {
+            true => Err(DeviceError { device: NAME.into(), reason: "the wire is cut".into() }),
+            false => Ok(self.bytes.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+impl DeviceMemory for RemoteMemory {
+    fn size(&self) -> usize {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.bytes()?[offset..offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        bytes.copy_from_slice(&self.bytes()?[offset..offset + bytes.len()]);
+        Ok(())
+    }
+
+    fn clear(&self) -> Result<(), DeviceError> {
+        self.bytes()?.fill(0);
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for RemoteMemory {
+    fn drop(&mut self) {
+        self.wire.used.fetch_sub(self.size(), Ordering::Relaxed);
+    }
+}
+
+impl Backend for Remote {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn with_precision(
+        &self,
+        precision: Precision,
+        fallback: Bf16Fallback,
+    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
+        Reference.with_precision(precision, fallback)?;
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn bf16_unit(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn target(&self) -> Target {
+        Target::PLAIN
+    }
+
+    fn device(&self) -> &str {
+        NAME
+    }
+
+    fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, OutOfMemory> {
+        let used = self.used().checked_add(bytes).filter(|&all| all <= self.0.most.load(Ordering::Relaxed));
+        used.ok_or(OutOfMemory { bytes })?;
+        self.0.used.fetch_add(bytes, Ordering::Relaxed);
+        let bytes = Mutex::new(vec![0; bytes]);
+        Ok(Memory::Device(Arc::new(RemoteMemory { wire: self.0.clone(), bytes })))
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
+        Reference.compile(program)
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory on a device.
+
+use std::any::Any;
+use std::sync::{Arc, PoisonError};
+
+use ortrain_program::{DeviceError, DeviceMemory, Memory, OutOfMemory};
+
+use crate::device::Device;
+
+/// Bytes of a word: what is copied begins and ends between words.
+const WORD: usize = 4;
+/// Bytes that are read at once, at most: the size of the staging buffer.
+const PIECE: usize = 4 << 20;
+
+/// A buffer on a device.
+#[derive(Debug)]
+pub(crate) struct WgpuMemory {
+    device: Arc<Device>,
+    buffer: wgpu::Buffer,
+    bytes: usize,
+}
+
+impl WgpuMemory {
+    /// Memory of so many bytes, all zero.
+    pub(crate) fn new(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, OutOfMemory> {
+        if bytes as u64 > device.device.limits().max_buffer_size {
+            return Err(OutOfMemory { bytes });
+        }
+        let scope = device.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let buffer = device.buffer(bytes);
+        if pollster::block_on(scope.pop()).is_some() {
+            return Err(OutOfMemory { bytes });
+        }
+        Ok(WgpuMemory { device, buffer, bytes })
+    }
+
+    /// The buffer of a memory on a device; `None` for one of the host, or of another device.
+    pub(crate) fn buffer_of<'m>(memory: &'m Memory, device: &Arc<Device>) -> Option<&'m wgpu::Buffer> {
+        let Memory::Device(memory) = memory else { return None };
+        let memory = memory.as_any().downcast_ref::<WgpuMemory>()?;
+        Arc::ptr_eq(&memory.device, device).then_some(&memory.buffer)
+    }
+}
+
+impl DeviceMemory for WgpuMemory {
+    fn size(&self) -> usize {
+        self.bytes
+    }
+
+    /// Words that the bytes fill in part are read first.
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let (start, end) = (offset / WORD * WORD, (offset + bytes.len()).next_multiple_of(WORD));
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if (start, end) == (offset, offset + bytes.len()) {
+            self.device.queue.write_buffer(&self.buffer, start as u64, bytes);
+        } else {
+            let mut words = vec![0; end - start];
+            let last = words.len() - WORD;
+            read(&self.device, &self.buffer, start, &mut words[..WORD])?;
+            if last > 0 {
+                read(&self.device, &self.buffer, end - WORD, &mut words[last..])?;
+            }
+            words[offset - start..][..bytes.len()].copy_from_slice(bytes);
+            self.device.queue.write_buffer(&self.buffer, start as u64, &words);
+        }
+        self.device.check()
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        read(&self.device, &self.buffer, offset, bytes)
+    }
+
+    fn clear(&self) -> Result<(), DeviceError> {
+        let mut encoder = self.device.encoder();
+        encoder.clear_buffer(&self.buffer, 0, None);
+        self.device.queue.submit([encoder.finish()]);
+        self.device.check()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Copies bytes of a buffer to the host, when the device has done what it was given.
+pub(crate) fn read(
+    device: &Device,
+    buffer: &wgpu::Buffer,
+    offset: usize,
+    bytes: &mut [u8],
+) -> Result<(), DeviceError> {
+    let mut staging = device.staging.lock().unwrap_or_else(PoisonError::into_inner);
+    for (at, piece) in (0..).step_by(PIECE).zip(bytes.chunks_mut(PIECE)) {
+        let from = offset + at;
+        let (start, end) = (from / WORD * WORD, (from + piece.len()).next_multiple_of(WORD));
+        let bytes = (end - start) as u64;
+        let room = staging.take().filter(|room| room.size() >= bytes);
+        let room = room.unwrap_or_else(|| device.room(bytes));
+        let mut encoder = device.encoder();
+        encoder.copy_buffer_to_buffer(buffer, start as u64, &room, 0, bytes);
+        device.queue.submit([encoder.finish()]);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        room.map_async(wgpu::MapMode::Read, ..bytes, move |outcome| {
+            // The receiver goes only where waiting has failed, which is reported.
+            let _ = sender.send(outcome);
+        });
+        device.wait()?;
+        receiver.recv().map_err(|error| device.error(&error))?.map_err(|error| device.error(&error))?;
+        let view = room.get_mapped_range(..bytes).map_err(|error| device.error(&error))?;
+        piece.copy_from_slice(&view[from - start..][..piece.len()]);
+        drop(view);
+        room.unmap();
+        *staging = Some(room);
+    }
+    Ok(())
+}

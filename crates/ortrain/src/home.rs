@@ -1,0 +1,70 @@
+//! Where the planes of a state lie: in this process, or on a device.
+
+use std::sync::Arc;
+
+use ortrain_program::{Backend, HOST, Memory, OutOfMemory};
+
+use crate::backend::host_memory;
+use crate::state::PlaneLayout;
+use crate::{Error, Result};
+
+/// Bytes that are copied at once between memories.
+const PIECE: usize = 1 << 20;
+
+/// A place for planes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Home {
+    /// What allocates there; `None` is this process, which needs no backend.
+    backend: Option<Arc<dyn Backend>>,
+}
+
+impl Home {
+    /// The place where a backend looks for planes.
+    pub(crate) fn of(backend: &Arc<dyn Backend>) -> Home {
+        Home { backend: (backend.device() != HOST).then(|| backend.clone()) }
+    }
+
+    /// The name of the device.
+    pub(crate) fn device(&self) -> &str {
+        self.backend.as_ref().map_or(HOST, |backend| backend.device())
+    }
+
+    /// Memory of so many bytes, all zero.
+    pub(crate) fn allocate(&self, bytes: usize) -> std::result::Result<Memory, OutOfMemory> {
+        match &self.backend {
+            Some(backend) => backend.allocate(bytes, bytes),
+            None => host_memory(bytes),
+        }
+    }
+
+    /// Planes of a layout, all zero.
+    pub(crate) fn zeroed(&self, planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
+        let zeros = |plane: &PlaneLayout| {
+            // Sizes may come from a stranger's model; what the system refuses is an error and not the end of the process.
+            let memory = self.allocate(plane.bytes).map_err(|OutOfMemory { bytes }| {
+                Error::State(format!(
+                    "the parameters need {bytes} bytes of memory, which could not be allocated"
+                ))
+            })?;
+            Ok(Arc::new(memory))
+        };
+        planes.iter().map(zeros).collect()
+    }
+
+    /// Copies of planes in this place.
+    pub(crate) fn copies(&self, planes: &[Arc<Memory>]) -> Result<Vec<Arc<Memory>>> {
+        planes.iter().map(|plane| self.copy(plane).map(Arc::new)).collect()
+    }
+
+    /// A copy of a plane in this place.
+    pub(crate) fn copy(&self, plane: &Memory) -> Result<Memory> {
+        let copy = self.allocate(plane.len()).map_err(ortrain_program::RunError::from)?;
+        let mut piece = vec![0; PIECE.min(plane.len())];
+        for from in (0..plane.len()).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(plane.len() - from)];
+            plane.read(from, piece)?;
+            copy.write(from, piece)?;
+        }
+        Ok(copy)
+    }
+}
