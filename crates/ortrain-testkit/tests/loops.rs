@@ -10,6 +10,7 @@ use ortrain_ops::passes::differentiate::backpropagate;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{Backend, Bindings, Entry, Given, Runner, Scalars, Turn, Workspace};
+use ortrain_testkit::Remote;
 
 const STEPS: usize = 9;
 const ROWS: usize = 5;
@@ -101,7 +102,8 @@ fn written_out_or_not() {
     ];
     let graph = cell(&inputs);
     assert_eq!(graph.outputs.len(), 6);
-    for backend in every_level() {
+    let remote: Arc<dyn Backend> = Arc::new(Remote::new());
+    for backend in every_level().into_iter().chain([remote]) {
         let (one, results) = run(&graph, &inputs, backend.clone(), 10_000);
         let (several, others) = run(&graph, &inputs, backend, 0);
         assert!(one == 1 && several > 2, "{one} and {several} segments");
