@@ -2,6 +2,7 @@
 //!
 //! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is pure: no device is needed.
 //! - [`Launch`], [`Binding`]: what a device is asked to do, and on what.
+//! - [`split`]: numbers in float64 that the host computes for devices that have none.
 //! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
 //!
 //! Kernels are plain: one invocation computes what is stored at one point, with a loop for each sum, in one fixed order. 64-bit
@@ -12,6 +13,7 @@ mod attention;
 mod dialect;
 mod expr;
 mod functions;
+mod host;
 mod kernel;
 mod launch;
 mod lower;
@@ -24,6 +26,7 @@ mod wgsl;
 mod window;
 
 pub use dialect::{Declared, Dialect, GROUP, Repr};
+pub use host::{HostPart, split};
 pub use launch::{Binding, Caps, Fault, Home, Launch, Lowered, Unsupported};
 pub use lower::lower;
 pub use wgsl::Wgsl;

@@ -13,7 +13,8 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    Buffer, DeviceError, Entry, HostMemory, Interrupt, Memory, OutOfMemory, Part, Program, RunError, is_work,
+    Buffer, BufferId, DeviceError, Entry, HostMemory, Interrupt, Memory, OutOfMemory, Part, Program,
+    RunError, is_work,
 };
 
 /// The planes a program runs on: index `k` is [`crate::PlaneId`] `k`.
@@ -44,6 +45,8 @@ pub struct Workspace {
     held: usize,
     /// Most iterations of a loop.
     iterations: u64,
+    /// Inputs of the next run that its executable wants on the host.
+    kept: Vec<(BufferId, Vec<u8>)>,
     /// Who may end a run early.
     watch: Watch,
 }
@@ -78,6 +81,7 @@ impl Workspace {
             limit,
             held,
             iterations: ITERATION_LIMIT,
+            kept: Vec::new(),
             watch: Watch::default(),
         }
     }
@@ -214,6 +218,16 @@ impl Workspace {
             (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
         }
         Ok(self.reserve(need.work, need.scratch)?)
+    }
+
+    /// Keeps an input of the next run on the host.
+    pub(crate) fn keep(&mut self, id: BufferId, bytes: &[u8]) {
+        self.kept.push((id, bytes.to_vec()));
+    }
+
+    /// Gives the inputs that were kept for a run: see [`Executable::host_inputs`].
+    pub fn kept(&mut self) -> Vec<(BufferId, Vec<u8>)> {
+        std::mem::take(&mut self.kept)
     }
 
     /// Where its memory comes from.
@@ -390,6 +404,11 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
 
     /// How many bytes of scratch a run needs.
     fn scratch_bytes(&self) -> usize;
+
+    /// Inputs that a run reads on the host, beside the arena: the workspace keeps them for it.
+    fn host_inputs(&self) -> &[BufferId] {
+        &[]
+    }
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,
     /// what it takes is there before, and what it gives afterwards. The workspace has been made large enough. An observer is

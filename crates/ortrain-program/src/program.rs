@@ -65,7 +65,7 @@ impl PlaneUse {
 }
 
 /// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Program {
     /// Its buffers.
     pub buffers: Vec<Buffer>,

@@ -138,6 +138,9 @@ impl<'a, 'o> Turn<'a, 'o> {
         let start = self.start();
         let mut copied = 0;
         for (id, bytes) in taken {
+            if executable.host_inputs().contains(&id) {
+                self.work.keep(id, bytes);
+            }
             if let Place::Work(offset) = program.buffer(id).place {
                 self.work.arena().write(offset, bytes)?;
                 copied += bytes.len();

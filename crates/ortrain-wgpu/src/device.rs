@@ -2,10 +2,22 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
 use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
+
+/// How many objects were made on a device so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Kernels. Equal sources are one.
+    pub pipelines: usize,
+    /// Buffers.
+    pub buffers: usize,
+    /// Bind groups.
+    pub bind_groups: usize,
+}
 
 /// An open device.
 #[derive(Debug)]
@@ -21,6 +33,8 @@ pub(crate) struct Device {
     kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
     /// What is read passes through it.
     pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
+    buffers: AtomicUsize,
+    bind_groups: AtomicUsize,
 }
 
 impl Device {
@@ -39,11 +53,17 @@ impl Device {
             failure,
             kernels: Mutex::default(),
             staging: Mutex::default(),
+            buffers: AtomicUsize::new(0),
+            bind_groups: AtomicUsize::new(0),
         }
     }
 
-    pub(crate) fn pipelines(&self) -> usize {
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).len()
+    pub(crate) fn made(&self) -> Made {
+        Made {
+            pipelines: self.kernels.lock().unwrap_or_else(PoisonError::into_inner).len(),
+            buffers: self.buffers.load(Ordering::Relaxed),
+            bind_groups: self.bind_groups.load(Ordering::Relaxed),
+        }
     }
 
     /// The error that made the device unusable, if there was one.
@@ -104,6 +124,7 @@ impl Device {
 
     /// A buffer that kernels use and that is copied to and from.
     pub(crate) fn buffer(&self, bytes: usize) -> wgpu::Buffer {
+        self.buffers.fetch_add(1, Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: (bytes.next_multiple_of(256) as u64).max(256),
@@ -114,12 +135,24 @@ impl Device {
 
     /// A buffer that the host can read.
     pub(crate) fn room(&self, bytes: u64) -> wgpu::Buffer {
+        self.buffers.fetch_add(1, Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: bytes.next_multiple_of(256),
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         })
+    }
+
+    /// What a kernel runs on: binding `k` is entry `k`.
+    pub(crate) fn bind_group(
+        &self,
+        kernel: &wgpu::ComputePipeline,
+        entries: &[wgpu::BindGroupEntry<'_>],
+    ) -> wgpu::BindGroup {
+        self.bind_groups.fetch_add(1, Ordering::Relaxed);
+        let layout = &kernel.get_bind_group_layout(0);
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries })
     }
 
     pub(crate) fn encoder(&self) -> wgpu::CommandEncoder {

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use ortrain_codegen::{Fault, Launch, Lowered};
+use ortrain_codegen::{Fault, HostPart, Launch, Lowered, split};
+use ortrain_cpu::Cpu;
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Bindings, Entry, Executable, Marks, Observer, Part, Program, RunError, Scalars, UnsupportedOnBackend,
-    Workspace,
+    Backend, Bindings, BufferId, Entry, Executable, Marks, Observer, Part, Place, Program, Reference,
+    RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 use crate::device::Device;
@@ -22,8 +23,67 @@ pub(crate) struct WgpuExecutable {
     lowered: Lowered,
     kernels: Vec<wgpu::ComputePipeline>,
     marks: Marks,
+    host: Option<Host>,
     /// What it keeps on the device, made by the first run.
     resident: Mutex<Option<Resident>>,
+}
+
+/// What the host computes before a run.
+#[derive(Debug)]
+struct Host {
+    executable: Box<dyn Executable>,
+    inputs: Vec<BufferId>,
+    results: Vec<BufferId>,
+    /// One run at a time.
+    work: Mutex<Workspace>,
+}
+
+impl Host {
+    fn new(part: HostPart) -> Result<Host, UnsupportedOnBackend> {
+        let backend: Arc<dyn Backend> = match Cpu::new() {
+            Ok(cpu) => Arc::new(cpu),
+            Err(_) => Arc::new(Reference),
+        };
+        let HostPart { program, inputs, results } = part;
+        let executable = backend.compile(Arc::new(program))?;
+        Ok(Host { executable, inputs: inputs, results, work: Mutex::new(Workspace::new(backend)) })
+    }
+
+    /// Computes the results, and writes them to the arena of a run. Inputs that were not kept are read there.
+    fn run(
+        &self,
+        rest: &Program,
+        work: &Workspace,
+        kept: &[(BufferId, Vec<u8>)],
+        scalars: Scalars,
+    ) -> Result<(), RunError> {
+        let mut own = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = self.executable.program();
+        own.prepare(program, self.executable.scratch_bytes(), 0)?;
+        for (&id, &input) in self.inputs.iter().zip(&program.inputs) {
+            let (Place::Work(from), Place::Work(to)) = (rest.buffer(id).place, program.buffer(input).place)
+            else {
+                continue;
+            };
+            match kept.iter().find(|(known, _)| *known == id) {
+                Some((_, bytes)) => own.arena().write(to, bytes)?,
+                None => own.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?,
+            }
+        }
+        self.executable.run(&Bindings { planes: &[] }, &mut own, Entry::Overwrite, scalars)?;
+        for (&id, &output) in self.results.iter().zip(&program.outputs) {
+            let buffer = program.buffer(output);
+            let bytes = match buffer.place {
+                Place::Work(from) => own.arena().to_vec(from, buffer.bytes())?,
+                Place::Constant(number) => program.constants[number].data().to_vec(),
+                Place::Plane(..) => continue,
+            };
+            if let Place::Work(to) = rest.buffer(id).place {
+                work.arena().write(to, &bytes)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl WgpuExecutable {
@@ -31,6 +91,10 @@ impl WgpuExecutable {
         program: Arc<Program>,
         device: Arc<Device>,
     ) -> Result<WgpuExecutable, UnsupportedOnBackend> {
+        let (program, host) = match split(&program) {
+            Some((rest, part)) => (Arc::new(rest), Some(Host::new(part)?)),
+            None => (program, None),
+        };
         let lowered = device.lower(&program)?;
         let kernel = |launch: &Launch| {
             let scheduled = &program.instructions[launch.instruction as usize];
@@ -43,7 +107,7 @@ impl WgpuExecutable {
         };
         let kernels = lowered.launches.iter().map(kernel).collect::<Result<_, _>>()?;
         let marks = Marks::of(&program);
-        Ok(WgpuExecutable { program, device, lowered, kernels, marks, resident: Mutex::new(None) })
+        Ok(WgpuExecutable { program, device, lowered, kernels, marks, host, resident: Mutex::new(None) })
     }
 
     /// Hands the launches of some instructions of an entry to the device, in one pass.
@@ -98,6 +162,10 @@ impl Executable for WgpuExecutable {
         self.lowered.scratch
     }
 
+    fn host_inputs(&self) -> &[BufferId] {
+        self.host.as_ref().map_or(&[], |host| &host.inputs)
+    }
+
     fn run_observed(
         &self,
         bindings: &Bindings<'_>,
@@ -116,6 +184,10 @@ impl Executable for WgpuExecutable {
         let outcome = ran.try_for_each(|at| self.marks.before(at, bindings, &mut watch));
         work.watch_again(watch);
         outcome?;
+        let kept = work.kept();
+        if let Some(host) = self.host.as_ref().filter(|_| part != Part::After) {
+            host.run(&self.program, work, &kept, scalars)?;
+        }
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let resident =
             resident.get_or_insert_with(|| Resident::new(&self.device, &self.program, &self.lowered));

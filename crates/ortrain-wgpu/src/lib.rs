@@ -2,6 +2,7 @@
 //!
 //! - [`Wgpu`]: a device as a backend. Its kernels are those that `ortrain-codegen` prints.
 //! - [`Adapter`]: which device is meant; [`NoDevice`]: why there is none.
+//! - [`Made`]: what was made on a device so far. A run that is repeated makes nothing.
 //!
 //! State and values lie on the device. A plane that lies on the host is copied to the device for each run, and what the run has
 //! changed of it back.
@@ -15,6 +16,7 @@ mod resident;
 
 use std::sync::Arc;
 
+use ortrain_codegen::split;
 use ortrain_program::{
     Backend, Bf16Fallback, Executable, Memory, OutOfMemory, Precision, Program, Target, UnsupportedOnBackend,
     UnsupportedPrecision,
@@ -22,6 +24,7 @@ use ortrain_program::{
 
 pub use adapter::{Adapter, NoDevice};
 use device::Device;
+pub use device::Made;
 use memory::WgpuMemory;
 
 /// A GPU as a backend.
@@ -47,10 +50,10 @@ impl Wgpu {
         &self.device.description
     }
 
-    /// The number of kernels that were made so far. Equal sources are one.
+    /// How many objects were made on the device so far.
     #[must_use]
-    pub fn pipelines(&self) -> usize {
-        self.device.pipelines()
+    pub fn made(&self) -> Made {
+        self.device.made()
     }
 
     /// The kernels that a program needs, as they are printed for this device, in order.
@@ -58,7 +61,8 @@ impl Wgpu {
     /// # Errors
     /// When an instruction cannot run here.
     pub fn sources(&self, program: &Program) -> Result<Vec<Arc<str>>, UnsupportedOnBackend> {
-        let lowered = self.device.lower(program)?;
+        let rest = split(program);
+        let lowered = self.device.lower(rest.as_ref().map_or(program, |(rest, _)| rest))?;
         Ok(lowered.launches.into_iter().map(|launch| launch.source).collect())
     }
 }

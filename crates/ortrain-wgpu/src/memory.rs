@@ -84,6 +84,13 @@ impl DeviceMemory for WgpuMemory {
     }
 }
 
+impl Drop for WgpuMemory {
+    /// Bind groups of programs that ran here hold the buffer, too, until they run elsewhere.
+    fn drop(&mut self) {
+        self.buffer.destroy();
+    }
+}
+
 /// Copies bytes of a buffer to the host, when the device has done what it was given.
 pub(crate) fn read(
     device: &Device,

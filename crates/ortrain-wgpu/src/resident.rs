@@ -144,11 +144,7 @@ impl Resident {
                 .zip(&launch.bindings)
                 .map(|(number, binding)| wgpu::BindGroupEntry { binding: number, resource: bound(binding) })
                 .collect();
-            device.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &kernel.get_bind_group_layout(0),
-                entries: &entries,
-            })
+            device.bind_group(kernel, &entries)
         };
         lowered.launches.iter().zip(kernels).map(group).collect()
     }

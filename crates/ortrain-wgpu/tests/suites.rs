@@ -26,7 +26,7 @@ fn backend() -> Arc<dyn Backend> {
 #[allow(clippy::print_stdout, reason = "counts are looked at with --nocapture")]
 fn passes(suite: &str, report: &Report) {
     let Report { passed, refused, failed } = report;
-    let (refused, failed, kernels) = (refused.len(), failed.len(), device().pipelines());
+    let (refused, failed, kernels) = (refused.len(), failed.len(), device().made().pipelines);
     println!("{suite}: {passed} pass, {refused} are refused, {failed} differ; {kernels} kernels");
     report.passes_without(ortrain_expr::DType::F64);
 }

@@ -3,8 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
+use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
-    Backend, CheckpointState, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor, backend, collect,
+    Backend, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
+    backend, collect,
 };
 use ortrain_wgpu::{Adapter, Wgpu};
 
@@ -12,10 +14,13 @@ const STEPS: usize = 20;
 /// Losses of a device and of the CPU after so many steps differ by rounding in another order of sums.
 const LOSS: f32 = 1e-4;
 
+fn wgpu() -> &'static Wgpu {
+    static DEVICE: OnceLock<Wgpu> = OnceLock::new();
+    DEVICE.get_or_init(|| Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}")))
+}
+
 fn device() -> Arc<dyn Backend> {
-    static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
-    let open = || Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
-    DEVICE.get_or_init(|| Arc::new(open())).clone()
+    Arc::new(wgpu().clone())
 }
 
 fn cpu() -> Arc<dyn Backend> {
@@ -23,12 +28,12 @@ fn cpu() -> Arc<dyn Backend> {
 }
 
 /// The artifacts of an example, all weights of which are trained.
-fn artifacts(name: &str, weights: &[&str]) -> Artifacts {
+fn artifacts(name: &str, weights: &[&str], optimizer: OptimizerKind) -> Artifacts {
     let path = format!("{}/../../examples/{name}.onnx", env!("CARGO_MANIFEST_DIR"));
     let options = ArtifactOptions {
         requires_grad: weights.iter().map(|&weight| weight.to_owned()).collect(),
         losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(OptimizerKind::SGD.into()),
+        optimizer: Some(optimizer.into()),
         ..ArtifactOptions::default()
     };
     generate(path.as_str().into(), options).expect("it can be trained")
@@ -72,13 +77,20 @@ fn state_of(made: &Artifacts) -> CheckpointState {
     CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it is whole")
 }
 
+const WEIGHTS: [&str; 4] = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
+
 #[test]
 fn a_perceptron_trains_as_on_the_processor() {
-    let made = artifacts("perceptron", &["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]);
+    for optimizer in [OptimizerKind::SGD, OptimizerKind::AdamW] {
+        trains_as_on_the_processor(&artifacts("perceptron", &WEIGHTS, optimizer));
+    }
+}
+
+fn trains_as_on_the_processor(made: &Artifacts) {
     let batches = batches(&[16, 64], STEPS);
     let run = |backend: &Arc<dyn Backend>| {
-        let mut state = state_of(&made);
-        let losses = train(&made, &mut state, backend, &batches);
+        let mut state = state_of(made);
+        let losses = train(made, &mut state, backend, &batches);
         assert_eq!(state.device(), backend.device());
         (losses, state.to_bytes(true).expect("it is small"))
     };
@@ -91,11 +103,11 @@ fn a_perceptron_trains_as_on_the_processor() {
 
     // After some steps on one the checkpoint goes on on the other; on one device it has the bits of a run without a stop.
     for (first, then) in [(device(), cpu()), (cpu(), device()), (device(), device())] {
-        let mut state = state_of(&made);
-        let mut losses = train(&made, &mut state, &first, &batches[..5]);
+        let mut state = state_of(made);
+        let mut losses = train(made, &mut state, &first, &batches[..5]);
         let file = state.to_bytes(true).expect("it is small");
         let mut state = CheckpointState::from_bytes(file).expect("it is a checkpoint");
-        losses.extend(train(&made, &mut state, &then, &batches[5..]));
+        losses.extend(train(made, &mut state, &then, &batches[5..]));
         for (step, (want, got)) in want.iter().zip(&losses).enumerate() {
             assert!((want - got).abs() <= LOSS, "step {step}: {got}, but {want} on the processor");
         }
@@ -105,9 +117,61 @@ fn a_perceptron_trains_as_on_the_processor() {
     }
 }
 
+/// The settings of a row are made into float32 numbers on the host: the device has no float64.
+#[test]
+fn every_optimizer_steps_as_on_the_processor() {
+    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
+    for row in OPTIMIZERS.iter().filter(|row| OptimizerSpec::new(row.name).is_ok()) {
+        let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
+        spec.groups = vec![Group { parameters: vec!["fc1.bias".into()], lr_factor: 0.5, ..Group::default() }];
+        let model =
+            optimizer_model(&spec.complete().expect("it is sound"), &[DType::F32]).expect("it is small");
+        let made = Artifacts { optimizer_model: Some(model), ..made.clone() };
+        let run = |backend: &Arc<dyn Backend>| {
+            let mut state = state_of(&made);
+            train(&made, &mut state, backend, &batches(&[16, 64], 4));
+            let weights = state.parameters().expect("it is whole");
+            weights.map(|view| view.to_tensor().expect("it can be read").to_vec::<f32>()).collect::<Vec<_>>()
+        };
+        for (want, got) in run(&cpu()).iter().flatten().zip(run(&device()).iter().flatten()) {
+            assert!((want - got).abs() <= LOSS, "{}: {got}, but {want} on the processor", row.name);
+        }
+    }
+}
+
+/// Copies of the results that are looked at, and nothing else: no buffer, kernel or bind group.
+#[test]
+fn a_warm_step_makes_nothing() {
+    let device = Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
+    let backend: Arc<dyn Backend> = Arc::new(device.clone());
+    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
+    let mut state = state_of(&made);
+    let source = |model| ModelSource::from_proto(model).expect("it is small");
+    let options = ModuleOptions::default().backend(backend.clone());
+    let mut module =
+        Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
+    let model = made.optimizer_model.as_ref().expect("it was asked for");
+    let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
+    let counts: Vec<_> = batches(&[16, 64], 8)
+        .iter()
+        .map(|batch| {
+            let inputs = batch.each_ref().map(Given::from);
+            let mut loss = [0; 4];
+            let mut deliver = |_: usize, _, _: &[usize], value: Delivered<'_>| value.copy_to(&mut loss);
+            module.train_step(&mut state, &inputs, &mut deliver).expect("it runs");
+            optimizer.step(&mut state, &module).expect("it runs");
+            module.lazy_reset_grad();
+            assert!(f32::from_le_bytes(loss) > 0.0);
+            device.made()
+        })
+        .collect();
+    // The first step replaces gradients of zero as the later ones do.
+    assert_eq!(counts[1..], [counts[0]; 7]);
+}
+
 #[test]
 fn a_label_out_of_range_changes_nothing() {
-    let made = artifacts("perceptron", &["fc2.weight", "fc2.bias"]);
+    let made = artifacts("perceptron", &["fc2.weight", "fc2.bias"], OptimizerKind::SGD);
     let mut state = state_of(&made);
     let source = |model| ModelSource::from_proto(model).expect("it is small");
     let x = Tensor::f32(&[3, 64], &[0.5; 192]);

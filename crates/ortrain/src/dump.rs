@@ -1,6 +1,6 @@
 //! Every stage between a file and its instructions, as text.
 
-use ortrain_codegen::{Caps, Unsupported, Wgsl, lower};
+use ortrain_codegen::{Caps, Unsupported, Wgsl, lower, split};
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
 use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
 use ortrain_ops::{PartTensor, PlanePart, Role, Specialiser};
@@ -289,11 +289,16 @@ fn program(
 fn kernels(schedule: &Schedule) -> Result<String> {
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
-        let lowered = lower(program, &Caps::LEAST, &Wgsl).map_err(|unsupported| {
+        let parts = split(program);
+        let shown = parts.as_ref().map_or(&**program, |(rest, _)| rest);
+        let lowered = lower(shown, &Caps::LEAST, &Wgsl).map_err(|unsupported| {
             let Unsupported { node, instruction, reason } = unsupported;
             UnsupportedOnBackend { backend: "webgpu", node, instruction, reason }
         })?;
-        text += &format!("program {k}: {}", lowered.text(program));
+        if let Some((_, host)) = &parts {
+            text += &format!("before program {k}, on the host: {}", host.program);
+        }
+        text += &format!("program {k}: {}", lowered.text(shown));
     }
     match text.is_empty() {
         true => Err(Error::Argument("there are no kernels: no program is known before the run".into())),

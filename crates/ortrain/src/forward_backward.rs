@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 
 use crate::artifacts::{opset_of, training_message, updated_statistics};
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::home::Home;
 use crate::inputs::Signature;
 use crate::kind::check_forward;
 use crate::module::graph_to_run;
@@ -183,7 +184,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Memory with what the weight is in the model.
+    /// Memory of the host with what the weight is in the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -202,7 +203,7 @@ impl Weight {
         Ok(memory)
     }
 
-    /// Memory for its gradient, all zero.
+    /// Memory of the host for its gradient, all zero.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -564,9 +565,11 @@ impl ForwardBackward {
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
+        let home = Home::of(&backend);
         let statistics = statistics.into_iter().map(|weight| {
-            let memory = weight.to_memory()?;
-            Ok((weight, memory))
+            let memory = home.allocate(weight.initial.data().len()).map_err(RunError::from)?;
+            memory.write(0, weight.initial.data())?;
+            Ok((weight, Arc::new(memory)))
         });
         Ok(ForwardBackward {
             training: prepared(graph, roles_of_training),

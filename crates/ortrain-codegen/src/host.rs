@@ -1,0 +1,245 @@
+//! Numbers in float64 that the host computes for a device that has none.
+//!
+//! An optimizer makes rates and corrections of its settings: in float64, a few for each tensor. They depend on what a run is given
+//! alone, so the host computes them before the device begins.
+
+use ortrain_expr::{Access, Builder, DType, Dims, Expr, Inst, Reg, Strides, Type};
+use ortrain_program::{
+    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, Program, ProgramBuilder, align,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// The part of a program that the host runs before the device begins.
+#[derive(Debug)]
+pub struct HostPart {
+    /// What the host runs.
+    pub program: Program,
+    /// The inputs of the whole that it takes, in the order of its own.
+    pub inputs: Vec<BufferId>,
+    /// The buffers of the rest that hold its results, in the order of its own.
+    pub results: Vec<BufferId>,
+}
+
+/// A program as the rest that a device without float64 runs, and the part that the host runs before; `None` if there is nothing
+/// in float64 that the host can compute. The rest has all buffers of the whole, and those for the results of the host behind them.
+#[must_use]
+pub fn split(program: &Program) -> Option<(Program, HostPart)> {
+    let mut host = Host::default();
+    let mut rest = program.clone();
+    rest.instructions.clear();
+    for scheduled in &program.instructions {
+        let mut kept = scheduled.clone();
+        if let Instruction::Nest(nest) = &scheduled.instruction
+            && is_wide(nest)
+        {
+            if host.takes(program, nest) {
+                host.whole(&mut rest, nest, &scheduled.node)?;
+                continue;
+            }
+            if let Some(nest) = host.numbers(program, &mut rest, nest, &scheduled.node) {
+                kept.instruction = Instruction::from(nest);
+            }
+        }
+        rest.instructions.push(kept);
+    }
+    if host.results.is_empty() {
+        return None;
+    }
+    let Host { builder, inputs, results, .. } = host;
+    let (taken, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
+    let (given, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    let program = builder.finish(own, made).ok()?;
+    Some((rest, HostPart { program, inputs: taken, results: given }))
+}
+
+/// True if a nest reads, writes or computes float64.
+fn is_wide(nest: &Nest) -> bool {
+    let stored = nest.operands().any(|operand| operand.access.dtype == DType::F64);
+    stored || nest.expr.insts().iter().any(|&(_, ty)| ty == Type::F64)
+}
+
+/// The host's part while it is put together.
+#[derive(Default)]
+struct Host {
+    builder: ProgramBuilder,
+    /// Its buffer for each one of the program that it has.
+    known: FxHashMap<BufferId, BufferId>,
+    /// Buffers of the program and its own.
+    inputs: Vec<(BufferId, BufferId)>,
+    results: Vec<(BufferId, BufferId)>,
+}
+
+impl Host {
+    /// True if the host has, or is given, what a buffer holds.
+    fn has(&self, program: &Program, id: BufferId) -> bool {
+        self.known.contains_key(&id) || program.inputs.contains(&id)
+    }
+
+    /// True if the host can compute all of a nest.
+    fn takes(&self, program: &Program, nest: &Nest) -> bool {
+        let is_work = |id: BufferId| matches!(program.buffer(id).place, Place::Work(_));
+        nest.is_map()
+            && nest.segments.is_none()
+            && !nest.expr.can_fail()
+            && nest.loads.iter().all(|load| load.operand().is_some_and(|from| self.has(program, from.buffer)))
+            && nest.stores.iter().all(|to| is_work(to.buffer) && !program.inputs.contains(&to.buffer))
+    }
+
+    /// The buffer of an input, or of what an earlier instruction of the host makes.
+    fn source(&mut self, from: &Buffer, id: BufferId) -> BufferId {
+        if let Some(&known) = self.known.get(&id) {
+            return known;
+        }
+        let own = self.builder.work(&from.label, from.dtype, from.len);
+        self.known.insert(id, own);
+        self.inputs.push((id, own));
+        own
+    }
+
+    /// A result of the host, in a buffer of the rest that nothing else uses.
+    fn result(&mut self, rest: &mut Program, id: BufferId) -> BufferId {
+        let buffer = &mut rest.buffers[id.0 as usize];
+        let start = align(rest.work_bytes);
+        buffer.place = Place::Work(start);
+        rest.work_bytes = align(start + buffer.bytes());
+        let own = self.builder.work(&buffer.label, buffer.dtype, buffer.len);
+        self.known.insert(id, own);
+        self.results.push((id, own));
+        own
+    }
+
+    /// Lets the host compute a nest.
+    fn whole(&mut self, rest: &mut Program, nest: &Nest, node: &std::sync::Arc<str>) -> Option<()> {
+        let mut own = nest.clone();
+        for from in own.loaded_mut() {
+            from.buffer = self.source(&rest.buffers[from.buffer.0 as usize].clone(), from.buffer);
+        }
+        for to in &mut own.stores {
+            to.buffer = self.result(rest, to.buffer);
+        }
+        self.builder.emit(Instruction::from(own), Entries::ALL, node).ok()
+    }
+
+    /// Lets the host compute what a nest needs in float64, once for each of its segments: the nest that reads these numbers.
+    /// `None` if float64 is needed at each element.
+    fn numbers(
+        &mut self,
+        program: &Program,
+        rest: &mut Program,
+        nest: &Nest,
+        node: &std::sync::Arc<str>,
+    ) -> Option<Nest> {
+        let count = nest.segments.as_ref().map_or(1, |segments| segments.len());
+        let along = |strides: &Strides| match (&nest.segments, strides.first()) {
+            (Some(_), Some(&stride)) => stride,
+            _ => 0,
+        };
+        let is_slow = |access: &Access| {
+            let own = usize::from(nest.segments.is_some());
+            access.strides.iter().skip(own).all(|&stride| stride == 0)
+        };
+        let insts = nest.expr.insts();
+        let mut slow: Vec<bool> = Vec::with_capacity(insts.len());
+        for (inst, _) in insts {
+            slow.push(match *inst {
+                Inst::Const(_) | Inst::Run(_) => true,
+                Inst::Load(slot) => nest.loads[usize::from(slot)]
+                    .operand()
+                    .is_some_and(|from| is_slow(&from.access) && self.has(program, from.buffer)),
+                Inst::Coordinate(axis) => axis == 0 && nest.segments.is_some(),
+                Inst::Reduced(_) | Inst::LoadAt(..) | Inst::Guard(..) | Inst::Random(..) => false,
+                other => other.operands().all(|reg| slow[usize::from(reg.0)]),
+            });
+        }
+        let is_wide = |reg: Reg| insts[usize::from(reg.0)].1 == Type::F64;
+        if insts.iter().zip(&slow).any(|(&(_, ty), &slow)| ty == Type::F64 && !slow)
+            || nest.stores.iter().any(|to| to.access.dtype == DType::F64)
+        {
+            return None;
+        }
+        // What is made of float64 and is none itself.
+        let edge: Vec<usize> = (0..insts.len())
+            .filter(|&k| slow[k] && insts[k].1 != Type::F64 && insts[k].0.operands().any(is_wide))
+            .collect();
+
+        // The nest of the host.
+        let mut builder = Builder::new();
+        let mut at = 0;
+        let regs = builder.copy(&nest.expr, |b, inst, ty| {
+            at += 1;
+            if slow[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
+        });
+        let outputs: Vec<Reg> = edge.iter().map(|&k| regs[k]).collect();
+        let (loads, expr) = compact(&nest.loads, builder.finish(&outputs));
+        let mut own = Vec::with_capacity(loads.len());
+        for load in loads {
+            let from = load.operand()?;
+            let buffer = self.source(&program.buffer(from.buffer).clone(), from.buffer);
+            let strides = [along(&from.access.strides)].into_iter().collect();
+            own.push(Load::Buffer(Operand { buffer, access: Access { strides, ..from.access.clone() } }));
+        }
+        let mut loads = nest.loads.clone();
+        let mut stores = Vec::with_capacity(edge.len());
+        for &k in &edge {
+            let dtype = stored(insts[k].1);
+            let id = BufferId(rest.buffers.len() as u32);
+            let label = format!("{node}/number {}", stores.len()).into();
+            rest.buffers.push(Buffer { label, dtype, len: count, place: Place::Work(0) });
+            stores.push(Operand::whole(self.result(rest, id), dtype, &[count]));
+            let mut strides: Strides = nest.dims.iter().map(|_| 0).collect();
+            if let (Some(_), Some(first)) = (&nest.segments, strides.first_mut()) {
+                *first = 1;
+            }
+            loads.push(Load::Buffer(Operand {
+                buffer: id,
+                access: Access { dtype, offset: 0, strides, len: count },
+            }));
+        }
+        let dims = Dims::from_slice(&[count]);
+        let made = Instruction::from(Nest::elementwise(dims, own, expr, stores));
+        self.builder.emit(made, Entries::ALL, node).ok()?;
+
+        // The nest of the device.
+        let mut builder = Builder::new();
+        let mut at = 0;
+        let regs = builder.copy(&nest.expr, |b, inst, ty| {
+            at += 1;
+            match edge.iter().position(|&k| k == at - 1) {
+                Some(number) => b.load(nest.loads.len() + number, ty),
+                None => b.push(inst, ty),
+            }
+        });
+        let (expr, reductions) = builder.finish_copy(&nest.expr, &nest.reductions, &regs);
+        let (loads, expr) = compact(&loads, expr);
+        Some(Nest { loads, expr, reductions, ..nest.clone() })
+    }
+}
+
+/// The loads that an expression reads, and the expression with their numbers.
+fn compact(loads: &[Load], expr: Expr) -> (Vec<Load>, Expr) {
+    let read: FxHashSet<u16> = (expr.insts().iter())
+        .filter_map(|(inst, _)| match *inst {
+            Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(slot),
+            _ => None,
+        })
+        .collect();
+    let kept: Vec<u16> = (0..loads.len() as u16)
+        .filter(|slot| read.contains(slot) || loads[usize::from(*slot)].is_accumulator())
+        .collect();
+    let number = |slot: u16| kept.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
+    let loads = kept.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();
+    (loads, expr.with_slots(number))
+}
+
+/// The element type in which values of a type are handed over.
+fn stored(ty: Type) -> DType {
+    match ty {
+        Type::F32 => DType::F32,
+        Type::F64 => DType::F64,
+        Type::I32 => DType::I32,
+        Type::I64 => DType::I64,
+        Type::U32 => DType::U32,
+        Type::U64 => DType::U64,
+        Type::Bool => DType::Bool,
+    }
+}
