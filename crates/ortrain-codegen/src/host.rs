@@ -3,7 +3,9 @@
 //! An optimizer makes rates and corrections of its settings: in float64, a few for each tensor. They depend on what a run is given
 //! alone, so the host computes them before the device begins.
 
-use ortrain_expr::{Access, Builder, DType, Dims, Expr, Inst, Reg, Strides, Type};
+use std::sync::Arc;
+
+use ortrain_expr::{Access, Builder, DType, Dims, Expr, Inst, Reg, Segments, Strides, Type};
 use ortrain_program::{
     Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, Program, ProgramBuilder, align,
 };
@@ -29,15 +31,13 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
     rest.instructions.clear();
     for scheduled in &program.instructions {
         let mut kept = scheduled.clone();
-        if let Instruction::Nest(nest) = &scheduled.instruction
-            && is_wide(nest)
-        {
-            if host.takes(program, nest) {
-                host.whole(&mut rest, nest, &scheduled.node)?;
+        if let Some(nest) = scheduled.instruction.nest().filter(|nest| is_wide(nest)) {
+            if matches!(scheduled.instruction, Instruction::Nest(_)) && host.takes(program, nest) {
+                host.whole(program, &mut rest, nest, &scheduled.node)?;
                 continue;
             }
             if let Some(nest) = host.numbers(program, &mut rest, nest, &scheduled.node) {
-                kept.instruction = Instruction::from(nest);
+                kept.instruction = scheduled.instruction.with_nest(nest);
             }
         }
         rest.instructions.push(kept);
@@ -72,27 +72,38 @@ struct Host {
 impl Host {
     /// True if the host has, or is given, what a buffer holds.
     fn has(&self, program: &Program, id: BufferId) -> bool {
-        self.known.contains_key(&id) || program.inputs.contains(&id)
+        let is_constant = matches!(program.buffer(id).place, Place::Constant(_));
+        is_constant || self.known.contains_key(&id) || program.inputs.contains(&id)
     }
 
-    /// True if the host can compute all of a nest.
+    /// True if the host can compute all of a nest, which is the only instruction that writes its results.
     fn takes(&self, program: &Program, nest: &Nest) -> bool {
-        let is_work = |id: BufferId| matches!(program.buffer(id).place, Place::Work(_));
+        let is_alone = |id: BufferId| {
+            let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
+            let is_work = matches!(program.buffer(id).place, Place::Work(_));
+            is_work && !program.inputs.contains(&id) && writes.filter(|&written| written == id).count() == 1
+        };
         nest.is_map()
             && nest.segments.is_none()
-            && !nest.expr.can_fail()
             && nest.loads.iter().all(|load| load.operand().is_some_and(|from| self.has(program, from.buffer)))
-            && nest.stores.iter().all(|to| is_work(to.buffer) && !program.inputs.contains(&to.buffer))
+            && nest.stores.iter().all(|to| is_alone(to.buffer))
     }
 
-    /// The buffer of an input, or of what an earlier instruction of the host makes.
-    fn source(&mut self, from: &Buffer, id: BufferId) -> BufferId {
+    /// The buffer of an input, of a constant, or of what an earlier instruction of the host makes.
+    fn source(&mut self, program: &Program, id: BufferId) -> BufferId {
         if let Some(&known) = self.known.get(&id) {
             return known;
         }
-        let own = self.builder.work(&from.label, from.dtype, from.len);
+        let from = program.buffer(id);
+        let own = match from.place {
+            Place::Constant(number) => self.builder.constant(&from.label, &program.constants[number]),
+            Place::Work(_) | Place::Plane(..) => {
+                let own = self.builder.work(&from.label, from.dtype, from.len);
+                self.inputs.push((id, own));
+                own
+            }
+        };
         self.known.insert(id, own);
-        self.inputs.push((id, own));
         own
     }
 
@@ -109,10 +120,10 @@ impl Host {
     }
 
     /// Lets the host compute a nest.
-    fn whole(&mut self, rest: &mut Program, nest: &Nest, node: &std::sync::Arc<str>) -> Option<()> {
+    fn whole(&mut self, program: &Program, rest: &mut Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
         let mut own = nest.clone();
         for from in own.loaded_mut() {
-            from.buffer = self.source(&rest.buffers[from.buffer.0 as usize].clone(), from.buffer);
+            from.buffer = self.source(program, from.buffer);
         }
         for to in &mut own.stores {
             to.buffer = self.result(rest, to.buffer);
@@ -127,9 +138,9 @@ impl Host {
         program: &Program,
         rest: &mut Program,
         nest: &Nest,
-        node: &std::sync::Arc<str>,
+        node: &Arc<str>,
     ) -> Option<Nest> {
-        let count = nest.segments.as_ref().map_or(1, |segments| segments.len());
+        let count = nest.segments.as_ref().map_or(1, Segments::len);
         let along = |strides: &Strides| match (&nest.segments, strides.first()) {
             (Some(_), Some(&stride)) => stride,
             _ => 0,
@@ -139,15 +150,17 @@ impl Host {
             access.strides.iter().skip(own).all(|&stride| stride == 0)
         };
         let insts = nest.expr.insts();
+        let is_there = |slot: u16| {
+            let from = nest.loads[usize::from(slot)].operand();
+            from.is_some_and(|from| is_slow(&from.access) && self.has(program, from.buffer))
+        };
         let mut slow: Vec<bool> = Vec::with_capacity(insts.len());
         for (inst, _) in insts {
             slow.push(match *inst {
-                Inst::Const(_) | Inst::Run(_) => true,
-                Inst::Load(slot) => nest.loads[usize::from(slot)]
-                    .operand()
-                    .is_some_and(|from| is_slow(&from.access) && self.has(program, from.buffer)),
+                Inst::Load(slot) => is_there(slot),
+                Inst::LoadAt(slot, index) => slow[usize::from(index.0)] && is_there(slot),
                 Inst::Coordinate(axis) => axis == 0 && nest.segments.is_some(),
-                Inst::Reduced(_) | Inst::LoadAt(..) | Inst::Guard(..) | Inst::Random(..) => false,
+                Inst::Reduced(_) | Inst::Random(..) => false,
                 other => other.operands().all(|reg| slow[usize::from(reg.0)]),
             });
         }
@@ -170,11 +183,11 @@ impl Host {
             if slow[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
         });
         let outputs: Vec<Reg> = edge.iter().map(|&k| regs[k]).collect();
-        let (loads, expr) = compact(&nest.loads, builder.finish(&outputs));
+        let (loads, expr) = compact(&nest.loads, builder.finish(&outputs), |_| false);
         let mut own = Vec::with_capacity(loads.len());
         for load in loads {
             let from = load.operand()?;
-            let buffer = self.source(&program.buffer(from.buffer).clone(), from.buffer);
+            let buffer = self.source(program, from.buffer);
             let strides = [along(&from.access.strides)].into_iter().collect();
             own.push(Load::Buffer(Operand { buffer, access: Access { strides, ..from.access.clone() } }));
         }
@@ -210,22 +223,21 @@ impl Host {
             }
         });
         let (expr, reductions) = builder.finish_copy(&nest.expr, &nest.reductions, &regs);
-        let (loads, expr) = compact(&loads, expr);
+        let (loads, expr) = compact(&loads, expr, Load::is_accumulator);
         Some(Nest { loads, expr, reductions, ..nest.clone() })
     }
 }
 
-/// The loads that an expression reads, and the expression with their numbers.
-fn compact(loads: &[Load], expr: Expr) -> (Vec<Load>, Expr) {
+/// Those loads that an expression reads, or that are to be kept, and the expression with their numbers.
+fn compact(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
     let read: FxHashSet<u16> = (expr.insts().iter())
         .filter_map(|(inst, _)| match *inst {
             Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(slot),
             _ => None,
         })
         .collect();
-    let kept: Vec<u16> = (0..loads.len() as u16)
-        .filter(|slot| read.contains(slot) || loads[usize::from(*slot)].is_accumulator())
-        .collect();
+    let stays = |slot: &u16| read.contains(slot) || is_kept(&loads[usize::from(*slot)]);
+    let kept: Vec<u16> = (0..loads.len() as u16).filter(stays).collect();
     let number = |slot: u16| kept.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
     let loads = kept.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();
     (loads, expr.with_slots(number))

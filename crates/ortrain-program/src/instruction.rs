@@ -148,7 +148,8 @@ impl Instruction {
     }
 
     /// The instruction with another [nest](Instruction::nest).
-    pub(crate) fn with_nest(&self, nest: Nest) -> Instruction {
+    #[must_use]
+    pub fn with_nest(&self, nest: Nest) -> Instruction {
         if let Instruction::Nest(_) = self {
             return Instruction::from(nest);
         }

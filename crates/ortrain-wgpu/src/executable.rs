@@ -46,7 +46,7 @@ impl Host {
         };
         let HostPart { program, inputs, results } = part;
         let executable = backend.compile(Arc::new(program))?;
-        Ok(Host { executable, inputs: inputs, results, work: Mutex::new(Workspace::new(backend)) })
+        Ok(Host { executable, inputs, results, work: Mutex::new(Workspace::new(backend)) })
     }
 
     /// Computes the results, and writes them to the arena of a run. Inputs that were not kept are read there.

@@ -126,7 +126,8 @@ fn every_optimizer_steps_as_on_the_processor() {
         spec.groups = vec![Group { parameters: vec!["fc1.bias".into()], lr_factor: 0.5, ..Group::default() }];
         let model =
             optimizer_model(&spec.complete().expect("it is sound"), &[DType::F32]).expect("it is small");
-        let made = Artifacts { optimizer_model: Some(model), ..made.clone() };
+        let mut made = made.clone();
+        made.optimizer_model = Some(model);
         let run = |backend: &Arc<dyn Backend>| {
             let mut state = state_of(&made);
             train(&made, &mut state, backend, &batches(&[16, 64], 4));

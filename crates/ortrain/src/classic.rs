@@ -420,7 +420,10 @@ impl TrainingSession {
     /// let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
     /// let before = session.state()?;
     /// let only = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
-    /// session.run(&feeds, &["logits"], only, &mut |_, _, dims, _| assert_eq!(dims, [2, 10]))?;
+    /// session.run(&feeds, &["logits"], only, &mut |_, _, dims, _| {
+    ///     assert_eq!(dims, [2, 10]);
+    ///     Ok(())
+    /// })?;
     /// assert_eq!(session.state()?, before);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -491,7 +494,7 @@ impl TrainingSession {
     /// let loss = Lent { dtype: DType::F32, dims: &[], memory: &memory };
     /// let feeds = feeds.map(|(name, given)| (name, given.into()));
     /// let results = session.run_bound(&feeds, &[Fetch { output: 0, into: Some(loss) }], RunOptions::default())?;
-    /// assert!(results[0].is_none() && !memory.is_zero());
+    /// assert!(results[0].is_none() && !memory.is_zero()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -385,7 +385,7 @@ struct Graphs {
 /// let of_x =
 ///     collect(|deliver| both.backward(live.as_mut().unwrap(), &[Given::from(&seed)], &gradients, deliver))?;
 /// assert_eq!(of_x[0].dims(), batch[0].dims());
-/// assert!(!rooms[0].is_zero());
+/// assert!(!rooms[0].is_zero()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -855,7 +855,10 @@ impl ForwardBackward {
     /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
     /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
     /// let x = [ortrain::Given::from(&batch[0])];
-    /// let live = both.forward(&both.lent(&memories), &x, &mut |at, _, dims, _| assert_eq!((at, dims), (0, &[2, 10][..])))?;
+    /// let live = both.forward(&both.lent(&memories), &x, &mut |at, _, dims, _| {
+    ///     assert_eq!((at, dims), (0, &[2, 10][..]));
+    ///     Ok(())
+    /// })?;
     /// # drop(live);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

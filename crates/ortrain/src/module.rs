@@ -534,7 +534,7 @@ impl Module {
     /// let mut loss = [0; 4];
     /// module.train_step(&mut state, &inputs, &mut |at, dtype, dims, value| {
     ///     assert_eq!((at, dtype, dims.len()), (0, ortrain::DType::F32, 0));
-    ///     value.copy_to(&mut loss);
+    ///     value.copy_to(&mut loss)
     /// })?;
     /// assert!(f32::from_le_bytes(loss) > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -1038,15 +1038,15 @@ impl Module {
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// let mut step = |module: &mut ortrain::Module| module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
-    /// let first = |module: &ortrain::Module| module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0];
+    /// let gradient = |module: &ortrain::Module| module.gradient("fc2.bias").unwrap().to_tensor();
     ///
     /// step(&mut module)?;
-    /// let once = first(&module);
+    /// let once = gradient(&module)?.to_vec::<f32>()[0];
     /// step(&mut module)?;
-    /// assert_eq!(first(&module), 2.0 * once);
+    /// assert_eq!(gradient(&module)?.to_vec::<f32>()[0], 2.0 * once);
     /// module.lazy_reset_grad();
     /// step(&mut module)?;
-    /// assert_eq!(first(&module), once);
+    /// assert_eq!(gradient(&module)?.to_vec::<f32>()[0], once);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn lazy_reset_grad(&mut self) {
@@ -1198,7 +1198,7 @@ impl Module {
     /// # let theirs = vec![0_u8; module.gradient_planes()[0].len()];
     /// # let before = module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0];
     /// let plane = &module.gradient_planes()[0];
-    /// let ours = plane.to_vec(0, plane.len());
+    /// let ours = plane.to_vec(0, plane.len())?;
     /// let float = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
     /// let mean: Vec<u8> = ours
     ///     .chunks_exact(4)

@@ -90,10 +90,10 @@ struct Table {
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
 /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-/// let before = state.parameter("fc2.bias")?.to_tensor();
+/// let before = state.parameter("fc2.bias")?.to_tensor()?;
 /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
 /// optimizer.step(&mut state, &module)?;
-/// assert_ne!(state.parameter("fc2.bias")?.to_tensor(), before);
+/// assert_ne!(state.parameter("fc2.bias")?.to_tensor()?, before);
 /// assert_eq!(state.optimizer_step_count(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

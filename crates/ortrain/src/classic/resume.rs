@@ -32,7 +32,7 @@ impl TrainingSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::classic()?;
-    /// let sums = session.gathered();
+    /// let sums = session.gathered()?;
     /// session.load_gathered(&sums)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
