@@ -13,16 +13,9 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    Buffer, BufferId, DeviceError, Entry, HostMemory, Interrupt, Memory, OutOfMemory, Part, Program,
-    RunError, is_work,
+    Bindings, Buffer, BufferId, DeviceError, Entry, HostMemory, Interrupt, Memory, OutOfMemory, Part,
+    Program, RunError, is_work,
 };
-
-/// The planes a program runs on: index `k` is [`crate::PlaneId`] `k`.
-#[derive(Clone, Copy, Debug)]
-pub struct Bindings<'a> {
-    /// The planes.
-    pub planes: &'a [&'a Memory],
-}
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

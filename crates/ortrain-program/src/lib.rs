@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod bindings;
 mod buffer;
 mod builder;
 mod cost;
@@ -36,9 +37,10 @@ mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Bindings, Copied, Executable, HOST, ITERATION_LIMIT, Limits, MOST_GROWN, Observer,
-    Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
+    Backend, Bf16Fallback, Copied, Executable, HOST, ITERATION_LIMIT, Limits, MOST_GROWN, Observer, Scalars,
+    UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
+pub use bindings::Bindings;
 pub(crate) use buffer::is_work;
 pub use buffer::{Buffer, BufferId, BufferIds, Place, PlaneId};
 pub use builder::ProgramBuilder;
