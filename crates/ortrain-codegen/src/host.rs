@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// The part of a program that the host runs before the device begins.
 #[derive(Debug)]
 pub struct HostPart {
-    /// What the host runs.
+    /// The program of the host.
     pub program: Program,
     /// The inputs of the whole that it takes, in the order of its own.
     pub inputs: Vec<BufferId>,
@@ -194,7 +194,7 @@ impl Host {
         let mut loads = nest.loads.clone();
         let mut stores = Vec::with_capacity(edge.len());
         for &k in &edge {
-            let dtype = stored(insts[k].1);
+            let dtype = insts[k].1.storage();
             let id = BufferId(rest.buffers.len() as u32);
             let label = format!("{node}/number {}", stores.len()).into();
             rest.buffers.push(Buffer { label, dtype, len: count, place: Place::Work(0) });
@@ -228,7 +228,7 @@ impl Host {
     }
 }
 
-/// Those loads that an expression reads, or that are to be kept, and the expression with their numbers.
+/// The loads that an expression reads or that are to be kept, and the expression with their new numbers.
 fn compact(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
     let read: FxHashSet<u16> = (expr.insts().iter())
         .filter_map(|(inst, _)| match *inst {
@@ -241,17 +241,4 @@ fn compact(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<
     let number = |slot: u16| kept.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
     let loads = kept.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();
     (loads, expr.with_slots(number))
-}
-
-/// The element type in which values of a type are handed over.
-fn stored(ty: Type) -> DType {
-    match ty {
-        Type::F32 => DType::F32,
-        Type::F64 => DType::F64,
-        Type::I32 => DType::I32,
-        Type::I64 => DType::I64,
-        Type::U32 => DType::U32,
-        Type::U64 => DType::U64,
-        Type::Bool => DType::Bool,
-    }
 }

@@ -12,7 +12,7 @@ use ortrain_expr::{DType, Precision};
 use ortrain_program::{
     Backend, Bf16Fallback, Executable, Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
-use ortrain_testkit::programs::{Kinds, Size};
+use ortrain_testkit::programs::Kinds;
 use ortrain_testkit::suites::{self, attention, convolutions, normalizations, poolings};
 
 /// A backend that prints kernels, and computes as the reference evaluator does.
@@ -94,15 +94,7 @@ fn kernels_of_all_suites_are_written() {
     convolutions::agree(&backend, 16).passes_without(DType::F64);
     poolings::agree(&backend, 24).passes_without(DType::F64);
     normalizations::agree(&backend, 24).passes_without(DType::F64);
-    let kinds = Kinds {
-        jumps: true,
-        narrow: true,
-        windows: true,
-        parts: true,
-        updates: true,
-        segments: true,
-        size: Size::Small,
-    };
+    let kinds = Kinds::ALL;
     suites::random_programs(&backend, Kinds { jumps: false, narrow: false, ..kinds }, 0..40).passes();
     let sources = printing.0.lock().unwrap_or_else(PoisonError::into_inner);
     let failures: Vec<String> = sources.iter().filter_map(|source| write(source).err()).collect();

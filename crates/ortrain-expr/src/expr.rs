@@ -39,6 +39,20 @@ impl Type {
         }
     }
 
+    /// The element type that keeps all bits of a value.
+    #[must_use]
+    pub fn storage(self) -> DType {
+        match self {
+            Type::F32 => DType::F32,
+            Type::F64 => DType::F64,
+            Type::I32 => DType::I32,
+            Type::I64 => DType::I64,
+            Type::U32 => DType::U32,
+            Type::U64 => DType::U64,
+            Type::Bool => DType::Bool,
+        }
+    }
+
     /// Whether the type is a float.
     #[must_use]
     pub fn is_float(self) -> bool {

@@ -228,7 +228,7 @@ impl HostMemory {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// True without any byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -240,14 +240,14 @@ impl HostMemory {
         matches!(self.home, Home::Lent(_))
     }
 
-    /// Whether nobody may write here. Only memory that is lent can be so.
+    /// True for memory that is lent for reading alone.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         matches!(&self.home, Home::Lent(lender) if lender.is_read_only())
     }
 
     /// The first byte. Valid for reads of [`HostMemory::len`] bytes, and for writes unless [`HostMemory::is_read_only`], as long as
-    /// the `HostMemory` lives, by anyone who makes no Rust reference of it.
+    /// the memory lives, by anyone who makes no Rust reference of it.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.home {
@@ -283,7 +283,7 @@ impl HostMemory {
         }
     }
 
-    /// Whether all bytes are zero. HostMemory that nobody has touched stays with the system.
+    /// True if all bytes are zero. Memory that nobody has touched stays with the system.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         match &self.home {

@@ -19,7 +19,7 @@ pub fn align(bytes: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the system does not give {bytes} bytes of memory")]
 pub struct OutOfMemory {
-    /// What was asked for.
+    /// The bytes that were asked for.
     pub bytes: usize,
 }
 
@@ -29,7 +29,7 @@ pub struct OutOfMemory {
 pub struct DeviceError {
     /// The name of the device.
     pub device: String,
-    /// What its driver says.
+    /// The message of its driver.
     pub reason: String,
 }
 
@@ -114,13 +114,13 @@ impl Memory {
         }
     }
 
-    /// Whether there are none.
+    /// True without any byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether nobody may write here. Only memory that is lent can be so.
+    /// True for memory that is lent for reading alone.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.host().is_some_and(HostMemory::is_read_only)
@@ -189,7 +189,7 @@ impl Memory {
         Ok(bytes)
     }
 
-    /// Whether all bytes are zero. Memory of this process that nobody has touched stays with the system.
+    /// True if all bytes are zero. Memory of this process that nobody has touched stays with the system.
     ///
     /// # Errors
     /// When the memory lies on a device, and that fails.

@@ -39,18 +39,7 @@ impl Emit for Graph {
 
 /// The element type that spells a compute type in an expression over tensors of `dtype`.
 fn dtype_of(ty: Type, dtype: DType) -> DType {
-    if Type::of(dtype) == ty {
-        return dtype;
-    }
-    match ty {
-        Type::F32 => DType::F32,
-        Type::F64 => DType::F64,
-        Type::I32 => DType::I32,
-        Type::I64 => DType::I64,
-        Type::U32 => DType::U32,
-        Type::U64 => DType::U64,
-        Type::Bool => DType::Bool,
-    }
+    if Type::of(dtype) == ty { dtype } else { ty.storage() }
 }
 
 /// Adds the nodes that compute a one-result expression over tensors of `dtype`; `load` says which value a load is.

@@ -223,7 +223,7 @@ impl Workspace {
         std::mem::take(&mut self.kept)
     }
 
-    /// Where its memory comes from.
+    /// The backend that its memory comes from.
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
@@ -316,7 +316,7 @@ pub struct UnsupportedPrecision {
     pub reason: String,
 }
 
-/// What a machine can do at most.
+/// The limits of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Floating-point operations per second in f32 (a multiplication and an addition are two), from registers.
@@ -362,7 +362,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         memory.grow(bytes)
     }
 
-    /// What the machine can do at most, measured now; `None` where that is not known.
+    /// The limits of the machine, measured now; `None` where they are not known.
     fn limits(&self) -> Option<Limits> {
         None
     }

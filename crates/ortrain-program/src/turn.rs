@@ -135,6 +135,8 @@ impl<'a, 'o> Turn<'a, 'o> {
         if part != Part::After {
             self.work.prepare(program, executable.scratch_bytes(), self.between)?;
         }
+        // Those of a run that ended before it began are of no use any more.
+        drop(self.work.kept());
         let start = self.start();
         let mut copied = 0;
         for (id, bytes) in taken {

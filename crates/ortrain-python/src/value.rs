@@ -486,7 +486,7 @@ fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor>
     Tensor::new(dtype, dims, bytes).map_err(|error| InvalidArgumentError::new_err(error.to_string()))
 }
 
-/// What a device that fails raises.
+/// The exception for a device that fails.
 fn failed(error: DeviceError) -> PyErr {
     raise(error.into())
 }

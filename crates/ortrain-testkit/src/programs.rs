@@ -61,6 +61,19 @@ pub struct Kinds {
     pub size: Size,
 }
 
+impl Kinds {
+    /// Everything, in small images.
+    pub const ALL: Kinds = Kinds {
+        jumps: true,
+        narrow: true,
+        windows: true,
+        parts: true,
+        updates: true,
+        segments: true,
+        size: Size::Small,
+    };
+}
+
 /// How large the images of a random program are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {

@@ -18,7 +18,7 @@ use ortrain_program::{
     RunError, Scalars, index_of, reference,
 };
 use ortrain_testkit::c_printer::{PRELUDE, print_map};
-use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
+use ortrain_testkit::programs::{Kinds, RandomProgram};
 use ortrain_testkit::{cases, gradient_graph, program_at};
 
 /// Steps between numbers that are stored, by which results may differ where an expression holds a function that is
@@ -434,15 +434,7 @@ fn add_cases(samples: &mut Samples) {
 
 /// Random programs, fused and as they were put together, in both entries.
 fn add_random_programs(samples: &mut Samples) {
-    let kinds = Kinds {
-        jumps: true,
-        narrow: true,
-        windows: true,
-        parts: true,
-        updates: true,
-        segments: true,
-        size: Size::Small,
-    };
+    let kinds = Kinds::ALL;
     for seed in 0..RANDOM_PROGRAMS {
         for is_fused in [false, true] {
             let program = RandomProgram::new(seed, kinds).finish(is_fused);
@@ -585,19 +577,6 @@ const BINARY: [BinaryOp; 11] = [
 
 const COMPARE: [CompareOp; 3] = [CompareOp::Eq, CompareOp::Lt, CompareOp::Le];
 
-/// The type that keeps all bits of a result.
-fn storage(ty: Type) -> DType {
-    match ty {
-        Type::F32 => DType::F32,
-        Type::F64 => DType::F64,
-        Type::I32 => DType::I32,
-        Type::I64 => DType::I64,
-        Type::U32 => DType::U32,
-        Type::U64 => DType::U64,
-        Type::Bool => DType::Bool,
-    }
-}
-
 fn has_unary(op: UnaryOp, ty: Type) -> bool {
     match op {
         UnaryOp::Not => ty == Type::Bool,
@@ -626,7 +605,7 @@ fn add_functions(samples: &mut Samples) {
             maps.map(&[(x, 0, &[1])], to, |b, types| b.load(0, types[0]));
         }
         for op in UNARY.into_iter().filter(|&op| has_unary(op, ty)) {
-            maps.map(&[(x, 0, &[1])], storage(ty), |b, types| {
+            maps.map(&[(x, 0, &[1])], ty.storage(), |b, types| {
                 let x = b.load(0, types[0]);
                 b.unary(op, x)
             });
@@ -644,12 +623,12 @@ fn add_functions(samples: &mut Samples) {
             });
         };
         for op in BINARY.into_iter().filter(|&op| has_binary(op, ty)) {
-            map(storage(ty), &|b, x, y| b.binary(op, x, y));
+            map(ty.storage(), &|b, x, y| b.binary(op, x, y));
         }
         for op in COMPARE {
             map(DType::Bool, &|b, x, y| b.compare(op, x, y));
         }
-        map(storage(ty), &|b, x, y| {
+        map(ty.storage(), &|b, x, y| {
             let holds = b.convert(x, Type::Bool);
             b.select(holds, y, x)
         });
@@ -657,7 +636,7 @@ fn add_functions(samples: &mut Samples) {
 
         let mut maps = Maps::over(&[]);
         for value in elements {
-            maps.map(&[], storage(ty), |b, _| b.push(Inst::Const(value), ty));
+            maps.map(&[], ty.storage(), |b, _| b.push(Inst::Const(value), ty));
         }
         maps.add_to(&format!("constants of {dtype}"), samples);
     }

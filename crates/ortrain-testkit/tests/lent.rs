@@ -70,15 +70,7 @@ fn planes_of_others_give_the_same_bits() {
     let levels = common::every_level();
     let mut planes = 0;
     for (size, seeds) in [(Size::Small, 0..600), (Size::Large, 600..680)] {
-        let kinds = Kinds {
-            jumps: true,
-            narrow: true,
-            windows: true,
-            parts: true,
-            updates: true,
-            segments: true,
-            size,
-        };
+        let kinds = Kinds { size, ..Kinds::ALL };
         for seed in seeds {
             let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
             let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };

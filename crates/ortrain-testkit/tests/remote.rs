@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_program::Backend;
-use ortrain_testkit::programs::{Kinds, Size};
+use ortrain_testkit::programs::Kinds;
 use ortrain_testkit::{Remote, suites};
 
 fn remote() -> Arc<dyn Backend> {
@@ -17,14 +17,5 @@ fn cases() {
 
 #[test]
 fn planned_programs() {
-    let kinds = Kinds {
-        jumps: true,
-        narrow: true,
-        windows: true,
-        parts: true,
-        updates: true,
-        segments: true,
-        size: Size::Small,
-    };
-    suites::random_programs(&remote(), kinds, 0..100).passes();
+    suites::random_programs(&remote(), Kinds::ALL, 0..100).passes();
 }
