@@ -111,7 +111,7 @@ doctest: ## examples in the documentation of the Rust crates
 	cargo test --doc --quiet
 
 .PHONY: pytest
-pytest: build/wheel.stamp ## tests of the Python face
+pytest: build/wheel.stamp build/vulkan.stamp ## tests of the Python face
 	$(BIN)/python -m pytest
 
 .PHONY: stubs

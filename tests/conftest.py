@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,12 @@ CASES = (
     "fake_quant_sgd_mse",
 )
 BACKENDS = ("cpu", "reference")
+# Tests of GPUs run on a driver that computes on the processor, unless the environment names another device.
+os.environ["ORTRAIN_SOFTWARE_GPU"] = "1"
+GPU = os.environ.get("ORTRAIN_TEST_DEVICE", "vulkan")
+DEVICES = (*BACKENDS, GPU)
+# Mesa's drivers print where there is none.
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 
 def meta_of(case: str) -> dict[str, Any]:

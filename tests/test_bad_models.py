@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import BACKENDS, Run
+from conftest import DEVICES, Run
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from opsets import Words, write_artifacts
 
@@ -545,7 +545,7 @@ TWO = [("x", FLOAT, ["n", 2]), ("s", INT64, [2])]
 AT_RUN = "the model cannot run on inputs of these shapes: "
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize(
     ("op", "second", "sentence"),
     [
@@ -676,7 +676,7 @@ def test_an_index_out_of_range_in_training(tmp_path: Path) -> None:
         np.testing.assert_array_equal(state.parameters["table"].grad, gradient)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_empty_batch(backend: str) -> None:
     """No rows in, no rows out."""
     value = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from conftest import BACKENDS
+from conftest import DEVICES
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 import ortrain
@@ -56,7 +56,7 @@ def node(op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> An
     return helper.make_node(op, list(inputs), list(outputs), **attributes)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("reverse", [0, 1])
 def test_a_cell_of_any_length(backend: str, reverse: int) -> None:
     random = np.random.default_rng(1)
@@ -80,7 +80,7 @@ def test_a_cell_of_any_length(backend: str, reverse: int) -> None:
     assert_like_onnxruntime(model(graph([scan], inputs, outputs, given)), backend, *feeds)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_a_loop_in_a_scan(backend: str) -> None:
     """The row says how often it is doubled; what is collected grows with no other row."""
     inner = graph(
@@ -130,7 +130,7 @@ def while_model(*, most: bool = True, collect: bool = True) -> ModelProto:
     return model(graph([loop], inputs, made))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_a_loop_that_ends_by_itself(backend: str) -> None:
     feeds = [
         {"start": np.float32(1), "limit": np.float32(limit), "most": np.int64(most)}
@@ -140,7 +140,7 @@ def test_a_loop_that_ends_by_itself(backend: str) -> None:
     assert_like_onnxruntime(while_model(), backend, *[{k: np.asarray(v) for k, v in feed.items()} for feed in feeds])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_a_value_that_grows(backend: str) -> None:
     body = graph(
         [node("Concat", ["v", "more"], "next", axis=0), node("Identity", ["on"], "still")],
@@ -212,7 +212,7 @@ def of_rate(rate: int) -> dict[str, np.ndarray]:
     return {"x": values, "rate": np.array(rate)}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("declared", [None, 5])
 def test_a_branch_that_is_not_taken_may_contradict_the_shapes(declared: int | None, backend: str) -> None:
     """And shapes that a file declares may contradict what is computed."""
@@ -226,7 +226,7 @@ WRONG_BRANCH = (
 )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_a_branch_that_contradicts_the_shapes_is_refused_when_it_is_taken(backend: str) -> None:
     session = ortrain.InferenceSession(two_rates(), providers=[backend])
     wrong = {**of_rate(16000), "rate": np.array(8000)}
@@ -291,7 +291,7 @@ def test_branches_for_different_shapes_train(declared: int | None, tmp_path: Pat
     assert np.isfinite(float(module(feed["x"], feed["rate"], target)))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("axes", [[-1, -1], ["?", "?"], [-7, "columns"]])
 def test_axes_of_no_size_are_open(axes: list[int | str], backend: str) -> None:
     proto = two_rates()

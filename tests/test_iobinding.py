@@ -14,7 +14,7 @@ import onnx
 import onnx.helper
 import onnxruntime
 import pytest
-from conftest import BACKENDS, RECORDS
+from conftest import DEVICES, RECORDS
 
 import ortrain
 from ortrain import InvalidArgumentError, IOBinding, OrtrainError, OrtValue, UnsupportedError, capi
@@ -64,7 +64,7 @@ def fixture_session() -> ortrain.InferenceSession:
     return ortrain.InferenceSession(both())
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_loop_that_binds_once(device: str) -> None:
     session = ortrain.InferenceSession(both(), providers=[device])
     x, y = filled(), np.zeros((ROWS, 32), np.float32)
@@ -652,7 +652,7 @@ def overridable(*, listed: bool = True, ir_version: int = 8) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=ir_version)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_initializers_that_are_inputs_too(device: str) -> None:
     session = ortrain.InferenceSession(overridable(), providers=[device])
     theirs = onnxruntime.InferenceSession(overridable().SerializeToString())

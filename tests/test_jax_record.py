@@ -8,12 +8,12 @@ import nets
 import numpy as np
 import pytest
 from against_jax import distances, too_far
-from conftest import BACKENDS
+from conftest import DEVICES
 
 RECORDS = Path(__file__).parent / "data" / "jax"
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", nets.NETS)
 def test_trains_as_jax_recorded(name: str, device: str, tmp_path: Path) -> None:
     with np.load(RECORDS / f"{name}.npz") as stored:

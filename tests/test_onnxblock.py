@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import BACKENDS, RECORDS
+from conftest import DEVICES, RECORDS
 from onnx import TensorProto, helper, numpy_helper
 
 import ortrain
@@ -226,7 +226,7 @@ def losses(folder: Path, steps: int = 5) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_norm_of_all_weights_is_trained(device: str, tmp_path: Path) -> None:
     """Beside the same network without it: the loss has its share of the norm, each gradient its share of the weight."""
     found = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import BACKENDS, Run
+from conftest import BACKENDS, DEVICES, Run
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import ortrain
@@ -241,7 +241,7 @@ def product(a: np.ndarray, b: np.ndarray, device: str, precision: str) -> np.nda
     return np.asarray(result)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_how_exact_each_one_is(device: str) -> None:
     """The figures of docs/performance.md."""
     rng = np.random.default_rng(1)
@@ -259,7 +259,7 @@ def test_how_exact_each_one_is(device: str) -> None:
     assert 1.8e-3 < errors["bf16"] < 2.8e-3
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_factors_become_the_nearest_bfloat16(device: str) -> None:
     """One factor beside ones: what it became comes out. Ties go to the even one."""
     factors = np.array(1 + np.arange(1, 41, 2) * 2.0**-9, np.float32)
@@ -272,7 +272,7 @@ def test_factors_become_the_nearest_bfloat16(device: str) -> None:
         np.testing.assert_array_equal(product(a, b, device, precision), np.repeat(expected[:, None], 17, 1))
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_short_sides_stay_in_float32(device: str) -> None:
     rng = np.random.default_rng(4)
     for m, k, n in [(16, 40, 40), (40, 16, 40), (40, 40, 16), (1, 40, 40)]:
@@ -287,7 +287,7 @@ def test_float64_is_left_alone(device: str) -> None:
     np.testing.assert_allclose(product(a, b, device, "bf16"), a @ b, rtol=1e-12)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_nothing_else_is_rounded(device: str) -> None:
     """Sums, element-wise products and pooling have the bits of float32."""
     node = helper.make_node

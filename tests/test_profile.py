@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx.helper
 import pytest
-from conftest import BACKENDS, Run
+from conftest import DEVICES, Run
 
 import ortrain
 from ortrain.api import CheckpointState, Instruction, Module
@@ -27,7 +27,7 @@ def gradients(run: Run) -> dict[str, np.ndarray[Any, Any]]:
     return {name: gradient.copy() for name, gradient in found.items() if gradient is not None}
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_instructions(ours: Any, device: str) -> None:
     run = Run(ours("mlp_adamw_ce"), device=device)
     profile = run.module.profile(*batch(8), steps=3)

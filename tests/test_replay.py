@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from conftest import BACKENDS, CASES, RECORDS, Run, meta_of
+from conftest import CASES, DEVICES, RECORDS, Run, meta_of
 from replaying import Record, batches_of, replay, too_far
 from resuming import RATE, resume
 
@@ -23,14 +23,14 @@ ROUNDING = 1e-6
 NOT_IN_INFERENCE = ("fake_quant_sgd_mse",)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_our_artifacts(case: str, device: str, ours: Callable[[str], Path]) -> None:
     distances = replay(api, RECORDS / case, ours(case), device=device)
     assert not too_far(distances), distances
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_their_artifacts(case: str, device: str) -> None:
     distances = replay(api, RECORDS / case, RECORDS / case, device=device)
@@ -94,7 +94,7 @@ def test_linear_learning_rates(key: str, run: Run) -> None:
     np.testing.assert_allclose(rates, Record(RECORDS / "linear_lr").values[key], rtol=ROUNDING)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("saved", ["recorded", "own"])
 @pytest.mark.parametrize("made", ["theirs", "ours"])
 def test_resume(made: str, saved: str, device: str, ours: Callable[[str], Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import BACKENDS
+from conftest import DEVICES
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import ortrain
@@ -120,7 +120,7 @@ def assert_like_onnxruntime(proto: ModelProto, backend: str, **feeds: np.ndarray
         np.testing.assert_array_equal(got, want, strict=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("opset", [13, 18, 23])
 @pytest.mark.parametrize("name", LISTS)
 def test_like_onnxruntime(name: str, opset: int, backend: str) -> None:
@@ -129,12 +129,12 @@ def test_like_onnxruntime(name: str, opset: int, backend: str) -> None:
     assert_like_onnxruntime(model(*LISTS[name], opset=opset), backend, x=X)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_rows_are_split_where_their_number_is_declared(backend: str) -> None:
     assert_like_onnxruntime(model(*taken(3, at=-1, axis=0), rows=7), backend, x=X)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_branches_read_what_was_split_outside(backend: str) -> None:
     def branch(at: int) -> onnx.GraphProto:
         nodes = [constant(f"at{at}", at), node("SequenceAt", ["parts", f"at{at}"], f"z{at}")]
@@ -147,7 +147,7 @@ def test_branches_read_what_was_split_outside(backend: str) -> None:
         assert_like_onnxruntime(proto, backend, x=X, c=np.array(holds))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 def test_functions_and_bodies_split_what_they_are_given(backend: str) -> None:
     halves = [constant("each", 2), constant("first", 0), constant("last", -1)]
     halves += [node("SplitToSequence", ["v", "each"], "parts", axis=-1), node("SequenceAt", ["parts", "first"], "a")]
@@ -185,7 +185,7 @@ def gated(*, sequences: bool) -> ModelProto:
     return model(node("MatMul", ["x", "w"], "wide"), *split, *product, *together, weights=weights)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
 def test_trains_like_split(device: str, tmp_path: Path) -> None:
     """The same losses and gradients, bit by bit; the gradient is the slope of the loss; the export runs."""
     target = np.zeros((7, 6), np.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import BACKENDS
+from conftest import DEVICES
 from onnx import TensorProto, helper
 from training_nodes import MICROSOFT, Node, nodes
 
@@ -81,13 +81,13 @@ def run(key: str, backend: str) -> dict[str, np.ndarray]:
     return {value.name: result for value, result in zip(session.get_outputs(), results, strict=True)}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("key", sorted(set(NODES) - UNTRAINED))
 def test_node(key: str, backend: str) -> None:
     assert_like(NODES[key], run(key, backend))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("key", sorted(UNTRAINED))
 def test_what_drops_nothing_passes_every_gradient(key: str, backend: str) -> None:
     """The forward result is the input then. 1.19.2 takes mask and ratio all the same."""

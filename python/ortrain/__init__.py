@@ -17,6 +17,7 @@
 ``ortrain inspect``           say what of a model would be trained, what stands in the way, what a step takes
 ``ortrain checkpoint``        list the parameters of a checkpoint, its step, its learning rate, its properties
 ``ortrain dump``              print what becomes of a model, stage by stage
+``ortrain.devices()``         the processor and the GPUs of this machine, by the names that ``device=`` takes
 :func:`operators`             every operator: versions, types, gradient, how it runs
 ============================  =========================================================================
 
@@ -52,10 +53,12 @@ from typing import TYPE_CHECKING, Any
 
 from ortrain import api
 from ortrain._operators import OperatorLibrary
-from ortrain._ortrain import __version__
+from ortrain._ortrain import DeviceArray, __version__
 from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from ortrain.errors import (
     AnomalyError,
+    DeviceLostError,
+    DeviceUnavailableError,
     InvalidArgumentError,
     InvalidModelError,
     MemoryLimitError,
@@ -80,6 +83,7 @@ from ortrain.ortvalue import OrtValue
 if TYPE_CHECKING:
     from ortrain import artifacts, classic, compat, examples, gradient, optim, schedules, session
     from ortrain._catalogue import OperatorInfo, operators
+    from ortrain._devices import DeviceInfo, devices
     from ortrain._dump import dump
     from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
     from ortrain.artifacts import Loss, LossType, OptimType, generate_artifacts
@@ -88,6 +92,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AnomalyError",
     "CheckpointState",
+    "DeviceArray",
+    "DeviceInfo",
+    "DeviceLostError",
+    "DeviceUnavailableError",
     "ExecutionMode",
     "ExecutionOrder",
     "GradientStop",
@@ -125,6 +133,7 @@ __all__ = [
     "artifacts",
     "classic",
     "compat",
+    "devices",
     "dump",
     "examples",
     "generate_artifacts",
@@ -154,6 +163,7 @@ _MODULES = {
     "torch",
 }
 _LATER = {
+    "DeviceInfo": "_devices",
     "GradientStop": "_inspect",
     "Inspection": "_inspect",
     "Loss": "artifacts",
@@ -165,6 +175,7 @@ _LATER = {
     "ParameterInfo": "_inspect",
     "StepCost": "_inspect",
     "TrainingSession": "session",
+    "devices": "_devices",
     "dump": "_dump",
     "generate_artifacts": "artifacts",
     "inspect": "_inspect",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, final
 
+import numpy as np
 import numpy.typing as npt
 
 from ortrain._operators import Source
@@ -10,6 +11,7 @@ from ortrain._operators import Source
 __all__ = [
     "CheckpointState",
     "ClassicSession",
+    "DeviceArray",
     "ForwardBackward",
     "GradientGraph",
     "InferenceSession",
@@ -33,6 +35,8 @@ __all__ = [
     "curve_steps",
     "declarations",
     "described_optimizer",
+    "device_name",
+    "devices",
     "draw_curve",
     "dump",
     "generate_artifacts",
@@ -158,6 +162,24 @@ class OrtValueCache:
     def count(self, name: str) -> int: ...
     def remove(self, name: str) -> None: ...
 
+def devices() -> list[tuple[str, str, str, str, int | None, int | None, int | None]]:
+    """Name, kind, description, driver, bytes of memory, of a plane and of a tensor."""
+
+def device_name(device: str) -> str: ...
+
+@final
+class DeviceArray:
+    @property
+    def shape(self) -> tuple[int]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def device(self) -> str: ...
+    def numpy(self) -> npt.NDArray[Any]: ...
+    def copy_from(self, array: Any) -> None: ...
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]: ...
+    def __len__(self) -> int: ...
+
 @final
 class CheckpointState:
     @staticmethod
@@ -182,6 +204,8 @@ class CheckpointState:
     def save(self, path: str, include_optimizer_state: bool, external_above: int | None = None) -> None:
         """With ``external_above`` the tensors lie in a file of their own if they have more bytes than that."""
 
+    def device(self) -> str: ...
+    def to(self, device: str) -> None: ...
     def load_parameters(self, path: str, strict: bool) -> tuple[list[str], list[str], list[str]]:
         """The names that were loaded, that are missing, and that are unexpected."""
 
@@ -224,7 +248,7 @@ class CheckpointState:
     ]:
         """Trainable and frozen planes: element type, elements, and of each tensor name, shape and first element."""
 
-    def planes(self, trainable: bool) -> list[npt.NDArray[Any]]: ...
+    def planes(self, trainable: bool) -> list[Any]: ...
     def property_names(self) -> list[str]: ...
     def property(self, name: str) -> int | float | str | None: ...
     def set_property(self, name: str, value: int | float | str) -> None: ...
@@ -270,7 +294,7 @@ class Module:
     def norms(self) -> list[tuple[str, float, float]]:
         """Of each parameter that is trained: its name, its norm, that of its gradient."""
 
-    def gradient_planes(self) -> list[npt.NDArray[Any]]: ...
+    def gradient_planes(self) -> list[Any]: ...
     def export_model_for_inferencing(
         self, path: str, output_names: Sequence[str], external_above: int | None = None, average: bool = False
     ) -> None: ...

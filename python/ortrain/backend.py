@@ -1,7 +1,7 @@
 """The interface that ONNX defines for what runs its models, for tools and tests that speak it; needs ``onnx``.
 
 Source: `Implementing an ONNX backend <https://github.com/onnx/onnx/blob/main/docs/ImplementingAnOnnxBackend.md>`_.
-Devices are ``"CPU"``, the default, and ``"REFERENCE"``, the evaluator that everything else is compared with.
+Devices are ``"CPU"``, the default, ``"REFERENCE"``, the evaluator that everything else is compared with, and GPUs.
 
 >>> import onnx, ortrain
 >>> from ortrain import backend
@@ -16,6 +16,7 @@ The tests of ONNX itself run with it: ``onnx.backend.test.BackendTest(ortrain.ba
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from ortrain import _ortrain
 from ortrain._sources import ModelLike
 from ortrain.errors import OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession
@@ -38,7 +40,17 @@ __all__ = [
     "supports_device",
 ]
 
-_DEVICES = {"CPU": "cpu", "REFERENCE": "reference"}
+# Devices have capital letters in this interface.
+_NAMES = re.compile("(CPU|REFERENCE)(:0)?|(VULKAN|METAL|DX12)(:[0-9]+)?|WEBGPU|AUTO")
+
+
+def _device_of(name: str) -> str:
+    """The name that a device has elsewhere."""
+    if not _NAMES.fullmatch(name):
+        raise UnsupportedError(
+            f"there is no device {name!r} here; there are CPU, REFERENCE, AUTO, WEBGPU, VULKAN, METAL and DX12"
+        )
+    return name.lower().removesuffix(":0")
 
 
 class OrtrainBackendRep(BackendRep):
@@ -98,14 +110,18 @@ class OrtrainBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models run on a device: ``"CPU"`` or ``"REFERENCE"``, perhaps with the number 0.
+        """Whether models run on a device: ``"CPU"``, ``"REFERENCE"``, ``"AUTO"``, or a GPU that is here.
+
+        GPUs are ``"WEBGPU"`` for the best one, or ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, perhaps with a number.
 
         >>> from ortrain import backend
         >>> backend.supports_device("CPU:0")
         True
         """
-        name, _, number = device.partition(":")
-        return name in _DEVICES and number in ("", "0")
+        try:
+            return bool(_ortrain.device_name(_device_of(device)))
+        except OrtrainError:
+            return False
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
@@ -128,11 +144,12 @@ class OrtrainBackend(Backend):
 
         Args:
             model: an ``onnx.ModelProto``, a path, or the bytes of a model.
-            device: ``"CPU"`` or ``"REFERENCE"``.
+            device: as in :meth:`supports_device`.
             kwargs: ``operators``: an :class:`ortrain.OperatorLibrary`.
 
         Raises:
-            InvalidModelError, UnsupportedError: if the model cannot be loaded, or there is no such device.
+            InvalidModelError, UnsupportedError: if the model cannot be loaded, or no device has such a name.
+            DeviceUnavailableError: if the device is not here.
             TypeError: for further arguments.
 
         >>> import onnx
@@ -140,15 +157,13 @@ class OrtrainBackend(Backend):
         >>> prepared = backend.prepare(onnx.load(ortrain.examples.perceptron()), "REFERENCE")
         >>> backend.prepare(onnx.load(ortrain.examples.perceptron()), "CUDA")
         Traceback (most recent call last):
-        ortrain.errors.UnsupportedError: there is no device 'CUDA' here; there are CPU and REFERENCE
+        ortrain.errors.UnsupportedError: there is no device 'CUDA' here; there are CPU, REFERENCE, AUTO, WEBGPU, \
+VULKAN, METAL and DX12
 
         """
         operators = kwargs.pop("operators", None)
         _nothing_more(kwargs)
-        if not cls.supports_device(device):
-            raise UnsupportedError(f"there is no device {device!r} here; there are CPU and REFERENCE")
-        providers = [_DEVICES[device.partition(":")[0]]]
-        return OrtrainBackendRep(InferenceSession(model, providers=providers, operators=operators))
+        return OrtrainBackendRep(InferenceSession(model, providers=[_device_of(device)], operators=operators))
 
     @classmethod
     def run_model(cls, model: ModelLike, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

@@ -15,6 +15,8 @@ import warnings
 
 __all__ = [
     "AnomalyError",
+    "DeviceLostError",
+    "DeviceUnavailableError",
     "InvalidArgumentError",
     "InvalidModelError",
     "MemoryLimitError",
@@ -97,7 +99,9 @@ class InvalidModelError(OrtrainError):
 
 
 class MemoryLimitError(OrtrainError, MemoryError):
-    """A run that would take more bytes than ``memory_limit``. Names the largest buffers; nothing was allocated.
+    """A run that would take more bytes than ``memory_limit``, or than its device has.
+
+    The former names the largest buffers. Nothing was allocated, and nothing has changed.
 
     >>> import ortrain
     >>> options = ortrain.SessionOptions()
@@ -108,6 +112,32 @@ class MemoryLimitError(OrtrainError, MemoryError):
     ... except ortrain.MemoryLimitError as error:
     ...     print(str(error).partition(";")[0])
     this takes 33960 bytes of memory (28840 constants, 5120 values of a step), but memory_limit is 1000
+    """
+
+
+class DeviceUnavailableError(OrtrainError):
+    """A device that is not here. The sentence says why, and what would help; no other device is taken instead.
+
+    >>> import ortrain
+    >>> try:
+    ...     session = ortrain.InferenceSession(ortrain.examples.perceptron(), providers=["cuda"])
+    ... except ortrain.DeviceUnavailableError as error:
+    ...     print(str(error).partition(";")[0])
+    there is no device "cuda" here: there is no backend of its own for such GPUs
+    """
+
+    _code = (9, "NOT_IMPLEMENTED")
+
+
+class DeviceLostError(OrtrainError):
+    """A device that failed while it was used, and works no more.
+
+    Every later call on it says so, as do calls on a device that was opened before a process was forked. Checkpoints on
+    disk are what they were: load one, and make the module anew, on the same device or on another one.
+
+    >>> import ortrain
+    >>> issubclass(ortrain.DeviceLostError, ortrain.OrtrainError)
+    True
     """
 
 

@@ -52,8 +52,6 @@ __all__ = [
     "SessionOptions",
 ]
 
-_PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "reference"}
-
 # A value as the core takes and gives it: a tensor, or a list of them for a sequence.
 Native: TypeAlias = _ortrain.OrtValue | list[_ortrain.OrtValue]
 ProviderLike: TypeAlias = str | tuple[str, dict[Any, Any]]
@@ -121,7 +119,8 @@ class InferenceSession:
         path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants; those that
             the model lists as inputs, too, may be given by a run.
         sess_options: threads, bytes, precision, profiling, changes of the model.
-        providers: where it runs: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. The first one counts.
+        providers: where it runs: ``["CPUExecutionProvider"]`` (the default), ``["WebGpuExecutionProvider"]`` for the best
+            GPU, or a name of :func:`ortrain.devices`. The first one counts.
             One that is not there is an error, never a silent fallback.
         provider_options: a dict for each of the providers, instead of pairs in ``providers``. They are kept
             (:meth:`get_provider_options`); the providers that there are have none.
@@ -172,7 +171,7 @@ class InferenceSession:
     ) -> SessionOptions:
         """What every session has beside its native object. Returns the options as ours."""
         self._providers = _normalised(providers, provider_options)
-        self._device = _PROVIDERS[next(iter(self._providers))]
+        self._device = _device_of(self._providers)
         self._options = own_options(sess_options, of_session=True)
         self._given_options = self._options if sess_options is None else sess_options
         self._enable_fallback = True
@@ -367,7 +366,7 @@ class InferenceSession:
 
         """
         found = _normalised(providers, provider_options)
-        device = _PROVIDERS[next(iter(found))]
+        device = _device_of(found)
         self._set_native_device(device)
         self._providers, self._device = found, device
 
@@ -727,10 +726,12 @@ def _normalised(
                 pairs.append(provider)
             else:
                 raise InvalidArgumentError(f"a provider is a name, or a pair of a name and a dict, not {provider!r}")
+    from ortrain._devices import device_of_provider, provider_names
+
     found: dict[str, dict[str, str]] = {}
     for name, options in pairs or [("CPUExecutionProvider", {})]:
-        if name not in _PROVIDERS:
-            sentence = f"there is no provider {name!r} here; there are {', '.join(sorted(_PROVIDERS))}"
+        if device_of_provider(name) is None:
+            sentence = f"there is no provider {name!r} here; there are {', '.join(provider_names())}"
             if _Beginnings.shown:
                 # Scripts for onnxruntime are warned first.
                 warnings.warn(sentence, stacklevel=4)
@@ -740,6 +741,14 @@ def _normalised(
             continue
         found[name] = {str(key): str(value) for key, value in options.items()}
     return found
+
+
+def _device_of(providers: dict[str, dict[str, str]]) -> str:
+    """The device that the first of some providers runs on."""
+    from ortrain._devices import device_of_provider
+
+    name = next(iter(providers))
+    return _ortrain.device_name(device_of_provider(name) or name)
 
 
 def _arrays(value: Native) -> Any:

@@ -76,7 +76,7 @@ class TrainingSession:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         self._state = state
-        self._device = device
+        self._device = _ortrain.device_name(device)
         self._schedule: Schedule | None = None
         state._take_seed()
         self._native = _ortrain.TrainingSession(
@@ -84,7 +84,7 @@ class TrainingSession:
             model_source(train_model),
             None if eval_model is None else model_source(eval_model),
             None if optimizer_model is None else model_source(optimizer_model),
-            device=device,
+            device=self._device,
             **training_options(session_options),
         )
 
@@ -94,6 +94,15 @@ class TrainingSession:
         except OrtrainError as error:
             return f"TrainingSession(device={self._device!r}, cannot be used: {error})"
         return f"TrainingSession(inputs={inputs}, device={self._device!r}, precision={self.precision!r})"
+
+    @property
+    def device(self) -> str:
+        """Where it runs, by the name that :func:`ortrain.devices` has.
+
+        >>> session.device
+        'cpu'
+        """
+        return self._device
 
     @property
     def state(self) -> CheckpointState:

@@ -9,11 +9,11 @@ mod executable;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use ortrain_kernels::UnknownIsa;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
+pub use ortrain_kernels::{UnknownIsa, memory_bytes};
 use ortrain_program::{
-    Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision, Program, Target,
-    UnsupportedOnBackend, UnsupportedPrecision,
+    AllocationError, Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision,
+    Program, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 
 /// The backend that runs programs on the CPU.
@@ -37,6 +37,12 @@ impl Cpu {
     #[must_use]
     pub fn with_isa(isa: Isa) -> Cpu {
         Cpu { isa, bf16: None }
+    }
+
+    /// The name of the instruction-set level.
+    #[must_use]
+    pub fn level(&self) -> &'static str {
+        self.isa.name()
     }
 
     /// Sets how many threads runs of this process use, the caller's included.
@@ -122,8 +128,8 @@ impl Backend for Cpu {
         Target::CPU
     }
 
-    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, OutOfMemory> {
-        allocate(bytes, room).map(Memory::Host)
+    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, AllocationError> {
+        Ok(Memory::Host(allocate(bytes, room)?))
     }
 
     fn grow(&self, memory: &mut Memory, bytes: usize) -> bool {

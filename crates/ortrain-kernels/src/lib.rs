@@ -46,7 +46,7 @@ pub use gemm::{GemmDesc, GemmKernel, Products};
 pub use isa::{Bf16Unit, Isa, UnknownIsa};
 pub use limits::Limits;
 pub use nest::{NestKernel, Order};
-pub use pages::prefer_large_pages;
+pub use pages::{memory_bytes, prefer_large_pages};
 pub use pool::Pool;
 pub use scatter::{ScatterDesc, ScatterKernel};
 pub use tape::{Compiler, with_shared_code};

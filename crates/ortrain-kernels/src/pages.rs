@@ -1,4 +1,4 @@
-//! Large pages.
+//! Memory of the machine: how much there is, and large pages.
 //!
 //! Memory that the system gives page by page costs a page fault for every 4 KiB, which takes longer than to fill them,
 //! and later more entries of the address cache than there are. Systems have larger pages for who asks.
@@ -24,9 +24,29 @@ pub fn prefer_large_pages(start: *mut u8, bytes: usize) {
     let _ = (start, bytes);
 }
 
+/// Bytes of memory that the machine has; `None` where the system does not tell.
+#[must_use]
+pub fn memory_bytes() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        // SAFETY: both calls read numbers of the system.
+        let (pages, size) =
+            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        u64::try_from(pages).ok()?.checked_mul(u64::try_from(size).ok()?)
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn there_is_memory() {
+        assert!(memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
 
     #[test]
     fn contents_stay_and_any_region_may_be_asked_for() {

@@ -9,4 +9,4 @@ mod host_memory;
 mod memory;
 
 pub use host_memory::{HostMemory, LentMemory};
-pub use memory::{ALIGNMENT, DeviceError, DeviceMemory, Memory, OutOfMemory, align};
+pub use memory::{ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, Memory, OutOfMemory, align};

@@ -9,6 +9,12 @@ use crate::host_memory::{HostMemory, LentMemory};
 /// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
 pub const ALIGNMENT: usize = 256;
 
+/// Bytes that are copied at once within this process: they stay in a cache.
+const PIECE: usize = 1 << 12;
+
+/// The name of the device that is the memory of this process.
+pub const HOST: &str = "cpu";
+
 /// The next multiple of the alignment.
 #[must_use]
 pub fn align(bytes: usize) -> usize {
@@ -21,6 +27,31 @@ pub fn align(bytes: usize) -> usize {
 pub struct OutOfMemory {
     /// The bytes that were asked for.
     pub bytes: usize,
+}
+
+/// Memory that a backend does not give.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocationError {
+    /// The system has no more.
+    #[error(transparent)]
+    Host(#[from] OutOfMemory),
+    /// The device has no more, or none of this size in one piece.
+    #[error("the device {device:?} does not give {bytes} bytes of memory{}", in_one_piece(.most))]
+    OnDevice {
+        /// The name of the device.
+        device: String,
+        /// The bytes that were asked for.
+        bytes: usize,
+        /// The most bytes that it ever gives in one piece, if that is less.
+        most: Option<u64>,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+fn in_one_piece(most: &Option<u64>) -> String {
+    most.map_or_else(String::new, |most| format!(", of which one piece has at most {most}"))
 }
 
 /// A call on a device that failed.
@@ -38,6 +69,9 @@ pub struct DeviceError {
 /// A device has one queue: copies and runs happen in the order of the calls. A write may return before it has happened; a read
 /// waits. Offsets and lengths are any numbers of bytes inside the memory: [`Memory`] has checked them.
 pub trait DeviceMemory: Send + Sync + Debug {
+    /// The name of the device.
+    fn device(&self) -> &str;
+
     /// The number of bytes asked for.
     fn size(&self) -> usize;
 
@@ -58,6 +92,12 @@ pub trait DeviceMemory: Send + Sync + Debug {
     /// # Errors
     /// When the device fails.
     fn clear(&self) -> Result<(), DeviceError>;
+
+    /// A copy of a range, on the device. It returns before it has happened.
+    ///
+    /// # Errors
+    /// When the device has no more memory, or fails.
+    fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError>;
 
     /// The memory as its backend knows it.
     fn as_any(&self) -> &dyn Any;
@@ -102,6 +142,15 @@ impl Memory {
         match self {
             Memory::Host(memory) => Some(memory),
             Memory::Device(_) => None,
+        }
+    }
+
+    /// The name of the device that it lies on: [`HOST`] for memory of this process.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        match self {
+            Memory::Host(_) => HOST,
+            Memory::Device(memory) => memory.device(),
         }
     }
 
@@ -187,6 +236,32 @@ impl Memory {
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// A copy of a range in memory of its own, where this memory lies.
+    ///
+    /// # Errors
+    /// When there is no more memory there, or the device fails.
+    ///
+    /// # Panics
+    /// When there are fewer bytes.
+    pub fn copy(&self, offset: usize, bytes: usize) -> Result<Memory, AllocationError> {
+        match self {
+            Memory::Host(memory) => {
+                let copy = HostMemory::try_new(bytes)?;
+                let mut piece = [0; PIECE];
+                for from in (0..bytes).step_by(PIECE) {
+                    let piece = &mut piece[..PIECE.min(bytes - from)];
+                    memory.read(offset + from, piece);
+                    copy.write(from, piece);
+                }
+                Ok(Memory::Host(copy))
+            }
+            Memory::Device(memory) => {
+                self.check(offset, bytes);
+                Ok(Memory::Device(memory.copy(offset, bytes)?))
+            }
+        }
     }
 
     /// True if all bytes are zero. Memory of this process that nobody has touched stays with the system.

@@ -13,8 +13,8 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    Bindings, Buffer, BufferId, DeviceError, Entry, HostMemory, Interrupt, Memory, OutOfMemory, Part,
-    Program, RunError, is_work,
+    AllocationError, Bindings, Buffer, BufferId, DeviceError, Entry, HOST, HostMemory, Interrupt, Memory,
+    Part, Program, RunError, is_work,
 };
 
 /// Scalars that are the same for a whole run.
@@ -157,7 +157,7 @@ impl Workspace {
     ///
     /// # Errors
     /// When the system does not give that much.
-    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), OutOfMemory> {
+    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), AllocationError> {
         for (memory, bytes) in [(&mut self.arena, arena), (&mut self.scratch, scratch)] {
             if memory.len() < bytes && !self.backend.grow(memory, bytes) {
                 // The old one goes before the new one comes. Room is worth no error.
@@ -335,9 +335,6 @@ impl Limits {
     }
 }
 
-/// The name of the device whose memory is that of this process.
-pub const HOST: &str = "cpu";
-
 /// Something that runs programs.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Its name, as users write it.
@@ -352,8 +349,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// When the device does not give that much.
-    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, OutOfMemory> {
-        HostMemory::with_room(bytes, room).map(Memory::Host)
+    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, AllocationError> {
+        Ok(Memory::Host(HostMemory::with_room(bytes, room)?))
     }
 
     /// Makes memory of that device at least `bytes` bytes long where it lies: what is there stays, what comes to it is zero.

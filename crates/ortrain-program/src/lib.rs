@@ -37,7 +37,7 @@ mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Copied, Executable, HOST, ITERATION_LIMIT, Limits, MOST_GROWN, Observer, Scalars,
+    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MOST_GROWN, Observer, Scalars,
     UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub use bindings::Bindings;
@@ -55,7 +55,8 @@ pub use interrupt::{Interrupt, Marks, Watch};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
 pub use ortrain_memory::{
-    ALIGNMENT, DeviceError, DeviceMemory, HostMemory, LentMemory, Memory, OutOfMemory, align,
+    ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, HostMemory, LentMemory, Memory, OutOfMemory,
+    align,
 };
 pub use passes::{PASSES, Pass, PassLog, PassRecord};
 pub use program::{Part, PlaneUse, Program};

@@ -191,7 +191,7 @@ impl<'a> Stack<'a> {
         let more = match self.total {
             Some(total) if is_first => {
                 let all = usize::try_from(total).ok().and_then(|total| bytes.checked_mul(total));
-                all.ok_or(RunError::Memory(OutOfMemory { bytes: usize::MAX }))?
+                all.ok_or(RunError::from(OutOfMemory { bytes: usize::MAX }))?
             }
             Some(_) => return Ok(()),
             None => bytes,
@@ -204,7 +204,7 @@ impl<'a> Stack<'a> {
         } else {
             self.data.try_reserve(more)
         };
-        reserved.map_err(|_| RunError::Memory(OutOfMemory { bytes: all }))?;
+        reserved.map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
         self.data.resize(all, 0);
         Ok(())
     }

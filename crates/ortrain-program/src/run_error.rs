@@ -5,7 +5,7 @@ use std::fmt;
 use ortrain_expr::{DType, OutOfRange, index_of};
 
 use crate::scheduled::ScheduledInstruction;
-use crate::{DeviceError, OutOfMemory};
+use crate::{AllocationError, DeviceError, OutOfMemory};
 
 /// What a run takes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,7 +147,7 @@ pub enum RunError {
     },
     /// The memory that the plan asks for is not there.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
-    Memory(#[from] OutOfMemory),
+    Memory(AllocationError),
     /// The device of planes and values failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -228,5 +228,21 @@ impl RunError {
         let at = index_of(failure.point, dims);
         let node = scheduled.node.to_string();
         RunError::IndexOutOfRange { node, at, index: failure.index, bound: failure.bound }
+    }
+}
+
+impl From<AllocationError> for RunError {
+    /// A device that failed is no lack of memory.
+    fn from(error: AllocationError) -> RunError {
+        match error {
+            AllocationError::Device(failed) => RunError::Device(failed),
+            lack => RunError::Memory(lack),
+        }
+    }
+}
+
+impl From<OutOfMemory> for RunError {
+    fn from(error: OutOfMemory) -> RunError {
+        RunError::Memory(error.into())
     }
 }

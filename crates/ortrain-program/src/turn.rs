@@ -5,8 +5,8 @@ use std::time::Instant;
 use ortrain_graph::Tensor;
 
 use crate::{
-    Bindings, BufferId, Copied, DeviceError, Entry, Executable, Memory, Observer, Part, Place, Program,
-    RunError, Scalars, Workspace,
+    AllocationError, Bindings, BufferId, Copied, DeviceError, Entry, Executable, Memory, Observer, Part,
+    Place, Program, RunError, Scalars, Workspace,
 };
 
 /// Bytes that are copied at once from memory to memory.
@@ -51,6 +51,27 @@ impl Delivered<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// A copy of the elements, so many bytes, that stays where they are: on a device nobody waits for it.
+    ///
+    /// # Errors
+    /// When there is no memory for it, or the device fails.
+    pub fn copy(&self, bytes: usize) -> Result<Memory, AllocationError> {
+        match self {
+            Delivered::Memory(memory, offset) => memory.copy(*offset, bytes),
+            Delivered::Tensor(tensor) => {
+                let copy = Memory::try_new(bytes)?;
+                copy.write(0, &tensor.data()[..bytes])?;
+                Ok(copy)
+            }
+        }
+    }
+
+    /// True if the elements lie on a device, so that to read them is to wait for it.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        matches!(self, Delivered::Memory(memory, _) if memory.host().is_none())
     }
 
     /// Copies some of the bytes of the elements, from the given one on.

@@ -6,6 +6,8 @@ use pyo3::types::{PyAnyMethods, PyTuple};
 use pyo3::{PyErr, Python, import_exception};
 
 import_exception!(ortrain.errors, AnomalyError);
+import_exception!(ortrain.errors, DeviceLostError);
+import_exception!(ortrain.errors, DeviceUnavailableError);
 import_exception!(ortrain.errors, InvalidArgumentError);
 import_exception!(ortrain.errors, InvalidModelError);
 import_exception!(ortrain.errors, MemoryLimitError);
@@ -55,6 +57,8 @@ pub(crate) fn raise(error: Error) -> PyErr {
     }
     match error.kind() {
         ErrorKind::Anomaly => AnomalyError::new_err(text),
+        ErrorKind::DeviceLost => DeviceLostError::new_err(text),
+        ErrorKind::DeviceUnavailable => DeviceUnavailableError::new_err(text),
         ErrorKind::InvalidArgument => InvalidArgumentError::new_err(text),
         ErrorKind::InvalidModel => InvalidModelError::new_err(text),
         ErrorKind::NoSuchFile => NoSuchFileError::new_err(text),

@@ -3,6 +3,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 
 mod classic;
+mod device;
 mod dlpack;
 mod door;
 mod error;
@@ -26,6 +27,8 @@ mod _ortrain {
 
     #[pymodule_export]
     use crate::classic::ClassicSession;
+    #[pymodule_export]
+    use crate::device::{DeviceArray, device_name, devices};
     #[pymodule_export]
     use crate::forward_backward::{ForwardBackward, LiveForward, initializers, with_initializers};
     #[pymodule_export]

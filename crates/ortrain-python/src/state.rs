@@ -11,9 +11,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 
+use crate::device::{backend_of, planes};
 use crate::door::Door;
 use crate::error::raise;
-use crate::value::{OrtValue, planes, view};
+use crate::value::{OrtValue, view};
 
 /// Loaded, missing and unexpected names.
 fn parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
@@ -144,6 +145,15 @@ impl CheckpointState {
         })
     }
 
+    fn device(&self, py: Python<'_>) -> PyResult<String> {
+        self.door.pass(py, |state| Ok(state.device().to_owned()))
+    }
+
+    fn to(&self, py: Python<'_>, device: &str) -> PyResult<()> {
+        let backend = backend_of(py, device)?;
+        self.door.pass(py, |state| state.to(&backend))
+    }
+
     fn is_nominal(&self, py: Python<'_>) -> PyResult<bool> {
         self.door.pass(py, |state| Ok(state.is_nominal()))
     }
@@ -223,16 +233,16 @@ impl CheckpointState {
     /// Live views of the planes of trained, or of frozen, parameters.
     fn planes<'py>(&self, py: Python<'py>, trainable: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.require_values(py)?;
-        let parts = self.door.pass(py, |state| {
+        let (parts, device) = self.door.pass(py, |state| {
             let layout = state.layout()?;
             let (layouts, memories) = match trainable {
                 true => (&layout.trainable, state.trainable_planes()),
                 false => (&layout.frozen, state.frozen_planes()),
             };
             let parts = layouts.iter().zip(memories).map(|(layout, memory)| (layout.dtype, memory.clone()));
-            Ok(parts.collect())
+            Ok((parts.collect(), state.device().to_owned()))
         })?;
-        planes(py, parts, trainable)
+        planes(py, parts, &device, trainable)
     }
 
     fn property_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {

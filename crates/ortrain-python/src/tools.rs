@@ -115,10 +115,9 @@ impl<'py> FromPyObject<'_, 'py> for Source {
     }
 }
 
-/// The backend that a user names: `cpu`, `cpu:0` or `reference`.
+/// The backend that a user names.
 pub(crate) fn backend(device: &str, num_threads: usize) -> PyResult<Arc<dyn Backend>> {
-    let name = if device == "cpu:0" { "cpu" } else { device };
-    ortrain::backend(name, num_threads).map_err(raise)
+    ortrain::backend(device, num_threads).map_err(raise)
 }
 
 /// How a module runs, as Python says it.

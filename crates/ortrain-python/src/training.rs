@@ -7,12 +7,13 @@ use ortrain::{Delivered, ProfileOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::device::planes;
 use crate::door::Door;
 use crate::error::raise;
 use crate::optim::spec_of;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
-use crate::value::{OrtValue, Results, described, elements, given, planes, tensors, vector};
+use crate::value::{OrtValue, Results, described, elements, given, tensors, vector};
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
@@ -203,14 +204,13 @@ impl Module {
 
     /// Live views.
     fn gradient_planes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let parts = self.with(py, |module, state| {
+        let (parts, device) = self.with(py, |module, state| {
             let layouts = state.layout()?.trainable.iter();
-            Ok(layouts
-                .zip(module.gradient_planes())
-                .map(|(layout, memory)| (layout.dtype, memory.clone()))
-                .collect())
+            let parts = layouts.zip(module.gradient_planes());
+            let parts = parts.map(|(layout, memory)| (layout.dtype, memory.clone())).collect();
+            Ok((parts, state.device().to_owned()))
         })?;
-        planes(py, parts, true)
+        planes(py, parts, &device, true)
     }
 
     /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.

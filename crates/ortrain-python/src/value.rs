@@ -18,7 +18,8 @@ use crate::error::{InvalidArgumentError, UnsupportedError, raise};
 use crate::lent::{area_at, area_of_array};
 use crate::vector::{DLPACK_DEVICE, OrtDevice};
 
-/// A tensor in memory of the CPU, which it may share with a NumPy array or with another library.
+/// A tensor in memory of the CPU, which it may share with a NumPy array or with another library. The result of a run on a
+/// device lies there, until somebody asks for its elements.
 ///
 /// This is what onnxruntime's extension module calls so, and what an :class:`ortrain.OrtValue` has inside.
 ///
@@ -125,15 +126,24 @@ impl OrtValue {
         tensor_from(self.dtype, self.dims.clone(), bytes.into())
     }
 
-    /// The memory, which the value shares from now on with whoever asks for it.
+    /// The memory, which the value shares from now on with whoever asks for it. What lies on a device comes here first.
     pub(crate) fn memory(&self) -> PyResult<Arc<Memory>> {
         let mut contents = self.contents();
-        let tensor = match &*contents {
-            Contents::Shared(memory) => return Ok(memory.clone()),
-            Contents::Own(tensor) => tensor,
+        let memory = match &*contents {
+            Contents::Shared(memory) if memory.host().is_some() => return Ok(memory.clone()),
+            Contents::Shared(memory) => {
+                let bytes = memory.to_vec(0, self.bytes()?).map_err(failed)?;
+                let memory = zeroed(bytes.len())?;
+                memory.write(0, &bytes).map_err(failed)?;
+                memory
+            }
+            Contents::Own(tensor) => {
+                let memory = zeroed(tensor.data().len())?;
+                memory.write(0, tensor.data()).map_err(failed)?;
+                memory
+            }
         };
-        let memory = Arc::new(zeroed(tensor.data().len())?);
-        memory.write(0, tensor.data()).map_err(failed)?;
+        let memory = Arc::new(memory);
         *contents = Contents::Shared(memory.clone());
         Ok(memory)
     }
@@ -141,8 +151,8 @@ impl OrtValue {
     /// The memory, if others may have it, too.
     pub(crate) fn shared_memory(&self) -> Option<Arc<Memory>> {
         match &*self.contents() {
-            Contents::Own(_) => None,
-            Contents::Shared(memory) => Some(memory.clone()),
+            Contents::Shared(memory) if memory.host().is_some() => Some(memory.clone()),
+            _ => None,
         }
     }
 
@@ -296,9 +306,12 @@ impl OrtValue {
         self.dtype.to_onnx()
     }
 
-    /// Where it lies: ``Cpu``.
-    fn device_name(&self) -> &'static str {
-        "Cpu"
+    /// Where it lies: ``Cpu``, or the name of a device.
+    fn device_name(&self) -> String {
+        match &*self.contents() {
+            Contents::Shared(memory) if memory.host().is_none() => memory.device().to_owned(),
+            _ => "Cpu".to_owned(),
+        }
     }
 
     /// The address of the first element, 0 if there is none. It stays what it is.
@@ -421,9 +434,9 @@ pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
     values.iter().map(|value| value.get().tensor()).collect()
 }
 
-/// Takes the results of a step in the order they have in the model.
+/// Takes the results of a step in the order they have in the model. On a device they stay there.
 #[derive(Default)]
-pub(crate) struct Results(Vec<Option<Tensor>>);
+pub(crate) struct Results(Vec<Option<OrtValue>>);
 
 impl Results {
     pub(crate) fn take(
@@ -433,17 +446,26 @@ impl Results {
         dims: &[usize],
         value: Delivered<'_>,
     ) -> Result<(), DeviceError> {
-        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        value.copy_to(&mut bytes)?;
+        let bytes = dims.iter().product::<usize>() * dtype.size();
+        // A device that has no room for the result leaves it to this process.
+        let kept = if value.is_on_device() { value.copy(bytes).ok() } else { None };
+        let result = match kept {
+            Some(memory) => Some(OrtValue::shared(dtype, dims.to_vec(), Arc::new(memory))),
+            None => {
+                let mut read = vec![0; bytes];
+                value.copy_to(&mut read)?;
+                Tensor::new(dtype, dims.to_vec(), read.into()).ok().map(OrtValue::of)
+            }
+        };
         if self.0.len() <= at {
-            self.0.resize(at + 1, None);
+            self.0.resize_with(at + 1, || None);
         }
-        self.0[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+        self.0[at] = result;
         Ok(())
     }
 
     pub(crate) fn values(self) -> Vec<OrtValue> {
-        self.0.into_iter().flatten().map(OrtValue::of).collect()
+        self.0.into_iter().flatten().collect()
     }
 }
 
@@ -487,7 +509,7 @@ fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor>
 }
 
 /// The exception for a device that fails.
-fn failed(error: DeviceError) -> PyErr {
+pub(crate) fn failed(error: DeviceError) -> PyErr {
     raise(error.into())
 }
 
@@ -736,7 +758,7 @@ fn bfloat16(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
 }
 
 /// The NumPy type of an element type, by name or as an object.
-fn numpy_type(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn numpy_type(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     if dtype != DType::BF16 {
         return PyString::intern(py, dtype.name()).into_bound_py_any(py);
     }
@@ -811,26 +833,13 @@ fn copied(part: &ParameterView) -> PyResult<ParameterView> {
 /// A live view of part of a plane, read-only for frozen parameters; of one that lies on a device a copy, which is read-only.
 pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, PyAny>> {
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let part = if part.memory.host().is_some() { part } else { copied(&part)? };
+    let part = if part.memory.host().is_some() { part } else { py.detach(|| copied(&part))? };
     let dtype = part.dtype;
     let array = ASARRAY.import(py, "numpy", "asarray")?.call1((Plane(part),))?;
     match bfloat16(py) {
         Some(found) if dtype == DType::BF16 => array.call_method1(intern!(py, "view"), (found,)),
         _ => Ok(array),
     }
-}
-
-/// Live views of whole planes, each a vector of the plane's elements.
-pub(crate) fn planes<'py>(
-    py: Python<'py>,
-    parts: Vec<(DType, Arc<Memory>)>,
-    writeable: bool,
-) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let plane = |(dtype, memory): (DType, Arc<Memory>)| {
-        let dims = vec![memory.len() / dtype.size()];
-        view(py, ParameterView { name: "".into(), dtype, dims, requires_grad: writeable, memory, offset: 0 })
-    };
-    parts.into_iter().map(plane).collect()
 }
 
 /// A float32 vector.

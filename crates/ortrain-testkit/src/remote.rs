@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain_program::{
-    Backend, Bf16Fallback, DeviceError, DeviceMemory, Executable, Memory, OutOfMemory, Precision, Program,
-    Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
+    AllocationError, Backend, Bf16Fallback, DeviceError, DeviceMemory, Executable, Memory, Precision,
+    Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 
 /// The name of the device.
@@ -68,6 +68,14 @@ struct RemoteMemory {
 }
 
 impl RemoteMemory {
+    fn new(wire: &Arc<Wire>, bytes: usize) -> Result<RemoteMemory, AllocationError> {
+        let used = wire.used.load(Ordering::Relaxed).checked_add(bytes);
+        let used = used.filter(|&all| all <= wire.most.load(Ordering::Relaxed));
+        used.ok_or(AllocationError::OnDevice { device: NAME.into(), bytes, most: None })?;
+        wire.used.fetch_add(bytes, Ordering::Relaxed);
+        Ok(RemoteMemory { wire: wire.clone(), bytes: Mutex::new(vec![0; bytes]) })
+    }
+
     fn bytes(&self) -> Result<MutexGuard<'_, Vec<u8>>, DeviceError> {
         match self.wire.is_lost.load(Ordering::Relaxed) {
             true => Err(DeviceError { device: NAME.into(), reason: "the wire is cut".into() }),
@@ -77,6 +85,10 @@ impl RemoteMemory {
 }
 
 impl DeviceMemory for RemoteMemory {
+    fn device(&self) -> &str {
+        NAME
+    }
+
     fn size(&self) -> usize {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -94,6 +106,12 @@ impl DeviceMemory for RemoteMemory {
     fn clear(&self) -> Result<(), DeviceError> {
         self.bytes()?.fill(0);
         Ok(())
+    }
+
+    fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
+        let copy = RemoteMemory::new(&self.wire, bytes)?;
+        copy.write(0, &self.bytes()?[offset..offset + bytes])?;
+        Ok(Arc::new(copy))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -133,12 +151,8 @@ impl Backend for Remote {
         NAME
     }
 
-    fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, OutOfMemory> {
-        let used = self.used().checked_add(bytes).filter(|&all| all <= self.0.most.load(Ordering::Relaxed));
-        used.ok_or(OutOfMemory { bytes })?;
-        self.0.used.fetch_add(bytes, Ordering::Relaxed);
-        let bytes = Mutex::new(vec![0; bytes]);
-        Ok(Memory::Device(Arc::new(RemoteMemory { wire: self.0.clone(), bytes })))
+    fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, AllocationError> {
+        Ok(Memory::Device(Arc::new(RemoteMemory::new(&self.0, bytes)?)))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {

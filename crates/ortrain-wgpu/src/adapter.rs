@@ -1,89 +1,231 @@
-//! Which device is opened.
+//! The GPUs of the machine, by name.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::device::Device;
 
-/// The kind of device that is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adapter {
-    /// A GPU, of several the one that the system takes for the fastest.
-    Hardware,
+/// An interface to GPUs, by the name that it has in names of devices; the ones that are preferred first.
+const INTERFACES: [(&str, wgpu::Backend, &str); 3] = [
+    ("metal", wgpu::Backend::Metal, "Metal"),
+    ("vulkan", wgpu::Backend::Vulkan, "Vulkan"),
+    ("dx12", wgpu::Backend::Dx12, "Direct3D 12"),
+];
+
+/// The name of the best GPU, through the interface that the platform prefers.
+const BEST: &str = "webgpu";
+
+/// The sort of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AdapterKind {
+    /// A card with memory of its own.
+    Discrete,
+    /// A part of the processor, with which it shares memory.
+    Integrated,
+    /// One that a virtual machine hands out, or of which the driver does not say more.
+    Other,
     /// A driver that computes on the processor: for tests.
     Software,
 }
 
-/// There is no device of a kind.
+impl AdapterKind {
+    /// The name: `"discrete"`, `"integrated"`, `"other"` or `"software"`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            AdapterKind::Discrete => "discrete",
+            AdapterKind::Integrated => "integrated",
+            AdapterKind::Other => "other",
+            AdapterKind::Software => "software",
+        }
+    }
+}
+
+/// A GPU that can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// The name by which it is opened: `"vulkan"` for the first one that is reached through Vulkan, `"vulkan:1"` for the next.
+    pub name: String,
+    /// Its name as the driver tells it.
+    pub description: String,
+    /// The driver, with its version.
+    pub driver: String,
+    /// Its sort.
+    pub kind: AdapterKind,
+    /// Bytes of one piece of memory, at most.
+    pub buffer_bytes: u64,
+    /// Bytes of one tensor that a kernel reaches, at most.
+    pub binding_bytes: u64,
+}
+
+/// There is no device of a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{adapter}: {reason}; {remedy}")]
+#[error("there is no device {device:?} here: {reason}; {remedy}")]
 pub struct NoDevice {
-    /// The adapter that was asked for.
-    pub adapter: Adapter,
+    /// The name.
+    pub device: String,
     /// Why it is not there.
     pub reason: String,
     /// The remedy.
-    pub remedy: &'static str,
+    pub remedy: String,
 }
 
-impl fmt::Display for Adapter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Adapter::Hardware => "a GPU through Vulkan, Metal or Direct3D 12",
-            Adapter::Software => "a Vulkan driver that computes on the processor",
-        })
+/// True for a name that devices can have here or elsewhere: `vulkan`, `metal`, `dx12`, with a number behind a colon or without,
+/// or `webgpu`.
+#[must_use]
+pub fn is_adapter_name(name: &str) -> bool {
+    parsed(name).is_some()
+}
+
+/// The interface and the number of a name; `None` for another name.
+fn parsed(name: &str) -> Option<(&str, usize)> {
+    let (interface, number) = match name.split_once(':') {
+        Some((interface, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            (interface, number.parse().ok()?)
+        }
+        Some(_) => return None,
+        None => (name, 0),
+    };
+    let is_known = INTERFACES.iter().any(|&(known, ..)| known == interface);
+    (is_known || name == BEST).then_some((interface, number))
+}
+
+fn kind_of(adapter: &wgpu::Adapter) -> AdapterKind {
+    match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
+        wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
+        wgpu::DeviceType::Cpu => AdapterKind::Software,
+        _ => AdapterKind::Other,
     }
 }
 
-impl Adapter {
-    fn missing(self, reason: String) -> NoDevice {
-        let remedy = match self {
-            Adapter::Hardware => {
-                "install the vendor's driver with its part for Vulkan, or use the device \"cpu\""
-            }
-            Adapter::Software => {
-                "install the packages mesa-vulkan-drivers and libvulkan1, as make test does where it may"
-            }
-        };
-        NoDevice { adapter: self, reason, remedy }
-    }
-
-    fn is(self, info: &wgpu::AdapterInfo) -> bool {
-        (info.device_type == wgpu::DeviceType::Cpu) == (self == Adapter::Software)
-    }
-}
-
-fn name_of(backend: wgpu::Backend) -> &'static str {
-    match backend {
-        wgpu::Backend::Vulkan => "vulkan",
-        wgpu::Backend::Metal => "metal",
-        wgpu::Backend::Dx12 => "dx12",
-        _ => "webgpu",
-    }
-}
-
-/// Opens the first device of a kind, faster kinds of GPU first.
-pub(crate) fn open(kind: Adapter) -> Result<Device, NoDevice> {
+/// The adapters of the machine with their names: by interface, faster kinds first.
+fn named_adapters() -> Vec<(String, wgpu::Adapter)> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     // Checks of drivers' own layers, which print.
     descriptor.flags = wgpu::InstanceFlags::empty();
     let instance = wgpu::Instance::new(descriptor);
     let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
-    let found = adapters.len();
-    adapters.retain(|adapter| kind.is(&adapter.get_info()));
-    adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        _ => 2,
-    });
-    let Some(adapter) = adapters.first() else {
-        let reason = match found {
-            0 => "no driver was found".to_owned(),
-            _ => format!("of {found} devices that were found none is of that kind"),
-        };
-        return Err(kind.missing(reason));
+    adapters.sort_by_key(kind_of);
+    let of_interface = |&(interface, backend, _): &(&'static str, wgpu::Backend, &str)| {
+        let ours: Vec<_> = adapters.iter().filter(|a| a.get_info().backend == backend).cloned().collect();
+        ours.into_iter().enumerate().map(move |(number, adapter)| match number {
+            0 => (interface.to_owned(), adapter),
+            _ => (format!("{interface}:{number}"), adapter),
+        })
     };
+    INTERFACES.iter().flat_map(of_interface).collect()
+}
+
+/// The GPUs of the machine; drivers that compute on the processor are among them if `software` is true.
+#[must_use]
+pub fn adapters(software: bool) -> Vec<AdapterInfo> {
+    let described = |(name, adapter): (String, wgpu::Adapter)| {
+        let (info, limits) = (adapter.get_info(), adapter.limits());
+        let driver = [info.driver.as_str(), info.driver_info.as_str()];
+        AdapterInfo {
+            name,
+            kind: kind_of(&adapter),
+            driver: driver.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "),
+            description: info.name,
+            buffer_bytes: limits.max_buffer_size,
+            binding_bytes: limits.max_storage_buffer_binding_size,
+        }
+    };
+    let found = named_adapters().into_iter().map(described);
+    found.filter(|adapter| software || adapter.kind != AdapterKind::Software).collect()
+}
+
+/// The adapter of a name, with the name by which it is known.
+fn find(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice> {
+    let missing = |reason: String, remedy: &str| NoDevice {
+        device: name.to_owned(),
+        reason,
+        remedy: remedy.to_owned(),
+    };
+    let Some((interface, number)) = parsed(name) else {
+        return Err(missing(
+            "no device has such a name".to_owned(),
+            "names are \"webgpu\", \"vulkan\", \"metal\" and \"dx12\", the last three with a number, as in \"vulkan:1\"",
+        ));
+    };
+    let own = INTERFACES.iter().find(|&&(known, ..)| known == interface);
+    let title = own.map_or("Vulkan, Metal or Direct3D 12", |&(_, _, title)| title);
+    let elsewhere = match interface {
+        "metal" if !cfg!(any(target_os = "macos", target_os = "ios")) => Some("Apple's systems"),
+        "dx12" if !cfg!(windows) => Some("Windows"),
+        _ => None,
+    };
+    if let Some(systems) = elsewhere {
+        let remedy = "\"webgpu\" takes the best GPU of any system";
+        return Err(missing(format!("{title} is there on {systems} alone"), remedy));
+    }
+    let mut found = named_adapters();
+    if own.is_some() {
+        found.retain(|(known, _)| known.split(':').next() == Some(interface));
+    } else {
+        found.sort_by_key(|(_, adapter)| kind_of(adapter));
+    }
+    let hidden =
+        found.iter().find(|(_, a)| kind_of(a) == AdapterKind::Software).map(|(_, a)| a.get_info().name);
+    if !software {
+        found.retain(|(_, adapter)| kind_of(adapter) != AdapterKind::Software);
+    }
+    let count = found.len();
+    if let Some((known, adapter)) = found.into_iter().nth(number) {
+        return Ok((known, adapter));
+    }
+    Err(match (count, hidden) {
+        (0, Some(driver)) if !software => missing(
+            format!("there is only {driver}, a driver that computes on the processor"),
+            "set the environment variable ORTRAIN_SOFTWARE_GPU to 1 to use it, or use \"cpu\", which is faster",
+        ),
+        (0, _) => missing(
+            format!("no driver for {title} was found"),
+            "install the driver of the GPU's vendor, with its part for Vulkan, or use \"cpu\"",
+        ),
+        (1, _) => missing(format!("there is one device, {interface:?}"), "leave the number out"),
+        (count, _) => missing(
+            format!("there are {count} of them"),
+            "ortrain.devices() names the devices of this machine",
+        ),
+    })
+}
+
+/// The devices that were opened. They stay open as long as the process does, so that all users of a device share it, and so that
+/// nothing is closed in a process that was forked.
+static OPENED: OnceLock<Mutex<Vec<(String, Arc<Device>)>>> = OnceLock::new();
+
+/// The device of a name that is open in this process and works; else the new one, under this name.
+fn opened(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<Device>> {
+    let mut all = OPENED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let works = |device: &Arc<Device>| (software || !device.is_software) && device.check().is_ok();
+    let found = all.iter().find(|(known, device)| known == name && works(device));
+    let found = found.map(|(_, device)| device.clone());
+    if found.is_none() {
+        all.extend(new.clone().map(|device| (name.to_owned(), device)));
+    }
+    found.or(new)
+}
+
+/// The device of a name: the one that is open, or a new one where there is none or where it was lost.
+pub(crate) fn open(name: &str, software: bool) -> Result<Arc<Device>, NoDevice> {
+    if let Some(device) = opened(name, software, None) {
+        return Ok(device);
+    }
+    let (known, adapter) = find(name, software)?;
+    let device = match opened(&known, software, None) {
+        Some(device) => device,
+        None => {
+            let device = Arc::new(new_device(name, &known, &adapter)?);
+            opened(&known, software, Some(device.clone())).unwrap_or(device)
+        }
+    };
+    Ok(opened(name, software, Some(device.clone())).unwrap_or(device))
+}
+
+/// Opens an adapter. `name` is what was asked for, `known` the name by which the adapter is known.
+fn new_device(name: &str, known: &str, adapter: &wgpu::Adapter) -> Result<Device, NoDevice> {
     let info = adapter.get_info();
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("ortrain"),
@@ -91,8 +233,12 @@ pub(crate) fn open(kind: Adapter) -> Result<Device, NoDevice> {
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         ..Default::default()
     };
-    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
-        .map_err(|error| kind.missing(format!("{} cannot be opened: {error}", info.name)))?;
+    let (device, queue) =
+        pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| NoDevice {
+            device: name.to_owned(),
+            reason: format!("{} cannot be opened: {error}", info.name),
+            remedy: "a newer driver, or another device, may help".to_owned(),
+        })?;
     let failure = Arc::new(Mutex::new(None));
     let first = failure.clone();
     device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
@@ -104,5 +250,25 @@ pub(crate) fn open(kind: Adapter) -> Result<Device, NoDevice> {
         lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(message);
     });
     let description = format!("{} ({} {})", info.name, info.driver, info.driver_info);
-    Ok(Device::new(device, queue, name_of(info.backend), description, failure))
+    let mut interfaces = INTERFACES.into_iter().map(|(interface, ..)| interface);
+    let interface = interfaces.find(|&interface| known.starts_with(interface)).unwrap_or(BEST);
+    let is_software = kind_of(adapter) == AdapterKind::Software;
+    Ok(Device::new(device, queue, (known.to_owned(), interface), description, is_software, failure))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_an_interface_and_a_number() {
+        assert_eq!(parsed("vulkan"), Some(("vulkan", 0)));
+        assert_eq!(parsed("dx12:3"), Some(("dx12", 3)));
+        assert_eq!(parsed("webgpu"), Some(("webgpu", 0)));
+        for other in ["webgpu:1", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan", "cpu", "", ":", "vulkan:1:2"]
+        {
+            assert_eq!(parsed(other), None, "{other}");
+        }
+        assert_eq!(parsed("vulkan:99999999999999999999"), None);
+    }
 }

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
 use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
 
+use crate::spare::{Spare, size_for};
+
 /// How many objects were made on a device so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Made {
@@ -24,15 +26,23 @@ pub struct Made {
 pub(crate) struct Device {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
-    /// Its name as a backend.
-    pub(crate) name: &'static str,
+    /// Its name, by which it is opened.
+    name: String,
+    /// Its interface: the name as a backend.
+    pub(crate) interface: &'static str,
+    /// The process that has opened it.
+    process: u32,
     pub(crate) description: String,
+    /// True if it computes on the processor.
+    pub(crate) is_software: bool,
     /// The first error that no call has returned.
     failure: Arc<Mutex<Option<String>>>,
     /// Kernels by their sources.
     kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
     /// What is read passes through it.
     pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
+    /// Buffers of results that are gone.
+    pub(crate) spare: Spare,
     buffers: AtomicUsize,
     bind_groups: AtomicUsize,
 }
@@ -41,18 +51,23 @@ impl Device {
     pub(crate) fn new(
         device: wgpu::Device,
         queue: wgpu::Queue,
-        name: &'static str,
+        (name, interface): (String, &'static str),
         description: String,
+        is_software: bool,
         failure: Arc<Mutex<Option<String>>>,
     ) -> Device {
         Device {
             device,
             queue,
             name,
+            interface,
+            process: std::process::id(),
             description,
+            is_software,
             failure,
             kernels: Mutex::default(),
             staging: Mutex::default(),
+            spare: Spare::default(),
             buffers: AtomicUsize::new(0),
             bind_groups: AtomicUsize::new(0),
         }
@@ -64,6 +79,16 @@ impl Device {
             buffers: self.buffers.load(Ordering::Relaxed),
             bind_groups: self.bind_groups.load(Ordering::Relaxed),
         }
+    }
+
+    /// Its name, by which it is opened.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// False in a process that was forked from the one that has opened the device: drivers do not follow there.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// The error that made the device unusable, if there was one.
@@ -83,7 +108,7 @@ impl Device {
     /// The launches of a program.
     pub(crate) fn lower(&self, program: &Program) -> Result<Lowered, UnsupportedOnBackend> {
         lower(program, &self.caps(), &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
-            backend: self.name,
+            backend: self.interface,
             node: unsupported.node,
             instruction: unsupported.instruction,
             reason: unsupported.reason,
@@ -127,7 +152,7 @@ impl Device {
         self.buffers.fetch_add(1, Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
-            size: (bytes.next_multiple_of(256) as u64).max(256),
+            size: size_for(bytes),
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         })
@@ -161,11 +186,16 @@ impl Device {
 
     /// Something that the device did not do.
     pub(crate) fn error(&self, reason: &dyn Display) -> DeviceError {
-        DeviceError { device: self.name.to_owned(), reason: format!("{}: {reason}", self.description) }
+        DeviceError { device: self.name.clone(), reason: format!("{}: {reason}", self.description) }
     }
 
     /// An error if the device has become unusable.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        if !self.is_of_this_process() {
+            let reason = "this process was forked from the one that opened it; read the checkpoint again here, and make the \
+                          module anew";
+            return Err(self.error(&reason));
+        }
         self.failure().map_or(Ok(()), |reason| Err(self.error(&reason)))
     }
 

@@ -99,7 +99,7 @@ impl WgpuExecutable {
         let kernel = |launch: &Launch| {
             let scheduled = &program.instructions[launch.instruction as usize];
             device.kernel(&launch.source).map_err(|reason| UnsupportedOnBackend {
-                backend: device.name,
+                backend: device.interface,
                 node: scheduled.node.to_string(),
                 instruction: scheduled.instruction.name(),
                 reason,
@@ -175,6 +175,7 @@ impl Executable for WgpuExecutable {
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
+        self.device.check()?;
         let places = self.program.part(part)?;
         self.program.check_bindings(bindings, part)?;
         work.reserve(self.program.work_bytes, self.lowered.scratch)?;

@@ -1,7 +1,7 @@
 //! Runs programs on GPUs through wgpu: Vulkan, Metal and Direct3D 12.
 //!
 //! - [`Wgpu`]: a device as a backend. Its kernels are those that `ortrain-codegen` prints.
-//! - [`Adapter`]: which device is meant; [`NoDevice`]: why there is none.
+//! - [`adapters`]: the devices of the machine, by name; [`NoDevice`]: why there is none of a name.
 //! - [`Made`]: what was made on a device so far. A run that is repeated makes nothing.
 //!
 //! State and values lie on the device. A plane that lies on the host is copied to the device for each run, and what the run has
@@ -13,16 +13,17 @@ mod device;
 mod executable;
 mod memory;
 mod resident;
+mod spare;
 
 use std::sync::Arc;
 
 use ortrain_codegen::split;
 use ortrain_program::{
-    Backend, Bf16Fallback, Executable, Memory, OutOfMemory, Precision, Program, Target, UnsupportedOnBackend,
-    UnsupportedPrecision,
+    AllocationError, Backend, Bf16Fallback, Executable, Memory, Precision, Program, Target,
+    UnsupportedOnBackend, UnsupportedPrecision,
 };
 
-pub use adapter::{Adapter, NoDevice};
+pub use adapter::{AdapterInfo, AdapterKind, NoDevice, adapters, is_adapter_name};
 use device::Device;
 pub use device::Made;
 use memory::WgpuMemory;
@@ -36,12 +37,13 @@ pub struct Wgpu {
 }
 
 impl Wgpu {
-    /// Opens a device.
+    /// Opens the device of a name: `"vulkan"`, `"vulkan:1"`, `"metal"`, `"dx12"`, or `"webgpu"` for the best one. Whoever opens a
+    /// device shares it. Drivers that compute on the processor are taken only if `software` is true.
     ///
     /// # Errors
-    /// When there is none of the kind, with what would help.
-    pub fn open(adapter: Adapter) -> Result<Wgpu, NoDevice> {
-        Ok(Wgpu { device: Arc::new(adapter::open(adapter)?), emulates: false })
+    /// When there is none of the name, with what would help.
+    pub fn open(name: &str, software: bool) -> Result<Wgpu, NoDevice> {
+        Ok(Wgpu { device: adapter::open(name, software)?, emulates: false })
     }
 
     /// The names of the device and of its driver.
@@ -69,7 +71,7 @@ impl Wgpu {
 
 impl Backend for Wgpu {
     fn name(&self) -> &'static str {
-        self.device.name
+        self.device.interface
     }
 
     /// It rounds factors where they are loaded, and multiplies in `f32`: that must be asked for.
@@ -96,11 +98,11 @@ impl Backend for Wgpu {
     }
 
     fn device(&self) -> &str {
-        self.device.name
+        self.device.name()
     }
 
     /// Buffers do not grow: there is no room.
-    fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, OutOfMemory> {
+    fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, AllocationError> {
         Ok(Memory::Device(Arc::new(WgpuMemory::new(self.device.clone(), bytes)?)))
     }
 
@@ -108,7 +110,7 @@ impl Backend for Wgpu {
         let rounds = |precision| precision != Precision::F32 && !self.emulates;
         if let Some(scheduled) = program.instructions.iter().find(|i| rounds(i.instruction.precision())) {
             return Err(UnsupportedOnBackend {
-                backend: self.device.name,
+                backend: self.device.interface,
                 node: scheduled.node.to_string(),
                 instruction: scheduled.instruction.name(),
                 reason: format!(

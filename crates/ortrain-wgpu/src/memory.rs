@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, PoisonError};
 
-use ortrain_program::{DeviceError, DeviceMemory, Memory, OutOfMemory};
+use ortrain_program::{AllocationError, DeviceError, DeviceMemory, Memory};
 
 use crate::device::Device;
 
@@ -18,20 +18,37 @@ pub(crate) struct WgpuMemory {
     device: Arc<Device>,
     buffer: wgpu::Buffer,
     bytes: usize,
+    /// True for a copy of a result: the next one takes its buffer.
+    is_result: bool,
 }
 
 impl WgpuMemory {
     /// Memory of so many bytes, all zero.
-    pub(crate) fn new(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, OutOfMemory> {
-        if bytes as u64 > device.device.limits().max_buffer_size {
-            return Err(OutOfMemory { bytes });
+    pub(crate) fn new(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
+        device.check()?;
+        let lacks = |most| AllocationError::OnDevice { device: device.name().to_owned(), bytes, most };
+        let most = device.device.limits().max_buffer_size;
+        if bytes as u64 > most {
+            return Err(lacks(Some(most)));
         }
         let scope = device.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = device.buffer(bytes);
         if pollster::block_on(scope.pop()).is_some() {
-            return Err(OutOfMemory { bytes });
+            return Err(lacks(None));
         }
-        Ok(WgpuMemory { device, buffer, bytes })
+        Ok(WgpuMemory { device, buffer, bytes, is_result: false })
+    }
+
+    /// Memory for a result, with any content: of a buffer that an earlier result had, if one of its size is left.
+    fn for_result(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
+        match device.spare.take(bytes) {
+            Some(buffer) => Ok(WgpuMemory { device, buffer, bytes, is_result: true }),
+            None => {
+                let mut made = WgpuMemory::new(device, bytes)?;
+                made.is_result = true;
+                Ok(made)
+            }
+        }
     }
 
     /// The buffer of a memory on a device; `None` for one of the host, or of another device.
@@ -43,6 +60,10 @@ impl WgpuMemory {
 }
 
 impl DeviceMemory for WgpuMemory {
+    fn device(&self) -> &str {
+        self.device.name()
+    }
+
     fn size(&self) -> usize {
         self.bytes
     }
@@ -50,6 +71,7 @@ impl DeviceMemory for WgpuMemory {
     /// Words that the bytes fill in part are read first.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let (start, end) = (offset / WORD * WORD, (offset + bytes.len()).next_multiple_of(WORD));
+        self.device.check()?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -73,10 +95,28 @@ impl DeviceMemory for WgpuMemory {
     }
 
     fn clear(&self) -> Result<(), DeviceError> {
+        self.device.check()?;
         let mut encoder = self.device.encoder();
         encoder.clear_buffer(&self.buffer, 0, None);
         self.device.queue.submit([encoder.finish()]);
         self.device.check()
+    }
+
+    /// Ranges that do not begin and end between words are copied with the words that they fill in part: these are read.
+    fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
+        let copy = WgpuMemory::for_result(self.device.clone(), bytes)?;
+        let end = (offset + bytes).next_multiple_of(WORD) as u64;
+        if bytes > 0 && offset.is_multiple_of(WORD) && end <= self.buffer.size() {
+            let mut encoder = self.device.encoder();
+            encoder.copy_buffer_to_buffer(&self.buffer, offset as u64, &copy.buffer, 0, end - offset as u64);
+            self.device.queue.submit([encoder.finish()]);
+        } else {
+            let mut words = vec![0; bytes];
+            self.read(offset, &mut words)?;
+            copy.write(0, &words)?;
+        }
+        self.device.check()?;
+        Ok(Arc::new(copy))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -87,7 +127,9 @@ impl DeviceMemory for WgpuMemory {
 impl Drop for WgpuMemory {
     /// Bind groups of programs that ran here hold the buffer, too, until they run elsewhere.
     fn drop(&mut self) {
-        self.buffer.destroy();
+        if self.device.is_of_this_process() && !(self.is_result && self.device.spare.keep(&self.buffer)) {
+            self.buffer.destroy();
+        }
     }
 }
 
@@ -98,6 +140,7 @@ pub(crate) fn read(
     offset: usize,
     bytes: &mut [u8],
 ) -> Result<(), DeviceError> {
+    device.check()?;
     let mut staging = device.staging.lock().unwrap_or_else(PoisonError::into_inner);
     for (at, piece) in (0..).step_by(PIECE).zip(bytes.chunks_mut(PIECE)) {
         let from = offset + at;

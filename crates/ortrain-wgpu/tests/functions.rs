@@ -1,18 +1,17 @@
 //! Functions, guards and special numbers on the software driver, beside the reference evaluator.
 
-use std::sync::{Arc, OnceLock};
+mod common;
+
+use std::sync::Arc;
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Reg, Scalar, Type, UnaryOp};
 use ortrain_program::{
     Backend, Bindings, BufferId, Entries, Entry, Instruction, Load, Nest, Operand, Place, Program,
     ProgramBuilder, Reference, RunError, Scalars, Workspace,
 };
-use ortrain_wgpu::{Adapter, Wgpu};
 
 fn device() -> Arc<dyn Backend> {
-    static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
-    let open = || Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
-    DEVICE.get_or_init(|| Arc::new(open())).clone()
+    Arc::new(common::wgpu().clone())
 }
 
 /// The device, and the reference evaluator.

@@ -2,7 +2,9 @@
 //!
 //! The device has no float64: cases of it are refused when they are compiled.
 
-use std::sync::{Arc, OnceLock};
+mod common;
+
+use std::sync::Arc;
 
 use ortrain_expr::Precision;
 use ortrain_program::{Backend, Bf16Fallback};
@@ -10,23 +12,18 @@ use ortrain_testkit::programs::{Kinds, Size};
 use ortrain_testkit::suites::{
     self, Report, attention, attributes, convolutions, narrowing, normalizations, poolings, precision,
 };
-use ortrain_wgpu::{Adapter, Wgpu};
 
-/// The device of these tests: they need no other, so that kernels are made once.
-fn device() -> &'static Wgpu {
-    static DEVICE: OnceLock<Wgpu> = OnceLock::new();
-    DEVICE.get_or_init(|| Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}")))
-}
+use common::wgpu;
 
 fn backend() -> Arc<dyn Backend> {
-    Arc::new(device().clone())
+    Arc::new(wgpu().clone())
 }
 
 /// Checks a report, and says what is in it.
 #[allow(clippy::print_stdout, reason = "counts are looked at with --nocapture")]
 fn passes(suite: &str, report: &Report) {
     let Report { passed, refused, failed } = report;
-    let (refused, failed, kernels) = (refused.len(), failed.len(), device().made().pipelines);
+    let (refused, failed, kernels) = (refused.len(), failed.len(), wgpu().made().pipelines);
     println!("{suite}: {passed} pass, {refused} are refused, {failed} differ; {kernels} kernels");
     report.passes_without(ortrain_expr::DType::F64);
 }
@@ -97,8 +94,8 @@ fn planned_programs_with_updates_and_segments() {
 /// Nothing is rounded without being asked for.
 #[test]
 fn precision_is_chosen() {
-    let refused = device().with_precision(Precision::Bf16, Bf16Fallback::None).unwrap_err();
+    let refused = wgpu().with_precision(Precision::Bf16, Bf16Fallback::None).unwrap_err();
     assert!(refused.to_string().contains("bf16_fallback=\"emulated\""), "{refused}");
-    let chosen = device().with_precision(Precision::Bf16, Bf16Fallback::Emulated).expect("it is emulated");
+    let chosen = wgpu().with_precision(Precision::Bf16, Bf16Fallback::Emulated).expect("it is emulated");
     assert_eq!(chosen.bf16_unit(), Some("emulated"));
 }

@@ -1,6 +1,8 @@
 //! Trainings on the software driver beside the same on the CPU, from one checkpoint.
 
-use std::sync::{Arc, OnceLock};
+mod common;
+
+use std::sync::Arc;
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
 use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
@@ -8,16 +10,12 @@ use ortrain::{
     Backend, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
     backend, collect,
 };
-use ortrain_wgpu::{Adapter, Wgpu};
+
+use common::wgpu;
 
 const STEPS: usize = 20;
 /// Losses of a device and of the CPU after so many steps differ by rounding in another order of sums.
 const LOSS: f32 = 1e-4;
-
-fn wgpu() -> &'static Wgpu {
-    static DEVICE: OnceLock<Wgpu> = OnceLock::new();
-    DEVICE.get_or_init(|| Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}")))
-}
 
 fn device() -> Arc<dyn Backend> {
     Arc::new(wgpu().clone())
@@ -143,8 +141,7 @@ fn every_optimizer_steps_as_on_the_processor() {
 /// Copies of the results that are looked at, and nothing else: no buffer, kernel or bind group.
 #[test]
 fn a_warm_step_makes_nothing() {
-    let device = Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
-    let backend: Arc<dyn Backend> = Arc::new(device.clone());
+    let backend = device();
     let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&made);
     let source = |model| ModelSource::from_proto(model).expect("it is small");
@@ -163,7 +160,7 @@ fn a_warm_step_makes_nothing() {
             optimizer.step(&mut state, &module).expect("it runs");
             module.lazy_reset_grad();
             assert!(f32::from_le_bytes(loss) > 0.0);
-            device.made()
+            wgpu().made()
         })
         .collect();
     // The first step replaces gradients of zero as the later ones do.

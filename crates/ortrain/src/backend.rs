@@ -4,9 +4,78 @@ use std::sync::Arc;
 
 use ortrain_cpu::Cpu;
 pub(crate) use ortrain_cpu::UnknownIsa;
-use ortrain_program::{Backend, Limits, Memory, OutOfMemory, Reference};
+use ortrain_program::{Backend, HOST, Limits, Memory, OutOfMemory, Reference};
 
+use crate::nearest::hint;
 use crate::{Error, Result};
+
+/// The name of the reference evaluator.
+const REFERENCE: &str = "reference";
+
+/// The name of the best device that there is.
+const AUTO: &str = "auto";
+
+/// The environment variable that lets drivers be used which compute on the processor.
+const SOFTWARE_GPU: &str = "ORTRAIN_SOFTWARE_GPU";
+
+/// A device of this machine, as [`devices`] lists it.
+///
+/// ```
+/// let cpu = &ortrain::devices()[0];
+/// assert_eq!((cpu.name.as_str(), cpu.kind), ("cpu", "processor"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// The name, for [`backend`].
+    pub name: String,
+    /// `"processor"`; of GPUs `"discrete"`, `"integrated"` or `"other"`, or `"software"` for a driver that computes on the
+    /// processor; `"reference"` for the evaluator that says what is right.
+    pub kind: &'static str,
+    /// What it is called: by its driver, or by the level of its instructions.
+    pub description: String,
+    /// Its driver, with the version; empty for none.
+    pub driver: String,
+    /// Bytes of its memory; `None` where that is not known: the interfaces to GPUs do not tell it.
+    pub memory: Option<u64>,
+    /// Bytes of all weights of one element type together, at most; `None` where nothing but the memory bounds them.
+    pub plane_bytes: Option<u64>,
+    /// Bytes of one tensor that is read or written in a step, at most; `None` where nothing but the memory bounds it.
+    pub tensor_bytes: Option<u64>,
+}
+
+/// The devices of this machine: the processor, the reference evaluator, then the GPUs, the fastest kind first. GPUs are there with
+/// the feature `wgpu` of this crate. Drivers that compute on the processor are among them if the environment variable
+/// `ORTRAIN_SOFTWARE_GPU` is `1`.
+///
+/// ```
+/// let devices = ortrain::devices();
+/// assert!(devices.iter().all(|device| ortrain::backend(&device.name, 0).is_ok()));
+/// ```
+#[must_use]
+pub fn devices() -> Vec<DeviceInfo> {
+    let host = |name: &str, kind, description: String| DeviceInfo {
+        name: name.to_owned(),
+        kind,
+        description,
+        driver: String::new(),
+        memory: ortrain_cpu::memory_bytes(),
+        plane_bytes: None,
+        tensor_bytes: None,
+    };
+    let level = Cpu::new().map_or_else(|error| error.to_string(), |cpu| cpu.level().to_owned());
+    let mut found = vec![
+        host(HOST, "processor", level),
+        host(REFERENCE, REFERENCE, "the evaluator that says what is right".to_owned()),
+    ];
+    found.extend(gpu::devices());
+    found
+}
+
+/// True if drivers may be used that compute on the processor.
+fn takes_software() -> bool {
+    std::env::var_os(SOFTWARE_GPU).is_some_and(|value| value == "1")
+}
 
 /// The backend that is used when none is given.
 ///
@@ -21,8 +90,17 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cpu::new()?))
 }
 
-/// The backend of a name: `cpu`, or `reference`, which says what is right and takes its time. `num_threads` is how many
-/// threads runs of this process may take, 0 to leave it as it is; results do not depend on it.
+/// The backend of a device.
+///
+/// - `"cpu"`: the processor. `num_threads` is how many threads runs of this process may take, 0 to leave it as it is; results do
+///   not depend on it.
+/// - `"reference"`: the evaluator that says what is right, and takes its time.
+/// - `"vulkan"`, `"metal"`, `"dx12"`: a GPU through that interface, with the feature `wgpu` of this crate; `"vulkan:1"` is the
+///   second one. `"webgpu"` is the best GPU. Whoever asks for a device shares it.
+/// - `"auto"`: the best GPU, and the processor where there is none; [`Backend::device`] says which.
+///
+/// Drivers that compute on the processor are taken only if the environment variable `ORTRAIN_SOFTWARE_GPU` is `1`, and never for
+/// `"auto"`.
 ///
 /// ```
 /// use ortrain::{ErrorKind, backend};
@@ -30,23 +108,109 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
 /// assert_eq!(backend("cpu", 2)?.name(), "cpu");
 /// assert_eq!(backend("reference", 0)?.name(), "reference");
 /// assert_eq!(backend("tpu", 0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+/// assert_eq!(backend("cuda", 0).unwrap_err().kind(), ErrorKind::DeviceUnavailable);
 /// # Ok::<(), ortrain::Error>(())
 /// ```
 ///
 /// # Errors
-/// When there is none of this name; for `cpu`, as [`default_backend`].
-pub fn backend(name: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
-    match name {
-        "cpu" => {
+/// For a name that no device has; for a device that is not here, with what would help; for `cpu`, as [`default_backend`].
+pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
+    match device {
+        "cpu" | "cpu:0" => {
             if num_threads > 0 {
                 Cpu::set_num_threads(num_threads);
             }
             default_backend()
         }
-        "reference" => Ok(Arc::new(Reference)),
-        _ => Err(Error::Argument(format!(
-            "there is no device {name:?} here; there are \"cpu\" and \"reference\""
-        ))),
+        REFERENCE => Ok(Arc::new(Reference)),
+        AUTO => gpu::best().map_or_else(|| backend(HOST, num_threads), Ok),
+        gpu if gpu::is_name(gpu) => gpu::open(gpu),
+        _ if matches!(device.split(':').next(), Some("cuda" | "rocm")) => Err(Error::DeviceUnavailable {
+            device: device.to_owned(),
+            reason: "there is no backend of its own for such GPUs".to_owned(),
+            remedy: "they are reached through \"vulkan\", or \"webgpu\" for the best one".to_owned(),
+        }),
+        _ => {
+            let names = [HOST, REFERENCE, AUTO, "webgpu", "vulkan", "metal", "dx12"];
+            Err(Error::Argument(format!(
+                "there is no device {device:?} here; there are \"cpu\" and \"reference\", \"webgpu\", \"vulkan\", \"metal\" and \
+                 \"dx12\" for GPUs, and \"auto\"{}",
+                hint(device, names)
+            )))
+        }
+    }
+}
+
+#[cfg(feature = "wgpu")]
+mod gpu {
+    use std::sync::Arc;
+
+    use ortrain_program::Backend;
+    use ortrain_wgpu::{AdapterInfo, NoDevice, Wgpu, adapters};
+
+    pub(super) use ortrain_wgpu::is_adapter_name as is_name;
+
+    use super::{DeviceInfo, takes_software};
+    use crate::{Error, Result};
+
+    pub(super) fn devices() -> Vec<DeviceInfo> {
+        let described = |adapter: AdapterInfo| DeviceInfo {
+            name: adapter.name,
+            kind: adapter.kind.name(),
+            description: adapter.description,
+            driver: adapter.driver,
+            memory: None,
+            plane_bytes: Some(adapter.buffer_bytes),
+            tensor_bytes: Some(adapter.binding_bytes),
+        };
+        adapters(takes_software()).into_iter().map(described).collect()
+    }
+
+    pub(super) fn open(device: &str) -> Result<Arc<dyn Backend>> {
+        open_with(device, takes_software())
+    }
+
+    pub(super) fn best() -> Option<Arc<dyn Backend>> {
+        open_with("webgpu", false).ok()
+    }
+
+    fn open_with(device: &str, software: bool) -> Result<Arc<dyn Backend>> {
+        match Wgpu::open(device, software) {
+            Ok(found) => Ok(Arc::new(found)),
+            Err(NoDevice { device, reason, remedy }) => {
+                Err(Error::DeviceUnavailable { device, reason, remedy })
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+mod gpu {
+    use std::sync::Arc;
+
+    use ortrain_program::Backend;
+
+    use super::DeviceInfo;
+    use crate::{Error, Result};
+
+    pub(super) fn devices() -> Vec<DeviceInfo> {
+        Vec::new()
+    }
+
+    pub(super) fn is_name(name: &str) -> bool {
+        matches!(name.split(':').next(), Some("webgpu" | "vulkan" | "metal" | "dx12"))
+    }
+
+    pub(super) fn open(device: &str) -> Result<Arc<dyn Backend>> {
+        Err(Error::DeviceUnavailable {
+            device: device.to_owned(),
+            reason: "this build reaches no GPUs".to_owned(),
+            remedy: "build the crate ortrain with its feature \"wgpu\"".to_owned(),
+        })
+    }
+
+    pub(super) fn best() -> Option<Arc<dyn Backend>> {
+        None
     }
 }
 

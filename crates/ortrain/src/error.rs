@@ -5,7 +5,7 @@ use std::io;
 use ortrain_graph::{DType, GraphError};
 use ortrain_onnx::OnnxError;
 use ortrain_ops::OpError;
-use ortrain_program::{DeviceError, RunError, UnsupportedOnBackend, UnsupportedPrecision};
+use ortrain_program::{AllocationError, DeviceError, RunError, UnsupportedOnBackend, UnsupportedPrecision};
 
 use crate::backend::UnknownIsa;
 
@@ -39,8 +39,13 @@ pub enum ErrorKind {
     InvalidModel,
     /// What is asked for is right but not supported.
     NotImplemented,
-    /// A run would take more memory than it may: a smaller batch helps.
+    /// A run would take more memory than it may, or than its device has: a smaller batch helps.
     MemoryLimit,
+    /// A device is not there: the error says what would help.
+    DeviceUnavailable,
+    /// A device failed, and works no more: the state goes on from its last checkpoint, on the same device opened anew or on
+    /// another one.
+    DeviceLost,
     /// A step made NaN or infinities, and was to fail then: other data or a lower rate help.
     Anomaly,
     /// Something else failed: the disk, a damaged checkpoint, a call out of order.
@@ -315,6 +320,19 @@ pub enum Error {
         /// Elements there are.
         found: usize,
     },
+    /// There is no memory for the values of a state; it is where it was.
+    #[error("the parameters do not fit: {0}")]
+    NoRoom(AllocationError),
+    /// A device is not there.
+    #[error("there is no device {device:?} here: {reason}; {remedy}")]
+    DeviceUnavailable {
+        /// The name that was asked for.
+        device: String,
+        /// Why it is not there.
+        reason: String,
+        /// What would help.
+        remedy: String,
+    },
     /// An argument that makes no sense.
     #[error("{0}")]
     Argument(String),
@@ -414,10 +432,16 @@ impl Error {
             Error::Anomaly(_) => ErrorKind::Anomaly,
             Error::NoFolder { .. } => ErrorKind::NoSuchFile,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
-            Error::StepOverLimit { .. } | Error::Run(RunError::OverLimit(_) | RunError::Growing { .. }) => {
-                ErrorKind::MemoryLimit
-            }
-            Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
+            Error::StepOverLimit { .. }
+            | Error::NoRoom(AllocationError::OnDevice { .. })
+            | Error::Run(
+                RunError::OverLimit(_)
+                | RunError::Growing { .. }
+                | RunError::Memory(AllocationError::OnDevice { .. }),
+            ) => ErrorKind::MemoryLimit,
+            Error::DeviceUnavailable { .. } => ErrorKind::DeviceUnavailable,
+            Error::Run(RunError::Device(_)) => ErrorKind::DeviceLost,
+            Error::NoRoom(_) | Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
         }
     }
 

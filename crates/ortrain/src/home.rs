@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_program::{Backend, HOST, Memory, OutOfMemory};
+use ortrain_program::{AllocationError, Backend, HOST, Memory};
 
 use crate::backend::host_memory;
 use crate::state::PlaneLayout;
@@ -18,6 +18,14 @@ pub(crate) struct Home {
     backend: Option<Arc<dyn Backend>>,
 }
 
+/// The error for values of a state that find no memory.
+fn lack(error: AllocationError) -> Error {
+    match error {
+        AllocationError::Device(failed) => failed.into(),
+        lack => Error::NoRoom(lack),
+    }
+}
+
 impl Home {
     /// The place where a backend looks for planes.
     pub(crate) fn of(backend: &Arc<dyn Backend>) -> Home {
@@ -30,10 +38,10 @@ impl Home {
     }
 
     /// Memory of so many bytes, all zero.
-    pub(crate) fn allocate(&self, bytes: usize) -> std::result::Result<Memory, OutOfMemory> {
+    pub(crate) fn allocate(&self, bytes: usize) -> std::result::Result<Memory, AllocationError> {
         match &self.backend {
             Some(backend) => backend.allocate(bytes, bytes),
-            None => host_memory(bytes),
+            None => Ok(host_memory(bytes)?),
         }
     }
 
@@ -41,14 +49,14 @@ impl Home {
     pub(crate) fn zeroed(&self, planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
         let zeros = |plane: &PlaneLayout| {
             // Sizes may come from a stranger's model; what the system refuses is an error and not the end of the process.
-            let memory = self.allocate(plane.bytes).map_err(|OutOfMemory { bytes }| {
-                Error::State(format!(
-                    "the parameters need {bytes} bytes of memory, which could not be allocated"
-                ))
-            })?;
-            Ok(Arc::new(memory))
+            Ok(Arc::new(self.for_state(plane.bytes)?))
         };
         planes.iter().map(zeros).collect()
+    }
+
+    /// Memory for values of a state.
+    fn for_state(&self, bytes: usize) -> Result<Memory> {
+        self.allocate(bytes).map_err(lack)
     }
 
     /// Copies of planes in this place.
@@ -58,7 +66,10 @@ impl Home {
 
     /// A copy of a plane in this place.
     pub(crate) fn copy(&self, plane: &Memory) -> Result<Memory> {
-        let copy = self.allocate(plane.len()).map_err(ortrain_program::RunError::from)?;
+        if plane.device() == self.device() && plane.host().is_none() {
+            return plane.copy(0, plane.len()).map_err(lack);
+        }
+        let copy = self.for_state(plane.len())?;
         let mut piece = vec![0; PIECE.min(plane.len())];
         for from in (0..plane.len()).step_by(PIECE) {
             let piece = &mut piece[..PIECE.min(plane.len() - from)];

@@ -116,7 +116,7 @@ mod trace;
 mod training_session;
 
 pub use anomaly::{Anomaly, NotFinite};
-pub use backend::{backend, default_backend};
+pub use backend::{DeviceInfo, backend, default_backend, devices};
 pub use bound::{Feed, Fetch};
 pub use catalogue::{OperatorInfo, operators};
 pub use changes::ModelChanges;

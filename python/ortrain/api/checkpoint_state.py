@@ -118,6 +118,9 @@ class Parameter:
         particular order, and nothing worse. A bfloat16 parameter comes as ``ml_dtypes.bfloat16`` if that package is
         installed, else as ``uint16``, the upper half of each float32.
 
+        Where the state lies on a device (:attr:`CheckpointState.device`), this is a copy, made when it is asked for, and
+        read-only; assigning to :attr:`data` copies there.
+
         Raises:
             InvalidArgumentError: for an array of another shape or type than the parameter's.
 
@@ -145,7 +148,7 @@ class Parameter:
         """A live view of the accumulated gradient in the newest :class:`~ortrain.api.Module` on this state.
 
         ``None`` for a frozen parameter, and as long as no module was made on the state. Still readable after that
-        module is gone, until another one is made.
+        module is gone, until another one is made. Where the state lies on a device, a read-only copy.
 
         >>> _ = module(x, labels)
         >>> gradient = state.parameters["fc2.bias"].grad
@@ -209,10 +212,12 @@ class Parameter:
         >>> state.parameters["fc1.weight"].dtype
         dtype('float32')
         """
-        return self.data.dtype
+        name = self._native.type_of(self._name)[0]
+        # NumPy has no bfloat16 of its own: it is as the values come.
+        return self.data.dtype if name == "bfloat16" else np.dtype(name)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """The live view that :attr:`data` is, unless another type or a copy is asked for.
+        """The view that :attr:`data` is, unless another type or a copy is asked for.
 
         Raises:
             ValueError: if a copy is needed and forbidden.
@@ -729,11 +734,46 @@ class CheckpointState:
         )
         return StateLayout(trainable, frozen)
 
-    def trainable_planes(self) -> list[npt.NDArray[Any]]:
+    @property
+    def device(self) -> str:
+        """Where the state lies: ``"cpu"``, the memory of this process, or a device of :func:`ortrain.devices`.
+
+        The first module that is made for a device moves the state there.
+
+        >>> state.device
+        'cpu'
+        """
+        return self._native.device()
+
+    def to(self, device: str) -> CheckpointState:
+        """Move parameters and the values of the optimizer to a device, all or nothing.
+
+        Views and planes that were taken before keep what they hold, and are no part of the state any more. A module of
+        the device before says so in each call until the state is moved back.
+
+        Args:
+            device: as :class:`~ortrain.api.Module` takes it. ``"reference"`` lies in the memory of this process.
+
+        Returns:
+            The state itself.
+
+        Raises:
+            DeviceUnavailableError: if the device is not here.
+            InvalidArgumentError: if no device has such a name.
+            MemoryLimitError: if the device has too little memory. The state stays where it is.
+
+        >>> state.to("cpu").device
+        'cpu'
+
+        """
+        self._native.to(device)
+        return self
+
+    def trainable_planes(self) -> list[Any]:
         """Live views of the memory that all trainable parameters lie in: a vector for each element type.
 
         In the order of ``layout().trainable``. NumPy arrays speak DLPack, so another library takes them as they are.
-        What lies between tensors is zero and has to stay so.
+        What lies between tensors is zero and has to stay so. On a device each is a :class:`~ortrain.DeviceArray`.
 
         Raises:
             OrtrainError: if the state is nominal.
@@ -747,7 +787,7 @@ class CheckpointState:
         """
         return self._native.planes(True)
 
-    def frozen_planes(self) -> list[npt.NDArray[Any]]:
+    def frozen_planes(self) -> list[Any]:
         """The same for frozen parameters, in the order of ``layout().frozen``: read-only.
 
         Raises:

@@ -42,7 +42,9 @@ class Module:
         train_model_uri: the training model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         state: the parameters.
         eval_model_uri: the eval model, likewise; :meth:`eval` and :meth:`export_model_for_inferencing` need it.
-        device: where it runs: ``"cpu"``, or ``"reference"``, the slow evaluator that says what is right.
+        device: where it runs: ``"cpu"``, a GPU (``"vulkan"``, ``"metal"``, ``"dx12"``, ``"webgpu"`` for the best one),
+            ``"auto"``, or ``"reference"``, the slow evaluator that says what is right: :func:`ortrain.devices`. The
+            state moves there.
         session_options: threads, bytes, precision.
         precision: how exactly inner products are computed, instead of what the session options say:
             :attr:`SessionOptions.precision <ortrain.SessionOptions.precision>`.
@@ -52,6 +54,7 @@ class Module:
         NoSuchFileError, InvalidModelError, UnsupportedError: if a model cannot be read or run, or does not fit the
             state; if the machine has nothing that computes the precision and may be used.
         InvalidArgumentError: if there is no such device or precision.
+        DeviceUnavailableError: if the device is not here.
         MemoryLimitError: if not even parameters and gradients are within ``memory_limit``.
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
@@ -86,7 +89,7 @@ class Module:
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         self.training = True
         self._state = state
-        self._device = device
+        self._device = _ortrain.device_name(device)
         self._inputs: dict[bool, list[Described]] = {}
         self._outputs: dict[bool, list[str]] = {}
         state._take_seed()
@@ -94,7 +97,7 @@ class Module:
             source,
             state._native,
             None if eval_model_uri is None else model_source(eval_model_uri),
-            device=device,
+            device=self._device,
             **training_options(session_options, precision, bf16_fallback),
         )
 
@@ -378,8 +381,19 @@ class Module:
         """
         self._native.copy_buffer_to_gradients(native_value(buffer))
 
-    def gradient_planes(self) -> list[npt.NDArray[Any]]:
+    @property
+    def device(self) -> str:
+        """Where it runs, by the name that :func:`ortrain.devices` has.
+
+        >>> module.device
+        'cpu'
+        """
+        return self._device
+
+    def gradient_planes(self) -> list[Any]:
         """Live views of the memory that all gradients lie in: a vector for each element type.
+
+        On a device each is a :class:`~ortrain.DeviceArray`.
 
         They have the layout of the planes of the trainable parameters, element for element:
         :meth:`CheckpointState.layout <ortrain.api.CheckpointState.layout>`. NumPy arrays speak DLPack, so that an

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from ortrain import _ortrain
+from ortrain._devices import device_of_provider, provider_names
 from ortrain._near import hint
 from ortrain._options import SessionOptions
 from ortrain._sources import model_source
 from ortrain.classic import TrainingParameters, TrainingSession
-from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.errors import DeviceUnavailableError, InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
 from ortrain.trainer._callers import level_of_user
 
@@ -31,8 +33,8 @@ __all__ = ["States", "check_alone", "make_session", "providers_of"]
 # State of an optimizer, by weights and by names.
 States = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
-# Where a trainer can run, by what `device.id` says.
-_DEVICES = {"cpu": "CPUExecutionProvider", "cpu:0": "CPUExecutionProvider", "reference": "reference"}
+# The provider of the processor, where `device.id` says that.
+_CPU = "CPUExecutionProvider"
 _DEFAULT_DEVICE = "cuda"
 # An attribute of options whose default device was warned of.
 _WARNED = "_warned_of_device"
@@ -82,7 +84,8 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
 
     Raises:
         InvalidArgumentError: for settings of a provider that are no dict.
-        UnsupportedError: for a device that is not here.
+        UnsupportedError: for a name that no device has.
+        DeviceUnavailableError: for a device that is not here.
 
     Warns:
         UserWarning: if no options choose a device: the default is a GPU, and the CPU trains. Once for each options.
@@ -94,23 +97,35 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
             raise InvalidArgumentError(f"provider_options[{name!r}] is a dict of settings, not {settings!r}")
     named = [(name, dict(settings or {})) for name, settings in given.items()]
     device = options.device.id
-    provider = _DEVICES.get(str(device).lower())
-    if provider is None:
-        if device != _DEFAULT_DEVICE or _is_chosen(options):
-            raise UnsupportedError(
-                f"device.id is {device!r}, which is not here; there are {', '.join(map(repr, _DEVICES))}"
-                f"{hint(device, _DEVICES)}"
-            )
+    if device == _DEFAULT_DEVICE and not _is_chosen(options):
+        last = _CPU
         if not named and not vars(options).get(_WARNED):
             vars(options)[_WARNED] = True
             warnings.warn(
-                "device.id is 'cuda' where no options say otherwise, and ortrain has no GPU: this trainer runs on the "
-                "CPU; ORTTrainerOptions({'device': {'id': 'cpu'}}) says the same without a warning",
+                "device.id is 'cuda' where no options say otherwise, and ortrain has no CUDA: this trainer runs on the "
+                "CPU; ORTTrainerOptions({'device': {'id': 'cpu'}}) says the same without a warning, 'auto' takes a GPU",
                 UserWarning,
                 stacklevel=level_of_user(),
             )
-    last = provider or _DEVICES["cpu"]
+    else:
+        last = _provider_of(device)
     return named if any(name == last for name, _ in named) else [*named, (last, {})]
+
+
+def _provider_of(device: Any) -> str:
+    """The provider for a device that options choose."""
+    names = provider_names()
+    name = device_of_provider(str(device).lower())
+    if name is None:
+        raise UnsupportedError(
+            f"device.id is {device!r}, which no device is called; there are {', '.join(map(repr, names))}"
+            f"{hint(device, names)}"
+        )
+    try:
+        known = _ortrain.device_name(name)
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(f"device.id is {device!r}: {error}") from None
+    return _CPU if known == "cpu" else known
 
 
 def _is_chosen(options: ORTTrainerOptions) -> bool:

@@ -1,0 +1,21 @@
+//! The device of these tests.
+
+use std::sync::OnceLock;
+
+use ortrain_wgpu::{AdapterKind, Wgpu, adapters};
+
+/// The environment variable that names another device for the tests.
+const DEVICE: &str = "ORTRAIN_TEST_DEVICE";
+
+/// The driver that computes on the processor, or the device that the environment names.
+pub(crate) fn wgpu() -> &'static Wgpu {
+    static OPENED: OnceLock<Wgpu> = OnceLock::new();
+    OPENED.get_or_init(|| {
+        let software = || adapters(true).into_iter().find(|adapter| adapter.kind == AdapterKind::Software);
+        let name = std::env::var(DEVICE).ok().or_else(|| Some(software()?.name));
+        let name = name.unwrap_or_else(|| {
+            panic!("there is no Vulkan driver that computes on the processor; make build/vulkan.stamp installs it")
+        });
+        Wgpu::open(&name, true).unwrap_or_else(|error| panic!("{error}"))
+    })
+}

@@ -1,0 +1,70 @@
+"""The devices of the machine, and the names by which they are asked for.
+
+>>> import ortrain
+>>> ortrain.devices()[0].name
+'cpu'
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ortrain import _ortrain
+
+__all__ = ["DeviceInfo", "devices"]
+
+# Devices by the names of execution providers that scripts for onnxruntime know.
+_PROVIDERS = {"CPUExecutionProvider": "cpu", "WebGpuExecutionProvider": "webgpu"}
+
+# Names of devices as such. One that is not here is an error of its own.
+_NAMES = re.compile("cpu(:0)?|reference|auto|webgpu|(vulkan|metal|dx12|cuda|rocm)(:[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device of this machine.
+
+    >>> import ortrain
+    >>> cpu = ortrain.devices()[0]
+    >>> cpu.name, cpu.kind, cpu.tensor_bytes
+    ('cpu', 'processor', None)
+    """
+
+    name: str
+    """The name, as ``device=`` and ``state.to()`` take it."""
+    kind: str
+    """``"processor"``; of GPUs ``"discrete"``, ``"integrated"`` or ``"other"``, or ``"software"`` for a driver that computes
+    on the processor; ``"reference"`` for the evaluator that says what is right."""
+    description: str
+    """What it is called: by its driver, or by the level of its instructions."""
+    driver: str
+    """Its driver, with the version; empty for none."""
+    memory: int | None
+    """Bytes of its memory; ``None`` where that is not known: the interfaces to GPUs do not tell it."""
+    plane_bytes: int | None
+    """Bytes of all weights of one element type together, at most; ``None`` where nothing but the memory bounds them."""
+    tensor_bytes: int | None
+    """Bytes of one tensor that a step reads or writes, at most; ``None`` where nothing but the memory bounds it."""
+
+
+def devices() -> list[DeviceInfo]:
+    """The devices of this machine: the processor, the reference evaluator, then the GPUs, the fastest kind first.
+
+    A driver that computes on the processor is among them if the environment variable ``ORTRAIN_SOFTWARE_GPU`` is ``1``.
+
+    >>> import ortrain
+    >>> [device.name for device in ortrain.devices()][:2]
+    ['cpu', 'reference']
+    """
+    return [DeviceInfo(*row) for row in _ortrain.devices()]
+
+
+def provider_names() -> list[str]:
+    """Names that a list of providers can have."""
+    return [*_PROVIDERS, "auto", "cpu", "dx12", "metal", "reference", "vulkan", "webgpu"]
+
+
+def device_of_provider(name: str) -> str | None:
+    """The device of a name in a list of providers; ``None`` for a name that no device has."""
+    return _PROVIDERS.get(name) or (name if _NAMES.fullmatch(name) else None)

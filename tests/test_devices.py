@@ -1,0 +1,502 @@
+"""Devices: trainings on a Vulkan driver that computes on the processor, beside the same on the CPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from classic_models import OPTIMIZERS, classifier, fed, parameters
+from conftest import GPU, RECORDS, Run
+from replaying import batches_of
+from trainer_nets import losses_of, trainer_of
+
+import ortrain
+from ortrain import artifacts, backend, classic, examples
+from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.session import TrainingSession
+
+STEPS = 20
+# Losses of a device and of the CPU after so many steps differ by rounding in another order of sums.
+LOSS = 1e-4
+# As much, of weights: relative to the largest of a parameter.
+WEIGHTS = 1e-4
+
+Batch = tuple[np.ndarray, ...]
+
+
+def digits(count: int) -> list[Batch]:
+    rng = np.random.default_rng(5)
+    return [(rng.random((8, 64), np.float32), rng.integers(0, 10, 8)) for _ in range(count)]
+
+
+def images(count: int) -> list[Batch]:
+    rng = np.random.default_rng(6)
+    return [(rng.random((4, 1, 8, 8), np.float32), rng.integers(0, 10, 4)) for _ in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Artifacts of the perceptron, the weights of its last layer frozen."""
+    artifacts.generate_artifacts(
+        examples.perceptron(),
+        requires_grad=["fc1.weight", "fc1.bias", "fc2.bias"],
+        frozen_params=["fc2.weight"],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )
+    return tmp_path
+
+
+def load(folder: Path) -> CheckpointState:
+    return CheckpointState.load_checkpoint(folder / "checkpoint")
+
+
+def made(folder: Path, device: str, checkpoint: str | Path = "checkpoint") -> Run:
+    return Run(folder, str(checkpoint), device=device)
+
+
+def train(run: Run, batches: list[Batch]) -> list[float]:
+    losses = []
+    for batch in batches:
+        losses.append(float(np.asarray(run.module(*batch)).ravel()[0]))
+        run.optimizer.step()
+        run.module.lazy_reset_grad()
+    return losses
+
+
+def test_devices_are_listed() -> None:
+    found = ortrain.devices()
+    assert [device.name for device in found[:2]] == ["cpu", "reference"]
+    (device,) = [device for device in found if device.name == GPU]
+    assert device.kind in ("software", "discrete", "integrated", "other")
+    assert device.description
+    assert device.driver
+    assert device.plane_bytes is not None
+    assert device.tensor_bytes is not None
+    assert found[0].memory is not None
+    assert found[0].memory > 1 << 20
+
+
+@pytest.mark.parametrize("name", ["", "CPU", "tpu", "vulkan:", "vulkan:-1", "vulkan:x", "cpu:1", "webgpu:1", "vulcan"])
+def test_unknown_names(name: str, folder: Path) -> None:
+    with pytest.raises(ortrain.InvalidArgumentError, match=f'^there is no device "{name}" here; there are "cpu" and'):
+        made(folder, name)
+    state = load(folder)
+    with pytest.raises(ortrain.InvalidArgumentError, match="there is no device"):
+        state.to(name)
+    assert state.device == "cpu"
+
+
+def test_a_name_that_was_meant(folder: Path) -> None:
+    with pytest.raises(ortrain.InvalidArgumentError, match='did you mean "vulkan"'):
+        made(folder, "vulcan")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("vulkan:7", r'there is no device "vulkan:7" here: there (is one device|are \d+)'),
+        (
+            "metal",
+            'there is no device "metal" here: Metal is there on Apple\'s systems alone; "webgpu" takes the best GPU',
+        ),
+        ("dx12:1", 'there is no device "dx12:1" here: Direct3D 12 is there on Windows alone'),
+        ("cuda", 'there is no device "cuda" here: .*; they are reached through "vulkan"'),
+    ],
+)
+def test_devices_that_are_not_here(name: str, sentence: str, folder: Path) -> None:
+    with pytest.raises(ortrain.DeviceUnavailableError, match=sentence):
+        made(folder, name)
+    with pytest.raises(ortrain.DeviceUnavailableError, match=sentence):
+        ortrain.InferenceSession(examples.perceptron(), providers=[name])
+
+
+def test_software_drivers_are_asked_for(folder: Path) -> None:
+    """Without the variable a driver that computes on the processor is no device, and the error names the variable."""
+    script = (
+        "import ortrain\n"
+        "print([device.name for device in ortrain.devices() if device.kind == 'software'])\n"
+        "try: ortrain.CheckpointState.load_checkpoint('checkpoint').to('vulkan')\n"
+        "except ortrain.DeviceUnavailableError as error: print(error)\n"
+        "print(ortrain.CheckpointState.load_checkpoint('checkpoint').to('auto').device)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "ORTRAIN_SOFTWARE_GPU"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environment, text=True, capture_output=True, check=True
+    )
+    listed, *rest = run.stdout.splitlines()
+    assert listed == "[]"
+    if len(rest) == 2:
+        # There is no other GPU.
+        assert "there is only" in rest[0]
+        assert "set the environment variable ORTRAIN_SOFTWARE_GPU to 1" in rest[0]
+        assert rest[1] == "cpu"
+    assert run.stderr == ""
+
+
+def test_the_first_module_moves_the_state(folder: Path) -> None:
+    state = load(folder)
+    before = state.parameters["fc1.weight"].data
+    values = before.copy()
+    assert state.device == "cpu"
+    module = Module(folder / "training_model.onnx", state, device=GPU)
+    assert (module.device, state.device) == (GPU, GPU)
+    assert repr(module).endswith(f"device={GPU!r}, precision='f32')")
+
+    # A view from before keeps its values, and is no part of the state any more.
+    before[:] = 7
+    data = state.parameters["fc1.weight"].data
+    np.testing.assert_array_equal(data, values)
+
+    # What comes from the device is a copy, which says that it cannot be written.
+    assert not data.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        data[0, 0] = 1
+    assert not np.shares_memory(data, state.parameters["fc1.weight"].data)
+
+    # Assigning copies in; to frozen parameters, too.
+    for name in ("fc1.weight", "fc2.weight"):
+        parameter = state.parameters[name]
+        assert parameter.dtype == np.float32
+        parameter.data = np.full(parameter.shape, 0.25, np.float32)
+        assert (parameter.data == 0.25).all()
+    with pytest.raises(ortrain.InvalidArgumentError, match="a value of"):
+        state.parameters["fc1.weight"].data = np.zeros(3, np.float32)
+    assert (np.asarray(state.parameters["fc1.weight"]) == 0.25).all()
+
+
+def test_gradients_are_copies(folder: Path) -> None:
+    runs = [made(folder, device) for device in ("cpu", GPU)]
+    (batch,) = digits(1)
+    for run in runs:
+        run.module(*batch)
+    host, device = (run.state.parameters["fc1.weight"].grad for run in runs)
+    assert host is not None
+    assert device is not None
+    np.testing.assert_allclose(device, host, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="read-only"):
+        device[:] = 0
+    assert runs[1].state.parameters["fc2.weight"].grad is None
+    norms = [run.module.gradient_norms() for run in runs]
+    assert list(norms[0]) == list(norms[1])
+    np.testing.assert_allclose(list(norms[1].values()), list(norms[0].values()), rtol=1e-5)
+
+
+def test_planes_are_device_arrays(folder: Path) -> None:
+    host, run = made(folder, "cpu"), made(folder, GPU)
+    (batch,) = digits(1)
+    host.module(*batch)
+    run.module(*batch)
+    (values,), (frozen,), (gradients,) = (
+        run.state.trainable_planes(),
+        run.state.frozen_planes(),
+        run.module.gradient_planes(),
+    )
+    for plane in (values, frozen, gradients):
+        assert isinstance(plane, ortrain.DeviceArray)
+        assert (plane.dtype, plane.device, plane.shape) == (np.float32, GPU, (len(plane),))
+    (layout,) = run.state.layout().trainable
+    assert layout.size == len(values) == len(gradients)
+    np.testing.assert_array_equal(values.numpy(), host.state.trainable_planes()[0])
+    np.testing.assert_allclose(gradients.numpy(), host.module.gradient_planes()[0], rtol=0, atol=1e-6)
+    assert not values.numpy().flags.writeable
+    assert not np.asarray(values).flags.writeable
+    assert np.array(values, copy=True).flags.writeable
+    assert np.asarray(values, np.float64).dtype == np.float64
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with pytest.raises(ValueError, match=f'the plane lies on the device "{GPU}"'):
+            np.asarray(values, copy=False)
+
+    gradients.copy_from(2 * gradients.numpy())
+    np.testing.assert_allclose(gradients.numpy(), 2 * host.module.gradient_planes()[0], rtol=0, atol=2e-6)
+    gradients.copy_from(ortrain.OrtValue.ortvalue_from_numpy(np.zeros(len(gradients), np.float32)))
+    assert not gradients.numpy().any()
+    with pytest.raises(ortrain.InvalidArgumentError, match="the plane is float32.*, but float64"):
+        values.copy_from(np.zeros(len(values)))
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"but float32\[3\] was given"):
+        values.copy_from(np.zeros(3, np.float32))
+    with pytest.raises(ortrain.InvalidArgumentError, match="frozen parameters, and is read-only"):
+        frozen.copy_from(frozen.numpy())
+
+    # A plane of before a move keeps its values, and is no part of the state any more.
+    kept = values.numpy()
+    run.state.to("cpu")
+    values.copy_from(np.zeros(len(values), np.float32))
+    np.testing.assert_array_equal(run.state.trainable_planes()[0], kept)
+
+
+def test_packed_copies_move(folder: Path) -> None:
+    host, run = made(folder, "cpu"), made(folder, GPU)
+    for trainable_only in (True, False):
+        got = run.module.get_contiguous_parameters(trainable_only).numpy()
+        np.testing.assert_array_equal(got, host.module.get_contiguous_parameters(trainable_only).numpy())
+        run.module.copy_buffer_to_parameters(2 * got, trainable_only)
+        np.testing.assert_array_equal(run.module.get_contiguous_parameters(trainable_only).numpy(), 2 * got)
+        run.module.copy_buffer_to_parameters(got, trainable_only)
+    size = run.module.get_contiguous_gradients().numpy().size
+    run.module.copy_buffer_to_gradients(np.arange(size, dtype=np.float32))
+    np.testing.assert_array_equal(run.module.get_contiguous_gradients().numpy(), np.arange(size))
+
+
+def test_a_state_comes_back(folder: Path) -> None:
+    run, host = made(folder, GPU), made(folder, "cpu")
+    batches = digits(8)
+    losses, wanted = train(run, batches[:4]), train(host, batches[:4])
+    assert run.state.to("cpu") is run.state
+    assert run.state.device == "cpu"
+    # The module stays where it was made.
+    with pytest.raises(
+        ortrain.OrtrainError, match=f'lies on the device "cpu" now, and the module was made for "{GPU}"'
+    ):
+        run.module(*batches[4])
+    run.module = Module(folder / "training_model.onnx", run.state)
+    run.optimizer = Optimizer(folder / "optimizer_model.onnx", run.module)
+    losses += train(run, batches[4:])
+    wanted += train(host, batches[4:])
+    np.testing.assert_allclose(losses, wanted, rtol=0, atol=LOSS)
+
+
+def test_two_modules_on_two_devices(folder: Path) -> None:
+    state = load(folder)
+    first = Module(folder / "training_model.onnx", state)
+    with pytest.raises(ortrain.OrtrainError, match=r"where a module of it lives, and the new module is for"):
+        Module(folder / "training_model.onnx", state, device=GPU)
+    assert state.device == "cpu"
+    first(*digits(1)[0])
+    del first
+    assert Module(folder / "training_model.onnx", state, device=GPU).device == GPU
+
+
+def test_moves_wait_for_steps(folder: Path) -> None:
+    """A state that is moved while another thread steps: each step is whole, or says that the state is elsewhere."""
+    run, host = made(folder, GPU), made(folder, "cpu")
+    batches = digits(STEPS)
+    losses: list[float] = []
+    failures: list[str] = []
+
+    def steps() -> None:
+        for batch in batches:
+            try:
+                losses.append(float(run.module(*batch)))
+                run.optimizer.step()
+                run.module.lazy_reset_grad()
+            except ortrain.OrtrainError as error:
+                failures.append(str(error))
+                return
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    run.state.to("cpu")
+    thread.join()
+    assert len(failures) <= 1
+    assert all("the module was made for" in failure for failure in failures)
+    np.testing.assert_allclose(losses, train(host, batches)[: len(losses)], rtol=0, atol=LOSS)
+
+
+def test_results_stay_there_until_somebody_looks(folder: Path) -> None:
+    run, host = made(folder, GPU), made(folder, "cpu")
+    first, second = digits(2)
+    inputs = [ortrain.OrtValue.ortvalue_from_numpy(array) for array in first]
+    loss = run.module(*inputs)
+    assert loss.device_name() == GPU
+    # A later step does not change the result of an earlier one.
+    other = run.module(*(ortrain.OrtValue.ortvalue_from_numpy(array) for array in second))
+    wanted = [float(host.module(*batch)) for batch in (first, second)]
+    np.testing.assert_allclose([loss.numpy(), other.numpy()], wanted, rtol=0, atol=LOSS)
+    assert loss.device_name() == "cpu"
+
+
+def test_labels_out_of_range(folder: Path) -> None:
+    """The last row of the last step: the sentence of the CPU, and nothing has changed."""
+    images, labels = digits(1)[0]
+    labels[-1] = 10
+    sentences = []
+    for device in ("cpu", GPU):
+        run = made(folder, device)
+        before = run.module.get_contiguous_parameters().numpy().copy()
+        with pytest.raises(ortrain.InvalidArgumentError) as caught:
+            run.module(images, labels)
+        sentences.append(str(caught.value))
+        assert not run.module.get_contiguous_gradients().numpy().any()
+        np.testing.assert_array_equal(run.module.get_contiguous_parameters().numpy(), before)
+        labels_again = labels.copy()
+        labels_again[-1] = 9
+        assert np.isfinite(float(run.module(images, labels_again)))
+    assert sentences[0] == sentences[1]
+
+
+NETS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Batch]]]] = {
+    "perceptron": (examples.perceptron, digits),
+    "convnet": (examples.convnet, images),
+}
+
+
+def artifacts_of(net: str, folder: Path) -> tuple[Path, list[Batch]]:
+    """Artifacts and batches: of a net of the package, or of a recorded run (a transformer with dropout, an LSTM)."""
+    if net not in NETS:
+        return RECORDS / net, [tuple(batch.values()) for batch in batches_of(RECORDS / net)]
+    model, batches = NETS[net]
+    artifacts.generate_artifacts(
+        model(),
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return folder, batches(STEPS)
+
+
+@pytest.mark.parametrize("net", ["perceptron", "convnet", "tiny_transformer_adamw_ce", "lstm_gru_adamw_mse"])
+def test_trainings(net: str, tmp_path: Path) -> None:
+    """Twenty steps from one checkpoint; after five on one device it goes on on the other; the same bits on every run."""
+    folder, batches = artifacts_of(net, tmp_path)
+    batches = [batches[step % len(batches)] for step in range(STEPS)]
+    wanted = train(made(folder, "cpu"), batches)
+    losses = train(made(folder, GPU), batches)
+    np.testing.assert_allclose(losses, wanted, rtol=0, atol=LOSS)
+    assert train(made(folder, GPU), batches) == losses
+    for first, then in (("cpu", GPU), (GPU, "cpu"), (GPU, GPU)):
+        run = made(folder, first)
+        parts = train(run, batches[:5])
+        path = tmp_path / f"{first}_{then}".replace(":", "_")
+        CheckpointState.save_checkpoint(run.state, path, include_optimizer_state=True)
+        parts += train(made(folder, then, path), batches[5:])
+        np.testing.assert_allclose(parts, wanted, rtol=0, atol=LOSS)
+        if first == then:
+            assert parts == losses
+
+
+def test_exports_and_sessions(folder: Path, tmp_path: Path) -> None:
+    run = made(folder, GPU)
+    train(run, digits(3))
+    run.module.export_model_for_inferencing(tmp_path / "trained.onnx", ["logits"])
+    (x, _) = digits(1)[0]
+    host = ortrain.InferenceSession(tmp_path / "trained.onnx")
+    (wanted,) = host.run(None, {"x": x})
+    session = ortrain.InferenceSession(tmp_path / "trained.onnx", providers=[GPU])
+    assert session.get_providers() == [GPU]
+    (logits,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-6)
+    (value,) = session.run_with_ort_values(None, {"x": ortrain.OrtValue.ortvalue_from_numpy(x)})
+    np.testing.assert_array_equal(value.numpy(), logits)
+    bound = session.io_binding()
+    bound.bind_cpu_input("x", x)
+    bound.bind_output("logits")
+    session.run_with_iobinding(bound)
+    np.testing.assert_array_equal(bound.copy_outputs_to_cpu()[0], logits)
+    host.set_providers([GPU])
+    assert host.get_providers() == [GPU]
+    np.testing.assert_array_equal(host.run(None, {"x": x})[0], logits)
+
+
+def test_best_gpu_by_its_provider() -> None:
+    session = ortrain.InferenceSession(examples.perceptron(), providers=["WebGpuExecutionProvider"])
+    assert session.get_providers() == ["WebGpuExecutionProvider"]
+    assert session.run(None, {"x": np.zeros((1, 64), np.float32)})[0].shape == (1, 10)
+
+
+def test_interface_of_onnx() -> None:
+    model = onnx.load(examples.perceptron())
+    x = np.ones((1, 64), np.float32)
+    assert backend.supports_device(GPU.upper())
+    assert backend.supports_device("WEBGPU")
+    assert not backend.supports_device("VULKAN:7")
+    assert not backend.supports_device("METAL:0")
+    (wanted,) = backend.run_model(model, [x])
+    (logits,) = backend.run_model(model, [x], GPU.upper())
+    np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ortrain.DeviceUnavailableError):
+        backend.prepare(model, "VULKAN:7")
+
+
+def test_session_of_csharp(folder: Path) -> None:
+    losses = {}
+    for device in ("cpu", GPU):
+        models = [folder / f"{name}_model.onnx" for name in ("training", "eval", "optimizer")]
+        session = TrainingSession(load(folder), *models, device=device)
+        assert (session.device, session.state.device) == (device, device)
+        losses[device] = []
+        for batch in digits(6):
+            losses[device].append(float(np.asarray(session.train_step(batch)[0])))
+            session.optimizer_step()
+            session.lazy_reset_grad()
+        session.close()
+    np.testing.assert_allclose(losses[GPU], losses["cpu"], rtol=0, atol=LOSS)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_classic_session(optimizer: str) -> None:
+    net = classifier(dropout=0.25)
+    sessions = [
+        classic.TrainingSession(net.model.SerializeToString(), parameters(net, optimizer), providers=[device])
+        for device in ("cpu", GPU)
+    ]
+    assert sessions[1].get_providers() == [GPU]
+    wanted, losses = (
+        [float(session.run(["loss"], fed(net.batch(k), 0.01))[0]) for k in range(STEPS)] for session in sessions
+    )
+    np.testing.assert_allclose(losses, wanted, rtol=0, atol=LOSS)
+    host, device = (session.get_state() for session in sessions)
+    for name, value in host.items():
+        np.testing.assert_allclose(device[name], value, rtol=0, atol=WEIGHTS * max(1.0, np.abs(value).max()))
+    # The state goes on on the other device.
+    sessions[0].load_state(device, strict=True)
+    batch = fed(net.batch(STEPS), 0.01)
+    (there,), (here,) = (session.run(["loss"], batch) for session in sessions[::-1])
+    np.testing.assert_allclose(here, there, rtol=0, atol=LOSS)
+
+
+def test_trainer() -> None:
+    net = classifier()
+    losses = {}
+    for device in ("cpu", GPU):
+        trainer = trainer_of(net, options={"device": {"id": device}})
+        losses[device] = losses_of(trainer, net, 6)
+        expected = "CPUExecutionProvider" if device == "cpu" else GPU
+        assert trainer._training_session.get_providers() == [expected]
+    np.testing.assert_allclose(losses[GPU], losses["cpu"], rtol=0, atol=LOSS)
+    with pytest.raises(ortrain.DeviceUnavailableError, match="^device.id is 'vulkan:7': there is no device"):
+        trainer_of(net, options={"device": {"id": "vulkan:7"}})
+
+
+def _in_a_fork(run: Run, batch: Batch, results: Any) -> None:
+    """What a process says that was forked after the device was opened."""
+    said = []
+    for call in (
+        lambda: run.module(*batch),
+        lambda: run.optimizer.step(),
+        lambda: run.state.parameters["fc1.bias"].data,
+        lambda: run.state.to("cpu"),
+    ):
+        try:
+            call()
+            said.append("no error")
+        except ortrain.DeviceLostError as error:
+            said.append(str(error))
+    results.send(said)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_use_after_fork(folder: Path) -> None:
+    run = made(folder, GPU)
+    (batch,) = digits(1)
+    before = float(run.module(*batch))
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_in_a_fork, args=(run, batch, theirs))
+    child.start()
+    assert ours.poll(60), "the child hangs"
+    said = ours.recv()
+    child.join()
+    assert child.exitcode == 0
+    assert len(said) == 4
+    assert all("this process was forked from the one that opened it" in sentence for sentence in said), said
+    assert float(run.module(*batch)) == before
