@@ -149,6 +149,20 @@ def test_last_pass_makes_the_program() -> None:
     assert lines == [line.strip() for line in program.splitlines()[-len(lines) :]]
 
 
+@pytest.mark.parametrize("device", ["vulkan", "metal:1", "dx12", "webgpu"])
+def test_kernels_of_a_device(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of these take the same kernels, and none of them has to be here."""
+    assert main(["dump", str(PERCEPTRON), "--stage", "kernels", "--shape", "x=32,64", "--device", device]) == 0
+    assert capsys.readouterr().out == ortrain.dump(PERCEPTRON, "kernels", SHAPES)
+
+
+def test_devices_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", str(PERCEPTRON), "--stage", "kernels", "--device", "cpu"]) == 1
+    assert "no kernels are printed for the device 'cpu'; they are for 'vulkan'" in capsys.readouterr().err
+    with pytest.raises(ortrain.InvalidArgumentError, match='a device is named for the stage "kernels" alone'):
+        ortrain.dump(PERCEPTRON, "program", device="vulkan")
+
+
 def test_unknown_stage() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as raised:
         ortrain.dump(PERCEPTRON, "fuson")

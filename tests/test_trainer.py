@@ -432,7 +432,7 @@ def test_descriptions_that_are_refused(case: str) -> None:
 
 def test_a_device_that_is_refused_makes_no_scaler() -> None:
     options = mixed(device={"id": "cuda"})
-    with pytest.raises(ortrain.UnsupportedError, match="'cuda'"):
+    with pytest.raises(ortrain.DeviceUnavailableError, match="'cuda'"):
         trainer_of(classifier(), options=options)
     assert options.mixed_precision.loss_scaler is None
 
@@ -541,12 +541,12 @@ def test_a_default_device_that_is_chosen_is_not_here(options: Mapping[str, Any])
     made = ORTTrainerOptions(options)
     made.device.id = "cuda"
     for chosen in (made, copy.deepcopy(made)):
-        with pytest.raises(ortrain.UnsupportedError, match=r"'cuda', which is not here; there are 'cpu'.*'reference'"):
+        with pytest.raises(ortrain.DeviceUnavailableError, match=r"^device\.id is 'cuda': there is no device"):
             trainer_of(classifier(), options=chosen)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", "cpus"])
-def test_devices_that_are_not_here(device: str) -> None:
+@pytest.mark.parametrize("device", ["gpu", "cpus"])
+def test_names_that_no_device_has(device: str) -> None:
     with pytest.raises(ortrain.UnsupportedError, match=rf"'{device}'.*'cpu'.*'reference'"):
         trainer_of(classifier(), options={"device": {"id": device}})
 
@@ -556,7 +556,7 @@ def test_a_device_that_is_set_afterwards() -> None:
     options.device.id = "cpu"
     assert trainer_of(classifier(), options=options)._training_session.get_providers() == ["CPUExecutionProvider"]
     options.device.id = "cuda:0"
-    with pytest.raises(ortrain.UnsupportedError, match="cuda:0"):
+    with pytest.raises(ortrain.DeviceUnavailableError, match="cuda:0"):
         trainer_of(classifier(), options=options)
 
 
@@ -564,7 +564,7 @@ def test_a_provider_is_as_good_as_a_device() -> None:
     given: dict[str, Any] = {"provider_options": {"CPUExecutionProvider": {}}}
     trainer = trainer_of(classifier(), options=ORTTrainerOptions(given))
     assert trainer._training_session.get_providers() == ["CPUExecutionProvider"]
-    with pytest.raises(ortrain.UnsupportedError, match="'cuda'"):
+    with pytest.raises(ortrain.DeviceUnavailableError, match="'cuda'"):
         trainer_of(classifier(), options=ORTTrainerOptions({"device": {"id": "cuda"}, **given}))
 
 

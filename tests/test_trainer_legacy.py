@@ -503,7 +503,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a rate named x": ({"learning_rate_description": IODescription("x", [1])}, ValueError, "'x', and so is an input"),
     "an optimizer": ({"training_optimizer_name": "AdamOptimiser"}, ValueError, "did you mean 'AdamOptimizer'"),
     "a new scaler": ({"loss_scaler": DynamicLossScaler()}, TypeError, "LossScaler of ortrain.trainer.legacy"),
-    "a device": ({"device": "cuda"}, ortrain.UnsupportedError, "device.id is 'cuda'"),
+    "a device": ({"device": "cuda"}, ortrain.DeviceUnavailableError, "device.id is 'cuda'"),
     "two processes": ({"world_size": 2}, ortrain.UnsupportedError, "world_size is 2"),
     "a window of 0": ({"gradient_accumulation_steps": 0}, ValueError, "min value is 1"),
     "an opset": ({"_opset_version": 9}, ValueError, "min value is 12"),

@@ -26,6 +26,7 @@ CHAPTERS = {
         "seeds",
         "batch-normalization",
         "checkpoints",
+        "gpus",
         "buffers",
         "gradients",
         "scikit-learn",

@@ -124,6 +124,7 @@ def _run(arguments: list[str] | None) -> int:
         metavar="NAME=2,3",
         help="the sizes of an input; may be repeated",
     )
+    command.add_argument("--device", help="with --stage kernels: vulkan, metal, dx12 or webgpu")
     command = commands.add_parser(
         "inspect", help="say what a file is, what would be trained, what stands in the way, what a step takes"
     )
@@ -166,7 +167,7 @@ def _run(arguments: list[str] | None) -> int:
             if not options.json and not options.all and found.report() != found.report(everything=True):
                 print("(--all prints every tensor and every node)")
             return 0 if found.obstacle is None else 1
-        print(dump(options.model, options.stage, dict(options.shape)), end="")
+        print(dump(options.model, options.stage, dict(options.shape), device=options.device), end="")
     except OrtrainError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

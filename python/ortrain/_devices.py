@@ -34,8 +34,8 @@ class DeviceInfo:
     name: str
     """The name, as ``device=`` and ``state.to()`` take it."""
     kind: str
-    """``"processor"``; of GPUs ``"discrete"``, ``"integrated"`` or ``"other"``, or ``"software"`` for a driver that computes
-    on the processor; ``"reference"`` for the evaluator that says what is right."""
+    """``"processor"``; ``"discrete"``, ``"integrated"`` or ``"other"`` for a GPU; ``"software"`` for a driver that
+    computes on the processor; ``"reference"`` for the evaluator that says what is right."""
     description: str
     """What it is called: by its driver, or by the level of its instructions."""
     driver: str
@@ -43,7 +43,7 @@ class DeviceInfo:
     memory: int | None
     """Bytes of its memory; ``None`` where that is not known: the interfaces to GPUs do not tell it."""
     plane_bytes: int | None
-    """Bytes of all weights of one element type together, at most; ``None`` where nothing but the memory bounds them."""
+    """Bytes of all weights of one element type, at most; ``None`` where nothing but the memory bounds them."""
     tensor_bytes: int | None
     """Bytes of one tensor that a step reads or writes, at most; ``None`` where nothing but the memory bounds it."""
 
@@ -58,6 +58,11 @@ def devices() -> list[DeviceInfo]:
     ['cpu', 'reference']
     """
     return [DeviceInfo(*row) for row in _ortrain.devices()]
+
+
+def is_gpu(name: str) -> bool:
+    """Whether a name is that of a GPU, here or elsewhere, that takes kernels in WGSL."""
+    return re.fullmatch("webgpu|(vulkan|metal|dx12)(:[0-9]+)?", name) is not None
 
 
 def provider_names() -> list[str]:

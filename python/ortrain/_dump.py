@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ortrain import _ortrain
 from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._sources import ModelLike, model_source
+from ortrain.errors import InvalidArgumentError
 
 __all__ = ["dump"]
 
@@ -16,6 +17,7 @@ def dump(
     stage: str = "graph",
     shapes: Mapping[str, Sequence[int]] | None = None,
     *,
+    device: str | None = None,
     operators: OperatorLibrary | None = None,
 ) -> str:
     """What becomes of a model, as text.
@@ -29,10 +31,13 @@ def dump(
             much it changes in each program; the name of a pass, such as ``"fusion"``, each program behind that pass.
         shapes: sizes of inputs with open dimensions, by name, for stages of programs; a dimension that nothing says
             is 1.
+        device: the GPU that kernels are for: ``"vulkan"``, ``"metal"``, ``"dx12"`` or ``"webgpu"``, which all take the
+            same ones; it need not be here.
         operators: operators and gradients of one's own.
 
     Raises:
-        InvalidArgumentError: for a stage, an input or a rank that is not there.
+        InvalidArgumentError: for a stage, an input or a rank that is not there; for a device that takes no kernels,
+            or a device for another stage.
         InvalidModelError, UnsupportedError: if the model does not get as far as the stage.
 
     >>> import ortrain
@@ -57,5 +62,18 @@ def dump(
     True
 
     """
+    if device is not None:
+        _check_device(device, stage)
     wanted = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}
     return _ortrain.dump(with_operators(model_source(model), operators), stage, wanted)
+
+
+def _check_device(device: str, stage: str) -> None:
+    from ortrain._devices import is_gpu
+
+    if stage != "kernels":
+        raise InvalidArgumentError(f'a device is named for the stage "kernels" alone, not for {stage!r}')
+    if not is_gpu(device):
+        raise InvalidArgumentError(
+            f"no kernels are printed for the device {device!r}; they are for 'vulkan', 'metal', 'dx12' and 'webgpu'"
+        )

@@ -119,8 +119,8 @@ class InferenceSession:
         path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants; those that
             the model lists as inputs, too, may be given by a run.
         sess_options: threads, bytes, precision, profiling, changes of the model.
-        providers: where it runs: ``["CPUExecutionProvider"]`` (the default), ``["WebGpuExecutionProvider"]`` for the best
-            GPU, or a name of :func:`ortrain.devices`. The first one counts.
+        providers: where it runs: ``["CPUExecutionProvider"]`` (the default), ``["WebGpuExecutionProvider"]`` for the
+            best GPU, or a name of :func:`ortrain.devices`. The first one counts.
             One that is not there is an error, never a silent fallback.
         provider_options: a dict for each of the providers, instead of pairs in ``providers``. They are kept
             (:meth:`get_provider_options`); the providers that there are have none.

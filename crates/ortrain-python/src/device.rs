@@ -46,7 +46,7 @@ pub(crate) fn backend_of(py: Python<'_>, device: &str) -> PyResult<Arc<dyn Backe
 /// process has no address for its elements, so they are copied: out by ``numpy()``, in by ``copy_from()``.
 ///
 /// >>> state.to("vulkan").trainable_planes()
-/// [DeviceArray(shape=(7232,), dtype=float32, device="vulkan")]
+/// [DeviceArray(shape=(7296,), dtype=float32, device="vulkan")]
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct DeviceArray {
     memory: Arc<Memory>,
@@ -70,7 +70,7 @@ impl DeviceArray {
     /// The number of elements, as a tuple of one.
     ///
     /// >>> [plane.shape for plane in state.to("vulkan").trainable_planes()]
-    /// [(7232,)]
+    /// [(7296,)]
     #[getter]
     fn shape(&self) -> (usize,) {
         (self.len(),)

@@ -118,8 +118,8 @@ class Parameter:
         particular order, and nothing worse. A bfloat16 parameter comes as ``ml_dtypes.bfloat16`` if that package is
         installed, else as ``uint16``, the upper half of each float32.
 
-        Where the state lies on a device (:attr:`CheckpointState.device`), this is a copy, made when it is asked for, and
-        read-only; assigning to :attr:`data` copies there.
+        Where the state lies on a device (:attr:`CheckpointState.device`), this is a read-only copy, made when it is
+        asked for; assigning to :attr:`data` copies there.
 
         Raises:
             InvalidArgumentError: for an array of another shape or type than the parameter's.

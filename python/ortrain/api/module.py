@@ -25,8 +25,6 @@ from ortrain.inference import SessionOptions
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from ortrain.api.outputs import ArrayResult, OrtValueResult
 
 __all__ = ["Module"]
