@@ -13,11 +13,6 @@ use crate::nest::{self, combine, coordinates};
 /// Numbers that are kept of a row: the largest score, the sum of the powers, the sum of what comes back.
 const STATISTICS: usize = 3;
 
-/// Bytes of the statistics of all rows.
-pub(crate) fn scratch_bytes(a: &Attention) -> usize {
-    a.batch.iter().product::<usize>() * a.queries * STATISTICS * 4
-}
-
 /// Prints the sum that a nest finishes at a point.
 type Sum<'f> = &'f dyn Fn(&mut Kernel<'_>, &[String]) -> Result<Value, String>;
 
@@ -42,6 +37,7 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
         return Err(float64());
     }
     let printer = Printer::new(a)?;
+    cx.reserve(a.batch.iter().product::<usize>() * a.queries * STATISTICS);
     let mut launches = vec![printer.statistics(cx)?];
     let mut finish = |nest: &Nest, sum: Sum<'_>| {
         let made = nest::launches(cx, nest, &|kernel, at| Ok(vec![sum(kernel, at)?]))?;

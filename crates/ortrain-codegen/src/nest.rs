@@ -21,25 +21,56 @@ pub(crate) fn launches(
     accumulate: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
     let known = Known::new(nest)?;
-    let mut launches = Vec::new();
-    if nest.expr.can_fail() {
-        for step in [Step::Find, Step::Tell] {
-            let (kernel, points) = check(cx, &known, accumulate, step)?;
-            launches.push(cx.finish(kernel, points)?);
-        }
-    }
+    let mut launches = checks(cx, &known, accumulate)?;
+    launches.push(plain(cx, &known, accumulate)?);
+    Ok(launches)
+}
+
+/// The launches that look for points where a guard fails.
+pub(crate) fn checks(
+    cx: &Context<'_>,
+    known: &Known<'_>,
+    accumulate: Accumulate<'_>,
+) -> Result<Vec<Launch>, String> {
+    let steps: &[Step] = if known.nest.expr.can_fail() { &[Step::Find, Step::Tell] } else { &[] };
+    let launch = |&step: &Step| {
+        let (kernel, points) = check(cx, known, accumulate, step)?;
+        cx.finish(kernel, points)
+    };
+    steps.iter().map(launch).collect()
+}
+
+/// The launch of one invocation per outer point.
+pub(crate) fn plain(
+    cx: &Context<'_>,
+    known: &Known<'_>,
+    accumulate: Accumulate<'_>,
+) -> Result<Launch, String> {
+    let nest = known.nest;
     let outer: u64 = match &nest.segments {
         Some(segments) if nest.is_map() => segments.elements() as u64,
         _ => nest.outer_dims().iter().map(|&dim| dim as u64).product(),
     };
     let mut kernel = cx.kernel();
     if nest.is_map() {
-        map(&mut kernel, &known, accumulate)?;
+        let at = point_of(&mut kernel, nest, "id");
+        let accumulators = accumulate(&mut kernel, &at)?;
+        finish(&mut kernel, known, at, accumulators)?;
     } else {
-        reduce(&mut kernel, &known)?;
+        reduce(&mut kernel, known)?;
     };
-    launches.push(cx.finish(kernel, outer)?);
-    Ok(launches)
+    cx.finish(kernel, outer)
+}
+
+/// Computes the results of a map at a point from what the instruction has made there, and stores them.
+pub(crate) fn finish(
+    kernel: &mut Kernel<'_>,
+    known: &Known<'_>,
+    at: Vec<String>,
+    accumulators: Vec<Value>,
+) -> Result<(), String> {
+    let point = Point { at, accumulators, reduced: Vec::new() };
+    store(kernel, known, &point, &(0..known.nest.stores.len()).collect::<Vec<_>>())
 }
 
 /// The position along each axis of the point with a number, counted row-major.
@@ -99,13 +130,6 @@ fn point_of(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Vec<String> {
     let start = kernel.table(&table, &format!("{count} + {}", low.text)).text;
     let at = kernel.define(Value::new(format!("{start} + (int_of({number}) - {before})"), Repr::I32));
     vec![low.text, at.text]
-}
-
-fn map(kernel: &mut Kernel<'_>, known: &Known<'_>, accumulate: Accumulate<'_>) -> Result<(), String> {
-    let at = point_of(kernel, known.nest, "id");
-    let accumulators = accumulate(kernel, &at)?;
-    let point = Point { at, accumulators, reduced: Vec::new() };
-    store(kernel, known, &point, &(0..known.nest.stores.len()).collect::<Vec<_>>())
 }
 
 /// Computes some results at a point and stores them there.
