@@ -1,8 +1,11 @@
 //! Launches that are printed, and programs that are refused.
 
+mod programs;
+
 use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
-use ortrain_expr::{Builder, DType, Dims, Precision, Type, UnaryOp};
-use ortrain_program::{BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder};
+use ortrain_expr::{Builder, DType, Precision, Type, UnaryOp};
+use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+use programs::products;
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
 
@@ -100,43 +103,9 @@ fn launches_as_text() {
     assert_eq!(lines.iter().filter(|line| line.starts_with("kernel ")).count(), 2);
 }
 
-/// A program of matrix products of float32, each with a right factor of its own.
-fn products(count: usize, [m, n, k]: [usize; 3]) -> Program {
-    let mut b = ProgramBuilder::new();
-    let a = b.work("a", DType::F32, m * k);
-    let mut inputs = vec![a];
-    let mut outputs = Vec::new();
-    for _ in 0..count {
-        let [right, to] = [k * n, m * n].map(|len| b.work("b", DType::F32, len));
-        let mut expr = Builder::new();
-        let sum = expr.load(0, Type::F32);
-        let epilogue = Nest::elementwise(
-            [m, n].into_iter().collect(),
-            vec![Load::Accumulator(DType::F32)],
-            expr.finish(&[sum]),
-            vec![Operand::whole(to, DType::F32, &[m, n])],
-        );
-        let product = MatMul {
-            batch: Dims::new(),
-            m,
-            n,
-            k,
-            a: Operand::whole(a, DType::F32, &[m, k]),
-            b: Operand::whole(right, DType::F32, &[k, n]),
-            rounded: [None; 2],
-            precision: Precision::F32,
-            epilogue,
-        };
-        b.emit(Instruction::from(product), Entries::ALL, &"a layer".into()).expect("the product is sound");
-        inputs.push(right);
-        outputs.push(to);
-    }
-    b.finish_unfused(inputs, outputs).expect("it can be planned")
-}
-
 /// The groups of the launches of a product, and whether those of each share what they load.
 fn groups_of(sides: [usize; 3]) -> Vec<(u32, bool)> {
-    let launches = launches(&products(1, sides)).launches;
+    let launches = launches(&products(1, sides, Precision::F32)).launches;
     launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
 }
 
@@ -151,13 +120,13 @@ fn products_are_computed_by_groups() {
     assert_eq!(groups_of([1024, 1024, 3]), [(4096, false)]);
     assert_eq!(groups_of([512, 512, 512]), [(128, true), (1024, false)]);
     assert_eq!(groups_of([64, 32, 4096]), [(32, true), (8, false)]);
-    let lowered = launches(&products(1, [64, 32, 4096]));
+    let lowered = launches(&products(1, [64, 32, 4096], Precision::F32));
     assert_eq!(lowered.scratch, 16 * 64 * 32 * 4);
 }
 
 #[test]
 fn products_of_equal_shape_are_one_kernel() {
-    let lowered = launches(&products(3, [100, 70, 600]));
+    let lowered = launches(&products(3, [100, 70, 600], Precision::F32));
     let sources: Vec<&str> = lowered.launches.iter().map(|launch| &*launch.source).collect();
     assert_eq!(sources.len(), 6);
     assert!(sources.chunks(2).all(|pair| pair == &sources[..2]));
