@@ -61,15 +61,58 @@ pub trait Dialect: std::fmt::Debug + Sync {
     /// The statement that makes a word the least of what it is and a value. The binding is atomic.
     fn lower_word(&self, binding: &Declared, at: &str, value: &str) -> String;
 
+    /// The statement where all invocations of a group wait for each other: what any has written to shared arrays before, all
+    /// see behind it.
+    fn barrier(&self) -> String;
+
+    /// The same for what is read from and written to bindings.
+    fn binding_barrier(&self) -> String;
+
     /// The functions that kernels may call.
     fn prelude(&self) -> &str;
 
     /// A kernel of one invocation for each `id` below `points`, `row` groups of [`GROUP`] to a row of groups.
     fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String;
+
+    /// A kernel of so many whole groups of [`GROUP`] invocations, `row` of them to a row of groups.
+    ///
+    /// In the body `group` is the number of the group, an unsigned integer that is the same for the whole group, and `lane`
+    /// that of the invocation in its group, a signed one. Elements of a shared array are read and written as `NAME[PLACE]`;
+    /// they hold anything at first.
+    fn kernel_of_groups(
+        &self,
+        bindings: &[Declared],
+        shared: &[Shared],
+        body: &str,
+        groups: u64,
+        row: u32,
+    ) -> String;
 }
 
 /// Invocations of a group.
 pub const GROUP: u32 = 256;
+
+/// Bytes that the arrays of a group have, at most: what WebGPU promises, section 3.6.2 of its specification.
+pub const SHARED: usize = 16 << 10;
+
+/// An array that the invocations of a group share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Its name in the source.
+    pub name: String,
+    /// The type of its elements.
+    pub repr: Repr,
+    /// The number of its elements.
+    pub len: usize,
+}
+
+impl Shared {
+    /// Bytes of the array.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.len * if self.repr.is_pair() { 8 } else { 4 }
+    }
+}
 
 /// A binding as a kernel declares it: an array of words.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use ortrain_expr::{DType, Scalar, Type};
-use ortrain_program::{ALIGNMENT, BufferId, Place, Program, align};
+use ortrain_program::{BufferId, align};
 
-use crate::dialect::{Declared, Dialect, GROUP, Repr};
+use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
 use crate::launch::{Binding, Caps, Home, Launch};
+use crate::regions::{Region, Regions, bytes_of};
 
 /// A value that was printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,80 +20,6 @@ pub(crate) struct Value {
 impl Value {
     pub(crate) fn new(text: impl Into<String>, repr: Repr) -> Value {
         Value { text: text.into(), repr }
-    }
-}
-
-/// Bytes of a memory that are one binding, since buffers of an instruction share them.
-#[derive(Clone, Debug)]
-struct Region {
-    home: Home,
-    start: usize,
-    end: usize,
-    /// True if elements narrower than a word are written.
-    atomic: bool,
-}
-
-/// The memory of an instruction, cut into regions that share no bytes.
-#[derive(Debug)]
-pub(crate) struct Regions<'a> {
-    program: &'a Program,
-    regions: Vec<Region>,
-}
-
-/// The bytes of a buffer in its memory.
-fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
-    let buffer = program.buffer(id);
-    let (home, start) = match buffer.place {
-        Place::Work(at) => (Home::Work, at),
-        Place::Plane(plane, at) => (Home::Plane(plane), at),
-        Place::Constant(number) => (Home::Constant(number), 0),
-    };
-    (home, start, start + buffer.bytes())
-}
-
-impl<'a> Regions<'a> {
-    /// The regions of buffers, of which some are written.
-    pub(crate) fn new(
-        program: &'a Program,
-        buffers: &[(BufferId, bool)],
-        caps: &Caps,
-    ) -> Result<Regions<'a>, String> {
-        let mut regions: Vec<Region> = Vec::new();
-        for &(id, written) in buffers {
-            let (home, start, end) = bytes_of(program, id);
-            let buffer = program.buffer(id);
-            if !start.is_multiple_of(buffer.dtype.size()) {
-                return Err(format!("{:?} lies at byte {start}, inside of an element", buffer.label));
-            }
-            let (start, end) = (start / ALIGNMENT * ALIGNMENT, end.next_multiple_of(4));
-            let atomic = written && buffer.dtype.size() < 4;
-            let mut new = Region { home, start, end: end.max(start + 4), atomic };
-            regions.retain(|old| {
-                let meets = old.home == new.home && old.start < new.end && new.start < old.end;
-                if meets {
-                    new.start = new.start.min(old.start);
-                    new.end = new.end.max(old.end);
-                    new.atomic |= old.atomic;
-                }
-                !meets
-            });
-            let bytes = (new.end - new.start) as u64;
-            if bytes > caps.binding_bytes {
-                let most = caps.binding_bytes;
-                return Err(format!(
-                    "{:?} is bound with {bytes} bytes, and this device binds at most {most}",
-                    buffer.label
-                ));
-            }
-            regions.push(new);
-        }
-        Ok(Regions { program, regions })
-    }
-
-    fn of(&self, id: BufferId) -> usize {
-        let (home, start, end) = bytes_of(self.program, id);
-        let holds = |region: &Region| region.home == home && region.start <= start && end <= region.end;
-        self.regions.iter().position(holds).expect("every buffer of the instruction has a region")
     }
 }
 
@@ -114,10 +41,23 @@ pub(crate) struct Kernel<'a> {
     caps: &'a Caps,
     sources: Vec<Source>,
     declared: Vec<Declared>,
+    shared: Vec<Shared>,
+    /// What holds where results may be stored, if anything forbids it. Invocations of a group do not leave the kernel one by
+    /// one.
+    pub(crate) live: Option<String>,
     body: String,
     names: usize,
-    /// Open braces that [`Kernel::close`] closes.
+    /// Open braces that [`Kernel::close_to`] closes.
     depth: usize,
+}
+
+/// The invocations of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// So many, each by itself: `id` is the number of one.
+    Points(u64),
+    /// So many whole groups: `group` is the number of one, `lane` that of an invocation in it.
+    Groups(u64),
 }
 
 impl<'a> Kernel<'a> {
@@ -128,6 +68,8 @@ impl<'a> Kernel<'a> {
             caps,
             sources: Vec::new(),
             declared: Vec::new(),
+            shared: Vec::new(),
+            live: None,
             body: String::new(),
             names: 0,
             depth: 0,
@@ -360,16 +302,28 @@ impl<'a> Kernel<'a> {
         Value::new(format!("int_of({})", self.dialect.word(&table, at)), Repr::I32)
     }
 
-    /// A number that an earlier launch of the instruction has left.
-    pub(crate) fn scratch(&mut self, at: &str) -> Value {
+    /// A number of one word that an earlier launch of the instruction has left.
+    pub(crate) fn scratch(&mut self, at: &str, repr: Repr) -> Value {
         let scratch = self.binding(Source::Scratch, false);
-        Value::new(format!("float_of({})", self.dialect.word(&scratch, at)), Repr::F32)
+        let word = self.dialect.word(&scratch, at);
+        let text = match repr {
+            Repr::F32 => format!("float_of({word})"),
+            Repr::I32 => format!("int_of({word})"),
+            _ => word,
+        };
+        Value::new(text, repr)
     }
 
-    /// Leaves a number for a later launch of the instruction.
+    /// Leaves a number of one word for a later launch of the instruction.
     pub(crate) fn set_scratch(&mut self, at: &str, value: &Value) {
         let scratch = self.binding(Source::Scratch, false);
-        let line = self.dialect.set_word(&scratch, at, &format!("bits_of({})", value.text));
+        let text = &value.text;
+        let word = match value.repr {
+            Repr::F32 => format!("bits_of({text})"),
+            Repr::I32 => format!("bits_of_int({text})"),
+            _ => text.clone(),
+        };
+        let line = self.dialect.set_word(&scratch, at, &word);
         self.line(&line);
     }
 
@@ -391,10 +345,37 @@ impl<'a> Kernel<'a> {
         self.line(&line);
     }
 
-    /// The launch, of one invocation per point. `scratch` is how many bytes launches of the instruction share.
+    /// An array that the invocations of a group share; its name.
+    pub(crate) fn shared(&mut self, repr: Repr, len: usize) -> String {
+        let name = format!("s{}", self.shared.len());
+        self.shared.push(Shared { name: name.clone(), repr, len });
+        name
+    }
+
+    /// Waits for the other invocations of the group: what they have written to shared arrays is seen.
+    pub(crate) fn barrier(&mut self) {
+        let line = self.dialect.barrier();
+        self.line(&line);
+    }
+
+    /// Waits for the other invocations of the group: what they were to read of bindings may be written.
+    pub(crate) fn binding_barrier(&mut self) {
+        let line = self.dialect.binding_barrier();
+        self.line(&line);
+    }
+
+    /// Starts a block that runs where a condition holds and results may be stored, if there is anything to ask.
+    pub(crate) fn when_live(&mut self, condition: Option<String>) {
+        let conditions: Vec<String> = condition.into_iter().chain(self.live.clone()).collect();
+        if !conditions.is_empty() {
+            self.when(&conditions.join(" && "));
+        }
+    }
+
+    /// The launch of the kernel. `scratch` is how many bytes launches of the instruction share.
     pub(crate) fn finish(
         mut self,
-        points: u64,
+        extent: Extent,
         instruction: usize,
         scratch: usize,
     ) -> Result<Launch, String> {
@@ -405,12 +386,25 @@ impl<'a> Kernel<'a> {
                 "it reaches {needed} separate pieces of memory, and this device binds at most {most}"
             ));
         }
-        let groups = points.div_ceil(u64::from(GROUP)).max(1);
+        let shared: usize = self.shared.iter().map(Shared::bytes).sum();
+        if shared > SHARED {
+            return Err(format!("its groups share {shared} bytes, and devices have {SHARED}"));
+        }
+        let (points, groups) = match extent {
+            Extent::Points(points) => (points, points.div_ceil(u64::from(GROUP)).max(1)),
+            Extent::Groups(groups) => (groups.saturating_mul(u64::from(GROUP)), groups.max(1)),
+        };
         let row = groups.min(u64::from(self.caps.groups)) as u32;
         let column = groups.div_ceil(u64::from(row));
         if points > u64::from(u32::MAX) - u64::from(GROUP) || column > u64::from(self.caps.groups) {
             return Err(format!("it has {points} points, which are more than invocations are counted"));
         }
+        let source = match extent {
+            Extent::Points(points) => self.dialect.kernel(&self.declared, &self.body, points, row),
+            Extent::Groups(groups) => {
+                self.dialect.kernel_of_groups(&self.declared, &self.shared, &self.body, groups, row)
+            }
+        };
         let binding = |source: Source| match source {
             Source::Region(k) => {
                 let Region { home, start, end, .. } = self.regions.regions[k];
@@ -422,7 +416,7 @@ impl<'a> Kernel<'a> {
             Source::Table(words) => Binding::Table(words),
         };
         Ok(Launch {
-            source: self.dialect.kernel(&self.declared, &self.body, points, row).into(),
+            source: source.into(),
             groups: [row, column as u32, 1],
             bindings: self.sources.into_iter().map(binding).collect(),
             instruction: instruction as u32,

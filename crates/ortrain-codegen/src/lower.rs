@@ -1,11 +1,15 @@
 //! From programs to launches.
 
+use std::cell::Cell;
+
 use ortrain_program::{BufferId, Instruction, Place, Program, ScheduledInstruction};
 
 use crate::dialect::Dialect;
-use crate::kernel::{Kernel, Regions};
+use crate::dialect::Repr;
+use crate::kernel::{Extent, Kernel, Value};
 use crate::launch::{Caps, Launch, Lowered, Unsupported};
-use crate::{attention, nest, product, scatter, window};
+use crate::regions::Regions;
+use crate::{attention, conv, matmul, nest, scatter, window};
 
 /// The surroundings of an instruction that is printed.
 #[derive(Debug)]
@@ -18,7 +22,7 @@ pub(crate) struct Context<'a> {
     /// True if nothing may be written after a guard has failed.
     guarded: bool,
     /// Bytes that its launches share.
-    pub(crate) scratch: usize,
+    scratch: Cell<usize>,
 }
 
 impl<'a> Context<'a> {
@@ -37,9 +41,34 @@ impl<'a> Context<'a> {
         kernel
     }
 
-    /// The launch of a kernel.
+    /// An empty kernel of groups, which stores nothing after a guard has failed.
+    pub(crate) fn group_kernel(&'a self) -> Kernel<'a> {
+        let mut kernel = self.plain_kernel();
+        if self.guarded {
+            let failed = kernel.fault_word(0);
+            kernel.live = Some(kernel.define(Value::new(format!("{failed} == 0u"), Repr::Bool)).text);
+        }
+        kernel
+    }
+
+    /// Makes room for so many words that launches of the instruction hand to later ones of it.
+    pub(crate) fn reserve(&self, words: usize) {
+        self.scratch.set(self.scratch.get().max(4 * words));
+    }
+
+    /// True if two buffers of the instruction may share bytes.
+    pub(crate) fn share(&self, a: BufferId, b: BufferId) -> bool {
+        self.regions.of(a) == self.regions.of(b)
+    }
+
+    /// The launch of a kernel of one invocation per point.
     pub(crate) fn finish(&self, kernel: Kernel<'_>, points: u64) -> Result<Launch, String> {
-        kernel.finish(points, self.instruction, self.scratch)
+        kernel.finish(Extent::Points(points), self.instruction, self.scratch.get())
+    }
+
+    /// The launch of a kernel of whole groups.
+    pub(crate) fn finish_groups(&self, kernel: Kernel<'_>, groups: u64) -> Result<Launch, String> {
+        kernel.finish(Extent::Groups(groups), self.instruction, self.scratch.get())
     }
 }
 
@@ -84,19 +113,15 @@ fn of_instruction(
     let mut buffers: Vec<(BufferId, bool)> = Vec::new();
     instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
     let regions = Regions::new(program, &buffers, caps)?;
-    let scratch = match instruction {
-        Instruction::Attention(a) => attention::scratch_bytes(a),
-        _ => 0,
-    };
-    let cx = Context { dialect, caps, regions, instruction: at, guarded, scratch };
+    let cx = Context { dialect, caps, regions, instruction: at, guarded, scratch: Cell::new(0) };
     let launches = match instruction {
         Instruction::Nest(nest) => nest::launches(&cx, nest, &|_, _| Ok(Vec::new())),
-        Instruction::MatMul(m) => product::matmul(&cx, m),
-        Instruction::Conv(c) => product::conv(&cx, c),
+        Instruction::MatMul(m) => matmul::launches(&cx, m),
+        Instruction::Conv(c) => conv::launches(&cx, c),
         Instruction::Attention(a) => attention::launches(&cx, a),
         Instruction::Window(w) => window::launches(&cx, w),
         Instruction::ScatterAdd(s) => scatter::launches(&cx, s),
         Instruction::HandOver(_) => Ok(Vec::new()),
     }?;
-    Ok((launches, scratch))
+    Ok((launches, cx.scratch.get()))
 }

@@ -1,14 +1,16 @@
-//! Matrix products and convolutions: one invocation per element of the result, one loop per sum.
+//! Inner products, and what makes a product of matrices of an instruction.
 
-use ortrain_expr::{ConvPass, ConvShape, DType, Precision, SlidingAxis, UnaryOp};
-use ortrain_program::{Conv, MatMul, Operand};
+use ortrain_expr::{DType, Precision};
+use ortrain_program::{Nest, Operand};
 
 use crate::dialect::Repr;
-use crate::expr::position;
+use crate::guards::{Accumulate, checks};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::nest;
+use crate::split::Target;
+use crate::{thin, tile};
 
 /// An inner product while it is summed up.
 pub(crate) struct InnerProduct {
@@ -16,6 +18,19 @@ pub(crate) struct InnerProduct {
     total: Value,
     /// The products of first terms alone, where there are further ones.
     first: Option<Value>,
+}
+
+/// The numbers that a factor is made of.
+pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value) -> Vec<Value> {
+    let names: &[&str] = match precision {
+        Precision::F32 => return vec![factor],
+        Precision::Bf16 => &["to_bf16"],
+        Precision::Bf16x3 => &["first_term", "second_term"],
+        Precision::Bf16x6 => &["first_term", "second_term", "third_term"],
+    };
+    let factor = kernel.define(factor).text;
+    let term = |name: &&str| Value::new(format!("{name}({factor})"), Repr::F32);
+    names.iter().map(term).map(|term| kernel.define(term)).collect()
 }
 
 impl InnerProduct {
@@ -26,25 +41,37 @@ impl InnerProduct {
         InnerProduct { precision, total, first }
     }
 
+    /// The number of sums of one.
+    pub(crate) fn count(precision: Precision) -> usize {
+        precision.terms().min(2)
+    }
+
     /// Adds a product.
     pub(crate) fn add(&self, kernel: &mut Kernel<'_>, a: Value, b: Value) {
-        let factors = [a, b].map(|factor| {
-            let names: &[&str] = match self.precision {
-                Precision::F32 => return vec![factor],
-                Precision::Bf16 => &["to_bf16"],
-                Precision::Bf16x3 => &["first_term", "second_term"],
-                Precision::Bf16x6 => &["first_term", "second_term", "third_term"],
-            };
-            let factor = kernel.define(factor).text;
-            let term = |name: &&str| Value::new(format!("{name}({factor})"), Repr::F32);
-            names.iter().map(term).map(|term| kernel.define(term)).collect::<Vec<_>>()
-        });
-        let product = |i: usize, j: usize| format!("{} * {}", factors[0][i].text, factors[1][j].text);
+        let [a, b] = [a, b].map(|factor| terms(kernel, self.precision, factor));
+        self.add_terms(kernel, &a, &b);
+    }
+
+    /// Adds the product of two factors that are given as their terms.
+    pub(crate) fn add_terms(&self, kernel: &mut Kernel<'_>, a: &[Value], b: &[Value]) {
+        let product = |i: usize, j: usize| format!("{} * {}", a[i].text, b[j].text);
         if let Some(first) = &self.first {
             kernel.line(&format!("{0} = {0} + {1};", first.text, product(0, 0)));
         }
         for &(i, j) in self.precision.products() {
             kernel.line(&format!("{0} = {0} + {1};", self.total.text, product(i, j)));
+        }
+    }
+
+    /// Its sums so far: the total, then that of first terms if there are further ones.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = &Value> {
+        [&self.total].into_iter().chain(&self.first)
+    }
+
+    /// Adds sums of another part of the same product.
+    pub(crate) fn add_sums(&self, kernel: &mut Kernel<'_>, sums: &[Value]) {
+        for (own, other) in self.sums().zip(sums) {
+            kernel.line(&format!("{0} = {0} + {1};", own.text, other.text));
         }
     }
 
@@ -58,139 +85,114 @@ impl InnerProduct {
     }
 }
 
-/// An element of a factor at a point of its space, rounded if it is to be.
-fn factor(
+/// The left factor of a product, as a side.
+pub(crate) const LEFT: usize = 0;
+/// The right factor.
+pub(crate) const RIGHT: usize = 1;
+
+/// The factors of products of matrices, one for each index of a batch, as kernels load them.
+///
+/// A line is a row of the left factor or a column of the right one: what one element of the product needs of a factor. Loading
+/// has two parts, so that what all elements of a line or of a term share is computed once.
+pub(crate) trait Factors {
+    /// Sizes of the batch axes.
+    fn batch(&self) -> Vec<usize>;
+
+    /// Rows and columns of a product, and the number of terms of a sum.
+    fn sides(&self) -> [usize; 3];
+
+    /// How exactly factors are taken.
+    fn precision(&self) -> Precision;
+
+    /// True if neighbours in memory are terms of one line, and not the same term of lines.
+    fn runs_along_terms(&self, side: usize) -> bool;
+
+    /// What all elements of a line share, as names.
+    fn line(&self, kernel: &mut Kernel<'_>, side: usize, batch: &[String], line: &str) -> Vec<String>;
+
+    /// What all elements of a term share, as names.
+    fn term(&self, kernel: &mut Kernel<'_>, side: usize, term: &str) -> Vec<String>;
+
+    /// An element of a factor, from what its line and its term share. Goes on only where there is one: elsewhere it is zero.
+    fn element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        side: usize,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String>;
+
+    /// The point of the epilogue's space for an element of the product.
+    fn point(&self, kernel: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String>;
+}
+
+/// Prints an element of a factor: zero where a condition does not hold, or where there is none.
+pub(crate) fn element_where(
     kernel: &mut Kernel<'_>,
-    from: &Operand,
-    at: &[String],
-    to: Option<DType>,
+    factors: &dyn Factors,
+    side: usize,
+    condition: Option<&str>,
+    [line, term]: [&[String]; 2],
 ) -> Result<Value, String> {
-    let value = kernel.load(from.buffer, &position(from, at))?;
-    Ok(match to.and_then(UnaryOp::rounding_to) {
-        Some(UnaryOp::ToF16) => Value::new(format!("to_f16({})", value.text), Repr::F32),
-        Some(_) => Value::new(format!("to_bf16({})", value.text), Repr::F32),
-        None => value,
-    })
+    let value = kernel.variable(&Value::new("0.0f", Repr::F32));
+    let depth = kernel.depth();
+    if let Some(condition) = condition {
+        kernel.when(condition);
+    }
+    let loaded = factors.element(kernel, side, line, term)?;
+    let loaded = kernel.as_repr(&loaded, Repr::F32);
+    kernel.assign(&value, &loaded);
+    kernel.close_to(depth);
+    Ok(value)
 }
 
-fn refuse_doubles(factors: [&Operand; 2]) -> Result<(), String> {
-    let is_double = |factor: &&Operand| factor.access.dtype == DType::F64;
-    if factors.iter().any(is_double) { Err(float64()) } else { Ok(()) }
-}
-
-pub(crate) fn matmul(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
-    refuse_doubles([&m.a, &m.b])?;
-    nest::launches(cx, &m.epilogue, &|kernel, at| {
-        let (batch, place) = at.split_at(m.batch.len());
-        let sum = InnerProduct::new(kernel, m.precision);
-        let depth = kernel.depth();
-        let l = kernel.counted("0", &m.k.to_string());
-        let with =
-            |i: &str, j: &str| batch.iter().cloned().chain([i.into(), j.into()]).collect::<Vec<String>>();
-        let a = factor(kernel, &m.a, &with(&place[0], &l), m.rounded[0])?;
-        let b = factor(kernel, &m.b, &with(&l, &place[1]), m.rounded[1])?;
-        sum.add(kernel, a, b);
-        kernel.close_to(depth);
-        Ok(vec![sum.result(kernel)])
-    })
-}
-
-pub(crate) fn conv(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String> {
-    refuse_doubles([&c.a, &c.b])?;
-    nest::launches(cx, &c.epilogue, &|kernel, at| {
-        let sum = InnerProduct::new(kernel, c.precision);
-        let depth = kernel.depth();
-        let [a, b] = places(kernel, &c.shape, at);
-        let a = factor(kernel, &c.a, &a, None)?;
-        let b = factor(kernel, &c.b, &b, None)?;
-        sum.add(kernel, a, b);
-        kernel.close_to(depth);
-        Ok(vec![sum.result(kernel)])
-    })
-}
-
-fn int(kernel: &mut Kernel<'_>, text: String) -> String {
+/// A 32-bit signed integer with a name.
+pub(crate) fn int(kernel: &mut Kernel<'_>, text: String) -> String {
     kernel.define(Value::new(text, Repr::I32)).text
 }
 
-/// Starts the loops over the products of an element of the result; the places of both factors.
-fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<String>; 2] {
-    let ConvShape { pass, batch, channels_in, channels_out, ref axes, .. } = *shape;
-    let (lead, place) = at.split_at(2);
-    match pass {
-        ConvPass::Output => {
-            let group = int(kernel, format!("{} / {channels_out}", lead[1]));
-            let c = kernel.counted("0", &channels_in.to_string());
-            let cells: Vec<String> =
-                axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
-            let inputs = under(kernel, axes, place, &cells);
-            let channel = int(kernel, format!("{group} * {channels_in} + {c}"));
-            let input = [lead[0].clone(), channel].into_iter().chain(inputs).collect();
-            [input, [lead[1].clone(), c].into_iter().chain(cells).collect()]
-        }
-        ConvPass::InputGradient => {
-            let group = int(kernel, format!("{} / {channels_in}", lead[1]));
-            let c = int(kernel, format!("{} % {channels_in}", lead[1]));
-            let m = kernel.counted("0", &channels_out.to_string());
-            let cells: Vec<String> =
-                axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
-            let outputs = over(kernel, axes, place, &cells);
-            let channel = int(kernel, format!("{group} * {channels_out} + {m}"));
-            let output = [lead[0].clone(), channel.clone()].into_iter().chain(outputs).collect();
-            [output, [channel, c].into_iter().chain(cells).collect()]
-        }
-        ConvPass::FilterGradient => {
-            let group = int(kernel, format!("{} / {channels_out}", lead[0]));
-            let n = kernel.counted("0", &batch.to_string());
-            let outputs: Vec<String> =
-                axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
-            let inputs = under(kernel, axes, &outputs, place);
-            let channel = int(kernel, format!("{group} * {channels_in} + {}", lead[1]));
-            let output = [n.clone(), lead[0].clone()].into_iter().chain(outputs).collect();
-            [output, [n, channel].into_iter().chain(inputs).collect()]
-        }
+/// The shortest sums that tiles make; without that, elements are used seldom, and nothing is won.
+const SHORT: usize = 4;
+/// The shortest sums that the invocations of a group share.
+const SHORT_SHARED: usize = 16;
+/// Lines of a factor that are few: one invocation has all of them.
+const FEW: usize = 8;
+
+/// The launches of a product: whole groups compute it where its shape allows, else `plain` each point by itself.
+pub(crate) fn launches(
+    cx: &Context<'_>,
+    factors: &dyn Factors,
+    epilogue: &Nest,
+    plain: Accumulate<'_>,
+) -> Result<Vec<Launch>, String> {
+    // What groups cannot do, because a device binds too little, say, plain kernels may.
+    match grouped(cx, factors, epilogue, plain) {
+        Ok(Some(launches)) => Ok(launches),
+        _ => nest::launches(cx, epilogue, plain),
     }
 }
 
-/// The input positions under cells of windows; goes on where all lie inside.
-pub(crate) fn under(
-    kernel: &mut Kernel<'_>,
-    axes: &[SlidingAxis],
-    outputs: &[String],
-    cells: &[String],
-) -> Vec<String> {
-    let mut inside = Vec::new();
-    let mut found = Vec::new();
-    for ((axis, o), k) in axes.iter().zip(outputs).zip(cells) {
-        let SlidingAxis { input, stride, dilation, before, .. } = axis;
-        let at = int(kernel, format!("{o} * {stride} + {k} * {dilation} - ({before})"));
-        inside.push(format!("{at} >= 0i && {at} < {input}i"));
-        found.push(at);
+fn grouped(
+    cx: &Context<'_>,
+    factors: &dyn Factors,
+    epilogue: &Nest,
+    plain: Accumulate<'_>,
+) -> Result<Option<Vec<Launch>>, String> {
+    let [m, n, k] = factors.sides();
+    let few = m.min(n) <= FEW;
+    if k <= if few { SHORT_SHARED } else { SHORT } || epilogue.segments.is_some() {
+        return Ok(None);
     }
-    if !inside.is_empty() {
-        kernel.when(&inside.join(" && "));
-    }
-    found
+    let target = Target::new(factors, epilogue)?;
+    let mut launches = checks(cx, target.known(), plain)?;
+    launches.extend(match few {
+        true => thin::launches(cx, &target)?,
+        false => tile::launches(cx, &target)?,
+    });
+    Ok(Some(launches))
 }
 
-/// The windows whose cells lie over input positions; goes on where all exist.
-pub(crate) fn over(
-    kernel: &mut Kernel<'_>,
-    axes: &[SlidingAxis],
-    inputs: &[String],
-    cells: &[String],
-) -> Vec<String> {
-    let mut exists = Vec::new();
-    let mut found = Vec::new();
-    for ((axis, i), k) in axes.iter().zip(inputs).zip(cells) {
-        let SlidingAxis { output, stride, dilation, before, .. } = axis;
-        let far = int(kernel, format!("{i} + ({before}) - {k} * {dilation}"));
-        let at = int(kernel, format!("{far} / {stride}"));
-        exists.push(format!("{far} >= 0i && {at} * {stride} == {far} && {at} < {output}i"));
-        found.push(at);
-    }
-    if !exists.is_empty() {
-        kernel.when(&exists.join(" && "));
-    }
-    found
+pub(crate) fn refuse_doubles(factors: [&Operand; 2]) -> Result<(), String> {
+    let is_double = |factor: &&Operand| factor.access.dtype == DType::F64;
+    if factors.iter().any(is_double) { Err(float64()) } else { Ok(()) }
 }

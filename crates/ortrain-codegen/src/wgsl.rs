@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{Declared, Dialect, GROUP, Repr, needed_items};
+use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared, needed_items};
 use crate::functions::functions;
 
 /// The language of WebGPU. No optional feature is used: no 64-bit type, no subgroups, no narrow floats.
@@ -83,16 +83,20 @@ impl Dialect for Wgsl {
         format!("atomicMin(&{}[{at}], {value});", binding.name)
     }
 
+    fn barrier(&self) -> String {
+        "workgroupBarrier();".to_owned()
+    }
+
+    fn binding_barrier(&self) -> String {
+        "storageBarrier();".to_owned()
+    }
+
     fn prelude(&self) -> &str {
         &PRELUDE
     }
 
     fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String {
-        let mut text = String::new();
-        for (k, Declared { name, atomic }) in bindings.iter().enumerate() {
-            let word = if *atomic { "atomic<u32>" } else { "u32" };
-            let _ = writeln!(text, "@group(0) @binding({k}) var<storage, read_write> {name}: array<{word}>;");
-        }
+        let mut text = head(bindings);
         text += &needed_items(self.prelude(), body);
         let _ = write!(
             text,
@@ -106,4 +110,41 @@ if (id >= {points}u) {{ return; }}
         );
         text
     }
+
+    fn kernel_of_groups(
+        &self,
+        bindings: &[Declared],
+        shared: &[Shared],
+        body: &str,
+        groups: u64,
+        row: u32,
+    ) -> String {
+        let mut text = head(bindings);
+        for Shared { name, repr, len } in shared {
+            let _ = writeln!(text, "var<workgroup> {name}: array<{}, {len}>;", self.type_name(*repr));
+        }
+        text += &needed_items(self.prelude(), body);
+        // Control flow must be the same for a whole group: the last row of groups leaves as groups.
+        let _ = write!(
+            text,
+            "@compute @workgroup_size({GROUP})
+fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_index) invocation: u32) {{
+let group: u32 = place.x + place.y * {row}u;
+let lane: i32 = i32(invocation);
+if (group >= {groups}u) {{ return; }}
+{body}}}
+"
+        );
+        text
+    }
+}
+
+/// The declarations of bindings.
+fn head(bindings: &[Declared]) -> String {
+    let mut text = String::new();
+    for (k, Declared { name, atomic }) in bindings.iter().enumerate() {
+        let word = if *atomic { "atomic<u32>" } else { "u32" };
+        let _ = writeln!(text, "@group(0) @binding({k}) var<storage, read_write> {name}: array<{word}>;");
+    }
+    text
 }

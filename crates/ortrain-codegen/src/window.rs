@@ -3,13 +3,14 @@
 use ortrain_expr::{CompareOp, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
 use ortrain_program::{Window, WindowIndex};
 
+use crate::conv::under;
 use crate::dialect::Repr;
 use crate::expr::{compare, repr_of};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::{combine, coordinates};
-use crate::product::under;
+use crate::points::coordinates;
+use crate::reduce::combine;
 
 pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, String> {
     let WindowShape { pass, planes, ref axes } = w.shape;

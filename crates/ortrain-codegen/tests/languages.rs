@@ -1,6 +1,8 @@
 //! Kernels in other languages: naga, which wgpu translates kernels with, writes every kernel of the suites for Metal and for
 //! Direct3D 12 without an error.
 
+mod programs;
+
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,8 +14,9 @@ use ortrain_expr::{DType, Precision};
 use ortrain_program::{
     Backend, Bf16Fallback, Executable, Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
-use ortrain_testkit::programs::Kinds;
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
 use ortrain_testkit::suites::{self, attention, convolutions, normalizations, poolings};
+use programs::products;
 
 /// A backend that prints kernels, and computes as the reference evaluator does.
 #[derive(Debug, Default)]
@@ -101,4 +104,26 @@ fn kernels_of_all_suites_are_written() {
     let count = sources.len();
     assert!(failures.is_empty(), "{} of {count} kernels: {}", failures.len(), failures[0]);
     assert!(count > 1000, "{count} kernels");
+}
+
+/// The kernels of programs that are too large to be run here: those of whole groups, at every precision.
+#[test]
+fn kernels_of_groups_are_written() {
+    let mut sources: HashSet<Arc<str>> = HashSet::new();
+    let mut add = |program: &Program| {
+        let lowered = lower(program, &CAPS, &Wgsl).expect("it can be printed");
+        sources.extend(lowered.launches.into_iter().map(|launch| launch.source));
+    };
+    for precision in Precision::ALL {
+        for sides in [[1024, 1000, 65], [100, 70, 4096], [65, 31, 100], [2, 333, 700], [513, 7, 40]] {
+            add(&products(1, sides, precision));
+        }
+        let kinds = Kinds { jumps: false, size: Size::Large, ..Kinds::ALL };
+        (0..150).for_each(|seed| add(&RandomProgram::new(seed, kinds).precision(precision).finish(true)));
+    }
+    let shares = |source: &&Arc<str>| source.contains("var<workgroup>");
+    let count = sources.iter().filter(shares).count();
+    let failures: Vec<String> = sources.iter().filter_map(|source| write(source).err()).collect();
+    assert!(failures.is_empty(), "{} kernels: {}", failures.len(), failures[0]);
+    assert!(count > 60, "{count} kernels of groups");
 }

@@ -1,8 +1,11 @@
 //! Launches that are printed, and programs that are refused.
 
+mod programs;
+
 use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
-use ortrain_expr::{Builder, DType, Type, UnaryOp};
+use ortrain_expr::{Access, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
 use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+use programs::products;
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
 
@@ -98,4 +101,88 @@ fn launches_as_text() {
     );
     assert_eq!(text.matches("fn main(").count(), 2);
     assert_eq!(lines.iter().filter(|line| line.starts_with("kernel ")).count(), 2);
+}
+
+/// The groups of the launches of a product, and whether those of each share what they load.
+fn groups_of(sides: [usize; 3]) -> Vec<(u32, bool)> {
+    let launches = launches(&products(1, sides, Precision::F32)).launches;
+    launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
+}
+
+/// Tiles of 64 by 64 where there are many, of 32 by 32 where a side is short, lines where it has few elements. Long sums of few
+/// tiles are cut: a second launch adds them up, and has an invocation per element.
+#[test]
+fn products_are_computed_by_groups() {
+    assert_eq!(groups_of([1024, 1024, 64]), [(256, true)]);
+    assert_eq!(groups_of([1024, 32, 64]), [(32, true)]);
+    assert_eq!(groups_of([2, 640, 64]), [(20, true)]);
+    assert_eq!(groups_of([640, 8, 64]), [(80, true)]);
+    assert_eq!(groups_of([1024, 1024, 3]), [(4096, false)]);
+    assert_eq!(groups_of([512, 512, 512]), [(128, true), (1024, false)]);
+    assert_eq!(groups_of([64, 32, 4096]), [(32, true), (8, false)]);
+    let lowered = launches(&products(1, [64, 32, 4096], Precision::F32));
+    assert_eq!(lowered.scratch, 16 * 64 * 32 * 4);
+}
+
+#[test]
+fn products_of_equal_shape_are_one_kernel() {
+    let lowered = launches(&products(3, [100, 70, 600], Precision::F32));
+    let sources: Vec<&str> = lowered.launches.iter().map(|launch| &*launch.source).collect();
+    assert_eq!(sources.len(), 6);
+    assert!(sources.chunks(2).all(|pair| pair == &sources[..2]));
+}
+
+/// A program that sums up rows, or takes their sums from them, too. A step of 1 from row to row lets columns be neighbours.
+fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program {
+    let len = rows * size;
+    let strides = if by_columns { [1, rows as isize] } else { [size as isize, 1] };
+    let access = |strides: [isize; 2], len| Access {
+        dtype: DType::F32,
+        offset: 0,
+        strides: strides.into_iter().collect(),
+        len,
+    };
+    let mut b = ProgramBuilder::new();
+    let [from, to, all] = [len, rows, len].map(|len| b.work("x", DType::F32, len));
+    let mut expr = Builder::new();
+    let x = expr.load(0, Type::F32);
+    let sum = expr.reduced(0, Type::F32);
+    let rest = expr.sub(x, sum);
+    let (results, stores) = match with_rows {
+        true => (vec![rest], vec![Operand { buffer: all, access: access(strides, len) }]),
+        false => (vec![sum], vec![Operand { buffer: to, access: access([1, 0], rows) }]),
+    };
+    let outputs = stores.iter().map(|store| store.buffer).collect();
+    let (expr, values) = expr.finish_keeping(&results, &[x]);
+    let nest = Nest {
+        dims: [rows, size].into_iter().collect(),
+        inner: 1,
+        segments: None,
+        loads: vec![Load::Buffer(Operand { buffer: from, access: access(strides, len) })],
+        expr,
+        reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
+        stores,
+    };
+    b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the nest is sound");
+    b.finish_unfused(vec![from], outputs).expect("it can be planned")
+}
+
+/// Short rows have an invocation each, longer ones some of a group, and few long ones groups for parts. Columns are cut into parts
+/// where they are few; the last launch of all stores what is left to be stored.
+#[test]
+fn reductions_are_computed_by_groups() {
+    let groups = |sizes, by_columns, with_rows| -> Vec<(u32, bool)> {
+        let launches = launches(&sums(sizes, by_columns, with_rows)).launches;
+        launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
+    };
+    assert_eq!(groups([1000, 32], false, false), [(4, false)]);
+    assert_eq!(groups([1000, 100], false, false), [(125, true)]);
+    assert_eq!(groups([1000, 100], false, true), [(125, true)]);
+    assert_eq!(groups([1000, 20_000], false, true), [(1000, true)]);
+    assert_eq!(groups([3, 20_000], false, false), [(6, true), (3, true)]);
+    assert_eq!(groups([3, 20_000], false, true), [(6, true), (3, true), (235, false)]);
+    assert_eq!(groups([100, 40], true, false), [(2, true)]);
+    assert_eq!(groups([100, 4000], true, false), [(250, true), (2, true)]);
+    assert_eq!(groups([100, 4000], true, true), [(250, true), (2, true), (1563, false)]);
+    assert_eq!(groups([100_000, 40], true, true), [(391, false)]);
 }

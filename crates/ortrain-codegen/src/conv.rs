@@ -1,0 +1,315 @@
+//! Convolutions.
+
+use ortrain_expr::{ConvPass, ConvShape, Precision, SlidingAxis};
+use ortrain_program::{Conv, Operand};
+
+use crate::dialect::Repr;
+use crate::expr::position;
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::nest;
+use crate::points::coordinates;
+use crate::product::{self, Factors, InnerProduct, LEFT, int, refuse_doubles};
+
+/// Channels of a group that are few: what is loaded is used too seldom to be shared.
+const FEW: usize = 4;
+
+pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String> {
+    refuse_doubles([&c.a, &c.b])?;
+    let plain = |kernel: &mut Kernel<'_>, at: &[String]| {
+        let sum = InnerProduct::new(kernel, c.precision);
+        let depth = kernel.depth();
+        let [a, b] = places(kernel, &c.shape, at);
+        let a = element(kernel, &c.a, &a)?;
+        let b = element(kernel, &c.b, &b)?;
+        sum.add(kernel, a, b);
+        kernel.close_to(depth);
+        Ok(vec![sum.result(kernel)])
+    };
+    let ConvShape { pass, groups, channels_in, channels_out, .. } = c.shape;
+    // The gradient of a filter has long sums in any case.
+    if groups > 1 && channels_in.max(channels_out) <= FEW && pass != ConvPass::FilterGradient {
+        return nest::launches(cx, &c.epilogue, &plain);
+    }
+    product::launches(cx, &Windows(c), &c.epilogue, &plain)
+}
+
+fn element(kernel: &mut Kernel<'_>, from: &Operand, at: &[String]) -> Result<Value, String> {
+    kernel.load(from.buffer, &position(from, at))
+}
+
+/// The factors of a convolution as a product of matrices, one for each group of channels. Rows are channels of the result, and
+/// columns its places in all images; for the gradient of the filter they are channels and cells.
+struct Windows<'c>(&'c Conv);
+
+impl Windows<'_> {
+    fn sizes(&self, size: impl Fn(&SlidingAxis) -> usize) -> impl Iterator<Item = usize> {
+        self.0.shape.axes.iter().map(size)
+    }
+
+    /// Cells of a window.
+    fn cells(&self) -> usize {
+        self.sizes(|axis| axis.kernel).product()
+    }
+
+    /// The index along a first axis, then along each axis of windows, of a number.
+    fn split(
+        &self,
+        kernel: &mut Kernel<'_>,
+        number: &str,
+        lead: usize,
+        size: impl Fn(&SlidingAxis) -> usize,
+    ) -> Vec<String> {
+        let dims: Vec<usize> = [lead].into_iter().chain(self.sizes(size)).collect();
+        let number = kernel.define(Value::new(format!("bits_of_int({number})"), Repr::U32)).text;
+        coordinates(kernel, &number, &dims)
+    }
+
+    /// An index with the positions behind its first one moved to where the windows there, or the cells, begin.
+    fn moved(
+        &self,
+        kernel: &mut Kernel<'_>,
+        index: &[String],
+        from: impl Fn(&SlidingAxis, &str) -> String,
+    ) -> Vec<String> {
+        let (lead, places) = index.split_first().expect("there is a first axis");
+        let moved = self.0.shape.axes.iter().zip(places).map(|(axis, at)| int(kernel, from(axis, at)));
+        [lead.clone()].into_iter().chain(moved.collect::<Vec<_>>()).collect()
+    }
+
+    /// The channel of a tensor in a group.
+    fn channel(kernel: &mut Kernel<'_>, group: &str, channels: usize, of_group: &str) -> String {
+        int(kernel, format!("{group} * {channels} + {of_group}"))
+    }
+
+    /// An element of the filter, of the left factor.
+    fn filter(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
+        let ConvShape { pass, channels_in, channels_out, .. } = self.0.shape;
+        let (cells, [group, row]) = (self.cells(), [&line[0], &line[1]]);
+        let at = match pass {
+            ConvPass::Output => {
+                format!("({group} * {channels_out} + {row}) * {} + {}", channels_in * cells, term[0])
+            }
+            _ => {
+                let channel = format!("({group} * {channels_out} + {}) * {channels_in} + {row}", term[0]);
+                format!("({channel}) * {cells} + {}", term[1])
+            }
+        };
+        kernel.load(self.0.b.buffer, &at)
+    }
+
+    /// An element under a cell of a window, of the right factor, or one of the window over a position.
+    fn gathered(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
+        let ConvShape { pass, channels_in, channels_out, ref axes, .. } = self.0.shape;
+        let (group, line) = line.split_first().expect("the group comes first");
+        let (from, image, channel, channels) = match pass {
+            ConvPass::Output => (&self.0.a, &line[0], &term[0], channels_in),
+            ConvPass::InputGradient => (&self.0.a, &line[0], &term[0], channels_out),
+            ConvPass::FilterGradient => (&self.0.b, &term[0], &line[0], channels_in),
+        };
+        let sums = |sign: &str| -> Vec<String> {
+            line[1..].iter().zip(&term[1..]).map(|(start, step)| format!("{start} {sign} {step}")).collect()
+        };
+        let places = match pass {
+            ConvPass::InputGradient => exist(kernel, axes, sums("-")),
+            _ => inside(kernel, axes, sums("+")),
+        };
+        let channel = Windows::channel(kernel, group, channels, channel);
+        let at: Vec<String> = [image.clone(), channel].into_iter().chain(places).collect();
+        element(kernel, from, &at)
+    }
+}
+
+impl Factors for Windows<'_> {
+    fn batch(&self) -> Vec<usize> {
+        vec![self.0.shape.groups]
+    }
+
+    fn sides(&self) -> [usize; 3] {
+        self.0.shape.product_sides()
+    }
+
+    fn precision(&self) -> Precision {
+        self.0.precision
+    }
+
+    fn runs_along_terms(&self, side: usize) -> bool {
+        match self.0.shape.pass {
+            ConvPass::Output => side == LEFT,
+            ConvPass::InputGradient => side == LEFT && self.cells() > 1,
+            ConvPass::FilterGradient => true,
+        }
+    }
+
+    fn line(&self, kernel: &mut Kernel<'_>, side: usize, batch: &[String], line: &str) -> Vec<String> {
+        let ConvShape { pass, batch: images, channels_in, .. } = self.0.shape;
+        let rest = match (side, pass) {
+            (LEFT, _) => vec![line.to_owned()],
+            (_, ConvPass::Output) => {
+                let index = self.split(kernel, line, images, |axis| axis.output);
+                self.moved(kernel, &index, |axis, at| format!("{at} * {} - ({})", axis.stride, axis.before))
+            }
+            (_, ConvPass::InputGradient) => {
+                let index = self.split(kernel, line, images, |axis| axis.input);
+                self.moved(kernel, &index, |axis, at| format!("{at} + ({})", axis.before))
+            }
+            (_, ConvPass::FilterGradient) => {
+                let index = self.split(kernel, line, channels_in, |axis| axis.kernel);
+                self.moved(kernel, &index, |axis, at| format!("{at} * {}", axis.dilation))
+            }
+        };
+        batch.iter().cloned().chain(rest).collect()
+    }
+
+    fn term(&self, kernel: &mut Kernel<'_>, side: usize, term: &str) -> Vec<String> {
+        let ConvShape { pass, batch: images, channels_in, channels_out, .. } = self.0.shape;
+        let channels = if pass == ConvPass::Output { channels_in } else { channels_out };
+        match (side, pass) {
+            (LEFT, ConvPass::Output) => vec![term.to_owned()],
+            (LEFT, ConvPass::InputGradient) => {
+                let cells = self.cells();
+                vec![int(kernel, format!("{term} / {cells}")), int(kernel, format!("{term} % {cells}"))]
+            }
+            (LEFT, ConvPass::FilterGradient) => {
+                let places: usize = self.sizes(|axis| axis.output).product();
+                vec![int(kernel, format!("{term} / {places}")), int(kernel, format!("{term} % {places}"))]
+            }
+            (_, ConvPass::FilterGradient) => {
+                let index = self.split(kernel, term, images, |axis| axis.output);
+                self.moved(kernel, &index, |axis, at| format!("{at} * {} - ({})", axis.stride, axis.before))
+            }
+            _ => {
+                let index = self.split(kernel, term, channels, |axis| axis.kernel);
+                self.moved(kernel, &index, |axis, at| format!("{at} * {}", axis.dilation))
+            }
+        }
+    }
+
+    fn element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        side: usize,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String> {
+        let ConvShape { pass, groups, channels_out, .. } = self.0.shape;
+        match (side, pass) {
+            (LEFT, ConvPass::FilterGradient) => {
+                let places: usize = self.sizes(|axis| axis.output).product();
+                let (image, place) = (&term[0], &term[1]);
+                let channel = format!("{} * {channels_out} + {}", line[0], line[1]);
+                let plane = format!("{image} * {} + {channel}", groups * channels_out);
+                let at = format!("{} + ({plane}) * {places} + {place}", self.0.a.access.offset);
+                kernel.load(self.0.a.buffer, &at)
+            }
+            (LEFT, _) => self.filter(kernel, line, term),
+            _ => self.gathered(kernel, line, term),
+        }
+    }
+
+    fn point(&self, kernel: &mut Kernel<'_>, batch: &[String], [i, j]: [&str; 2]) -> Vec<String> {
+        let ConvShape { pass, batch: images, channels_in, channels_out, .. } = self.0.shape;
+        let group = &batch[0];
+        if pass == ConvPass::FilterGradient {
+            let channel = Windows::channel(kernel, group, channels_out, i);
+            let cells = self.split(kernel, j, channels_in, |axis| axis.kernel);
+            return [channel].into_iter().chain(cells).collect();
+        }
+        let (channels, index) = match pass {
+            ConvPass::Output => (channels_out, self.split(kernel, j, images, |axis| axis.output)),
+            _ => (channels_in, self.split(kernel, j, images, |axis| axis.input)),
+        };
+        let channel = Windows::channel(kernel, group, channels, i);
+        [index[0].clone(), channel].into_iter().chain(index[1..].iter().cloned()).collect()
+    }
+}
+
+/// Positions of the input; goes on where all lie inside.
+fn inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) -> Vec<String> {
+    let found: Vec<String> = places.into_iter().map(|place| int(kernel, place)).collect();
+    let inside = axes.iter().zip(&found).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
+    let inside: Vec<String> = inside.collect();
+    if !inside.is_empty() {
+        kernel.when(&inside.join(" && "));
+    }
+    found
+}
+
+/// The windows that begin so far from the start; goes on where all exist.
+fn exist(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> Vec<String> {
+    let mut exists = Vec::new();
+    let mut found = Vec::new();
+    for (SlidingAxis { output, stride, .. }, start) in axes.iter().zip(starts) {
+        let far = int(kernel, start);
+        let at = int(kernel, format!("{far} / {stride}"));
+        exists.push(format!("{far} >= 0i && {at} * {stride} == {far} && {at} < {output}i"));
+        found.push(at);
+    }
+    if !exists.is_empty() {
+        kernel.when(&exists.join(" && "));
+    }
+    found
+}
+
+/// Starts the loops over the products of an element of the result; the places of both factors.
+fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<String>; 2] {
+    let ConvShape { pass, batch, channels_in, channels_out, ref axes, .. } = *shape;
+    let (lead, place) = at.split_at(2);
+    match pass {
+        ConvPass::Output => {
+            let group = int(kernel, format!("{} / {channels_out}", lead[1]));
+            let c = kernel.counted("0", &channels_in.to_string());
+            let cells: Vec<String> =
+                axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
+            let inputs = under(kernel, axes, place, &cells);
+            let channel = int(kernel, format!("{group} * {channels_in} + {c}"));
+            let input = [lead[0].clone(), channel].into_iter().chain(inputs).collect();
+            [input, [lead[1].clone(), c].into_iter().chain(cells).collect()]
+        }
+        ConvPass::InputGradient => {
+            let group = int(kernel, format!("{} / {channels_in}", lead[1]));
+            let c = int(kernel, format!("{} % {channels_in}", lead[1]));
+            let m = kernel.counted("0", &channels_out.to_string());
+            let cells: Vec<String> =
+                axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
+            let outputs = over(kernel, axes, place, &cells);
+            let channel = int(kernel, format!("{group} * {channels_out} + {m}"));
+            let output = [lead[0].clone(), channel.clone()].into_iter().chain(outputs).collect();
+            [output, [channel, c].into_iter().chain(cells).collect()]
+        }
+        ConvPass::FilterGradient => {
+            let group = int(kernel, format!("{} / {channels_out}", lead[0]));
+            let n = kernel.counted("0", &batch.to_string());
+            let outputs: Vec<String> =
+                axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
+            let inputs = under(kernel, axes, &outputs, place);
+            let channel = int(kernel, format!("{group} * {channels_in} + {}", lead[1]));
+            let output = [n.clone(), lead[0].clone()].into_iter().chain(outputs).collect();
+            [output, [n, channel].into_iter().chain(inputs).collect()]
+        }
+    }
+}
+
+/// The input positions under cells of windows; goes on where all lie inside.
+pub(crate) fn under(
+    kernel: &mut Kernel<'_>,
+    axes: &[SlidingAxis],
+    outputs: &[String],
+    cells: &[String],
+) -> Vec<String> {
+    let places = axes.iter().zip(outputs).zip(cells).map(|((axis, o), k)| {
+        let SlidingAxis { stride, dilation, before, .. } = axis;
+        format!("{o} * {stride} + {k} * {dilation} - ({before})")
+    });
+    inside(kernel, axes, places.collect())
+}
+
+/// The windows whose cells lie over input positions; goes on where all exist.
+fn over(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], inputs: &[String], cells: &[String]) -> Vec<String> {
+    let starts = axes.iter().zip(inputs).zip(cells).map(|((axis, i), k)| {
+        let SlidingAxis { dilation, before, .. } = axis;
+        format!("{i} + ({before}) - {k} * {dilation}")
+    });
+    exist(kernel, axes, starts.collect())
+}

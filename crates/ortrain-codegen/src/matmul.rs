@@ -1,0 +1,92 @@
+//! Matrix products.
+
+use ortrain_expr::{DType, Precision, UnaryOp};
+use ortrain_program::{MatMul, Operand};
+
+use crate::dialect::Repr;
+use crate::expr::position;
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::product::{self, Factors, InnerProduct, LEFT, refuse_doubles};
+
+pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
+    refuse_doubles([&m.a, &m.b])?;
+    product::launches(cx, &Matrices(m), &m.epilogue, &|kernel, at| {
+        let (batch, place) = at.split_at(m.batch.len());
+        let sum = InnerProduct::new(kernel, m.precision);
+        let depth = kernel.depth();
+        let l = kernel.counted("0", &m.k.to_string());
+        let with =
+            |i: &str, j: &str| batch.iter().cloned().chain([i.into(), j.into()]).collect::<Vec<String>>();
+        let a = factor(kernel, &m.a, &with(&place[0], &l), m.rounded[0])?;
+        let b = factor(kernel, &m.b, &with(&l, &place[1]), m.rounded[1])?;
+        sum.add(kernel, a, b);
+        kernel.close_to(depth);
+        Ok(vec![sum.result(kernel)])
+    })
+}
+
+/// An element of a factor at a point of its space, rounded if it is to be.
+fn factor(
+    kernel: &mut Kernel<'_>,
+    from: &Operand,
+    at: &[String],
+    to: Option<DType>,
+) -> Result<Value, String> {
+    let value = kernel.load(from.buffer, &position(from, at))?;
+    Ok(match to.and_then(UnaryOp::rounding_to) {
+        Some(UnaryOp::ToF16) => Value::new(format!("to_f16({})", value.text), Repr::F32),
+        Some(_) => Value::new(format!("to_bf16({})", value.text), Repr::F32),
+        None => value,
+    })
+}
+
+/// The factors of a matrix product: strided accesses.
+struct Matrices<'m>(&'m MatMul);
+
+impl Factors for Matrices<'_> {
+    fn batch(&self) -> Vec<usize> {
+        self.0.batch.to_vec()
+    }
+
+    fn sides(&self) -> [usize; 3] {
+        [self.0.m, self.0.n, self.0.k]
+    }
+
+    fn precision(&self) -> Precision {
+        self.0.precision
+    }
+
+    fn runs_along_terms(&self, side: usize) -> bool {
+        let axes = self.0.batch.len();
+        let stride = |axis: usize| [&self.0.a, &self.0.b][side].access.strides[axes + axis].unsigned_abs();
+        let (along, across) = if side == LEFT { (stride(1), stride(0)) } else { (stride(0), stride(1)) };
+        along != 0 && (across == 0 || along < across)
+    }
+
+    fn line(&self, _: &mut Kernel<'_>, _: usize, batch: &[String], line: &str) -> Vec<String> {
+        batch.iter().cloned().chain([line.to_owned()]).collect()
+    }
+
+    fn term(&self, _: &mut Kernel<'_>, _: usize, term: &str) -> Vec<String> {
+        vec![term.to_owned()]
+    }
+
+    fn element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        side: usize,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String> {
+        let mut at = line.to_vec();
+        let last = if side == LEFT { at.len() } else { at.len() - 1 };
+        at.insert(last, term[0].clone());
+        factor(kernel, [&self.0.a, &self.0.b][side], &at, self.0.rounded[side])
+    }
+
+    fn point(&self, _: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
+        batch.iter().cloned().chain(place.map(String::from)).collect()
+    }
+}
