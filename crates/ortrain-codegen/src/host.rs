@@ -1,7 +1,9 @@
-//! Numbers in float64 that the host computes for a device that has none.
+//! The part of a program that the host runs before the device begins: what depends on inputs alone, and is no work for a device.
 //!
-//! An optimizer makes rates and corrections of its settings: in float64, a few for each tensor. They depend on what a run is given
-//! alone, so the host computes them before the device begins.
+//! - Numbers in float64, for a device that has none: an optimizer makes rates and corrections of its settings, a few for each
+//!   tensor.
+//! - Guards of labels and indices: a run whose input is wrong ends before the device has begun, and nobody waits for the device to
+//!   know that it is right.
 
 use std::sync::Arc;
 
@@ -20,13 +22,16 @@ pub struct HostPart {
     pub inputs: Vec<BufferId>,
     /// The buffers of the rest that hold its results, in the order of its own.
     pub results: Vec<BufferId>,
+    /// The places of the instructions of the rest whose guards it has checked.
+    pub checked: Vec<usize>,
 }
 
 /// A program as the rest that a device without float64 runs, and the part that the host runs before; `None` if there is nothing
-/// in float64 that the host can compute. The rest has all buffers of the whole, and those for the results of the host behind them.
+/// that the host can do. The rest has all buffers of the whole, and those for the results of the host behind them.
 #[must_use]
 pub fn split(program: &Program) -> Option<(Program, HostPart)> {
-    let mut host = Host::default();
+    let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
+    let mut host = Host { written: writes.collect(), ..Host::default() };
     let mut rest = program.clone();
     rest.instructions.clear();
     for scheduled in &program.instructions {
@@ -40,16 +45,22 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
                 kept.instruction = scheduled.instruction.with_nest(nest);
             }
         }
+        if kept.instruction.can_fail()
+            && let Some(nest) = kept.instruction.nest()
+            && host.checks(program, nest, &scheduled.node).is_some()
+        {
+            host.checked.push(rest.instructions.len());
+        }
         rest.instructions.push(kept);
     }
-    if host.results.is_empty() {
+    if host.results.is_empty() && host.checked.is_empty() {
         return None;
     }
-    let Host { builder, inputs, results, .. } = host;
+    let Host { builder, inputs, results, checked, .. } = host;
     let (taken, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
     let (given, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
     let program = builder.finish(own, made).ok()?;
-    Some((rest, HostPart { program, inputs: taken, results: given }))
+    Some((rest, HostPart { program, inputs: taken, results: given, checked }))
 }
 
 /// True if a nest reads, writes or computes float64.
@@ -67,13 +78,19 @@ struct Host {
     /// Buffers of the program and its own.
     inputs: Vec<(BufferId, BufferId)>,
     results: Vec<(BufferId, BufferId)>,
+    /// Buffers that instructions write: what an input among them holds is known at its beginning alone.
+    written: FxHashSet<BufferId>,
+    /// Instructions of the rest whose guards it checks.
+    checked: Vec<usize>,
 }
 
 impl Host {
     /// True if the host has, or is given, what a buffer holds.
     fn has(&self, program: &Program, id: BufferId) -> bool {
         let is_constant = matches!(program.buffer(id).place, Place::Constant(_));
-        is_constant || self.known.contains_key(&id) || program.inputs.contains(&id)
+        is_constant
+            || self.known.contains_key(&id)
+            || (program.inputs.contains(&id) && !self.written.contains(&id))
     }
 
     /// True if the host can compute all of a nest, which is the only instruction that writes its results.
@@ -129,6 +146,60 @@ impl Host {
             to.buffer = self.result(rest, to.buffer);
         }
         self.builder.emit(Instruction::from(own), Entries::ALL, node).ok()
+    }
+
+    /// Lets the host check the guards of a nest, at as few points as their operands differ at. `None`, and nothing changes, if they
+    /// look at what the host does not have. A point that fails is the first one of the nest: it is zero where nothing differs.
+    fn checks(&mut self, program: &Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
+        if nest.segments.is_some() {
+            return None;
+        }
+        let insts = nest.expr.insts();
+        let guards: Vec<Reg> = nest.expr.guards().collect();
+        let needed = nest.expr.needed_by(&guards);
+        let is_there = |slot: u16| {
+            let from = nest.loads[usize::from(slot)].operand();
+            from.is_some_and(|from| self.has(program, from.buffer))
+        };
+        let mut differs = vec![false; nest.dims.len()];
+        for (&(inst, _), _) in insts.iter().zip(&needed).filter(|(_, needed)| **needed) {
+            match inst {
+                Inst::Load(slot) if is_there(slot) => {
+                    let from = nest.loads[usize::from(slot)].operand()?;
+                    let strides = differs.iter_mut().zip(&from.access.strides);
+                    strides.for_each(|(differs, &stride)| *differs |= stride != 0);
+                }
+                Inst::LoadAt(slot, _) if is_there(slot) => {}
+                Inst::Coordinate(axis) => *differs.get_mut(usize::from(axis))? = true,
+                Inst::Load(_) | Inst::LoadAt(..) | Inst::Reduced(_) | Inst::Random(..) => return None,
+                _ => {}
+            }
+        }
+        let mut builder = Builder::new();
+        let mut at = 0;
+        let regs = builder.copy(&nest.expr, |b, inst, ty| {
+            at += 1;
+            if needed[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
+        });
+        let outputs: Vec<Reg> = guards.iter().map(|guard| regs[usize::from(guard.0)]).collect();
+        let (mut loads, expr) = compact(&nest.loads, builder.finish(&outputs), |_| false);
+        for load in &mut loads {
+            if let Load::Buffer(from) = load {
+                from.buffer = self.source(program, from.buffer);
+            }
+        }
+        let sizes = nest.dims.iter().zip(&differs);
+        let dims: Dims = sizes.map(|(&size, &differs)| if differs { size } else { size.min(1) }).collect();
+        let points = dims.iter().product();
+        let stores = guards.iter().map(|guard| {
+            let dtype = insts[usize::from(guard.0)].1.storage();
+            let to = self.builder.work("checked", dtype, points);
+            Operand::whole(to, dtype, &dims)
+        });
+        let stores = stores.collect();
+        self.builder
+            .emit(Instruction::from(Nest::elementwise(dims, loads, expr, stores)), Entries::ALL, node)
+            .ok()
     }
 
     /// Lets the host compute what a nest needs in float64, once for each of its segments: the nest that reads these numbers.

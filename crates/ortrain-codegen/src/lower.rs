@@ -21,6 +21,8 @@ pub(crate) struct Context<'a> {
     pub(crate) instruction: usize,
     /// True if nothing may be written after a guard has failed.
     guarded: bool,
+    /// True if its guards are to be checked.
+    pub(crate) checks: bool,
     /// Bytes that its launches share.
     scratch: Cell<usize>,
 }
@@ -72,14 +74,19 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The launches of a program, in a language and for a device.
+/// The launches of a program, in a language and for a device. The guards of the instructions at `checked` hold: somebody has looked.
 ///
 /// Launches of both entries are there, in the order of instructions; [`Launch::instruction`] says whose each one is. What is
 /// printed depends on shapes and on which buffers share bytes, and not on where buffers lie.
 ///
 /// # Errors
 /// The first instruction that cannot be printed, by its node.
-pub fn lower(program: &Program, caps: &Caps, dialect: &dyn Dialect) -> Result<Lowered, Unsupported> {
+pub fn lower(
+    program: &Program,
+    checked: &[usize],
+    caps: &Caps,
+    dialect: &dyn Dialect,
+) -> Result<Lowered, Unsupported> {
     let mut lowered = Lowered::default();
     let mut can_fail = false;
     for (at, scheduled) in program.instructions.iter().enumerate() {
@@ -87,12 +94,16 @@ pub fn lower(program: &Program, caps: &Caps, dialect: &dyn Dialect) -> Result<Lo
         if instruction.is_empty() {
             continue;
         }
-        can_fail |= instruction.can_fail();
+        let checks = instruction.can_fail() && !checked.contains(&at);
+        can_fail |= checks;
         let in_plane = |id: &BufferId| matches!(program.buffer(*id).place, Place::Plane(..));
-        let guarded = instruction.can_fail() || (can_fail && instruction.writes().iter().any(in_plane));
-        let (launches, scratch) = of_instruction(program, at, guarded, caps, dialect).map_err(|reason| {
-            Unsupported { node: node.to_string(), instruction: instruction.name(), reason }
-        })?;
+        let guarded = checks || (can_fail && instruction.writes().iter().any(in_plane));
+        let (launches, scratch) =
+            of_instruction(program, at, (checks, guarded), caps, dialect).map_err(|reason| Unsupported {
+                node: node.to_string(),
+                instruction: instruction.name(),
+                reason,
+            })?;
         lowered.launches.extend(launches);
         lowered.scratch = lowered.scratch.max(scratch);
     }
@@ -102,7 +113,7 @@ pub fn lower(program: &Program, caps: &Caps, dialect: &dyn Dialect) -> Result<Lo
 fn of_instruction(
     program: &Program,
     at: usize,
-    guarded: bool,
+    (checks, guarded): (bool, bool),
     caps: &Caps,
     dialect: &dyn Dialect,
 ) -> Result<(Vec<Launch>, usize), String> {
@@ -113,7 +124,7 @@ fn of_instruction(
     let mut buffers: Vec<(BufferId, bool)> = Vec::new();
     instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
     let regions = Regions::new(program, &buffers, caps)?;
-    let cx = Context { dialect, caps, regions, instruction: at, guarded, scratch: Cell::new(0) };
+    let cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch: Cell::new(0) };
     let launches = match instruction {
         Instruction::Nest(nest) => nest::launches(&cx, nest, &|_, _| Ok(Vec::new())),
         Instruction::MatMul(m) => matmul::launches(&cx, m),

@@ -46,7 +46,7 @@ impl Backend for Printing {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        let lowered = lower(&program, &CAPS, &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
+        let lowered = lower(&program, &[], &CAPS, &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
             backend: "printing",
             node: unsupported.node,
             instruction: unsupported.instruction,
@@ -111,7 +111,7 @@ fn kernels_of_all_suites_are_written() {
 fn kernels_of_groups_are_written() {
     let mut sources: HashSet<Arc<str>> = HashSet::new();
     let mut add = |program: &Program| {
-        let lowered = lower(program, &CAPS, &Wgsl).expect("it can be printed");
+        let lowered = lower(program, &[], &CAPS, &Wgsl).expect("it can be printed");
         sources.extend(lowered.launches.into_iter().map(|launch| launch.source));
     };
     for precision in Precision::ALL {

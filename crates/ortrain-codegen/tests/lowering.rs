@@ -30,7 +30,7 @@ fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
 }
 
 fn launches(program: &Program) -> Lowered {
-    lower(program, &CAPS, &Wgsl).expect("it can be printed")
+    lower(program, &[], &CAPS, &Wgsl).expect("it can be printed")
 }
 
 #[test]
@@ -61,9 +61,10 @@ fn kernels_bring_the_functions_that_they_call() {
 #[test]
 fn groups_are_cut_into_rows() {
     let caps = Caps { groups: 100, ..CAPS };
-    let lowered = lower(&exponentials(1, DType::F32, 256 * 250), &caps, &Wgsl).expect("it can be printed");
+    let lowered =
+        lower(&exponentials(1, DType::F32, 256 * 250), &[], &caps, &Wgsl).expect("it can be printed");
     assert_eq!(lowered.launches[0].groups, [100, 3, 1]);
-    let error = lower(&exponentials(1, DType::F32, 256 * 10_001), &caps, &Wgsl).expect_err("too many");
+    let error = lower(&exponentials(1, DType::F32, 256 * 10_001), &[], &caps, &Wgsl).expect_err("too many");
     assert!(
         error.to_string().starts_with("a layer: this Map instruction has no kernel: it has 2560256 points"),
         "{error}"
@@ -72,7 +73,7 @@ fn groups_are_cut_into_rows() {
 
 #[test]
 fn doubles_are_refused_by_node_and_type() {
-    let error = lower(&exponentials(1, DType::F64, 10), &CAPS, &Wgsl).expect_err("it has no float64");
+    let error = lower(&exponentials(1, DType::F64, 10), &[], &CAPS, &Wgsl).expect_err("it has no float64");
     assert_eq!(
         error.to_string(),
         "a layer: this Map instruction has no kernel: it computes with float64, which this device does not have; float32 \
@@ -83,8 +84,8 @@ fn doubles_are_refused_by_node_and_type() {
 #[test]
 fn buffers_that_are_larger_than_a_binding_are_named() {
     let caps = Caps { binding_bytes: 4096, ..CAPS };
-    assert!(lower(&exponentials(1, DType::F32, 1024), &caps, &Wgsl).is_ok());
-    let error = lower(&exponentials(1, DType::F32, 1025), &caps, &Wgsl).expect_err("too large");
+    assert!(lower(&exponentials(1, DType::F32, 1024), &[], &caps, &Wgsl).is_ok());
+    let error = lower(&exponentials(1, DType::F32, 1025), &[], &caps, &Wgsl).expect_err("too large");
     assert_eq!(error.reason, "\"x\" is bound with 4100 bytes, and this device binds at most 4096");
 }
 

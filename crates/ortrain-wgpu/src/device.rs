@@ -105,9 +105,13 @@ impl Device {
         }
     }
 
-    /// The launches of a program.
-    pub(crate) fn lower(&self, program: &Program) -> Result<Lowered, UnsupportedOnBackend> {
-        lower(program, &self.caps(), &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
+    /// The launches of a program. The guards of the instructions at `checked` are checked by the host.
+    pub(crate) fn lower(
+        &self,
+        program: &Program,
+        checked: &[usize],
+    ) -> Result<Lowered, UnsupportedOnBackend> {
+        lower(program, checked, &self.caps(), &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
             backend: self.interface,
             node: unsupported.node,
             instruction: unsupported.instruction,

@@ -34,6 +34,8 @@ struct Host {
     executable: Box<dyn Executable>,
     inputs: Vec<BufferId>,
     results: Vec<BufferId>,
+    /// Instructions whose guards it checks.
+    checked: Vec<usize>,
     /// One run at a time.
     work: Mutex<Workspace>,
 }
@@ -44,9 +46,9 @@ impl Host {
             Ok(cpu) => Arc::new(cpu),
             Err(_) => Arc::new(Reference),
         };
-        let HostPart { program, inputs, results } = part;
+        let HostPart { program, inputs, results, checked } = part;
         let executable = backend.compile(Arc::new(program))?;
-        Ok(Host { executable, inputs, results, work: Mutex::new(Workspace::new(backend)) })
+        Ok(Host { executable, inputs, results, checked, work: Mutex::new(Workspace::new(backend)) })
     }
 
     /// Computes the results, and writes them to the arena of a run. Inputs that were not kept are read there.
@@ -95,7 +97,8 @@ impl WgpuExecutable {
             Some((rest, part)) => (Arc::new(rest), Some(Host::new(part)?)),
             None => (program, None),
         };
-        let lowered = device.lower(&program)?;
+        let checked = host.as_ref().map_or(&[][..], |host| &host.checked);
+        let lowered = device.lower(&program, checked)?;
         let kernel = |launch: &Launch| {
             let scheduled = &program.instructions[launch.instruction as usize];
             device.kernel(&launch.source).map_err(|reason| UnsupportedOnBackend {
@@ -203,8 +206,11 @@ impl Executable for WgpuExecutable {
             }
         }
         self.device.check()?;
-        let mut ran = self.program.instructions[places].iter().filter(|i| i.entries.contains(entry));
-        let fault = match ran.any(|scheduled| scheduled.instruction.can_fail()) {
+        let checked = self.host.as_ref().map_or(&[][..], |host| &host.checked);
+        let fault = match places.into_iter().any(|at| {
+            let scheduled = &self.program.instructions[at];
+            scheduled.entries.contains(entry) && scheduled.instruction.can_fail() && !checked.contains(&at)
+        }) {
             true => resident.fault(&self.device)?,
             false => None,
         };

@@ -64,7 +64,11 @@ impl Wgpu {
     /// When an instruction cannot run here.
     pub fn sources(&self, program: &Program) -> Result<Vec<Arc<str>>, UnsupportedOnBackend> {
         let rest = split(program);
-        let lowered = self.device.lower(rest.as_ref().map_or(program, |(rest, _)| rest))?;
+        let (program, checked) = match &rest {
+            Some((rest, host)) => (rest, &host.checked[..]),
+            None => (program, &[][..]),
+        };
+        let lowered = self.device.lower(program, checked)?;
         Ok(lowered.launches.into_iter().map(|launch| launch.source).collect())
     }
 }

@@ -290,8 +290,11 @@ fn kernels(schedule: &Schedule) -> Result<String> {
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
         let parts = split(program);
-        let shown = parts.as_ref().map_or(&**program, |(rest, _)| rest);
-        let lowered = lower(shown, &Caps::LEAST, &Wgsl).map_err(|unsupported| {
+        let (shown, checked) = match &parts {
+            Some((rest, host)) => (rest, &host.checked[..]),
+            None => (&**program, &[][..]),
+        };
+        let lowered = lower(shown, checked, &Caps::LEAST, &Wgsl).map_err(|unsupported| {
             let Unsupported { node, instruction, reason } = unsupported;
             UnsupportedOnBackend { backend: "webgpu", node, instruction, reason }
         })?;

@@ -1,5 +1,7 @@
 //! Kernels of whole groups on the software driver, at sizes around the edges of their tiles, beside the reference evaluator.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod convolutions;
 mod finish;
 mod guards;

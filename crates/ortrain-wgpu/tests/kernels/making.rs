@@ -9,15 +9,15 @@ use ortrain_program::{
 };
 use ortrain_testkit::programs::numbers;
 use ortrain_testkit::tolerance;
-use ortrain_wgpu::{Adapter, Wgpu};
+
+use crate::common;
 
 const WORKS: &str = "the device works";
 
 /// The device, at any precision.
 fn device() -> Arc<dyn Backend> {
     static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
-    let open = || Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
-    let emulated = || open().with_precision(Precision::Bf16x6, Bf16Fallback::Emulated);
+    let emulated = || common::wgpu().with_precision(Precision::Bf16x6, Bf16Fallback::Emulated);
     DEVICE.get_or_init(|| emulated().expect("it rounds what it loads")).clone()
 }
 
