@@ -230,6 +230,8 @@ fn new_device(name: &str, known: &str, adapter: &wgpu::Adapter) -> Result<Device
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("ortrain"),
         required_limits: adapter.limits(),
+        // For profiles.
+        required_features: adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         ..Default::default()
     };

@@ -14,6 +14,7 @@ use ortrain_program::{
 
 use crate::device::Device;
 use crate::resident::Resident;
+use crate::timing::{TIMED, Times};
 
 /// A program ready to run on a device.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct WgpuExecutable {
     device: Arc<Device>,
     lowered: Lowered,
     kernels: Vec<wgpu::ComputePipeline>,
+    /// The instructions of each submission.
+    submissions: Vec<Range<usize>>,
     marks: Marks,
     host: Option<Host>,
     /// What it keeps on the device, made by the first run.
@@ -88,6 +91,35 @@ impl Host {
     }
 }
 
+/// Launches of a submission, at least: to submit costs as much as to record some dozens.
+const LAUNCHES: usize = 32;
+/// Submissions of a run, at most, where no instruction takes long.
+const SUBMISSIONS: usize = 8;
+/// Operations of a submission, at most, but for a single instruction: half a second of a slow GPU. Systems end what takes a few.
+const FLOPS: u64 = 50_000_000_000;
+
+/// The instructions of a program in parts that are handed to the device one by one.
+fn submissions(program: &Program, lowered: &Lowered) -> Vec<Range<usize>> {
+    let enough = (lowered.launches.len() / SUBMISSIONS).max(LAUNCHES);
+    let mut counts = vec![0; program.instructions.len()];
+    for launch in &lowered.launches {
+        counts[launch.instruction as usize] += 1;
+    }
+    let mut parts = Vec::new();
+    let (mut start, mut launches, mut flops) = (0, 0, 0);
+    for (at, scheduled) in program.instructions.iter().enumerate() {
+        let more = scheduled.instruction.cost(program).flops;
+        if launches >= enough || (at > start && flops + more > FLOPS) {
+            parts.push(start..at);
+            (start, launches, flops) = (at, 0, 0);
+        }
+        launches += counts[at];
+        flops += more;
+    }
+    parts.push(start..program.instructions.len());
+    parts
+}
+
 impl WgpuExecutable {
     pub(crate) fn new(
         program: Arc<Program>,
@@ -109,19 +141,19 @@ impl WgpuExecutable {
             })
         };
         let kernels = lowered.launches.iter().map(kernel).collect::<Result<_, _>>()?;
-        let marks = Marks::of(&program);
-        Ok(WgpuExecutable { program, device, lowered, kernels, marks, host, resident: Mutex::new(None) })
+        let (marks, submissions) = (Marks::of(&program), submissions(&program, &lowered));
+        let resident = Mutex::new(None);
+        Ok(WgpuExecutable { program, device, lowered, kernels, submissions, marks, host, resident })
     }
 
-    /// Hands the launches of some instructions of an entry to the device, in one pass.
+    /// Records the launches of some instructions of an entry.
     fn record(
         &self,
         groups: &[wgpu::BindGroup],
-        encoder: &mut wgpu::CommandEncoder,
+        pass: &mut wgpu::ComputePass<'_>,
         entry: Entry,
         places: &Range<usize>,
     ) {
-        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         for ((launch, kernel), group) in self.lowered.launches.iter().zip(&self.kernels).zip(groups) {
             let at = launch.instruction as usize;
             if places.contains(&at) && self.program.instructions[at].entries.contains(entry) {
@@ -133,7 +165,21 @@ impl WgpuExecutable {
         }
     }
 
-    /// Runs instructions one by one, and tells an observer when each was done.
+    /// Hands the launches of some instructions of an entry to the device, in a few submissions, so that it begins before all is
+    /// recorded.
+    fn submit(&self, groups: &[wgpu::BindGroup], entry: Entry, places: &Range<usize>) {
+        for part in &self.submissions {
+            let part = part.start.max(places.start)..part.end.min(places.end);
+            if !part.is_empty() {
+                let mut encoder = self.device.encoder();
+                self.record(groups, &mut encoder.begin_compute_pass(&Default::default()), entry, &part);
+                self.device.queue.submit([encoder.finish()]);
+            }
+        }
+    }
+
+    /// Runs instructions, each in a pass of its own, and tells an observer when each was done: by the clock of the device, if it
+    /// has one.
     fn observed(
         &self,
         groups: &[wgpu::BindGroup],
@@ -141,16 +187,28 @@ impl WgpuExecutable {
         places: Range<usize>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
-        for at in places {
-            if !self.program.instructions[at].entries.contains(entry) {
+        let ran = places.filter(|&at| self.program.instructions[at].entries.contains(entry));
+        for part in ran.collect::<Vec<_>>().chunks(TIMED) {
+            let Some(times) = Times::new(&self.device, part.len()) else {
+                for &at in part {
+                    let start = Instant::now();
+                    let mut encoder = self.device.encoder();
+                    let mut pass = encoder.begin_compute_pass(&Default::default());
+                    self.record(groups, &mut pass, entry, &(at..at + 1));
+                    drop(pass);
+                    self.device.queue.submit([encoder.finish()]);
+                    self.device.wait()?;
+                    observer.instruction(&self.program, at, start, Instant::now());
+                }
                 continue;
-            }
-            let start = Instant::now();
+            };
             let mut encoder = self.device.encoder();
-            self.record(groups, &mut encoder, entry, &(at..at + 1));
-            self.device.queue.submit([encoder.finish()]);
-            self.device.wait()?;
-            observer.instruction(&self.program, at, start, Instant::now());
+            for (number, &at) in part.iter().enumerate() {
+                self.record(groups, &mut times.pass(&mut encoder, number), entry, &(at..at + 1));
+            }
+            for (&at, (start, end)) in part.iter().zip(times.finish(&self.device, encoder)?) {
+                observer.instruction(&self.program, at, start, end);
+            }
         }
         Ok(())
     }
@@ -199,11 +257,7 @@ impl Executable for WgpuExecutable {
         let groups = resident.begin(&self.device, what, &self.kernels, memory, scalars)?;
         match observer {
             Some(observer) => self.observed(groups, entry, places.clone(), observer)?,
-            None => {
-                let mut encoder = self.device.encoder();
-                self.record(groups, &mut encoder, entry, &places);
-                self.device.queue.submit([encoder.finish()]);
-            }
+            None => self.submit(groups, entry, &places),
         }
         self.device.check()?;
         let checked = self.host.as_ref().map_or(&[][..], |host| &host.checked);

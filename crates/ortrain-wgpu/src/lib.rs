@@ -14,6 +14,7 @@ mod executable;
 mod memory;
 mod resident;
 mod spare;
+mod timing;
 
 use std::sync::Arc;
 
