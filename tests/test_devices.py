@@ -22,6 +22,7 @@ from trainer_nets import losses_of, trainer_of
 import ortrain
 from ortrain import artifacts, backend, classic, examples
 from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.gradient import OrtGradientForwardBackward
 from ortrain.session import TrainingSession
 
 STEPS = 20
@@ -498,3 +499,18 @@ def test_use_after_fork(folder: Path) -> None:
     assert len(said) == 4
     assert all("this process was forked from the one that opened it" in sentence for sentence in said), said
     assert float(run.module(*batch)) == before
+
+
+def test_forward_and_backward() -> None:
+    """Two calls on a device: outputs, gradients of weights and of inputs."""
+    model, (x, _) = examples.perceptron(), digits(1)[0]
+    made = [OrtGradientForwardBackward(model, providers=device, ordered=False) for device in ("cpu", GPU)]
+    weights = [made[0].get_initializer(name) for name in made[0].weights_to_train]
+    results = []
+    for both in made:
+        function = both.new_instance()
+        (logits,) = function.forward([x, *weights], training=True)
+        gradients = function.backward([np.ones((len(x), 10), np.float32)])
+        results.append([np.asarray(value.numpy()) for value in (logits, *gradients)])
+    for got, want in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -359,8 +359,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3: a device that is not there": (
         lambda desk: Module(desk.mlp / TRAIN, desk.state(), device="tpu"),
         ARGUMENT,
-        'there is no device "tpu" here; there are "cpu" and "reference", "webgpu", "vulkan", "metal" and "dx12" for GPUs, '
-        'and "auto"; did you mean "cpu"?',
+        'there is no device "tpu" here; there are "cpu" and "reference", "webgpu", "vulkan", "metal" and "dx12" for '
+        'GPUs, and "auto"; did you mean "cpu"?',
     ),
     "api 3: no such model": (
         lambda desk: desk.module(desk.folder / "m.onnx"),

@@ -280,6 +280,7 @@ class OrtModuleGraphBuilder:
         self._source: str | bytes | None = None
         self._config = OrtModuleGraphBuilderConfiguration()
         self._options: SessionOptions | None = None
+        self._device = "cpu"
         self._native: _ortrain.ForwardBackward | None = None
 
     def initialize(self, model: bytes, config: OrtModuleGraphBuilderConfiguration) -> None:
@@ -337,7 +338,7 @@ class OrtModuleGraphBuilder:
             None if wanted is None else _names(wanted),
             training=None,
             seed=0,
-            device="cpu",
+            device=self._device,
             **native_options(self._options),
         )
 

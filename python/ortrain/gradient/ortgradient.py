@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ortrain import _ortrain
+from ortrain._devices import device_of_provider
 from ortrain._near import hint
 from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
@@ -66,7 +67,9 @@ class OrtGradientForwardBackward:
         output_names: likewise, of all outputs.
         class_name: the name of the class; ``OrtGradientForwardBackwardFunction_<id>`` unless given.
         sess_options: threads, bytes, precision.
-        providers: ``None``, ``"cpu"``, a list of provider names, or a device with a ``type``. Only the CPU is there.
+        providers: ``None`` for the CPU, a name of :func:`ortrain.devices`, a list of provider names, or a device with a
+            ``type``. What a pass is given is copied to a GPU, and results stay there until somebody asks for their
+            elements.
         provider_options: kept for whoever reads it.
         run_options: kept likewise.
         graph_builder_config: which inputs have gradients (``input_names_require_grad``); all inputs of floats that the
@@ -159,6 +162,7 @@ or say ordered=False
         self._info("weights_to_train=%r", names)
         builder = OrtModuleGraphBuilder()
         builder._initialize(source, config, self.sess_options)
+        builder._device = _ortrain.device_name(device_of_provider(self.providers[0]) or self.providers[0])
         builder.build()
         native = builder._native
         assert native is not None
@@ -213,7 +217,7 @@ or say ordered=False
         inputs = [name for name, _, _ in native.inputs()]
         outputs = [name for name, _, _ in native.outputs()]
         given, gradients = [*inputs, *self.weights_to_train], native.gradient_names()
-        session = InferenceSession(trained, self.sess_options)
+        session = InferenceSession(trained, self.sess_options, providers=self.providers)
         cpu = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
         own = type(self.onnx_model)
         # What was given as a message of onnx is given back as one.
@@ -224,7 +228,7 @@ or say ordered=False
             "__module__": OrtGradientForwardBackwardFunction.__module__,
             "_run_options": self.run_options,
             "_sess": session,
-            "_sess_eval": InferenceSession(evaluated, self.sess_options),
+            "_sess_eval": InferenceSession(evaluated, self.sess_options, providers=self.providers),
             "_training_agent": TrainingAgent(
                 session, given, [cpu] * len(outputs), gradients, [cpu] * len(gradients), 0
             ),
@@ -381,17 +385,23 @@ def _providers(
         names = [_CPU]
     elif isinstance(providers, str):
         device = providers.split(":")[0]
-        if device not in ("cuda", "gpu"):
-            raise InvalidArgumentError(f"there is no provider {providers!r}; there are 'cpu' and {_CPU!r}")
-        names = [_CUDA]
+        if device in ("cuda", "gpu"):
+            names = [_CUDA]
+        elif device_of_provider(providers) is None:
+            raise InvalidArgumentError(
+                f"there is no provider {providers!r}; there are 'cpu', {_CPU!r} and the names of ortrain.devices()"
+            )
+        else:
+            names = [providers]
     elif isinstance(providers, (list, tuple)):
         names = list(providers)
     else:
         raise InvalidArgumentError(f"providers is a list of names, not {type(providers).__name__}")
     for name in names:
-        OrtGradientForwardBackward._provider_name_to_device_type(name)
+        if device_of_provider(name) is None:
+            OrtGradientForwardBackward._provider_name_to_device_type(name)
     if _CUDA in names:
-        raise UnsupportedError(f"{_CUDA} is not there: ortrain runs gradients on the CPU; leave providers out")
+        raise UnsupportedError(f"{_CUDA} is not there: GPUs are reached through 'vulkan', or 'webgpu' for the best one")
     return names, [{} for _ in names] if options is None else list(options), int(index)
 
 
