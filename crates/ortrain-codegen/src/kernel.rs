@@ -152,20 +152,20 @@ impl<'a> Kernel<'a> {
         self.declared[at].clone()
     }
 
-    /// The binding of a buffer, and the number of its first element there.
-    fn buffer(&mut self, id: BufferId) -> (Declared, usize) {
+    /// The binding of a buffer, and the number of its first element there: it may lie before the binding.
+    fn buffer(&mut self, id: BufferId) -> (Declared, isize) {
         let region = self.regions.of(id);
         let Region { start, atomic, .. } = self.regions.regions[region];
         let (_, first, _) = bytes_of(self.regions.program, id);
         let size = self.regions.program.buffer(id).dtype.size();
-        (self.binding(Source::Region(region), atomic), (first - start) / size)
+        (self.binding(Source::Region(region), atomic), (first as isize - start as isize) / size as isize)
     }
 
     /// An element of a buffer, computed as elements of its type are.
     pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Result<Value, String> {
         let dtype = self.regions.program.buffer(id).dtype;
         let (binding, base) = self.buffer(id);
-        let at = if base == 0 { at.to_owned() } else { format!("{base} + {at}") };
+        let at = moved(at, base);
         let word = |at: &str| self.dialect.word(&binding, at);
         Ok(match dtype {
             DType::F64 => return Err(float64()),
@@ -203,7 +203,7 @@ impl<'a> Kernel<'a> {
         let dtype = self.regions.program.buffer(id).dtype;
         let value = self.as_type(value, Type::of(dtype))?;
         let (binding, base) = self.buffer(id);
-        let at = if base == 0 { at.to_owned() } else { format!("{base} + {at}") };
+        let at = moved(at, base);
         let text = &value.text;
         if dtype.size() < 4 {
             let place = self.define(Value::new(at, Repr::I32)).text;
@@ -427,4 +427,31 @@ impl<'a> Kernel<'a> {
 /// The reason why nothing is computed with 64-bit floats.
 pub(crate) fn float64() -> String {
     "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
+}
+
+/// A place that is so many elements further. A place begins with the number that is the same everywhere.
+fn moved(at: &str, by: isize) -> String {
+    let (first, rest) = at.split_once(" + ").unwrap_or((at, ""));
+    let sum = first.parse::<isize>().map(|first| first + by);
+    match (sum, rest) {
+        (Ok(sum), "") => sum.to_string(),
+        (Ok(0), rest) => rest.to_owned(),
+        (Ok(sum), rest) => format!("{sum} + {rest}"),
+        (Err(_), _) if by == 0 => at.to_owned(),
+        (Err(_), _) => format!("{by} + {at}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::moved;
+
+    #[test]
+    fn places_move_by_their_numbers() {
+        assert_eq!(moved("8 + v1 * (4) + v2", -8), "v1 * (4) + v2");
+        assert_eq!(moved("8 + v1", 4), "12 + v1");
+        assert_eq!(moved("3", -3), "0");
+        assert_eq!(moved("v1", 0), "v1");
+        assert_eq!(moved("v1 + 2", -1), "-1 + v1 + 2");
+    }
 }

@@ -29,6 +29,7 @@ mod parts;
 mod points;
 mod product;
 mod ranges;
+mod reach;
 mod reduce;
 mod regions;
 mod rows;

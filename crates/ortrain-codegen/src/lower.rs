@@ -121,9 +121,7 @@ fn of_instruction(
     if matches!(instruction, Instruction::HandOver(_)) {
         return Ok((Vec::new(), 0));
     }
-    let mut buffers: Vec<(BufferId, bool)> = Vec::new();
-    instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
-    let regions = Regions::new(program, &buffers, caps)?;
+    let regions = Regions::new(program, instruction, caps)?;
     let cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch: Cell::new(0) };
     let launches = match instruction {
         Instruction::Nest(nest) => nest::launches(&cx, nest, &|_, _| Ok(Vec::new())),

@@ -1,8 +1,10 @@
 //! The memory of an instruction, as bindings hold it.
 
-use ortrain_program::{ALIGNMENT, BufferId, Place, Program};
+use ortrain_program::{ALIGNMENT, BufferId, Instruction, Place, Program};
+use rustc_hash::FxHashMap;
 
 use crate::launch::{Caps, Home};
+use crate::reach::reached;
 
 /// Bytes of a memory that are one binding, since buffers of an instruction share them.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub(crate) struct Region {
 pub(crate) struct Regions<'a> {
     pub(crate) program: &'a Program,
     pub(crate) regions: Vec<Region>,
+    /// The bytes that are reached of each buffer.
+    spans: FxHashMap<BufferId, (Home, usize, usize)>,
 }
 
 /// The bytes of a buffer in its memory.
@@ -32,16 +36,30 @@ pub(crate) fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) 
     (home, start, start + buffer.bytes())
 }
 
+/// The bytes that an instruction reaches of a buffer.
+fn reached_bytes(program: &Program, instruction: &Instruction, id: BufferId) -> (Home, usize, usize) {
+    let (home, start, end) = bytes_of(program, id);
+    let size = program.buffer(id).dtype.size();
+    match reached(instruction, id) {
+        Some(elements) => (home, start + elements.start * size, start + elements.end * size),
+        None => (home, start, end),
+    }
+}
+
 impl<'a> Regions<'a> {
-    /// The regions of buffers, of which some are written.
+    /// The regions of the buffers of an instruction.
     pub(crate) fn new(
         program: &'a Program,
-        buffers: &[(BufferId, bool)],
+        instruction: &Instruction,
         caps: &Caps,
     ) -> Result<Regions<'a>, String> {
+        let mut buffers: Vec<(BufferId, bool)> = Vec::new();
+        instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
         let mut regions: Vec<Region> = Vec::new();
-        for &(id, written) in buffers {
-            let (home, start, end) = bytes_of(program, id);
+        let mut spans: FxHashMap<BufferId, (Home, usize, usize)> = FxHashMap::default();
+        for (id, written) in buffers {
+            let &mut (home, start, end) =
+                spans.entry(id).or_insert_with(|| reached_bytes(program, instruction, id));
             let buffer = program.buffer(id);
             if !start.is_multiple_of(buffer.dtype.size()) {
                 return Err(format!("{:?} lies at byte {start}, inside of an element", buffer.label));
@@ -68,12 +86,12 @@ impl<'a> Regions<'a> {
             }
             regions.push(new);
         }
-        Ok(Regions { program, regions })
+        Ok(Regions { program, regions, spans })
     }
 
     /// The number of the region of a buffer.
     pub(crate) fn of(&self, id: BufferId) -> usize {
-        let (home, start, end) = bytes_of(self.program, id);
+        let (home, start, end) = self.spans[&id];
         let holds = |region: &Region| region.home == home && region.start <= start && end <= region.end;
         self.regions.iter().position(holds).expect("every buffer of the instruction has a region")
     }

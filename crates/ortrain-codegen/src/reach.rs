@@ -1,0 +1,61 @@
+//! Which elements of its buffers an instruction reaches.
+//!
+//! A binding begins where the elements begin that a kernel reaches, so that a step of a sequence has the kernel of the steps
+//! before it: what is printed counts from there.
+
+use std::ops::Range;
+
+use ortrain_expr::Dims;
+use ortrain_program::{BufferId, Instruction, MatMul, Nest, Operand};
+
+/// The elements of a buffer that an instruction reaches; `None` if any of them may be.
+pub(crate) fn reached(instruction: &Instruction, id: BufferId) -> Option<Range<usize>> {
+    let mut all: Option<Range<usize>> = None;
+    let mut add = |range: Range<usize>| {
+        let known = all.get_or_insert(range.clone());
+        *known = known.start.min(range.start)..known.end.max(range.end);
+    };
+    match instruction {
+        Instruction::Nest(nest) => of_nest(nest, id, &mut add)?,
+        Instruction::MatMul(m) => {
+            let MatMul { batch, m: rows, n, k, a, b, epilogue, .. } = &**m;
+            let space = |sizes: [usize; 2]| batch.iter().copied().chain(sizes).collect::<Dims>();
+            for (factor, dims) in [(a, space([*rows, *k])), (b, space([*k, *n]))] {
+                of_operand(factor, id, &dims, &mut add)?;
+            }
+            of_nest(epilogue, id, &mut add)?;
+        }
+        _ => return None,
+    }
+    all
+}
+
+/// Adds what a nest reaches of a buffer. `None` if that is not known.
+fn of_nest(nest: &Nest, id: BufferId, add: &mut dyn FnMut(Range<usize>)) -> Option<()> {
+    if nest.segments.is_some() {
+        return None;
+    }
+    let has = |operand: &&Operand| operand.buffer == id;
+    for (slot, load) in nest.loads.iter().enumerate() {
+        if load.operand().as_ref().is_some_and(has) && nest.is_gathered(slot) {
+            return None;
+        }
+    }
+    nest.operands().try_for_each(|operand| of_operand(operand, id, &nest.dims, add))
+}
+
+/// Adds what an operand reaches over a space, if it is one of the buffer.
+fn of_operand(
+    operand: &Operand,
+    id: BufferId,
+    dims: &[usize],
+    add: &mut dyn FnMut(Range<usize>),
+) -> Option<()> {
+    if operand.buffer == id {
+        // What is the same along a row is touched even if the row has no elements.
+        let dims: Dims = dims.iter().map(|&size| size.max(1)).collect();
+        let (low, high) = operand.access.reach(&dims)?;
+        add(usize::try_from(low).ok()?..usize::try_from(high).ok()? + 1);
+    }
+    Some(())
+}
