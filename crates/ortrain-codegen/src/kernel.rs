@@ -382,6 +382,7 @@ impl<'a> Kernel<'a> {
         self.close_to(0);
         if self.sources.len() > self.caps.bindings as usize {
             let (needed, most) = (self.sources.len(), self.caps.bindings);
+            self.regions.crowded.set(true);
             return Err(format!(
                 "it reaches {needed} separate pieces of memory, and this device binds at most {most}"
             ));

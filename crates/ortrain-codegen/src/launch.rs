@@ -38,7 +38,7 @@ pub enum Binding {
 }
 
 /// A memory that launches work on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Home {
     /// The work arena.
     Work,

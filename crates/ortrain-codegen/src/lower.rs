@@ -122,15 +122,23 @@ fn of_instruction(
         return Ok((Vec::new(), 0));
     }
     let regions = Regions::new(program, instruction, caps)?;
-    let cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch: Cell::new(0) };
-    let launches = match instruction {
-        Instruction::Nest(nest) => nest::launches(&cx, nest, &|_, _| Ok(Vec::new())),
-        Instruction::MatMul(m) => matmul::launches(&cx, m),
-        Instruction::Conv(c) => conv::launches(&cx, c),
-        Instruction::Attention(a) => attention::launches(&cx, a),
-        Instruction::Window(w) => window::launches(&cx, w),
-        Instruction::ScatterAdd(s) => scatter::launches(&cx, s),
+    let mut cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch: Cell::new(0) };
+    let mut made = printed(&cx, instruction);
+    // Buffers of one memory may share a binding, although nothing else asks for it.
+    while made.is_err() && cx.regions.crowded.get() && cx.regions.join(caps) {
+        made = printed(&cx, instruction);
+    }
+    Ok((made?, cx.scratch.get()))
+}
+
+fn printed(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, String> {
+    match instruction {
+        Instruction::Nest(nest) => nest::launches(cx, nest, &|_, _| Ok(Vec::new())),
+        Instruction::MatMul(m) => matmul::launches(cx, m),
+        Instruction::Conv(c) => conv::launches(cx, c),
+        Instruction::Attention(a) => attention::launches(cx, a),
+        Instruction::Window(w) => window::launches(cx, w),
+        Instruction::ScatterAdd(s) => scatter::launches(cx, s),
         Instruction::HandOver(_) => Ok(Vec::new()),
-    }?;
-    Ok((launches, cx.scratch.get()))
+    }
 }

@@ -1,5 +1,7 @@
 //! The memory of an instruction, as bindings hold it.
 
+use std::cell::Cell;
+
 use ortrain_program::{ALIGNMENT, BufferId, Instruction, Place, Program};
 use rustc_hash::FxHashMap;
 
@@ -21,6 +23,8 @@ pub(crate) struct Region {
 pub(crate) struct Regions<'a> {
     pub(crate) program: &'a Program,
     pub(crate) regions: Vec<Region>,
+    /// True once a kernel had more bindings than the device has.
+    pub(crate) crowded: Cell<bool>,
     /// The bytes that are reached of each buffer.
     spans: FxHashMap<BufferId, (Home, usize, usize)>,
 }
@@ -86,7 +90,23 @@ impl<'a> Regions<'a> {
             }
             regions.push(new);
         }
-        Ok(Regions { program, regions, spans })
+        Ok(Regions { program, regions, crowded: Cell::new(false), spans })
+    }
+
+    /// Makes one region of the two that are nearest in a memory, with what lies between them. False if there are none, or if it
+    /// would be too large for a device.
+    pub(crate) fn join(&mut self, caps: &Caps) -> bool {
+        self.crowded.set(false);
+        self.regions.sort_by_key(|region| (region.home, region.start));
+        let near = |k: &usize| self.regions[*k].home == self.regions[k + 1].home;
+        let gap = |k: &usize| self.regions[k + 1].start - self.regions[*k].end;
+        let Some(at) = (0..self.regions.len().saturating_sub(1)).filter(near).min_by_key(gap) else {
+            return false;
+        };
+        let second = self.regions.remove(at + 1);
+        let first = &mut self.regions[at];
+        (first.end, first.atomic) = (second.end, first.atomic | second.atomic);
+        (first.end - first.start) as u64 <= caps.binding_bytes
     }
 
     /// The number of the region of a buffer.

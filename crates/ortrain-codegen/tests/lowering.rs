@@ -3,7 +3,8 @@
 mod programs;
 
 use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
-use ortrain_expr::{Access, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
+use ortrain_graph::Tensor;
 use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
 use programs::products;
 
@@ -186,4 +187,75 @@ fn reductions_are_computed_by_groups() {
     assert_eq!(groups([100, 4000], true, false), [(250, true), (2, true)]);
     assert_eq!(groups([100, 4000], true, true), [(250, true), (2, true), (1563, false)]);
     assert_eq!(groups([100_000, 40], true, true), [(391, false)]);
+}
+
+/// A program of one map that sums so many vectors, every second one of which the program keeps as a constant.
+fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
+    const LEN: usize = 100;
+    let mut b = ProgramBuilder::new();
+    let mut inputs = Vec::new();
+    let loads: Vec<BufferId> = (0..count)
+        .map(|k| {
+            if with_constants {
+                return b.constant("c", &Tensor::f32(&[LEN], &[k as f32; LEN]));
+            }
+            let input = b.work("x", DType::F32, LEN);
+            inputs.push(input);
+            input
+        })
+        .collect();
+    let mut expr = Builder::new();
+    let terms: Vec<_> = (0..count).map(|k| expr.load(k, Type::F32)).collect();
+    let sum = terms[1..].iter().fold(terms[0], |sum, &term| expr.binary(BinaryOp::Add, sum, term));
+    let to = b.work("y", DType::F32, LEN);
+    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
+    let loads = loads.into_iter().map(|id| Load::Buffer(whole(id))).collect();
+    let nest = Nest::elementwise([LEN].into_iter().collect(), loads, expr.finish(&[sum]), vec![whole(to)]);
+    b.emit(Instruction::from(nest), Entries::ALL, &"a sum".into()).expect("the map is sound");
+    b.finish_unfused(inputs, vec![to]).expect("it can be planned")
+}
+
+/// Buffers of the arena share bindings where a device has too few of them. Constants lie in memories of their own.
+#[test]
+fn buffers_share_bindings_where_there_are_few() {
+    for bindings in [1, 2, 5, 8] {
+        let caps = Caps { bindings, ..CAPS };
+        let lowered = lower(&sum_of_vectors(12, false), &[], &caps, &Wgsl).expect("it can be printed");
+        assert_eq!(lowered.launches[0].bindings.len(), bindings as usize);
+    }
+    let error = lower(&sum_of_vectors(12, true), &[], &CAPS, &Wgsl).map(|_| ());
+    assert_eq!(error, Ok(()));
+    let caps = Caps { bindings: 8, ..CAPS };
+    let error = lower(&sum_of_vectors(12, true), &[], &caps, &Wgsl).expect_err("too many");
+    assert!(
+        error.reason.contains("it reaches 13 separate pieces of memory, and this device binds at most 8"),
+        "{error}"
+    );
+}
+
+/// The steps of a sequence differ in where they read and write, and share a kernel.
+#[test]
+fn steps_of_a_sequence_are_one_kernel() {
+    const WIDTH: usize = 64;
+    const STEPS: usize = 6;
+    let mut b = ProgramBuilder::new();
+    let sequence = b.work("h", DType::F32, WIDTH * STEPS);
+    for step in 1..STEPS {
+        let at = |step: usize| {
+            let steps = Access::contiguous(DType::F32, &[WIDTH]);
+            let access = Access { offset: step * WIDTH, len: WIDTH * STEPS, ..steps };
+            Operand { buffer: sequence, access }
+        };
+        let mut expr = Builder::new();
+        let x = expr.load(0, Type::F32);
+        let y = expr.unary(UnaryOp::Exp, x);
+        let dims = [WIDTH].into_iter().collect();
+        let nest =
+            Nest::elementwise(dims, vec![Load::Buffer(at(step - 1))], expr.finish(&[y]), vec![at(step)]);
+        b.emit(Instruction::from(nest), Entries::ALL, &"a step".into()).expect("the map is sound");
+    }
+    let program = b.finish_unfused(vec![sequence], vec![sequence]).expect("it can be planned");
+    let lowered = launches(&program);
+    assert_eq!(lowered.launches.len(), STEPS - 1);
+    assert!(lowered.launches.iter().all(|launch| launch.source == lowered.launches[0].source));
 }
