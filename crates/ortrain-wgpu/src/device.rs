@@ -2,13 +2,19 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
+use ortrain_graph::Tensor;
 use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
 
 use crate::spare::{Spare, size_for};
+
+/// Bytes that are written at once.
+const PIECE: usize = 4 << 20;
+/// Bytes that wait on the host to be taken, at most.
+const PENDING: u64 = 8 << 20;
 
 /// How many objects were made on a device so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +25,8 @@ pub struct Made {
     pub buffers: usize,
     /// Bind groups.
     pub bind_groups: usize,
+    /// Bytes of the buffers that there are now.
+    pub held: u64,
 }
 
 /// An open device.
@@ -45,6 +53,25 @@ pub(crate) struct Device {
     pub(crate) spare: Spare,
     buffers: AtomicUsize,
     bind_groups: AtomicUsize,
+    held: AtomicU64,
+    /// Bytes that were written and may not have arrived.
+    pending: AtomicU64,
+    /// Constants of programs that are on the device, by where they lie on the host.
+    constants: Mutex<HashMap<(usize, usize), Weak<Constant>>>,
+}
+
+/// A constant of programs on the device. It keeps the tensor, by whose place it is found.
+#[derive(Debug)]
+pub(crate) struct Constant {
+    device: Arc<Device>,
+    pub(crate) buffer: wgpu::Buffer,
+    _tensor: Tensor,
+}
+
+impl Drop for Constant {
+    fn drop(&mut self) {
+        self.device.release(&self.buffer);
+    }
 }
 
 impl Device {
@@ -70,6 +97,9 @@ impl Device {
             spare: Spare::default(),
             buffers: AtomicUsize::new(0),
             bind_groups: AtomicUsize::new(0),
+            held: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
+            constants: Mutex::default(),
         }
     }
 
@@ -78,6 +108,7 @@ impl Device {
             pipelines: self.kernels.lock().unwrap_or_else(PoisonError::into_inner).len(),
             buffers: self.buffers.load(Ordering::Relaxed),
             bind_groups: self.bind_groups.load(Ordering::Relaxed),
+            held: self.held.load(Ordering::Relaxed),
         }
     }
 
@@ -151,9 +182,10 @@ impl Device {
         Ok(kernel)
     }
 
-    /// A buffer that kernels use and that is copied to and from.
+    /// A buffer that kernels use and that is copied to and from. [`Device::release`] is told when it goes.
     pub(crate) fn buffer(&self, bytes: usize) -> wgpu::Buffer {
         self.buffers.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(size_for(bytes), Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: size_for(bytes),
@@ -162,9 +194,57 @@ impl Device {
         })
     }
 
+    /// Notes that a buffer goes.
+    pub(crate) fn release(&self, buffer: &wgpu::Buffer) {
+        self.held.fetch_sub(buffer.size(), Ordering::Relaxed);
+    }
+
+    /// Writes bytes, whole words, to a buffer. Copies of them wait on the host until the device has taken them: not for more than
+    /// [`PENDING`] bytes.
+    pub(crate) fn upload(&self, buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
+            let more = piece.len() as u64;
+            if self.pending.fetch_add(more, Ordering::Relaxed) + more > PENDING {
+                self.queue.submit([]);
+                self.wait()?;
+                self.pending.store(more, Ordering::Relaxed);
+            }
+            self.queue.write_buffer(buffer, at, piece);
+        }
+        self.check()
+    }
+
+    /// A buffer that holds bytes, filled with zeros to a whole word.
+    pub(crate) fn uploaded(&self, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
+        let buffer = self.buffer(bytes.len());
+        let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+        self.upload(&buffer, 0, words)?;
+        if !rest.is_empty() {
+            let mut last = [0; 4];
+            last[..rest.len()].copy_from_slice(rest);
+            self.upload(&buffer, words.len() as u64, &last)?;
+        }
+        Ok(buffer)
+    }
+
+    /// A constant of a program on the device, which programs share.
+    pub(crate) fn constant(self: &Arc<Device>, tensor: &Tensor) -> Result<Arc<Constant>, DeviceError> {
+        let key = (tensor.data().as_ptr() as usize, tensor.data().len());
+        let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = constants.get(&key).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        constants.retain(|_, constant| constant.strong_count() > 0);
+        let buffer = self.uploaded(tensor.data())?;
+        let constant = Arc::new(Constant { device: self.clone(), buffer, _tensor: tensor.clone() });
+        constants.insert(key, Arc::downgrade(&constant));
+        Ok(constant)
+    }
+
     /// A buffer that the host can read.
     pub(crate) fn room(&self, bytes: u64) -> wgpu::Buffer {
         self.buffers.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(bytes.next_multiple_of(256), Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: bytes.next_multiple_of(256),

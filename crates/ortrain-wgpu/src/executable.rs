@@ -251,8 +251,10 @@ impl Executable for WgpuExecutable {
             host.run(&self.program, work, &kept, scalars)?;
         }
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        let resident =
-            resident.get_or_insert_with(|| Resident::new(&self.device, &self.program, &self.lowered));
+        let resident = match &mut *resident {
+            Some(resident) => resident,
+            none => none.insert(Resident::new(&self.device, &self.program, &self.lowered)?),
+        };
         let (what, memory) = ((&*self.program, &self.lowered), (bindings, &*work));
         let groups = resident.begin(&self.device, what, &self.kernels, memory, scalars)?;
         match observer {

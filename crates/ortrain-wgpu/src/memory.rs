@@ -76,7 +76,7 @@ impl DeviceMemory for WgpuMemory {
             return Ok(());
         }
         if (start, end) == (offset, offset + bytes.len()) {
-            self.device.queue.write_buffer(&self.buffer, start as u64, bytes);
+            self.device.upload(&self.buffer, start as u64, bytes)?;
         } else {
             let mut words = vec![0; end - start];
             let last = words.len() - WORD;
@@ -85,7 +85,7 @@ impl DeviceMemory for WgpuMemory {
                 read(&self.device, &self.buffer, end - WORD, &mut words[last..])?;
             }
             words[offset - start..][..bytes.len()].copy_from_slice(bytes);
-            self.device.queue.write_buffer(&self.buffer, start as u64, &words);
+            self.device.upload(&self.buffer, start as u64, &words)?;
         }
         self.device.check()
     }
@@ -128,6 +128,7 @@ impl Drop for WgpuMemory {
     /// Bind groups of programs that ran here hold the buffer, too, until they run elsewhere.
     fn drop(&mut self) {
         if self.device.is_of_this_process() && !(self.is_result && self.device.spare.keep(&self.buffer)) {
+            self.device.release(&self.buffer);
             self.buffer.destroy();
         }
     }
@@ -146,8 +147,13 @@ pub(crate) fn read(
         let from = offset + at;
         let (start, end) = (from / WORD * WORD, (from + piece.len()).next_multiple_of(WORD));
         let bytes = (end - start) as u64;
-        let room = staging.take().filter(|room| room.size() >= bytes);
-        let room = room.unwrap_or_else(|| device.room(bytes));
+        let room = match staging.take() {
+            Some(room) if room.size() >= bytes => room,
+            small => {
+                small.iter().for_each(|room| device.release(room));
+                device.room(bytes)
+            }
+        };
         let mut encoder = device.encoder();
         encoder.copy_buffer_to_buffer(buffer, start as u64, &room, 0, bytes);
         device.queue.submit([encoder.finish()]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ortrain_codegen::{Binding, Fault, Home, Launch, Lowered};
 use ortrain_program::{Bindings, DeviceError, Memory, Program, RunError, Scalars, Workspace};
 
-use crate::device::Device;
+use crate::device::{Constant, Device};
 use crate::memory::{WgpuMemory, read};
 
 /// Bytes of the fault.
@@ -25,7 +25,8 @@ struct Part<'a> {
 /// Buffers of a program: made once, and used by one run at a time.
 #[derive(Debug)]
 pub(crate) struct Resident {
-    constants: Vec<Option<wgpu::Buffer>>,
+    device: Arc<Device>,
+    constants: Vec<Option<Arc<Constant>>>,
     tables: HashMap<Arc<[u32]>, wgpu::Buffer>,
     run: wgpu::Buffer,
     fault: wgpu::Buffer,
@@ -43,18 +44,25 @@ struct Bound {
 }
 
 impl Resident {
-    pub(crate) fn new(device: &Device, program: &Program, lowered: &Lowered) -> Resident {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        program: &Program,
+        lowered: &Lowered,
+    ) -> Result<Resident, DeviceError> {
         let constants = program.constants.iter();
-        let constants =
-            constants.map(|held| (!held.data().is_empty()).then(|| uploaded(device, held.data()))).collect();
+        let constants = constants
+            .map(|held| (!held.data().is_empty()).then(|| device.constant(held)).transpose())
+            .collect::<Result<_, _>>()?;
         let mut tables: HashMap<Arc<[u32]>, wgpu::Buffer> = HashMap::new();
         for binding in lowered.launches.iter().flat_map(|launch| &launch.bindings) {
-            if let Binding::Table(words) = binding {
-                let upload = || uploaded(device, bytemuck::cast_slice(words));
-                tables.entry(words.clone()).or_insert_with(upload);
+            if let Binding::Table(words) = binding
+                && !tables.contains_key(words)
+            {
+                tables.insert(words.clone(), device.uploaded(bytemuck::cast_slice(words))?);
             }
         }
-        Resident {
+        Ok(Resident {
+            device: device.clone(),
             constants,
             tables,
             run: device.buffer(16),
@@ -62,7 +70,7 @@ impl Resident {
             nothing: device.buffer(0),
             copies: HashMap::new(),
             bound: None,
-        }
+        })
     }
 
     /// Binds the memory of a run, and writes its scalars.
@@ -106,7 +114,9 @@ impl Resident {
             return Ok(buffer.clone());
         }
         let buffer = self.copies.entry(number).or_insert_with(|| device.buffer(part.bytes));
-        send(device, buffer, part.memory.to_vec(0, part.bytes)?);
+        let mut bytes = part.memory.to_vec(0, part.bytes)?;
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        device.upload(buffer, 0, &bytes)?;
         Ok(buffer.clone())
     }
 
@@ -123,7 +133,9 @@ impl Resident {
             Home::Work => &buffers[0],
             Home::Scratch => &buffers[1],
             // A constant without elements is bound where a load that reads zeros outside of it is.
-            Home::Constant(number) => self.constants[number].as_ref().unwrap_or(&self.nothing),
+            Home::Constant(number) => {
+                self.constants[number].as_ref().map_or(&self.nothing, |constant| &constant.buffer)
+            }
             Home::Plane(id) => {
                 let at = program.planes.iter().position(|used| used.plane == id);
                 &buffers[2 + at.expect("a plane that a launch reads is one of the program's")]
@@ -175,6 +187,14 @@ impl Resident {
     }
 }
 
+impl Drop for Resident {
+    fn drop(&mut self) {
+        let own = [&self.run, &self.fault, &self.nothing];
+        let all = own.into_iter().chain(self.tables.values()).chain(self.copies.values());
+        all.for_each(|buffer| self.device.release(buffer));
+    }
+}
+
 /// The memory of a run, by number; `None` for a plane that is not bound.
 fn parts<'a>(
     program: &'a Program,
@@ -198,17 +218,4 @@ fn range(buffer: &wgpu::Buffer, start: usize, len: usize) -> wgpu::BindingResour
         offset: start as u64,
         size: wgpu::BufferSize::new(len as u64),
     })
-}
-
-/// A buffer that holds bytes.
-fn uploaded(device: &Device, bytes: &[u8]) -> wgpu::Buffer {
-    let buffer = device.buffer(bytes.len());
-    send(device, &buffer, bytes.to_vec());
-    buffer
-}
-
-/// Writes bytes to the beginning of a buffer: whole words, the last one filled with zeros.
-fn send(device: &Device, buffer: &wgpu::Buffer, mut bytes: Vec<u8>) {
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    device.queue.write_buffer(buffer, 0, &bytes);
 }

@@ -167,6 +167,72 @@ fn a_warm_step_makes_nothing() {
     assert_eq!(counts[1..], [counts[0]; 7]);
 }
 
+/// Bytes beside those that a module counts: staging, buffers of results, constants and tables of programs.
+const BESIDE: u64 = 16 << 20;
+
+/// A device holds what the module counts, and a little; nothing when state and module are gone.
+#[test]
+fn a_device_holds_what_the_module_counts() {
+    let before = wgpu().made().held;
+    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
+    let mut state = state_of(&made);
+    let source = |model| ModelSource::from_proto(model).expect("it is small");
+    let options = ModuleOptions::default().backend(device());
+    let mut module =
+        Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
+    let model = made.optimizer_model.as_ref().expect("it was asked for");
+    let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
+    for batch in batches(&[16, 64], 3) {
+        let inputs = batch.each_ref().map(Given::from);
+        collect(|deliver| module.train_step(&mut state, &inputs, deliver)).expect("it runs");
+        optimizer.step(&mut state, &module).expect("it runs");
+    }
+    let counted = module.memory();
+    // Two slots of the optimizer are as large as the trained parameters.
+    let counted =
+        counted.parameters + counted.gradients + counted.work + counted.scratch + 2 * counted.gradients;
+    let held = wgpu().made().held - before;
+    assert!(
+        held >= counted as u64 && held <= counted as u64 + BESIDE,
+        "{held} bytes, but {counted} are counted"
+    );
+    drop((optimizer, module, state));
+    let left = wgpu().made().held - before;
+    assert!(left <= BESIDE, "{left} bytes are left");
+}
+
+/// Much is written in pieces that the device takes before the next ones come.
+#[test]
+fn large_memory_keeps_what_is_written() {
+    const BYTES: usize = 40 << 20;
+    let before = wgpu().made().held;
+    let memory = device().allocate(BYTES, BYTES).expect("it is not much");
+    let bytes: Vec<u8> = (0..BYTES).map(|k| (k % 251) as u8).collect();
+    memory.write(0, &bytes).expect("the device works");
+    memory.write(3, &[7; 6]).expect("the device works");
+    let read = memory.to_vec(0, BYTES).expect("the device works");
+    assert_eq!(read[..3], bytes[..3]);
+    assert_eq!(read[3..9], [7; 6]);
+    assert!(read[9..] == bytes[9..]);
+    let copy = memory.copy(12, BYTES - 13).expect("there is room");
+    assert!(copy.to_vec(0, BYTES - 13).expect("the device works") == read[12..BYTES - 1]);
+    drop((memory, copy));
+    assert!(wgpu().made().held <= before + BESIDE);
+}
+
+/// More than any device gives is an error that says so, and the state stays where it is.
+#[test]
+fn too_much_memory_is_an_error() {
+    let error = device().allocate(1 << 60, 1 << 60).expect_err("that is too much").to_string();
+    assert!(
+        error.starts_with(&format!(
+            "the device {:?} does not give 1152921504606846976 bytes",
+            device().device()
+        )),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_label_out_of_range_changes_nothing() {
     let made = artifacts("perceptron", &["fc2.weight", "fc2.bias"], OptimizerKind::SGD);
