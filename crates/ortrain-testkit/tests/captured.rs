@@ -5,70 +5,10 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::Tensor;
 use ortrain_program::Reference;
+use ortrain_testkit::suites::captured::{RANDOM, in_a_body, in_a_branch};
 use ortrain_testkit::{Case, cases, gradient_graph, run};
-
-/// Operators that draw other random numbers in a body than in the main graph.
-const RANDOM: [&str; 1] = ["Dropout"];
-
-/// The nodes of a case as a subgraph, and a graph of its inputs and constants, which the subgraph captures.
-fn outside_and_inside(case: &Case) -> (Graph, Graph, Vec<ValueId>) {
-    let mut inside = case.graph.clone();
-    let mut outside = Graph::new(&case.name);
-    outside.opsets.clone_from(&case.graph.opsets);
-    let constants: Vec<ValueId> =
-        inside.value_ids().filter(|&id| inside.value(id).constant.is_some()).collect();
-    inside.inputs.extend(&constants);
-    let mut captured = Vec::new();
-    for &id in &inside.inputs.clone() {
-        let value = inside.value_mut(id);
-        captured.push(match value.constant.take() {
-            Some(tensor) => outside.add_constant(&value.name, tensor),
-            None => {
-                let input = outside.add_value(&value.name, value.ty.clone());
-                outside.inputs.push(input);
-                input
-            }
-        });
-    }
-    (outside, inside, captured)
-}
-
-/// The case with an operator around its nodes, which reads an input of its own, put in front of the others.
-fn around(case: &Case, op: &str, input: &Tensor, attrs: impl FnOnce(Graph, ValueType) -> Attrs) -> Case {
-    let (mut graph, inside, captured) = outside_and_inside(case);
-    let count = inside.outputs.len();
-    let ty = ValueType::tensor(input.dtype(), &input.dims()[input.dims().len().min(1)..]);
-    let attrs = attrs(inside, ty);
-    let first = graph.add_value("first", ValueType::tensor(input.dtype(), input.dims()));
-    graph.inputs.insert(0, first);
-    let ports: Vec<Option<ValueId>> =
-        std::iter::once(first).chain(captured.iter().copied()).map(Some).collect();
-    graph.outputs = (0..count).map(|k| graph.add_value(&format!("out{k}"), ValueType::Unknown)).collect();
-    let outputs: Vec<Option<ValueId>> = graph.outputs.iter().copied().map(Some).collect();
-    let mut node = Node::new("", op, &ports, &outputs, attrs);
-    node.captures = captured.len();
-    graph.nodes.push(node);
-    let inputs = std::iter::once(input.clone()).chain(case.inputs.iter().cloned()).collect();
-    Case { operator: case.operator.clone(), name: format!("{} in {op}", case.name), graph, inputs }
-}
-
-fn in_a_branch(case: &Case) -> Case {
-    let holds = Tensor::filled(DType::Bool, &[], 1.0);
-    around(case, "If", &holds, |branch, _| {
-        Attrs::new().with("then_branch", branch.clone()).with("else_branch", branch)
-    })
-}
-
-/// In the only iteration of a Scan, whose results have one axis more.
-fn in_a_body(case: &Case) -> Case {
-    around(case, "Scan", &Tensor::i64(&[1], &[0]), |mut body, slice| {
-        let slice = body.add_value("slice", slice);
-        body.inputs.insert(0, slice);
-        Attrs::new().with("num_scan_inputs", 1i64).with("body", body)
-    })
-}
 
 /// The gradients of a case's inputs.
 fn gradients(case: &Case) -> Result<Vec<Tensor>, String> {

@@ -10,7 +10,8 @@ use ortrain_expr::Precision;
 use ortrain_program::{Backend, Bf16Fallback};
 use ortrain_testkit::programs::{Kinds, Size};
 use ortrain_testkit::suites::{
-    self, Report, attention, attributes, convolutions, narrowing, normalizations, poolings, precision,
+    self, Report, attention, attributes, captured, convolutions, loops, narrowing, normalizations, panels,
+    poolings, precision, sequences,
 };
 
 use common::wgpu;
@@ -76,6 +77,26 @@ fn normalizations_agree() {
 #[test]
 fn rounded_factors_agree() {
     passes("precision", &precision::agree(&backend()));
+}
+
+#[test]
+fn captured_programs() {
+    passes("captured", &captured::agree(&backend()));
+}
+
+#[test]
+fn loops_agree() {
+    passes("loops", &loops::agree(&backend()));
+}
+
+#[test]
+fn panels_are_left_alone() {
+    passes("panels off", &panels::agree(&backend()));
+}
+
+#[test]
+fn sequences_agree() {
+    passes("sequences", &sequences::agree(&backend()));
 }
 
 #[test]

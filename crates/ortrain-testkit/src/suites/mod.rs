@@ -16,11 +16,15 @@ use crate::{check_backend, tolerance};
 
 pub mod attention;
 pub mod attributes;
+pub mod captured;
 pub mod convolutions;
+pub mod loops;
 pub mod narrowing;
 pub mod normalizations;
+pub mod panels;
 pub mod poolings;
 pub mod precision;
+pub mod sequences;
 
 /// The types that gradients exist for.
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];

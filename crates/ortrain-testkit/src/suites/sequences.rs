@@ -1,0 +1,120 @@
+//! Sequences that are turned, of which a part is all that anybody reads, and recurrent layers with lengths.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Attrs, DType, Tensor, ValueId};
+use ortrain_program::Backend;
+
+use super::Report;
+use crate::{Case, CaseBuilder, Fill, check_backend, run};
+
+const STEPS: usize = 5;
+const BATCH: usize = 3;
+const INPUT: usize = 2;
+const HIDDEN: usize = 4;
+
+/// Sequences of every length, none and all steps among them.
+pub const LENGTHS: [&[f64]; 3] = [&[3.0, 5.0, 1.0], &[0.0, 4.0, 2.0], &[5.0, 5.0, 5.0]];
+
+/// Parts of an axis: from, to, step.
+pub const PARTS: [(i64, i64, i64); 4] = [(2, 4, 1), (0, 1, 1), (4, 5, 1), (0, 5, 2)];
+
+fn slice(b: &mut CaseBuilder, x: ValueId, axis: i64, (from, to, step): (i64, i64, i64)) -> ValueId {
+    let bounds = [from, to, axis, step].map(|value| b.ints(&[value]));
+    b.node("Slice", &[x, bounds[0], bounds[1], bounds[2], bounds[3]], Attrs::new())
+}
+
+/// `ReverseSequence` and a slice of what it gives.
+#[must_use]
+pub fn turned(lengths: &[f64], part: (i64, i64, i64), time_axis: usize, sliced: i64) -> Case {
+    let mut b = CaseBuilder::new("ReverseSequence", &format!("{lengths:?} {part:?} {time_axis} {sliced}"));
+    let mut dims = [BATCH, BATCH, 2];
+    dims[time_axis] = STEPS;
+    let x = b.float(&dims, &Fill::Signed);
+    let lengths = b.input(DType::I64, &[BATCH], &Fill::Exactly(lengths.to_vec()));
+    let axes = Attrs::new().with("time_axis", time_axis as i64).with("batch_axis", 1 - time_axis as i64);
+    let y = b.node("ReverseSequence", &[x, lengths], axes);
+    let y = slice(&mut b, y, sliced, part);
+    b.outputs(&[y])
+}
+
+/// A recurrent layer with lengths, of whose results a part is taken. Its sequences are an input, or are in the model.
+fn recurrent(op: &str, direction: &str, lengths: &[f64], part: Option<(i64, i64, i64)>, given: bool) -> Case {
+    let mut b = CaseBuilder::new(op, &format!("{direction} {lengths:?} {part:?} given: {given}"));
+    let directions = if direction == "bidirectional" { 2 } else { 1 };
+    let gates = match op {
+        "LSTM" => 4,
+        "GRU" => 3,
+        _ => 1,
+    };
+    let x = if given {
+        b.float(&[STEPS, BATCH, INPUT], &Fill::Signed)
+    } else {
+        let values: Vec<f32> = (0..STEPS * BATCH * INPUT).map(|k| (k * 7 % 13) as f32 * 0.25 - 1.5).collect();
+        b.constant(Tensor::f32(&[STEPS, BATCH, INPUT], &values))
+    };
+    let mut small = |dims: &[usize]| {
+        let len: usize = dims.iter().product();
+        let values = (0..len).map(|k| ((k * 11 + len) % 17) as f64 * 0.05 - 0.4).collect();
+        b.float(dims, &Fill::Exactly(values))
+    };
+    let w = small(&[directions, gates * HIDDEN, INPUT]);
+    let r = small(&[directions, gates * HIDDEN, HIDDEN]);
+    let bias = small(&[directions, 2 * gates * HIDDEN]);
+    let lengths = b.input(DType::I32, &[BATCH], &Fill::Exactly(lengths.to_vec()));
+    let attrs = Attrs::new().with("hidden_size", HIDDEN as i64).with("direction", direction);
+    let outputs = if op == "LSTM" { 3 } else { 2 };
+    let inputs = [x, w, r, bias, lengths].map(Some);
+    let results = b.node_with("", op, &inputs, outputs, attrs);
+    match part {
+        Some(part) => {
+            let taken = slice(&mut b, results[0], 0, part);
+            b.outputs(&[taken])
+        }
+        None => b.outputs(&results[1..]),
+    }
+}
+
+/// Layers of every kind and direction, of whose results a part is taken or what comes last.
+#[must_use]
+pub fn recurrent_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for op in ["RNN", "GRU", "LSTM"] {
+        for direction in ["forward", "reverse", "bidirectional"] {
+            for lengths in LENGTHS {
+                for given in [false, true] {
+                    cases.push(recurrent(op, direction, lengths, None, given));
+                    cases.push(recurrent(op, direction, lengths, Some(PARTS[0]), given));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// The elements of a part of turned sequences, by the definition.
+fn elements(x: &[f64], lengths: &[f64], (from, to, step): (i64, i64, i64)) -> Vec<f64> {
+    let mut elements = Vec::new();
+    for t in (from..to).step_by(step as usize) {
+        for (b, &length) in lengths.iter().enumerate() {
+            let (t, length) = (t as usize, length as usize);
+            let from = if t < length { length - 1 - t } else { t };
+            elements.extend_from_slice(&x[(from * BATCH + b) * 2..][..2]);
+        }
+    }
+    elements
+}
+
+/// Parts of turned sequences by the definition; recurrent layers against the reference evaluator, forward and backward.
+#[must_use]
+pub fn agree(backend: &Arc<dyn Backend>) -> Report {
+    let parts = LENGTHS.into_iter().flat_map(|lengths| PARTS.map(|part| (lengths, part)));
+    let turned = parts.map(|(lengths, part)| {
+        let case = turned(lengths, part, 0, 0);
+        let want = elements(&case.inputs[0].to_f64(), lengths, part);
+        let got = run(&case.graph, &case.inputs, backend.clone())?[0].to_f64();
+        if got == want { Ok(()) } else { Err(format!("{}: {got:?} is not {want:?}", case.name)) }
+    });
+    let recurrent = recurrent_cases().into_iter().map(|case| check_backend(&case, backend, true));
+    turned.chain(recurrent).collect()
+}
