@@ -8,7 +8,9 @@ use crate::expr::{Known, Point, position};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::{self, combine, coordinates};
+use crate::nest;
+use crate::points::coordinates;
+use crate::reduce::combine;
 
 /// Numbers that are kept of a row: the largest score, the sum of the powers, the sum of what comes back.
 const STATISTICS: usize = 3;
@@ -181,8 +183,8 @@ impl<'n> Printer<'n> {
     /// An element of the softmax.
     fn softmax(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let score = self.score(kernel, batch, i, j)?;
-        let most = kernel.scratch(&self.place(batch, i, 0));
-        let total = kernel.scratch(&self.place(batch, i, 1)).text;
+        let most = kernel.scratch(&self.place(batch, i, 0), Repr::F32);
+        let total = kernel.scratch(&self.place(batch, i, 1), Repr::F32).text;
         let power = Printer::power(kernel, &score, &most);
         Ok(kernel.define(Value::new(format!("{} / {total}", power.text), Repr::F32)))
     }
@@ -220,7 +222,7 @@ impl<'n> Printer<'n> {
         let back = self.back.as_ref().ok_or("no gradients are asked for")?;
         let softmax = self.softmax(kernel, batch, i, j)?;
         let [of_softmax, kept] = self.back(kernel, back, (batch, i, j), &softmax)?;
-        let total = kernel.scratch(&self.place(batch, i, 2)).text;
+        let total = kernel.scratch(&self.place(batch, i, 2), Repr::F32).text;
         let of_score = format!("{} * ({} - {total})", kept.text, of_softmax.text);
         let of_score = kernel.define(Value::new(of_score, Repr::F32));
         Printer::through(kernel, &back.scores, batch, [i, j], vec![of_score])

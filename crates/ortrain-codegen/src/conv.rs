@@ -8,7 +8,8 @@ use crate::expr::position;
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::{self, coordinates};
+use crate::nest;
+use crate::points::coordinates;
 use crate::product::{self, Factors, InnerProduct, LEFT, int, refuse_doubles};
 
 /// Channels of a group that are few: what is loaded is used too seldom to be shared.

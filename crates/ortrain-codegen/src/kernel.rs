@@ -302,16 +302,28 @@ impl<'a> Kernel<'a> {
         Value::new(format!("int_of({})", self.dialect.word(&table, at)), Repr::I32)
     }
 
-    /// A number that an earlier launch of the instruction has left.
-    pub(crate) fn scratch(&mut self, at: &str) -> Value {
+    /// A number of one word that an earlier launch of the instruction has left.
+    pub(crate) fn scratch(&mut self, at: &str, repr: Repr) -> Value {
         let scratch = self.binding(Source::Scratch, false);
-        Value::new(format!("float_of({})", self.dialect.word(&scratch, at)), Repr::F32)
+        let word = self.dialect.word(&scratch, at);
+        let text = match repr {
+            Repr::F32 => format!("float_of({word})"),
+            Repr::I32 => format!("int_of({word})"),
+            _ => word,
+        };
+        Value::new(text, repr)
     }
 
-    /// Leaves a number for a later launch of the instruction.
+    /// Leaves a number of one word for a later launch of the instruction.
     pub(crate) fn set_scratch(&mut self, at: &str, value: &Value) {
         let scratch = self.binding(Source::Scratch, false);
-        let line = self.dialect.set_word(&scratch, at, &format!("bits_of({})", value.text));
+        let text = &value.text;
+        let word = match value.repr {
+            Repr::F32 => format!("bits_of({text})"),
+            Repr::I32 => format!("bits_of_int({text})"),
+            _ => text.clone(),
+        };
+        let line = self.dialect.set_word(&scratch, at, &word);
         self.line(&line);
     }
 
@@ -343,6 +355,12 @@ impl<'a> Kernel<'a> {
     /// Waits for the other invocations of the group: what they have written to shared arrays is seen.
     pub(crate) fn barrier(&mut self) {
         let line = self.dialect.barrier();
+        self.line(&line);
+    }
+
+    /// Waits for the other invocations of the group: what they were to read of bindings may be written.
+    pub(crate) fn binding_barrier(&mut self) {
+        let line = self.dialect.binding_barrier();
         self.line(&line);
     }
 

@@ -5,25 +5,33 @@
 //! - [`split`]: numbers in float64 that the host computes for devices that have none.
 //! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
 //!
-//! Products are computed by whole groups, which share what they load of the factors; long sums of few groups are cut into parts.
-//! Other kernels are plain: one invocation computes what is stored at one point. The order of each sum follows from sizes alone.
-//! 64-bit integers are 32-bit ones where sizes, constants and checks prove that they fit, else pairs of words.
+//! Products and reductions of long rows are computed by whole groups, which share what they load, or what they have of a sum;
+//! long sums of few groups are cut into parts. Other kernels are plain: one invocation computes what is stored at one point. The
+//! order of each sum follows from sizes alone. 64-bit integers are 32-bit ones where sizes, constants and checks prove that they
+//! fit, else pairs of words.
 #![forbid(unsafe_code)]
 
 mod attention;
 mod conv;
+mod cut;
 mod dialect;
 mod expr;
+mod fold;
 mod functions;
+mod guards;
 mod host;
 mod kernel;
 mod launch;
 mod lower;
 mod matmul;
 mod nest;
+mod parts;
+mod points;
 mod product;
 mod ranges;
+mod reduce;
 mod regions;
+mod rows;
 mod scatter;
 mod split;
 mod text;

@@ -56,6 +56,11 @@ impl<'a> Context<'a> {
         self.scratch.set(self.scratch.get().max(4 * words));
     }
 
+    /// True if two buffers of the instruction may share bytes.
+    pub(crate) fn share(&self, a: BufferId, b: BufferId) -> bool {
+        self.regions.of(a) == self.regions.of(b)
+    }
+
     /// The launch of a kernel of one invocation per point.
     pub(crate) fn finish(&self, kernel: Kernel<'_>, points: u64) -> Result<Launch, String> {
         kernel.finish(Extent::Points(points), self.instruction, self.scratch.get())

@@ -4,10 +4,11 @@ use ortrain_expr::{DType, Precision};
 use ortrain_program::{Nest, Operand};
 
 use crate::dialect::Repr;
+use crate::guards::{Accumulate, checks};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::{self, Accumulate};
+use crate::nest;
 use crate::split::Target;
 use crate::{thin, tile};
 
@@ -183,7 +184,7 @@ fn grouped(
         return Ok(None);
     }
     let target = Target::new(factors, epilogue)?;
-    let mut launches = nest::checks(cx, target.known(), plain)?;
+    let mut launches = checks(cx, target.known(), plain)?;
     launches.extend(match few {
         true => thin::launches(cx, &target)?,
         false => tile::launches(cx, &target)?,

@@ -7,7 +7,8 @@ use crate::dialect::Repr;
 use crate::kernel::Value;
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::{combine, coordinates};
+use crate::points::coordinates;
+use crate::reduce::combine;
 
 pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, String> {
     let ScatterAdd { outer, rows, count, inner, last, .. } = *s;

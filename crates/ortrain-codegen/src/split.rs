@@ -2,6 +2,7 @@
 
 use ortrain_program::Nest;
 
+use crate::dialect::Repr;
 use crate::expr::Known;
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
@@ -112,7 +113,7 @@ impl<'t> Target<'t> {
             let depth = kernel.depth();
             let part = kernel.counted("0", &split.count.to_string());
             let places: Vec<String> = (0..self.sums()).map(|sum| self.place(&part, sum, &number)).collect();
-            let sums: Vec<Value> = places.iter().map(|place| kernel.scratch(place)).collect();
+            let sums: Vec<Value> = places.iter().map(|place| kernel.scratch(place, Repr::F32)).collect();
             product.add_sums(kernel, &sums);
             kernel.close_to(depth);
             Ok(vec![product.result(kernel)])

@@ -4,7 +4,7 @@ use crate::dialect::{GROUP, Repr};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::coordinates;
+use crate::points::coordinates;
 use crate::product::{InnerProduct, LEFT, RIGHT, element_where, int, terms};
 use crate::split::{Split, Target};
 

@@ -9,7 +9,8 @@ use crate::expr::{compare, repr_of};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest::{combine, coordinates};
+use crate::points::coordinates;
+use crate::reduce::combine;
 
 pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, String> {
     let WindowShape { pass, planes, ref axes } = w.shape;

@@ -3,7 +3,7 @@
 mod programs;
 
 use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
-use ortrain_expr::{Builder, DType, Precision, Type, UnaryOp};
+use ortrain_expr::{Access, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
 use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
 use programs::products;
 
@@ -130,4 +130,59 @@ fn products_of_equal_shape_are_one_kernel() {
     let sources: Vec<&str> = lowered.launches.iter().map(|launch| &*launch.source).collect();
     assert_eq!(sources.len(), 6);
     assert!(sources.chunks(2).all(|pair| pair == &sources[..2]));
+}
+
+/// A program that sums up rows, or takes their sums from them, too. A step of 1 from row to row lets columns be neighbours.
+fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program {
+    let len = rows * size;
+    let strides = if by_columns { [1, rows as isize] } else { [size as isize, 1] };
+    let access = |strides: [isize; 2], len| Access {
+        dtype: DType::F32,
+        offset: 0,
+        strides: strides.into_iter().collect(),
+        len,
+    };
+    let mut b = ProgramBuilder::new();
+    let [from, to, all] = [len, rows, len].map(|len| b.work("x", DType::F32, len));
+    let mut expr = Builder::new();
+    let x = expr.load(0, Type::F32);
+    let sum = expr.reduced(0, Type::F32);
+    let rest = expr.sub(x, sum);
+    let (results, stores) = match with_rows {
+        true => (vec![rest], vec![Operand { buffer: all, access: access(strides, len) }]),
+        false => (vec![sum], vec![Operand { buffer: to, access: access([1, 0], rows) }]),
+    };
+    let outputs = stores.iter().map(|store| store.buffer).collect();
+    let (expr, values) = expr.finish_keeping(&results, &[x]);
+    let nest = Nest {
+        dims: [rows, size].into_iter().collect(),
+        inner: 1,
+        segments: None,
+        loads: vec![Load::Buffer(Operand { buffer: from, access: access(strides, len) })],
+        expr,
+        reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
+        stores,
+    };
+    b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the nest is sound");
+    b.finish_unfused(vec![from], outputs).expect("it can be planned")
+}
+
+/// Short rows have an invocation each, longer ones some of a group, and few long ones groups for parts. Columns are cut into parts
+/// where they are few; the last launch of all stores what is left to be stored.
+#[test]
+fn reductions_are_computed_by_groups() {
+    let groups = |sizes, by_columns, with_rows| -> Vec<(u32, bool)> {
+        let launches = launches(&sums(sizes, by_columns, with_rows)).launches;
+        launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
+    };
+    assert_eq!(groups([1000, 32], false, false), [(4, false)]);
+    assert_eq!(groups([1000, 100], false, false), [(125, true)]);
+    assert_eq!(groups([1000, 100], false, true), [(125, true)]);
+    assert_eq!(groups([1000, 20_000], false, true), [(1000, true)]);
+    assert_eq!(groups([3, 20_000], false, false), [(6, true), (3, true)]);
+    assert_eq!(groups([3, 20_000], false, true), [(6, true), (3, true), (235, false)]);
+    assert_eq!(groups([100, 40], true, false), [(2, true)]);
+    assert_eq!(groups([100, 4000], true, false), [(250, true), (2, true)]);
+    assert_eq!(groups([100, 4000], true, true), [(250, true), (2, true), (1563, false)]);
+    assert_eq!(groups([100_000, 40], true, true), [(391, false)]);
 }

@@ -1,0 +1,94 @@
+//! Convolutions.
+
+use ortrain_expr::{ConvPass, ConvShape, DType, Precision, SlidingAxis};
+use ortrain_program::{Conv, Operand};
+
+use crate::finish::{FINISHES, Finish};
+use crate::making::Making;
+
+/// A convolution that is tried: images, groups, channels of a group, axes, and cells.
+fn convolution(
+    pass: ConvPass,
+    shape: [usize; 4],
+    axes: &[SlidingAxis],
+    precision: Precision,
+    finish: Finish,
+) {
+    let [batch, groups, channels_in, channels_out] = shape;
+    let axes = axes.iter().copied().collect();
+    let shape = ConvShape { pass, batch, groups, channels_in, channels_out, axes };
+    let [a_dims, b_dims, dims] = shape.operands();
+    let mut making = Making::new(precision);
+    let [a, b] =
+        [a_dims, b_dims].map(|dims| Operand::whole(making.random(dims.iter().product()), DType::F32, &dims));
+    let epilogue = finish.nest(&mut making, &dims);
+    let precision = precision.of_product(shape.product_sides());
+    let what = format!("{shape:?} {precision} {finish:?}");
+    making.emit(Conv { shape, a, b, precision, epilogue });
+    making.finish().agrees(&what);
+}
+
+const PASSES: [ConvPass; 3] = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
+
+/// An axis that a window slides along.
+fn axis(
+    input: usize,
+    kernel: usize,
+    [stride, dilation]: [usize; 2],
+    before: isize,
+    after: isize,
+) -> SlidingAxis {
+    let room = input as isize + before + after - ((kernel - 1) * dilation) as isize - 1;
+    let output = room.max(0).unsigned_abs() / stride + 1;
+    SlidingAxis { input, output, kernel, stride, dilation, before }
+}
+
+#[test]
+fn convolutions_of_every_pass() {
+    let near = [axis(9, 3, [1, 1], 1, 1), axis(10, 3, [1, 1], 1, 1)];
+    let moved = [axis(11, 3, [2, 1], 1, 2), axis(12, 2, [1, 3], 0, 1)];
+    let point = [axis(6, 1, [1, 1], 0, 0), axis(7, 1, [1, 1], 0, 0)];
+    let line = [axis(40, 5, [3, 2], 4, 4)];
+    let space = [axis(4, 2, [1, 1], 1, 0), axis(5, 3, [2, 1], 1, 1), axis(3, 1, [1, 1], 0, 0)];
+    let cut = [axis(9, 3, [1, 1], -1, 1), axis(8, 2, [2, 1], 0, -1)];
+    for (at, (shape, axes)) in [
+        ([2, 1, 33, 40], &near[..]),
+        ([3, 1, 9, 65], &moved[..]),
+        ([2, 1, 64, 63], &point[..]),
+        ([4, 1, 17, 9], &line[..]),
+        ([2, 2, 10, 12], &near[..]),
+        ([1, 3, 20, 7], &moved[..]),
+        ([2, 5, 1, 1], &near[..]),
+        ([2, 2, 3, 4], &moved[..]),
+        ([1, 1, 3, 34], &near[..]),
+        ([2, 1, 12, 1], &near[..]),
+        ([2, 1, 9, 10], &space[..]),
+        ([2, 1, 10, 11], &cut[..]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for pass in PASSES {
+            convolution(pass, shape, axes, Precision::F32, FINISHES[at % 4]);
+        }
+    }
+}
+
+#[test]
+fn rounded_convolutions() {
+    let axes = [axis(6, 3, [1, 1], 1, 1), axis(7, 3, [2, 1], 1, 1)];
+    for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
+        for pass in PASSES {
+            convolution(pass, [2, 1, 33, 20], &axes, precision, Finish::Store);
+        }
+    }
+}
+
+/// The gradients of filters: long sums over images and places.
+#[test]
+fn long_gradients_of_filters() {
+    let axes = [axis(20, 3, [1, 1], 1, 1), axis(21, 3, [1, 1], 1, 1)];
+    for shape in [[4, 1, 9, 12], [3, 6, 1, 1], [5, 1, 3, 8]] {
+        convolution(ConvPass::FilterGradient, shape, &axes, Precision::F32, Finish::Accumulated);
+    }
+}

@@ -1,0 +1,57 @@
+//! What becomes of products and convolutions.
+
+use ortrain_expr::{Access, Builder, DType, Dims, Type, UnaryOp};
+use ortrain_program::{BufferId, Load, Nest, Operand};
+
+use crate::making::Making;
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    Store,
+    /// With a bias for each column, through the hyperbolic tangent.
+    Activated,
+    /// Added to what a plane holds.
+    Accumulated,
+    /// The result, and twice the result in another order of axes.
+    Twice,
+}
+
+pub(crate) const FINISHES: [Finish; 4] =
+    [Finish::Store, Finish::Activated, Finish::Accumulated, Finish::Twice];
+
+impl Finish {
+    pub(crate) fn nest(self, making: &mut Making, dims: &[usize]) -> Nest {
+        let len = dims.iter().product();
+        let whole = |id: BufferId| Operand::whole(id, DType::F32, dims);
+        let mut loads = vec![Load::Accumulator(DType::F32)];
+        let mut b = Builder::new();
+        let product = b.load(0, Type::F32);
+        let (results, stores) = match self {
+            Finish::Store => (vec![product], vec![whole(making.result(len))]),
+            Finish::Activated => {
+                let columns = dims[dims.len() - 1];
+                let bias = making.random(columns);
+                let access = Access::broadcast(DType::F32, &[columns], dims);
+                loads.push(Load::Buffer(Operand { buffer: bias, access }));
+                let bias = b.load(1, Type::F32);
+                let sum = b.add(product, bias);
+                (vec![b.unary(UnaryOp::Tanh, sum)], vec![whole(making.result(len))])
+            }
+            Finish::Accumulated => {
+                let state = making.state(len);
+                loads.push(Load::Buffer(whole(state)));
+                let old = b.load(1, Type::F32);
+                (vec![b.add(old, product)], vec![whole(state)])
+            }
+            Finish::Twice => {
+                let mut turned = whole(making.result(len));
+                let axis = dims.len() - 2;
+                turned.access.strides[axis] = 1;
+                turned.access.strides[axis + 1] = dims[axis] as isize;
+                (vec![product, b.add(product, product)], vec![whole(making.result(len)), turned])
+            }
+        };
+        Nest::elementwise(Dims::from_slice(dims), loads, b.finish(&results), stores)
+    }
+}

@@ -1,0 +1,150 @@
+//! Programs with the values that they are tried on, on the software driver beside the reference evaluator.
+
+use std::sync::{Arc, OnceLock};
+
+use ortrain_expr::{DType, Precision};
+use ortrain_program::{
+    Backend, Bf16Fallback, Bindings, BufferId, Entries, Entry, Instruction, Place, PlaneId, Program,
+    ProgramBuilder, Reference, RunError, Scalars, Workspace,
+};
+use ortrain_testkit::programs::numbers;
+use ortrain_testkit::tolerance;
+use ortrain_wgpu::{Adapter, Wgpu};
+
+const WORKS: &str = "the device works";
+
+/// The device, at any precision.
+fn device() -> Arc<dyn Backend> {
+    static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
+    let open = || Wgpu::open(Adapter::Software).unwrap_or_else(|error| panic!("{error}"));
+    let emulated = || open().with_precision(Precision::Bf16x6, Bf16Fallback::Emulated);
+    DEVICE.get_or_init(|| emulated().expect("it rounds what it loads")).clone()
+}
+
+/// Numbers in -1..1 that look random.
+pub(crate) fn numbers_of(seed: usize, count: usize) -> Vec<f32> {
+    let bits =
+        |k: usize| (k as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed as u32).wrapping_mul(0x85eb_ca6b);
+    (0..count).map(|k| ((bits(k) ^ (bits(k) >> 15)) >> 8) as f32 / (1u32 << 23) as f32 - 1.0).collect()
+}
+
+/// A program under construction, whose inputs have values.
+#[derive(Default)]
+pub(crate) struct Making {
+    builder: ProgramBuilder,
+    inputs: Vec<(BufferId, Vec<f32>)>,
+    outputs: Vec<BufferId>,
+    /// The values of the plane so far.
+    plane: Vec<f32>,
+}
+
+/// A program and the values of its inputs and of its plane.
+pub(crate) struct Made {
+    program: Arc<Program>,
+    inputs: Vec<Vec<f32>>,
+    plane: Vec<f32>,
+}
+
+impl Making {
+    pub(crate) fn new(precision: Precision) -> Making {
+        Making { builder: ProgramBuilder::new().precision(precision), ..Making::default() }
+    }
+
+    pub(crate) fn given(&mut self, values: Vec<f32>) -> BufferId {
+        let id = self.builder.work("x", DType::F32, values.len());
+        self.inputs.push((id, values));
+        id
+    }
+
+    /// A number of random inputs.
+    pub(crate) fn random(&mut self, count: usize) -> BufferId {
+        self.given(numbers_of(self.inputs.len() * 77 + count, count))
+    }
+
+    pub(crate) fn result(&mut self, len: usize) -> BufferId {
+        let id = self.builder.work("y", DType::F32, len);
+        self.outputs.push(id);
+        id
+    }
+
+    /// A part of the plane.
+    pub(crate) fn state(&mut self, len: usize) -> BufferId {
+        let at = 4 * self.plane.len();
+        self.plane.extend(numbers_of(self.plane.len() + 5, len));
+        self.builder.plane("w", DType::F32, len, PlaneId(0), at)
+    }
+
+    pub(crate) fn emit(&mut self, instruction: impl Into<Instruction>) {
+        self.builder.emit(instruction.into(), Entries::ALL, &"node".into()).expect("it is sound");
+    }
+
+    pub(crate) fn finish(self) -> Made {
+        let ids = self.inputs.iter().map(|(id, _)| *id).collect();
+        let program = self.builder.finish_unfused(ids, self.outputs).expect("it can be planned");
+        let inputs = self.inputs.into_iter().map(|(_, values)| values).collect();
+        Made { program: Arc::new(program), inputs, plane: self.plane }
+    }
+}
+
+impl Made {
+    /// The bytes of its results, and those of the plane afterwards.
+    fn run(&self, backend: &Arc<dyn Backend>) -> (Result<Vec<Vec<u8>>, RunError>, Vec<u8>) {
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let program = &self.program;
+        let room = (4 * self.plane.len()).max(4);
+        let plane = backend.allocate(room, room).expect("a little memory");
+        plane.write(0, &bytes(&self.plane)).expect(WORKS);
+        let executable = backend.compile(program.clone()).expect("it can run");
+        let mut work = Workspace::new(backend.clone());
+        work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
+        work.arena().write(0, &vec![0xa5; program.work_bytes]).expect(WORKS);
+        for (&id, values) in program.inputs.iter().zip(&self.inputs) {
+            if let Place::Work(offset) = program.buffer(id).place {
+                work.arena().write(offset, &bytes(values)).expect(WORKS);
+            }
+        }
+        let planes = Bindings { planes: &[&plane] };
+        let outcome = executable.run(&planes, &mut work, Entry::Overwrite, Scalars::default());
+        let read = |&id: &BufferId| match program.buffer(id).place {
+            Place::Work(offset) => work.arena().to_vec(offset, program.buffer(id).bytes()).expect(WORKS),
+            _ => unreachable!("results are work"),
+        };
+        let results = outcome.map(|()| program.outputs.iter().map(read).collect());
+        (results, plane.to_vec(0, 4 * self.plane.len()).expect(WORKS))
+    }
+
+    /// Results, then the plane, of a run without an error.
+    fn ran(&self, backend: &Arc<dyn Backend>) -> Vec<Vec<u8>> {
+        let (results, plane) = self.run(backend);
+        results.expect("it runs").into_iter().chain([plane]).collect()
+    }
+
+    /// Checks that a run fails, with the error of the reference evaluator, and leaves the plane alone.
+    pub(crate) fn changes_nothing(&self) {
+        let [want, got] =
+            [Arc::new(Reference) as Arc<dyn Backend>, device()].map(|backend| self.run(&backend));
+        let message = |result: Result<Vec<Vec<u8>>, RunError>| result.err().map(|error| error.to_string());
+        assert!(want.0.is_err());
+        assert_eq!(message(got.0), message(want.0));
+        assert_eq!(
+            numbers(&got.1).collect::<Vec<f64>>(),
+            self.plane.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>()
+        );
+    }
+
+    /// Checks the results of the device, and that a second run has the same bits.
+    pub(crate) fn agrees(&self, what: &str) {
+        let want = self.ran(&(Arc::new(Reference) as Arc<dyn Backend>));
+        let [got, again] = [(); 2].map(|()| self.ran(&device()));
+        assert!(got == again, "{what}: two runs differ");
+        for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+            let largest =
+                numbers(want).filter(|want| want.is_finite()).fold(1.0f64, |most, want| most.max(want.abs()));
+            for (at, (got, want)) in numbers(got).zip(numbers(want)).enumerate() {
+                let is_same = got == want || (got.is_nan() && want.is_nan());
+                let is_close = is_same || (got - want).abs() <= tolerance::FLOAT32 * largest;
+                assert!(is_close, "{what}: element {at} of result {k} is {got}, and not {want}");
+            }
+        }
+    }
+}

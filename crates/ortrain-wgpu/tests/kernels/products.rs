@@ -1,0 +1,159 @@
+//! Matrix products.
+
+use ortrain_expr::{Access, DType, Dims, Precision};
+use ortrain_program::{MatMul, Operand};
+
+use crate::finish::{FINISHES, Finish};
+use crate::making::{Made, Making};
+
+/// How a factor lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Plain,
+    Transposed,
+    /// Every second element.
+    Strided,
+    /// The same row again and again.
+    OneRow,
+    /// The same column again and again.
+    OneColumn,
+}
+
+const LAYOUTS: [Layout; 5] =
+    [Layout::Plain, Layout::Transposed, Layout::Strided, Layout::OneRow, Layout::OneColumn];
+
+impl Layout {
+    /// An access to so many matrices, of which there may be one for all.
+    fn access(self, batch: &[usize], [rows, columns]: [usize; 2], is_one: bool) -> Access {
+        let (row, column) = (rows as isize, columns as isize);
+        let (own, step) = match self {
+            Layout::Plain => ([column, 1], row * column),
+            Layout::Transposed => ([1, row], row * column),
+            Layout::Strided => ([2 * column, 2], 2 * row * column),
+            Layout::OneRow => ([0, 1], column),
+            Layout::OneColumn => ([1, 0], row),
+        };
+        let step = if is_one { 0 } else { step };
+        let strides = batch.iter().map(|_| step).chain(own).collect();
+        let dims: Vec<usize> = batch.iter().copied().chain([rows, columns]).collect();
+        let mut access = Access { dtype: DType::F32, offset: 3, strides, len: usize::MAX };
+        access.len = access.reach(&dims).map_or(0, |(_, high)| high as usize + 1);
+        access
+    }
+}
+
+/// A matrix product that is tried.
+#[derive(Clone, Debug)]
+struct Product {
+    batch: Vec<usize>,
+    sides: [usize; 3],
+    layouts: [Layout; 2],
+    precision: Precision,
+    /// What factors are rounded to.
+    rounded: [Option<DType>; 2],
+    finish: Finish,
+}
+
+impl Product {
+    fn plain(sides: [usize; 3]) -> Product {
+        Product {
+            batch: Vec::new(),
+            sides,
+            layouts: [Layout::Plain; 2],
+            precision: Precision::F32,
+            rounded: [None; 2],
+            finish: Finish::Store,
+        }
+    }
+
+    fn made(&self) -> Made {
+        let mut making = Making::new(self.precision);
+        let [m, n, k] = self.sides;
+        let accesses = [(self.layouts[0], [m, k], false), (self.layouts[1], [k, n], self.batch.len() > 1)]
+            .map(|(layout, size, is_one)| layout.access(&self.batch, size, is_one));
+        let [a, b] = accesses.map(|access| Operand { buffer: making.random(access.len), access });
+        let dims: Vec<usize> = self.batch.iter().copied().chain([m, n]).collect();
+        let epilogue = self.finish.nest(&mut making, &dims);
+        let batch = Dims::from_slice(&self.batch);
+        let (precision, rounded) = (self.precision.of_product(self.sides), self.rounded);
+        making.emit(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue });
+        making.finish()
+    }
+
+    fn agrees(&self) {
+        self.made().agrees(&format!("{self:?}"));
+    }
+}
+
+const EDGES: [usize; 12] = [1, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 130];
+
+#[test]
+fn products_at_the_edges_of_tiles() {
+    for (i, &m) in EDGES.iter().enumerate() {
+        for (j, &n) in EDGES.iter().enumerate() {
+            let at = i * EDGES.len() + j;
+            let k = [1, 15, 16, 17, 40][at % 5];
+            let layouts = [LAYOUTS[(at / 2) % 3], LAYOUTS[(at / 6) % 3]];
+            Product { layouts, finish: FINISHES[at % 4], ..Product::plain([m, n, k]) }.agrees();
+        }
+    }
+}
+
+#[test]
+fn products_of_any_layout() {
+    for a in LAYOUTS {
+        for b in LAYOUTS {
+            for (sides, batch) in [([33, 65, 19], vec![2]), ([3, 70, 50], vec![2, 2]), ([70, 8, 33], vec![])]
+            {
+                Product { layouts: [a, b], batch, ..Product::plain(sides) }.agrees();
+            }
+        }
+    }
+}
+
+/// Sums that are cut into parts.
+#[test]
+fn long_sums_of_few_tiles() {
+    for (at, sides) in
+        [[64, 64, 4096], [65, 33, 4096], [9, 40, 700], [1, 1, 4096], [8, 33, 1500], [100, 2, 4100]]
+            .into_iter()
+            .enumerate()
+    {
+        for layouts in [[Layout::Plain; 2], [Layout::Transposed; 2], [Layout::Strided, Layout::OneColumn]] {
+            let batch = if at % 2 == 0 { vec![] } else { vec![2] };
+            Product { layouts, finish: FINISHES[at % 4], batch, ..Product::plain(sides) }.agrees();
+        }
+    }
+}
+
+/// Tiles of 64 by 64, which are for products that have many.
+#[test]
+fn products_of_many_large_tiles() {
+    let batch = vec![40];
+    let [activated, twice] = [Finish::Activated, Finish::Twice];
+    Product { batch: batch.clone(), finish: activated, ..Product::plain([65, 70, 17]) }.agrees();
+    let layouts = [Layout::Transposed; 2];
+    Product { batch: batch.clone(), finish: twice, layouts, ..Product::plain([127, 66, 20]) }.agrees();
+    for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
+        Product { batch: batch.clone(), precision, ..Product::plain([65, 128, 17]) }.agrees();
+    }
+}
+
+#[test]
+fn rounded_products() {
+    for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
+        for (sides, layouts) in [
+            ([17, 33, 17], [Layout::Plain, Layout::Transposed]),
+            ([64, 64, 40], [Layout::Transposed, Layout::Plain]),
+            ([33, 32, 700], [Layout::Plain, Layout::Plain]),
+        ] {
+            Product { precision, layouts, finish: Finish::Activated, ..Product::plain(sides) }.agrees();
+        }
+    }
+    let to = [Some(DType::BF16), Some(DType::F16)];
+    for rounded in [to, [to[1], None], [None, to[0]]] {
+        for sides in [[33, 40, 20], [5, 40, 90]] {
+            Product { rounded, ..Product::plain(sides) }.agrees();
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Reductions of rows and of columns.
+
+use ortrain_expr::{
+    Access, Builder, CompareOp, DType, Dims, Precision, ReduceOp, Reduction, Reg, Type, UnaryOp,
+};
+use ortrain_program::{BufferId, Load, Nest, Operand};
+
+use crate::making::{Making, numbers_of};
+
+/// A space whose last axes are reduced, and how a tensor lies in it.
+#[derive(Clone, Debug)]
+struct Space {
+    dims: Vec<usize>,
+    inner: usize,
+    strides: Vec<isize>,
+}
+
+/// Rows whose elements are neighbours.
+fn rows(count: usize, size: usize) -> Space {
+    Space { dims: vec![count, size], inner: 1, strides: vec![size as isize, 1] }
+}
+
+/// Rows whose elements are neighbours of those of other rows.
+fn columns(count: usize, size: usize) -> Space {
+    Space { dims: vec![count, size], inner: 1, strides: vec![1, count as isize] }
+}
+
+/// The channels of images, over images and places.
+fn channels(images: usize, count: usize, places: usize) -> Space {
+    let (channels, size) = (count as isize, places as isize);
+    Space { dims: vec![count, images, places], inner: 2, strides: vec![size, channels * size, 1] }
+}
+
+/// The same where the channels of a place are neighbours.
+fn channels_last(images: usize, count: usize, places: usize) -> Space {
+    let (channels, size) = (count as isize, places as isize);
+    Space { dims: vec![count, images, places], inner: 2, strides: vec![1, channels * size, channels] }
+}
+
+impl Space {
+    fn count(&self) -> usize {
+        self.dims[..self.dims.len() - self.inner].iter().product()
+    }
+
+    fn elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    fn all(&self, buffer: BufferId) -> Operand {
+        let strides = self.strides.iter().copied().collect();
+        Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len: self.elements() } }
+    }
+
+    /// One element for each row.
+    fn once(&self, buffer: BufferId) -> Operand {
+        let mut strides: Vec<isize> = vec![0; self.dims.len()];
+        strides[0] = 1;
+        let strides = strides.into_iter().collect();
+        Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len: self.count() } }
+    }
+
+    fn nest(&self, loads: Vec<Operand>, made: Expression, stores: Vec<Operand>) -> Nest {
+        let Expression { builder, reductions, results } = made;
+        let values: Vec<Reg> = reductions.iter().map(|(_, value)| *value).collect();
+        let (expr, values) = builder.finish_keeping(&results, &values);
+        let operations = reductions.iter().map(|(op, _)| *op);
+        Nest {
+            dims: Dims::from_slice(&self.dims),
+            inner: self.inner,
+            segments: None,
+            loads: loads.into_iter().map(Load::Buffer).collect(),
+            expr,
+            reductions: operations.zip(values).map(|(op, value)| Reduction { op, value }).collect(),
+            stores,
+        }
+    }
+}
+
+/// What a nest computes.
+#[derive(Default)]
+struct Expression {
+    builder: Builder,
+    reductions: Vec<(ReduceOp, Reg)>,
+    results: Vec<Reg>,
+}
+
+impl Expression {
+    /// A reduction; its result.
+    fn reduced(&mut self, op: ReduceOp, value: Reg) -> Reg {
+        self.reductions.push((op, value));
+        let ty = self.builder.ty(value);
+        self.builder.reduced(self.reductions.len() - 1, ty)
+    }
+}
+
+/// Numbers, with some that are none, or not finite, in some rows.
+fn special(space: &Space) -> Vec<f32> {
+    let mut values = numbers_of(space.elements(), space.elements());
+    let count = space.count();
+    let last: isize =
+        space.dims.iter().zip(&space.strides).map(|(&dim, &stride)| (dim as isize - 1) * stride).sum();
+    let step = space.strides[0];
+    let at = |row: usize, from_end: isize| {
+        let end = last - (count - 1 - row) as isize * step;
+        let inner = space.strides[space.strides.len() - 1];
+        (end - from_end * inner).unsigned_abs()
+    };
+    if count > 3 {
+        values[at(1, 0)] = f32::NAN;
+        values[at(2, 1)] = f32::INFINITY;
+        values[at(2, 3)] = f32::NEG_INFINITY;
+        values[at(3, 2)] = f32::NEG_INFINITY;
+    }
+    values
+}
+
+/// Sum, largest, smallest, product, and a number of elements.
+fn statistics(space: &Space, values: Vec<f32>) {
+    let mut making = Making::new(Precision::F32);
+    let x = making.given(values);
+    let mut made = Expression::default();
+    let element = made.builder.load(0, Type::F32);
+    let half = made.builder.constant(Type::F32, 0.5);
+    let is_larger = made.builder.compare(CompareOp::Lt, half, element);
+    let one = made.builder.convert(is_larger, Type::I32);
+    // A product that is exact, whatever the order.
+    let signs = [-1.0, 1.0].map(|sign| made.builder.constant(Type::F32, sign));
+    let factor = made.builder.select(is_larger, signs[0], signs[1]);
+    let reductions = [
+        (ReduceOp::Sum, element),
+        (ReduceOp::Max, element),
+        (ReduceOp::Min, element),
+        (ReduceOp::Prod, factor),
+        (ReduceOp::Sum, one),
+    ];
+    let results: Vec<Reg> = reductions.iter().map(|&(op, value)| made.reduced(op, value)).collect();
+    made.results = results.into_iter().map(|result| made.builder.convert(result, Type::F32)).collect();
+    let stores = (0..5).map(|_| space.once(making.result(space.count()))).collect();
+    making.emit(space.nest(vec![space.all(x)], made, stores));
+    making.finish().agrees(&format!("statistics of {space:?}"));
+}
+
+/// Wide integers: pairs of words.
+fn wide_sums(space: &Space) {
+    let mut making = Making::new(Precision::F32);
+    let x = making.random(space.elements());
+    let mut made = Expression::default();
+    let element = made.builder.load(0, Type::F32);
+    let large = made.builder.constant(Type::F32, 1e15);
+    let value = made.builder.mul(element, large);
+    let value = made.builder.convert(value, Type::I64);
+    let [sum, most] = [ReduceOp::Sum, ReduceOp::Max].map(|op| made.reduced(op, value));
+    made.results = [sum, most]
+        .map(|sum| {
+            let sum = made.builder.convert(sum, Type::F32);
+            made.builder.div(sum, large)
+        })
+        .to_vec();
+    let stores = (0..2).map(|_| space.once(making.result(space.count()))).collect();
+    making.emit(space.nest(vec![space.all(x)], made, stores));
+    making.finish().agrees(&format!("wide sums of {space:?}"));
+}
+
+/// The softmax, and the logarithm of its sum: two reductions, of which the second one needs the first one.
+fn softmax(space: &Space) {
+    let mut making = Making::new(Precision::F32);
+    let x = making.random(space.elements());
+    let mut made = Expression::default();
+    let element = made.builder.load(0, Type::F32);
+    let most = made.reduced(ReduceOp::Max, element);
+    let less = made.builder.sub(element, most);
+    let power = made.builder.unary(UnaryOp::Exp, less);
+    let total = made.reduced(ReduceOp::Sum, power);
+    let share = made.builder.div(power, total);
+    let log = made.builder.unary(UnaryOp::Log, total);
+    made.results = vec![share, made.builder.add(log, most)];
+    let stores = vec![space.all(making.result(space.elements())), space.once(making.result(space.count()))];
+    making.emit(space.nest(vec![space.all(x)], made, stores));
+    making.finish().agrees(&format!("the softmax of {space:?}"));
+}
+
+/// Rows from which their mean is taken, in place or not, and statistics that move towards it, in place.
+fn centered(space: &Space, in_place: bool) {
+    let mut making = Making::new(Precision::F32);
+    let x = match in_place {
+        true => making.state(space.elements()),
+        false => making.random(space.elements()),
+    };
+    let running = making.state(space.count());
+    let to = if in_place { x } else { making.result(space.elements()) };
+    let mut made = Expression::default();
+    let element = made.builder.load(0, Type::F32);
+    let old = made.builder.load(1, Type::F32);
+    let total = made.reduced(ReduceOp::Sum, element);
+    let size = made.builder.constant(Type::F32, (space.elements() / space.count()) as f64);
+    let mean = made.builder.div(total, size);
+    // What was there before is part of both results.
+    let shifted = made.builder.add(mean, old);
+    let result = made.builder.sub(element, shifted);
+    made.results = vec![result, shifted];
+    let (all, once) = (space.all(x), space.once(running));
+    making.emit(space.nest(vec![all, once.clone()], made, vec![space.all(to), once]));
+    making.finish().agrees(&format!("{space:?} without means, in place: {in_place}"));
+}
+
+fn everything(space: &Space) {
+    statistics(space, special(space));
+    softmax(space);
+    wide_sums(space);
+    [false, true].into_iter().for_each(|in_place| centered(space, in_place));
+}
+
+#[test]
+fn rows_of_any_size() {
+    for size in [31, 32, 33, 127, 128, 129, 257, 512, 513, 1000, 1025] {
+        for count in [1, 5, 130] {
+            everything(&rows(count, size));
+        }
+    }
+}
+
+/// Parts of 16 384 elements.
+#[test]
+fn few_long_rows() {
+    for (count, size) in [(1, 16_384), (1, 16_385), (4, 16_640), (5, 50_000), (127, 16_390)] {
+        everything(&rows(count, size));
+    }
+    everything(&channels(8, 6, 3000));
+}
+
+#[test]
+fn columns_of_any_size() {
+    for size in [33, 64, 100, 513, 2000] {
+        for count in [2, 7, 8, 9, 63, 64, 65, 130] {
+            everything(&columns(count, size));
+        }
+    }
+}
+
+#[test]
+fn channels_of_images() {
+    for (images, count, places) in [(3, 5, 20), (40, 70, 9), (2, 64, 49), (9, 33, 100)] {
+        everything(&channels(images, count, places));
+        everything(&channels_last(images, count, places));
+    }
+}
