@@ -27,6 +27,7 @@ mod matmul;
 mod nest;
 mod parts;
 mod points;
+mod prelude;
 mod product;
 mod ranges;
 mod reduce;

@@ -5,16 +5,17 @@ use std::sync::LazyLock;
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared, needed_items};
+use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared};
 use crate::functions::functions;
+use crate::prelude::Prelude;
 
 /// The language of WebGPU. No optional feature is used: no 64-bit type, no subgroups, no narrow floats.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wgsl;
 
-static PRELUDE: LazyLock<String> = LazyLock::new(|| {
+static PRELUDE: LazyLock<Prelude> = LazyLock::new(|| {
     let texts = [include_str!("wgsl/integers.wgsl"), include_str!("wgsl/floats.wgsl"), &functions()];
-    texts.iter().fold(String::from("\n"), |all, text| all + text + "\n")
+    Prelude::new(texts.iter().fold(String::from("\n"), |all, text| all + text + "\n"))
 });
 
 impl Dialect for Wgsl {
@@ -92,12 +93,12 @@ impl Dialect for Wgsl {
     }
 
     fn prelude(&self) -> &str {
-        &PRELUDE
+        PRELUDE.text()
     }
 
     fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String {
         let mut text = head(bindings);
-        text += &needed_items(self.prelude(), body);
+        text += &PRELUDE.needed_by(body);
         let _ = write!(
             text,
             "@compute @workgroup_size({GROUP})
@@ -123,7 +124,7 @@ if (id >= {points}u) {{ return; }}
         for Shared { name, repr, len } in shared {
             let _ = writeln!(text, "var<workgroup> {name}: array<{}, {len}>;", self.type_name(*repr));
         }
-        text += &needed_items(self.prelude(), body);
+        text += &PRELUDE.needed_by(body);
         // Control flow must be the same for a whole group: the last row of groups leaves as groups.
         let _ = write!(
             text,
