@@ -52,6 +52,15 @@ pub trait Dialect: std::fmt::Debug + Sync {
     /// The word of a binding with a number (a 32-bit signed integer).
     fn word(&self, binding: &Declared, at: &str) -> String;
 
+    /// Four words of a binding of quads, by the number of the quad.
+    fn quad(&self, binding: &Declared, at: &str) -> String;
+
+    /// The definition of a name for four words, each of which is then `NAME.x`, `NAME.y`, `NAME.z`, `NAME.w`.
+    fn define_quad(&self, name: &str, value: &str) -> String;
+
+    /// The statement that writes four words.
+    fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String;
+
     /// The statement that writes a word.
     fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String;
 
@@ -121,4 +130,6 @@ pub struct Declared {
     pub name: String,
     /// True if words are written in part, or by several invocations.
     pub atomic: bool,
+    /// True if it is an array of quads of words, which are read and written as a whole.
+    pub is_wide: bool,
 }

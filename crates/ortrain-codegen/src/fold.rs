@@ -55,7 +55,7 @@ pub(crate) fn fold(
     let depth = kernel.depth();
     let inner = span.walk_row(kernel, known.nest);
     let at = outer.iter().cloned().chain(inner).collect();
-    let point = Point { at, accumulators: Vec::new(), reduced: reduced.to_vec() };
+    let point = Point { at, reduced: reduced.to_vec(), ..Point::default() };
     add(kernel, known, stage, &totals, &point)?;
     kernel.close_to(depth);
     Ok(totals)

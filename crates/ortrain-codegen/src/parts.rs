@@ -227,7 +227,7 @@ impl Printer<'_> {
         reduced.extend(values);
         let first = std::iter::repeat_n(String::from("0i"), nest.inner);
         let at = place.outer.iter().cloned().chain(first).collect();
-        store(kernel, self.known, &Point { at, accumulators: Vec::new(), reduced }, &self.once)
+        store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.once)
     }
 
     /// The launch that stores results of rows, or of points.
@@ -249,7 +249,7 @@ impl Printer<'_> {
         };
         let roots: Vec<Reg> = stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
         let reduced = self.reduced(&mut kernel, nest.reductions.len(), &roots, &row);
-        store(&mut kernel, self.known, &Point { at, accumulators: Vec::new(), reduced }, stores)?;
+        store(&mut kernel, self.known, &Point { at, reduced, ..Point::default() }, stores)?;
         self.cx.finish(kernel, points as u64)
     }
 }

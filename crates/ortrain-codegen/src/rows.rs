@@ -45,7 +45,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Launch, Stri
     }
     let first = vec![String::from("0i"); nest.inner];
     let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();
-    let point = Point { at: at(first), accumulators: Vec::new(), reduced };
+    let point = Point { at: at(first), reduced, ..Point::default() };
     finish(&mut kernel, known, &point, (&span, exists, &slot))?;
     cx.finish_groups(kernel, rows.div_ceil(each) as u64)
 }

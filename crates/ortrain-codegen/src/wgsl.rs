@@ -66,6 +66,18 @@ impl Dialect for Wgsl {
         if binding.atomic { format!("atomicLoad(&{name}[{at}])") } else { format!("{name}[{at}]") }
     }
 
+    fn quad(&self, binding: &Declared, at: &str) -> String {
+        format!("{}[{at}]", binding.name)
+    }
+
+    fn define_quad(&self, name: &str, value: &str) -> String {
+        format!("let {name}: vec4<u32> = {value};")
+    }
+
+    fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String {
+        format!("{}[{at}] = vec4<u32>({});", binding.name, words.join(", "))
+    }
+
     fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String {
         let name = &binding.name;
         if binding.atomic {
@@ -143,8 +155,12 @@ if (group >= {groups}u) {{ return; }}
 /// The declarations of bindings.
 fn head(bindings: &[Declared]) -> String {
     let mut text = String::new();
-    for (k, Declared { name, atomic }) in bindings.iter().enumerate() {
-        let word = if *atomic { "atomic<u32>" } else { "u32" };
+    for (k, Declared { name, atomic, is_wide }) in bindings.iter().enumerate() {
+        let word = match (atomic, is_wide) {
+            (true, _) => "atomic<u32>",
+            (_, true) => "vec4<u32>",
+            _ => "u32",
+        };
         let _ = writeln!(text, "@group(0) @binding({k}) var<storage, read_write> {name}: array<{word}>;");
     }
     text
