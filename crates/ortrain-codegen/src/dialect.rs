@@ -17,9 +17,37 @@ pub enum Repr {
     I64,
     /// 64-bit unsigned integer: a pair of words.
     U64,
+    /// Two 32-bit floats, `NAME.x` and `NAME.y`. The product of a float and of such, and sums of them, are written as those of
+    /// floats are.
+    F32x2,
+    /// Four 32-bit floats: those and `NAME.z`, `NAME.w`.
+    F32x4,
 }
 
 impl Repr {
+    /// So many floats in one: 2 or 4.
+    ///
+    /// # Panics
+    /// With another number.
+    #[must_use]
+    pub fn floats(count: usize) -> Repr {
+        match count {
+            2 => Repr::F32x2,
+            4 => Repr::F32x4,
+            _ => unreachable!("floats come by two or four, and not by {count}"),
+        }
+    }
+
+    /// Bytes of a value in a shared array.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Repr::F32x4 => 16,
+            Repr::I64 | Repr::U64 | Repr::F32x2 => 8,
+            _ => 4,
+        }
+    }
+
     /// True for a pair of words.
     #[must_use]
     pub fn is_pair(self) -> bool {
@@ -36,6 +64,12 @@ pub trait Dialect: std::fmt::Debug + Sync {
 
     /// A constant that is given as a scalar of the type.
     fn constant(&self, value: Scalar, repr: Repr) -> String;
+
+    /// A value of several floats, from each of them or from one for all.
+    fn floats(&self, repr: Repr, parts: &[String]) -> String;
+
+    /// One of the floats of an element of a shared array, by a number that is computed.
+    fn part_of(&self, array: &str, at: &str, part: &str) -> String;
 
     /// The definition of a name that keeps its value.
     fn define(&self, name: &str, repr: Repr, value: &str) -> String;
@@ -119,7 +153,7 @@ impl Shared {
     /// Bytes of the array.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.len * if self.repr.is_pair() { 8 } else { 4 }
+        self.len * self.repr.bytes()
     }
 }
 

@@ -30,7 +30,7 @@ fn of_word(dtype: DType, word: &str) -> Value {
 }
 
 /// The word of a value, which is an element of one word.
-fn word_of(value: &Value) -> String {
+pub(crate) fn word_of(value: &Value) -> String {
     let text = &value.text;
     match value.repr {
         Repr::F32 => format!("bits_of({text})"),

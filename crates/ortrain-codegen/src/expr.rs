@@ -314,7 +314,7 @@ pub(crate) fn repr_of(ty: Type) -> Repr {
 /// A type that is printed so.
 pub(crate) fn type_of(repr: Repr) -> Type {
     match repr {
-        Repr::F32 => Type::F32,
+        Repr::F32 | Repr::F32x2 | Repr::F32x4 => Type::F32,
         Repr::I32 => Type::I32,
         Repr::U32 => Type::U32,
         Repr::Bool => Type::Bool,

@@ -7,6 +7,7 @@ use ortrain_expr::{DType, Scalar, Type};
 use ortrain_program::{BufferId, align};
 
 use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
+use crate::elements::word_of;
 use crate::launch::{Binding, Caps, Home, Launch};
 use crate::regions::{Region, Regions};
 
@@ -249,12 +250,7 @@ impl<'a> Kernel<'a> {
     /// Leaves a number of one word for a later launch of the instruction.
     pub(crate) fn set_scratch(&mut self, at: &str, value: &Value) {
         let scratch = self.binding(Source::Scratch, false);
-        let text = &value.text;
-        let word = match value.repr {
-            Repr::F32 => format!("bits_of({text})"),
-            Repr::I32 => format!("bits_of_int({text})"),
-            _ => text.clone(),
-        };
+        let word = word_of(value);
         let line = self.dialect.set_word(&scratch, at, &word);
         self.line(&line);
     }

@@ -1,6 +1,6 @@
 //! Inner products, and what makes a product of matrices of an instruction.
 
-use ortrain_expr::{DType, Precision};
+use ortrain_expr::{DType, Precision, Scalar};
 use ortrain_program::{Nest, Operand};
 
 use crate::dialect::Repr;
@@ -35,10 +35,21 @@ pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value
 
 impl InnerProduct {
     pub(crate) fn new(kernel: &mut Kernel<'_>, precision: Precision) -> InnerProduct {
-        let zero = Value::new("0.0f", Repr::F32);
+        InnerProduct::of(kernel, precision, Repr::F32)
+    }
+
+    /// Inner products side by side: right factors are several floats.
+    pub(crate) fn of(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
+        let zero = kernel.constant(Scalar::F32(0.0), repr);
         let total = kernel.variable(&zero);
         let first = (precision.terms() > 1).then(|| kernel.variable(&zero));
         InnerProduct { precision, total, first }
+    }
+
+    /// One of several side by side.
+    pub(crate) fn part(&self, name: &str) -> InnerProduct {
+        let part = |sum: &Value| Value::new(format!("{}.{name}", sum.text), Repr::F32);
+        InnerProduct { total: part(&self.total), first: self.first.as_ref().map(part), ..*self }
     }
 
     /// The number of sums of one.

@@ -26,6 +26,8 @@ impl Dialect for Wgsl {
             Repr::U32 => "u32",
             Repr::Bool => "bool",
             Repr::I64 | Repr::U64 => "vec2<u32>",
+            Repr::F32x2 => "vec2<f32>",
+            Repr::F32x4 => "vec4<f32>",
         }
     }
 
@@ -42,7 +44,16 @@ impl Dialect for Wgsl {
             Repr::U32 => format!("{}u", bits as u32),
             Repr::Bool => if bits == 0 { "false" } else { "true" }.to_owned(),
             Repr::I64 | Repr::U64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
+            Repr::F32x2 | Repr::F32x4 => self.floats(repr, &[self.constant(value, Repr::F32)]),
         }
+    }
+
+    fn floats(&self, repr: Repr, parts: &[String]) -> String {
+        format!("{}({})", self.type_name(repr), parts.join(", "))
+    }
+
+    fn part_of(&self, array: &str, at: &str, part: &str) -> String {
+        format!("{array}[{at}][{part}]")
     }
 
     fn define(&self, name: &str, repr: Repr, value: &str) -> String {
