@@ -99,6 +99,11 @@ impl<'a> Kernel<'a> {
         Value::new(name, repr)
     }
 
+    /// Gives a 32-bit signed integer a name.
+    pub(crate) fn int(&mut self, text: String) -> String {
+        self.define(Value::new(text, Repr::I32)).text
+    }
+
     /// A name whose value changes.
     pub(crate) fn variable(&mut self, value: &Value) -> Value {
         let name = self.name();

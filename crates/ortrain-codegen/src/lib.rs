@@ -30,6 +30,7 @@ mod parts;
 mod points;
 mod prelude;
 mod product;
+mod products;
 mod ranges;
 mod reduce;
 mod regions;

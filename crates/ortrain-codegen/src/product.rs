@@ -1,16 +1,10 @@
 //! Inner products, and what makes a product of matrices of an instruction.
 
 use ortrain_expr::{DType, Precision, Scalar};
-use ortrain_program::{Nest, Operand};
+use ortrain_program::Operand;
 
 use crate::dialect::Repr;
-use crate::guards::{Accumulate, checks};
 use crate::kernel::{Kernel, Value, float64};
-use crate::launch::Launch;
-use crate::lower::Context;
-use crate::nest;
-use crate::split::Target;
-use crate::{thin, tile};
 
 /// An inner product while it is summed up.
 pub(crate) struct InnerProduct {
@@ -155,52 +149,6 @@ pub(crate) fn element_where(
     kernel.assign(&value, &loaded);
     kernel.close_to(depth);
     Ok(value)
-}
-
-/// A 32-bit signed integer with a name.
-pub(crate) fn int(kernel: &mut Kernel<'_>, text: String) -> String {
-    kernel.define(Value::new(text, Repr::I32)).text
-}
-
-/// The shortest sums that tiles make; without that, elements are used seldom, and nothing is won.
-const SHORT: usize = 4;
-/// The shortest sums that the invocations of a group share.
-const SHORT_SHARED: usize = 16;
-/// Lines of a factor that are few: one invocation has all of them.
-const FEW: usize = 8;
-
-/// The launches of a product: whole groups compute it where its shape allows, else `plain` each point by itself.
-pub(crate) fn launches(
-    cx: &Context<'_>,
-    factors: &dyn Factors,
-    epilogue: &Nest,
-    plain: Accumulate<'_>,
-) -> Result<Vec<Launch>, String> {
-    // What groups cannot do, because a device binds too little, say, plain kernels may.
-    match grouped(cx, factors, epilogue, plain) {
-        Ok(Some(launches)) => Ok(launches),
-        _ => nest::launches(cx, epilogue, plain),
-    }
-}
-
-fn grouped(
-    cx: &Context<'_>,
-    factors: &dyn Factors,
-    epilogue: &Nest,
-    plain: Accumulate<'_>,
-) -> Result<Option<Vec<Launch>>, String> {
-    let [m, n, k] = factors.sides();
-    let few = m.min(n) <= FEW;
-    if k <= if few { SHORT_SHARED } else { SHORT } || epilogue.segments.is_some() {
-        return Ok(None);
-    }
-    let target = Target::new(factors, epilogue)?;
-    let mut launches = checks(cx, target.known(), plain)?;
-    launches.extend(match few {
-        true => thin::launches(cx, &target)?,
-        false => tile::launches(cx, &target)?,
-    });
-    Ok(Some(launches))
 }
 
 pub(crate) fn refuse_doubles(factors: [&Operand; 2]) -> Result<(), String> {

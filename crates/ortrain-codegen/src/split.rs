@@ -8,7 +8,7 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::nest;
-use crate::product::{Factors, InnerProduct, int};
+use crate::product::{Factors, InnerProduct};
 
 /// Groups that keep a device busy: with fewer, long sums are cut.
 const BUSY: usize = 128;
@@ -80,7 +80,7 @@ impl<'t> Target<'t> {
     fn number(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
         let number = axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
-        int(kernel, number)
+        kernel.int(number)
     }
 
     /// Finishes the result at a point.

@@ -5,7 +5,7 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::coordinates;
-use crate::product::{InnerProduct, LEFT, RIGHT, element_where, int, terms};
+use crate::product::{InnerProduct, LEFT, RIGHT, element_where, terms};
 use crate::split::{Split, Target};
 
 /// Invocations along each axis of a tile.
@@ -102,7 +102,7 @@ impl Printer<'_> {
         let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
         let mut at = coordinates(&mut kernel, "group", &dims);
         let place = at.split_off(batch.len());
-        let first = [1, 2].map(|axis| int(&mut kernel, format!("{} * {side}", place[axis])));
+        let first = [1, 2].map(|axis| kernel.int(format!("{} * {side}", place[axis])));
         let room = (2 * self.parts * depth * PITCH).max(side * ACROSS);
         let shared = kernel.shared(self.tile.repr(), room);
         let group = Group { batch: at, part: place[0].clone(), first, shared };
@@ -122,11 +122,11 @@ impl Printer<'_> {
         let (factors, Tile { side: size, depth, .. }) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
         let fast = if along { depth } else { ACROSS };
-        let (near, far) = (int(kernel, format!("lane % {fast}")), int(kernel, format!("lane / {fast}")));
+        let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
         let place = if along { [far, near] } else { [near, far] };
         let all = factors.sides()[side];
         let line = |k: usize| {
-            let line = int(kernel, format!("{} + {} + {}", group.first[side], place[0], k * ACROSS));
+            let line = kernel.int(format!("{} + {} + {}", group.first[side], place[0], k * ACROSS));
             let exists = (!all.is_multiple_of(size)).then(|| format!("{line} < {all}"));
             (factors.line(kernel, side, &group.batch, &line), exists)
         };
@@ -143,7 +143,7 @@ impl Printer<'_> {
         }
         let [line_place, term_place] = &loads.place;
         let all = factors.sides()[2];
-        let term = int(kernel, format!("{from} + {term_place}"));
+        let term = kernel.int(format!("{from} + {term_place}"));
         let is_term = (split.count * split.terms != all).then(|| format!("{term} < {all}"));
         let term = factors.term(kernel, loads.side, &term);
         let mut values: Vec<Vec<String>> = vec![Vec::new(); self.parts];
@@ -174,7 +174,7 @@ impl Printer<'_> {
         let own = self.own(kernel);
         let open = kernel.depth();
         let step = kernel.counted("0", &(split.terms / depth).to_string());
-        let from = int(kernel, format!("{} * {} + {step} * {depth}", group.part, split.terms));
+        let from = kernel.int(format!("{} * {} + {step} * {depth}", group.part, split.terms));
         for loads in &loads {
             self.share(kernel, group, loads, &from)?;
         }
@@ -201,7 +201,7 @@ impl Printer<'_> {
 
     /// The first row and the first column of an invocation in the tile.
     fn own(&self, kernel: &mut Kernel<'_>) -> [String; 2] {
-        [int(kernel, format!("lane / {ACROSS}")), int(kernel, format!("lane % {ACROSS}"))]
+        [kernel.int(format!("lane / {ACROSS}")), kernel.int(format!("lane % {ACROSS}"))]
     }
 
     /// Hands the sums on, through the shared array: neighbours then have neighbouring columns of one row.
@@ -249,9 +249,9 @@ impl Printer<'_> {
         let sides = target.factors.sides();
         let depth = kernel.depth();
         let k = kernel.counted("0", &(side * side / LANES).to_string());
-        let element = int(kernel, format!("lane + {k} * {LANES}"));
+        let element = kernel.int(format!("lane + {k} * {LANES}"));
         let [i, j] = [("/", LEFT), ("%", RIGHT)]
-            .map(|(sign, axis)| int(kernel, format!("{} + {element} {sign} {side}", group.first[axis])));
+            .map(|(sign, axis)| kernel.int(format!("{} + {element} {sign} {side}", group.first[axis])));
         let inside: Vec<String> = [(&i, sides[LEFT]), (&j, sides[RIGHT])]
             .into_iter()
             .filter(|(_, size)| !size.is_multiple_of(side))

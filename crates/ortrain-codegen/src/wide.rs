@@ -9,7 +9,6 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::{coordinates, results};
-use crate::product::int;
 
 /// Points of a quad.
 const QUAD: usize = 4;
@@ -28,14 +27,14 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Option<Launc
     let mut kernel = cx.kernel();
     wide.into_iter().for_each(|id| kernel.widen(id));
     let mut at = coordinates(&mut kernel, "id", &dims);
-    at[last] = int(&mut kernel, format!("{} * {QUAD}", at[last]));
+    at[last] = kernel.int(format!("{} * {QUAD}", at[last]));
     let loads =
         nest.loads.iter().map(|load| loaded(&mut kernel, load, &at)).collect::<Result<Vec<_>, _>>()?;
     let stores: Vec<usize> = (0..nest.stores.len()).collect();
     let mut values = Vec::new();
     for k in 0..QUAD {
         let mut at = at.clone();
-        at[last] = int(&mut kernel, format!("{} + {k}", at[last]));
+        at[last] = kernel.int(format!("{} + {k}", at[last]));
         let loaded = loads.iter().map(|quad| quad[k].clone()).collect();
         let point = Point { at, loaded, ..Point::default() };
         values.push(results(&mut kernel, known, &point, &stores)?);

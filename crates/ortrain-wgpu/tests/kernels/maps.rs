@@ -45,6 +45,35 @@ fn maps_of_any_layout() {
     }
 }
 
+/// Rows with gaps between them, and a buffer of which one element is read at every point.
+#[test]
+fn maps_that_are_not_all_quads() {
+    for (pitch, same) in [(257, false), (260, false), (256, true)] {
+        let dims = [300, 256];
+        let mut making = Making::new(Precision::F32);
+        let rows = access(DType::F32, &dims, 0, &[pitch, 1]);
+        let len = rows.len;
+        let x = making.random(len);
+        let one = Access { len, ..access(DType::F32, &dims, 5, &[0, 0]) };
+        let mut loads = vec![Load::Buffer(Operand { buffer: x, access: rows })];
+        let mut b = Builder::new();
+        let mut result = b.load(0, Type::F32);
+        if same {
+            loads.push(Load::Buffer(Operand { buffer: x, access: one }));
+            let one = b.load(1, Type::F32);
+            result = b.sub(result, one);
+        }
+        let store = Operand::whole(making.result(300 * 256), DType::F32, &dims);
+        // Read once more, so that the result does not lie where it is read.
+        let again = Operand::whole(making.result(len), DType::F32, &[len]);
+        let nest = Nest::elementwise(Dims::from_slice(&dims), loads, b.finish(&[result]), vec![store]);
+        making.emit(nest);
+        let whole = Operand::whole(x, DType::F32, &[len]);
+        making.emit(Nest::copy(&[len], whole, again));
+        making.finish().agrees(&format!("rows of 256 every {pitch}"));
+    }
+}
+
 /// Numbers that are stored in a narrow type and read again, at places that begin within words or not.
 fn narrow(dtype: DType, len: usize, offset: usize) {
     let mut making = Making::new(Precision::F32);
