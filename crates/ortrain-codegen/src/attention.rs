@@ -159,7 +159,7 @@ impl<'n> Printer<'n> {
         at: [&str; 2],
         accumulators: Vec<Value>,
     ) -> Result<Value, String> {
-        let point = Point { at: with(batch, at), accumulators, reduced: Vec::new() };
+        let point = Point { at: with(batch, at), accumulators, ..Point::default() };
         let values = known.print(kernel, &point, &[known.nest.expr.outputs()[0]])?;
         Ok(kernel.as_repr(&values[0], Repr::F32))
     }

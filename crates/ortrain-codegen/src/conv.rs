@@ -10,29 +10,42 @@ use crate::launch::Launch;
 use crate::lower::Context;
 use crate::nest;
 use crate::points::coordinates;
-use crate::product::{self, Factors, InnerProduct, LEFT, int, refuse_doubles};
+use crate::product::{Factors, InnerProduct, LEFT, refuse_doubles};
+use crate::products;
 
 /// Channels of a group that are few: what is loaded is used too seldom to be shared.
 const FEW: usize = 4;
 
 pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String> {
     refuse_doubles([&c.a, &c.b])?;
-    let plain = |kernel: &mut Kernel<'_>, at: &[String]| {
-        let sum = InnerProduct::new(kernel, c.precision);
-        let depth = kernel.depth();
-        let [a, b] = places(kernel, &c.shape, at);
-        let a = element(kernel, &c.a, &a)?;
-        let b = element(kernel, &c.b, &b)?;
-        sum.add(kernel, a, b);
-        kernel.close_to(depth);
-        Ok(vec![sum.result(kernel)])
-    };
+    let plain = |kernel: &mut Kernel<'_>, at: &[String]| Ok(vec![direct(kernel, c, at)?]);
     let ConvShape { pass, groups, channels_in, channels_out, .. } = c.shape;
     // The gradient of a filter has long sums in any case.
     if groups > 1 && channels_in.max(channels_out) <= FEW && pass != ConvPass::FilterGradient {
         return nest::launches(cx, &c.epilogue, &plain);
     }
-    product::launches(cx, &Windows(c), &c.epilogue, &plain)
+    products::launches(cx, &Windows(c), &c.epilogue, &plain)
+}
+
+/// An element of the result by itself: products with what lies outside are left out.
+fn direct(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, String> {
+    let sum = InnerProduct::new(kernel, c.precision);
+    let depth = kernel.depth();
+    let [a, b] = places(kernel, &c.shape, at);
+    let a = element(kernel, &c.a, &a)?;
+    let b = element(kernel, &c.b, &b)?;
+    sum.add(kernel, a, b);
+    kernel.close_to(depth);
+    Ok(sum.result(kernel))
+}
+
+/// True if zeros are gathered for what lies outside.
+fn gathers_zeros(shape: &ConvShape) -> bool {
+    let reaches = |axis: &SlidingAxis| {
+        let last = (axis.output.max(1) - 1) * axis.stride + (axis.kernel.max(1) - 1) * axis.dilation;
+        axis.before != 0 || last >= axis.input
+    };
+    shape.pass == ConvPass::InputGradient || shape.axes.iter().any(reaches)
 }
 
 fn element(kernel: &mut Kernel<'_>, from: &Operand, at: &[String]) -> Result<Value, String> {
@@ -74,13 +87,13 @@ impl Windows<'_> {
         from: impl Fn(&SlidingAxis, &str) -> String,
     ) -> Vec<String> {
         let (lead, places) = index.split_first().expect("there is a first axis");
-        let moved = self.0.shape.axes.iter().zip(places).map(|(axis, at)| int(kernel, from(axis, at)));
+        let moved = self.0.shape.axes.iter().zip(places).map(|(axis, at)| kernel.int(from(axis, at)));
         [lead.clone()].into_iter().chain(moved.collect::<Vec<_>>()).collect()
     }
 
     /// The channel of a tensor in a group.
     fn channel(kernel: &mut Kernel<'_>, group: &str, channels: usize, of_group: &str) -> String {
-        int(kernel, format!("{group} * {channels} + {of_group}"))
+        kernel.int(format!("{group} * {channels} + {of_group}"))
     }
 
     /// An element of the filter, of the left factor.
@@ -169,11 +182,11 @@ impl Factors for Windows<'_> {
             (LEFT, ConvPass::Output) => vec![term.to_owned()],
             (LEFT, ConvPass::InputGradient) => {
                 let cells = self.cells();
-                vec![int(kernel, format!("{term} / {cells}")), int(kernel, format!("{term} % {cells}"))]
+                vec![kernel.int(format!("{term} / {cells}")), kernel.int(format!("{term} % {cells}"))]
             }
             (LEFT, ConvPass::FilterGradient) => {
                 let places: usize = self.sizes(|axis| axis.output).product();
-                vec![int(kernel, format!("{term} / {places}")), int(kernel, format!("{term} % {places}"))]
+                vec![kernel.int(format!("{term} / {places}")), kernel.int(format!("{term} % {places}"))]
             }
             (_, ConvPass::FilterGradient) => {
                 let index = self.split(kernel, term, images, |axis| axis.output);
@@ -208,6 +221,20 @@ impl Factors for Windows<'_> {
         }
     }
 
+    /// Zeros that were gathered for what lies outside make NaN of infinite factors: the sum is made again without them.
+    fn finished(&self, kernel: &mut Kernel<'_>, at: &[String], product: Value) -> Result<Value, String> {
+        if !gathers_zeros(&self.0.shape) {
+            return Ok(product);
+        }
+        let product = kernel.variable(&product);
+        let depth = kernel.depth();
+        kernel.when(&format!("is_nan({})", product.text));
+        let alone = direct(kernel, self.0, at)?;
+        kernel.assign(&product, &alone);
+        kernel.close_to(depth);
+        Ok(product)
+    }
+
     fn point(&self, kernel: &mut Kernel<'_>, batch: &[String], [i, j]: [&str; 2]) -> Vec<String> {
         let ConvShape { pass, batch: images, channels_in, channels_out, .. } = self.0.shape;
         let group = &batch[0];
@@ -227,7 +254,7 @@ impl Factors for Windows<'_> {
 
 /// Positions of the input; goes on where all lie inside.
 fn inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) -> Vec<String> {
-    let found: Vec<String> = places.into_iter().map(|place| int(kernel, place)).collect();
+    let found: Vec<String> = places.into_iter().map(|place| kernel.int(place)).collect();
     let inside = axes.iter().zip(&found).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
     let inside: Vec<String> = inside.collect();
     if !inside.is_empty() {
@@ -241,8 +268,8 @@ fn exist(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> 
     let mut exists = Vec::new();
     let mut found = Vec::new();
     for (SlidingAxis { output, stride, .. }, start) in axes.iter().zip(starts) {
-        let far = int(kernel, start);
-        let at = int(kernel, format!("{far} / {stride}"));
+        let far = kernel.int(start);
+        let at = kernel.int(format!("{far} / {stride}"));
         exists.push(format!("{far} >= 0i && {at} * {stride} == {far} && {at} < {output}i"));
         found.push(at);
     }
@@ -258,33 +285,33 @@ fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<Str
     let (lead, place) = at.split_at(2);
     match pass {
         ConvPass::Output => {
-            let group = int(kernel, format!("{} / {channels_out}", lead[1]));
+            let group = kernel.int(format!("{} / {channels_out}", lead[1]));
             let c = kernel.counted("0", &channels_in.to_string());
             let cells: Vec<String> =
                 axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
             let inputs = under(kernel, axes, place, &cells);
-            let channel = int(kernel, format!("{group} * {channels_in} + {c}"));
+            let channel = kernel.int(format!("{group} * {channels_in} + {c}"));
             let input = [lead[0].clone(), channel].into_iter().chain(inputs).collect();
             [input, [lead[1].clone(), c].into_iter().chain(cells).collect()]
         }
         ConvPass::InputGradient => {
-            let group = int(kernel, format!("{} / {channels_in}", lead[1]));
-            let c = int(kernel, format!("{} % {channels_in}", lead[1]));
+            let group = kernel.int(format!("{} / {channels_in}", lead[1]));
+            let c = kernel.int(format!("{} % {channels_in}", lead[1]));
             let m = kernel.counted("0", &channels_out.to_string());
             let cells: Vec<String> =
                 axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
             let outputs = over(kernel, axes, place, &cells);
-            let channel = int(kernel, format!("{group} * {channels_out} + {m}"));
+            let channel = kernel.int(format!("{group} * {channels_out} + {m}"));
             let output = [lead[0].clone(), channel.clone()].into_iter().chain(outputs).collect();
             [output, [channel, c].into_iter().chain(cells).collect()]
         }
         ConvPass::FilterGradient => {
-            let group = int(kernel, format!("{} / {channels_out}", lead[0]));
+            let group = kernel.int(format!("{} / {channels_out}", lead[0]));
             let n = kernel.counted("0", &batch.to_string());
             let outputs: Vec<String> =
                 axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
             let inputs = under(kernel, axes, &outputs, place);
-            let channel = int(kernel, format!("{group} * {channels_in} + {}", lead[1]));
+            let channel = kernel.int(format!("{group} * {channels_in} + {}", lead[1]));
             let output = [n.clone(), lead[0].clone()].into_iter().chain(outputs).collect();
             [output, [n, channel].into_iter().chain(inputs).collect()]
         }

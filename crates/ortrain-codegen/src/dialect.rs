@@ -17,9 +17,37 @@ pub enum Repr {
     I64,
     /// 64-bit unsigned integer: a pair of words.
     U64,
+    /// Two 32-bit floats, `NAME.x` and `NAME.y`. The product of a float and of such, and sums of them, are written as those of
+    /// floats are.
+    F32x2,
+    /// Four 32-bit floats: those and `NAME.z`, `NAME.w`.
+    F32x4,
 }
 
 impl Repr {
+    /// So many floats in one: 2 or 4.
+    ///
+    /// # Panics
+    /// With another number.
+    #[must_use]
+    pub fn floats(count: usize) -> Repr {
+        match count {
+            2 => Repr::F32x2,
+            4 => Repr::F32x4,
+            _ => unreachable!("floats come by two or four, and not by {count}"),
+        }
+    }
+
+    /// Bytes of a value in a shared array.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Repr::F32x4 => 16,
+            Repr::I64 | Repr::U64 | Repr::F32x2 => 8,
+            _ => 4,
+        }
+    }
+
     /// True for a pair of words.
     #[must_use]
     pub fn is_pair(self) -> bool {
@@ -37,6 +65,12 @@ pub trait Dialect: std::fmt::Debug + Sync {
     /// A constant that is given as a scalar of the type.
     fn constant(&self, value: Scalar, repr: Repr) -> String;
 
+    /// A value of several floats, from each of them or from one for all.
+    fn floats(&self, repr: Repr, parts: &[String]) -> String;
+
+    /// One of the floats of an element of a shared array, by a number that is computed.
+    fn part_of(&self, array: &str, at: &str, part: &str) -> String;
+
     /// The definition of a name that keeps its value.
     fn define(&self, name: &str, repr: Repr, value: &str) -> String;
 
@@ -51,6 +85,15 @@ pub trait Dialect: std::fmt::Debug + Sync {
 
     /// The word of a binding with a number (a 32-bit signed integer).
     fn word(&self, binding: &Declared, at: &str) -> String;
+
+    /// Four words of a binding of quads, by the number of the quad.
+    fn quad(&self, binding: &Declared, at: &str) -> String;
+
+    /// The definition of a name for four words, each of which is then `NAME.x`, `NAME.y`, `NAME.z`, `NAME.w`.
+    fn define_quad(&self, name: &str, value: &str) -> String;
+
+    /// The statement that writes four words.
+    fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String;
 
     /// The statement that writes a word.
     fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String;
@@ -110,7 +153,7 @@ impl Shared {
     /// Bytes of the array.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.len * if self.repr.is_pair() { 8 } else { 4 }
+        self.len * self.repr.bytes()
     }
 }
 
@@ -121,49 +164,6 @@ pub struct Declared {
     pub name: String,
     /// True if words are written in part, or by several invocations.
     pub atomic: bool,
-}
-
-/// The items of a prelude that a text needs, in the order in which they stand there. An item starts with `fn NAME(` at the
-/// start of a line.
-pub(crate) fn needed_items(prelude: &str, text: &str) -> String {
-    let mut items: Vec<(&str, &str)> = Vec::new();
-    let starts: Vec<usize> = prelude.match_indices("\nfn ").map(|(at, _)| at + 1).collect();
-    for (k, &start) in starts.iter().enumerate() {
-        let item = &prelude[start..starts.get(k + 1).copied().unwrap_or(prelude.len())];
-        // Comments between functions belong to neither.
-        let end = item.find("\n//").map_or(item.len(), |at| at + 1);
-        let name = &item[3..item.find('(').unwrap_or(3)];
-        items.push((name, &item[..end]));
-    }
-    let mut wanted = vec![false; items.len()];
-    let mut open = vec![text];
-    while let Some(text) = open.pop() {
-        for (k, &(name, item)) in items.iter().enumerate() {
-            if !wanted[k] && calls(text, name) {
-                wanted[k] = true;
-                open.push(item);
-            }
-        }
-    }
-    items.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|((_, item), _)| *item).collect()
-}
-
-/// True if a text calls a function.
-fn calls(text: &str, name: &str) -> bool {
-    text.match_indices(name).any(|(at, _)| {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        text[at + name.len()..].starts_with('(') && !text[..at].ends_with(is_part)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn items_bring_what_they_call() {
-        let prelude = "\nfn a() { b(); }\n// A word.\nfn b() { }\nfn c() { a(); }\nfn ab() { }\n";
-        assert_eq!(needed_items(prelude, "x = a();"), "fn a() { b(); }\nfn b() { }\n");
-        assert_eq!(needed_items(prelude, "x = ab() + a;"), "fn ab() { }\n");
-    }
+    /// True if it is an array of quads of words, which are read and written as a whole.
+    pub is_wide: bool,
 }

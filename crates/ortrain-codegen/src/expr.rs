@@ -21,6 +21,8 @@ pub(crate) struct Point {
     pub(crate) at: Vec<String>,
     /// Values of the instruction that the nest finishes.
     pub(crate) accumulators: Vec<Value>,
+    /// What every load gives here, where that is known already; else empty.
+    pub(crate) loaded: Vec<Value>,
     /// The results of the reductions so far.
     pub(crate) reduced: Vec<Value>,
 }
@@ -85,9 +87,11 @@ impl<'n> Known<'n> {
         Ok(match inst {
             Inst::Const(constant) => kernel.constant(constant.convert(ty), repr),
             Inst::Load(slot) => {
-                let loaded = match &self.nest.loads[usize::from(slot)] {
-                    Load::Accumulator(_) => point.accumulators[usize::from(slot)].clone(),
-                    Load::Buffer(from) => kernel.load(from.buffer, &position(from, &point.at))?,
+                let number = usize::from(slot);
+                let loaded = match (point.loaded.get(number), &self.nest.loads[number]) {
+                    (Some(known), _) => known.clone(),
+                    (_, Load::Accumulator(_)) => point.accumulators[number].clone(),
+                    (_, Load::Buffer(from)) => kernel.load(from.buffer, &position(from, &point.at))?,
                 };
                 kernel.as_repr(&loaded, repr)
             }
@@ -310,7 +314,7 @@ pub(crate) fn repr_of(ty: Type) -> Repr {
 /// A type that is printed so.
 pub(crate) fn type_of(repr: Repr) -> Type {
     match repr {
-        Repr::F32 => Type::F32,
+        Repr::F32 | Repr::F32x2 | Repr::F32x4 => Type::F32,
         Repr::I32 => Type::I32,
         Repr::U32 => Type::U32,
         Repr::Bool => Type::Bool,

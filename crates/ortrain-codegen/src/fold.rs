@@ -9,7 +9,6 @@ use crate::dialect::{GROUP, Repr};
 use crate::expr::{Known, Point};
 use crate::kernel::{Kernel, Value};
 use crate::points::coordinates;
-use crate::product::int;
 use crate::reduce::{add, combine, total};
 
 /// Elements of a row that an invocation goes through.
@@ -28,7 +27,7 @@ impl Span {
     /// Starts the loop over the elements; the number of one.
     pub(crate) fn walk(&self, kernel: &mut Kernel<'_>) -> String {
         let turn = kernel.counted("0", &self.count.to_string());
-        let number = int(kernel, format!("{} + {turn} * {}", self.from, self.step));
+        let number = kernel.int(format!("{} + {turn} * {}", self.from, self.step));
         if let Some(end) = self.end {
             kernel.when(&format!("{number} < {end}"));
         }
@@ -55,7 +54,7 @@ pub(crate) fn fold(
     let depth = kernel.depth();
     let inner = span.walk_row(kernel, known.nest);
     let at = outer.iter().cloned().chain(inner).collect();
-    let point = Point { at, accumulators: Vec::new(), reduced: reduced.to_vec() };
+    let point = Point { at, reduced: reduced.to_vec(), ..Point::default() };
     add(kernel, known, stage, &totals, &point)?;
     kernel.close_to(depth);
     Ok(totals)
@@ -127,7 +126,7 @@ impl Arrays {
             kernel.barrier();
             half /= 2;
         }
-        let first = int(kernel, format!("lane - {} * {}", slices.number, slices.stride));
+        let first = kernel.int(format!("lane - {} * {}", slices.number, slices.stride));
         let result = |array: &Value| Value::new(format!("{}[{first}]", array.text), array.repr);
         arrays.iter().map(result).map(|value| kernel.define(value)).collect()
     }

@@ -109,7 +109,7 @@ fn check<'a>(
         }
     }
     let accumulators = if guards.accumulators { accumulate(&mut kernel, &at)? } else { Vec::new() };
-    let point = Point { at, accumulators, reduced };
+    let point = Point { at, accumulators, reduced, ..Point::default() };
     let values = known.print(&mut kernel, &point, &guards.roots)?;
     values.chunks_exact(2).for_each(|pair| verdict(cx, &mut kernel, nest, &point.at, pair, step));
     Ok((kernel, points))

@@ -7,8 +7,9 @@ use ortrain_expr::{DType, Scalar, Type};
 use ortrain_program::{BufferId, align};
 
 use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
+use crate::elements::word_of;
 use crate::launch::{Binding, Caps, Home, Launch};
-use crate::regions::{Region, Regions, bytes_of};
+use crate::regions::{Region, Regions};
 
 /// A value that was printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub(crate) struct Kernel<'a> {
     sources: Vec<Source>,
     declared: Vec<Declared>,
     shared: Vec<Shared>,
+    /// Regions that are bound as quads of words.
+    wide: Vec<usize>,
     /// What holds where results may be stored, if anything forbids it. Invocations of a group do not leave the kernel one by
     /// one.
     pub(crate) live: Option<String>,
@@ -69,6 +72,7 @@ impl<'a> Kernel<'a> {
             sources: Vec::new(),
             declared: Vec::new(),
             shared: Vec::new(),
+            wide: Vec::new(),
             live: None,
             body: String::new(),
             names: 0,
@@ -93,6 +97,11 @@ impl<'a> Kernel<'a> {
         let line = self.dialect.define(&name, repr, &text);
         self.line(&line);
         Value::new(name, repr)
+    }
+
+    /// Gives a 32-bit signed integer a name.
+    pub(crate) fn int(&mut self, text: String) -> String {
+        self.define(Value::new(text, Repr::I32)).text
     }
 
     /// A name whose value changes.
@@ -145,100 +154,29 @@ impl<'a> Kernel<'a> {
 
     fn binding(&mut self, source: Source, atomic: bool) -> Declared {
         let at = self.sources.iter().position(|known| *known == source).unwrap_or_else(|| {
-            self.declared.push(Declared { name: format!("b{}", self.sources.len()), atomic });
+            let is_wide = matches!(&source, Source::Region(region) if self.wide.contains(region));
+            self.declared.push(Declared { name: format!("b{}", self.sources.len()), atomic, is_wide });
             self.sources.push(source);
             self.sources.len() - 1
         });
         self.declared[at].clone()
     }
 
-    /// The binding of a buffer, and the number of its first element there: it may lie before the binding.
-    fn buffer(&mut self, id: BufferId) -> (Declared, isize) {
+    /// The binding of a buffer, and the number of its first element there.
+    pub(crate) fn buffer(&mut self, id: BufferId) -> (Declared, isize) {
         let region = self.regions.of(id);
-        let Region { start, atomic, .. } = self.regions.regions[region];
-        let (_, first, _) = bytes_of(self.regions.program, id);
-        let size = self.regions.program.buffer(id).dtype.size();
-        (self.binding(Source::Region(region), atomic), (first as isize - start as isize) / size as isize)
+        let atomic = self.regions.regions[region].atomic;
+        (self.binding(Source::Region(region), atomic), self.regions.first(id))
     }
 
-    /// An element of a buffer, computed as elements of its type are.
-    pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Result<Value, String> {
-        let dtype = self.regions.program.buffer(id).dtype;
-        let (binding, base) = self.buffer(id);
-        let at = moved(at, base);
-        let word = |at: &str| self.dialect.word(&binding, at);
-        Ok(match dtype {
-            DType::F64 => return Err(float64()),
-            DType::F32 => Value::new(format!("float_of({})", word(&at)), Repr::F32),
-            DType::I32 => Value::new(format!("int_of({})", word(&at)), Repr::I32),
-            DType::U32 => Value::new(word(&at), Repr::U32),
-            DType::I64 | DType::U64 => {
-                let repr = if dtype == DType::I64 { Repr::I64 } else { Repr::U64 };
-                let (low, high) = (word(&format!("2 * ({at})")), word(&format!("2 * ({at}) + 1")));
-                Value::new(format!("pair({low}, {high})"), repr)
-            }
-            narrow => {
-                let place = self.define(Value::new(at, Repr::I32));
-                let bits = 8 * narrow.size();
-                let (shift, part) = if bits == 8 { (2, 3) } else { (1, 1) };
-                let word = self.dialect.word(&binding, &format!("{} >> {shift}u", place.text));
-                let by = format!("(bits_of_int({} & {part}) * {bits}u)", place.text);
-                let raw = format!("(({word} >> {by}) & {}u)", (1u32 << bits) - 1);
-                match narrow {
-                    DType::F16 => Value::new(format!("f32_of_f16({raw})"), Repr::F32),
-                    DType::BF16 => Value::new(format!("f32_of_bf16({raw})"), Repr::F32),
-                    DType::Bool => Value::new(format!("({raw} != 0u)"), Repr::Bool),
-                    DType::I8 | DType::I16 => {
-                        let left = 32 - bits;
-                        Value::new(format!("(int_of({raw} << {left}u) >> {left}u)"), Repr::I32)
-                    }
-                    _ => Value::new(raw, Repr::U32),
-                }
-            }
-        })
+    /// The type of the elements of a buffer.
+    pub(crate) fn dtype(&self, id: BufferId) -> DType {
+        self.regions.program.buffer(id).dtype
     }
 
-    /// Writes an element of a buffer. The value has the type in which elements are computed.
-    pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) -> Result<(), String> {
-        let dtype = self.regions.program.buffer(id).dtype;
-        let value = self.as_type(value, Type::of(dtype))?;
-        let (binding, base) = self.buffer(id);
-        let at = moved(at, base);
-        let text = &value.text;
-        if dtype.size() < 4 {
-            let place = self.define(Value::new(at, Repr::I32)).text;
-            let bits = 8 * dtype.size();
-            let (shift, part) = if bits == 8 { (2, 3) } else { (1, 1) };
-            let raw = match dtype {
-                DType::F16 => format!("f16_of_f32({text})"),
-                DType::BF16 => format!("bf16_of_f32({text})"),
-                DType::Bool => self.select(text, "1u", "0u"),
-                DType::I8 | DType::I16 => format!("bits_of_int({text})"),
-                _ => text.clone(),
-            };
-            let by = self.define(Value::new(format!("bits_of_int({place} & {part}) * {bits}u"), Repr::U32));
-            let mask = format!("{}u << {}", (1u32 << bits) - 1, by.text);
-            let raw = format!("({raw}) << {}", by.text);
-            let line = self.dialect.set_bits(&binding, &format!("{place} >> {shift}u"), &mask, &raw);
-            self.line(&line);
-            return Ok(());
-        }
-        let lines = match value.repr {
-            Repr::F32 => vec![self.dialect.set_word(&binding, &at, &format!("bits_of({text})"))],
-            Repr::I32 => vec![self.dialect.set_word(&binding, &at, &format!("bits_of_int({text})"))],
-            Repr::U32 => vec![self.dialect.set_word(&binding, &at, text)],
-            Repr::I64 | Repr::U64 => {
-                let value = self.define(value.clone()).text;
-                let at = self.define(Value::new(format!("2 * ({at})"), Repr::I32)).text;
-                vec![
-                    self.dialect.set_word(&binding, &at, &format!("low({value})")),
-                    self.dialect.set_word(&binding, &format!("{at} + 1"), &format!("high({value})")),
-                ]
-            }
-            Repr::Bool => unreachable!("truth values are stored as bytes"),
-        };
-        lines.iter().for_each(|line| self.line(line));
-        Ok(())
+    /// Lets the binding of a buffer be one of quads of words: nothing else is read or written there.
+    pub(crate) fn widen(&mut self, id: BufferId) {
+        self.wide.push(self.regions.of(id));
     }
 
     /// A value as a type is printed when nothing is known of its range.
@@ -317,12 +255,7 @@ impl<'a> Kernel<'a> {
     /// Leaves a number of one word for a later launch of the instruction.
     pub(crate) fn set_scratch(&mut self, at: &str, value: &Value) {
         let scratch = self.binding(Source::Scratch, false);
-        let text = &value.text;
-        let word = match value.repr {
-            Repr::F32 => format!("bits_of({text})"),
-            Repr::I32 => format!("bits_of_int({text})"),
-            _ => text.clone(),
-        };
+        let word = word_of(value);
         let line = self.dialect.set_word(&scratch, at, &word);
         self.line(&line);
     }
@@ -428,31 +361,4 @@ impl<'a> Kernel<'a> {
 /// The reason why nothing is computed with 64-bit floats.
 pub(crate) fn float64() -> String {
     "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
-}
-
-/// A place that is so many elements further. A place begins with the number that is the same everywhere.
-fn moved(at: &str, by: isize) -> String {
-    let (first, rest) = at.split_once(" + ").unwrap_or((at, ""));
-    let sum = first.parse::<isize>().map(|first| first + by);
-    match (sum, rest) {
-        (Ok(sum), "") => sum.to_string(),
-        (Ok(0), rest) => rest.to_owned(),
-        (Ok(sum), rest) => format!("{sum} + {rest}"),
-        (Err(_), _) if by == 0 => at.to_owned(),
-        (Err(_), _) => format!("{by} + {at}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::moved;
-
-    #[test]
-    fn places_move_by_their_numbers() {
-        assert_eq!(moved("8 + v1 * (4) + v2", -8), "v1 * (4) + v2");
-        assert_eq!(moved("8 + v1", 4), "12 + v1");
-        assert_eq!(moved("3", -3), "0");
-        assert_eq!(moved("v1", 0), "v1");
-        assert_eq!(moved("v1 + 2", -1), "-1 + v1 + 2");
-    }
 }

@@ -6,15 +6,16 @@
 //! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
 //!
 //! Products and reductions of long rows are computed by whole groups, which share what they load, or what they have of a sum;
-//! long sums of few groups are cut into parts. Other kernels are plain: one invocation computes what is stored at one point. The
-//! order of each sum follows from sizes alone. 64-bit integers are 32-bit ones where sizes, constants and checks prove that they
-//! fit, else pairs of words.
+//! long sums of few groups are cut into parts. Other kernels are plain: one invocation computes what is stored at one point, or
+//! at four neighbours. The order of each sum follows from sizes alone. 64-bit integers are 32-bit ones where sizes, constants and
+//! checks prove that they fit, else pairs of words.
 #![forbid(unsafe_code)]
 
 mod attention;
 mod conv;
 mod cut;
 mod dialect;
+mod elements;
 mod expr;
 mod fold;
 mod functions;
@@ -27,7 +28,9 @@ mod matmul;
 mod nest;
 mod parts;
 mod points;
+mod prelude;
 mod product;
+mod products;
 mod ranges;
 mod reach;
 mod reduce;
@@ -39,6 +42,7 @@ mod text;
 mod thin;
 mod tile;
 mod wgsl;
+mod wide;
 mod window;
 
 pub use dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};

@@ -63,6 +63,11 @@ impl<'a> Context<'a> {
         self.regions.of(a) == self.regions.of(b)
     }
 
+    /// The number of the first element of a buffer in its binding.
+    pub(crate) fn first(&self, id: BufferId) -> isize {
+        self.regions.first(id)
+    }
+
     /// The launch of a kernel of one invocation per point.
     pub(crate) fn finish(&self, kernel: Kernel<'_>, points: u64) -> Result<Launch, String> {
         kernel.finish(Extent::Points(points), self.instruction, self.scratch.get())

@@ -8,11 +8,12 @@ use crate::expr::position;
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::product::{self, Factors, InnerProduct, LEFT, refuse_doubles};
+use crate::product::{Factors, InnerProduct, LEFT, refuse_doubles};
+use crate::products;
 
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
     refuse_doubles([&m.a, &m.b])?;
-    product::launches(cx, &Matrices(m), &m.epilogue, &|kernel, at| {
+    products::launches(cx, &Matrices(m), &m.epilogue, &|kernel, at| {
         let (batch, place) = at.split_at(m.batch.len());
         let sum = InnerProduct::new(kernel, m.precision);
         let depth = kernel.depth();

@@ -10,7 +10,7 @@ use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::{point_of, store};
 use crate::reduce::reduce;
-use crate::{parts, rows};
+use crate::{parts, rows, wide};
 
 /// The launches of a nest, which finishes what `accumulate` makes.
 pub(crate) fn launches(
@@ -22,7 +22,10 @@ pub(crate) fn launches(
     let mut launches = checks(cx, &known, accumulate)?;
     match grouped(cx, &known) {
         Some(made) => launches.extend(made),
-        None => launches.push(plain(cx, &known, accumulate)?),
+        None => match wide::launch(cx, &known)? {
+            Some(made) => launches.push(made),
+            None => launches.push(plain(cx, &known, accumulate)?),
+        },
     }
     Ok(launches)
 }
@@ -67,6 +70,6 @@ pub(crate) fn finish(
     at: Vec<String>,
     accumulators: Vec<Value>,
 ) -> Result<(), String> {
-    let point = Point { at, accumulators, reduced: Vec::new() };
+    let point = Point { at, accumulators, ..Point::default() };
     store(kernel, known, &point, &(0..known.nest.stores.len()).collect::<Vec<_>>())
 }

@@ -14,7 +14,6 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::{coordinates, store};
-use crate::product::int;
 use crate::reduce::{combine, stages, stores, total, total_repr};
 
 /// The launches of a nest in parts.
@@ -96,18 +95,18 @@ impl Printer<'_> {
     /// The row of an invocation in a tile of rows.
     fn place(&self, kernel: &mut Kernel<'_>, tile: &str) -> Place {
         let Cut { width, .. } = self.cut;
-        let number = int(kernel, format!("{tile} * {width} + lane % {width}"));
+        let number = kernel.int(format!("{tile} * {width} + lane % {width}"));
         let exists = (!self.rows.is_multiple_of(width)).then(|| format!("{number} < {}", self.rows));
         let row = match &exists {
             Some(exists) => {
                 let last = kernel.select(exists, &number, &format!("{}i", self.rows - 1));
-                int(kernel, last)
+                kernel.int(last)
             }
             None => number,
         };
         let bits = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32)).text;
         let outer = coordinates(kernel, &bits, self.known.nest.outer_dims());
-        let slice = int(kernel, format!("lane / {width}"));
+        let slice = kernel.int(format!("lane / {width}"));
         Place { row, exists, outer, slice }
     }
 
@@ -155,7 +154,7 @@ impl Printer<'_> {
         let place = self.place(&mut kernel, &group[1]);
         let roots: Vec<Reg> = stage.clone().map(|k| nest.reductions[k].value).collect();
         let reduced = self.reduced(&mut kernel, stage.start, &roots, &place.row);
-        let from = int(&mut kernel, format!("{} * {elements} + {}", group[0], place.slice));
+        let from = kernel.int(format!("{} * {elements} + {}", group[0], place.slice));
         let slices = self.cut.slices();
         let end = (count * elements != size).then_some(size);
         let span = Span { from, step: slices, count: elements / slices, end };
@@ -227,7 +226,7 @@ impl Printer<'_> {
         reduced.extend(values);
         let first = std::iter::repeat_n(String::from("0i"), nest.inner);
         let at = place.outer.iter().cloned().chain(first).collect();
-        store(kernel, self.known, &Point { at, accumulators: Vec::new(), reduced }, &self.once)
+        store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.once)
     }
 
     /// The launch that stores results of rows, or of points.
@@ -240,16 +239,16 @@ impl Printer<'_> {
             true => {
                 let outer = coordinates(&mut kernel, "id", nest.outer_dims());
                 let first = std::iter::repeat_n(String::from("0i"), nest.inner);
-                (outer.into_iter().chain(first).collect(), int(&mut kernel, "int_of(id)".into()))
+                (outer.into_iter().chain(first).collect(), kernel.int("int_of(id)".into()))
             }
             false => {
                 let at = coordinates(&mut kernel, "id", &nest.dims);
-                (at, int(&mut kernel, format!("int_of(id / {size}u)")))
+                (at, kernel.int(format!("int_of(id / {size}u)")))
             }
         };
         let roots: Vec<Reg> = stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
         let reduced = self.reduced(&mut kernel, nest.reductions.len(), &roots, &row);
-        store(&mut kernel, self.known, &Point { at, accumulators: Vec::new(), reduced }, stores)?;
+        store(&mut kernel, self.known, &Point { at, reduced, ..Point::default() }, stores)?;
         self.cx.finish(kernel, points as u64)
     }
 }

@@ -1,16 +1,10 @@
 //! Inner products, and what makes a product of matrices of an instruction.
 
-use ortrain_expr::{DType, Precision};
-use ortrain_program::{Nest, Operand};
+use ortrain_expr::{DType, Precision, Scalar};
+use ortrain_program::Operand;
 
 use crate::dialect::Repr;
-use crate::guards::{Accumulate, checks};
 use crate::kernel::{Kernel, Value, float64};
-use crate::launch::Launch;
-use crate::lower::Context;
-use crate::nest;
-use crate::split::Target;
-use crate::{thin, tile};
 
 /// An inner product while it is summed up.
 pub(crate) struct InnerProduct {
@@ -35,10 +29,21 @@ pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value
 
 impl InnerProduct {
     pub(crate) fn new(kernel: &mut Kernel<'_>, precision: Precision) -> InnerProduct {
-        let zero = Value::new("0.0f", Repr::F32);
+        InnerProduct::of(kernel, precision, Repr::F32)
+    }
+
+    /// Inner products side by side: right factors are several floats.
+    pub(crate) fn of(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
+        let zero = kernel.constant(Scalar::F32(0.0), repr);
         let total = kernel.variable(&zero);
         let first = (precision.terms() > 1).then(|| kernel.variable(&zero));
         InnerProduct { precision, total, first }
+    }
+
+    /// One of several side by side.
+    pub(crate) fn part(&self, name: &str) -> InnerProduct {
+        let part = |sum: &Value| Value::new(format!("{}.{name}", sum.text), Repr::F32);
+        InnerProduct { total: part(&self.total), first: self.first.as_ref().map(part), ..*self }
     }
 
     /// The number of sums of one.
@@ -104,6 +109,11 @@ pub(crate) trait Factors {
     /// How exactly factors are taken.
     fn precision(&self) -> Precision;
 
+    /// The result at a point of the epilogue, from the product as it was summed up.
+    fn finished(&self, _kernel: &mut Kernel<'_>, _at: &[String], product: Value) -> Result<Value, String> {
+        Ok(product)
+    }
+
     /// True if neighbours in memory are terms of one line, and not the same term of lines.
     fn runs_along_terms(&self, side: usize) -> bool;
 
@@ -144,52 +154,6 @@ pub(crate) fn element_where(
     kernel.assign(&value, &loaded);
     kernel.close_to(depth);
     Ok(value)
-}
-
-/// A 32-bit signed integer with a name.
-pub(crate) fn int(kernel: &mut Kernel<'_>, text: String) -> String {
-    kernel.define(Value::new(text, Repr::I32)).text
-}
-
-/// The shortest sums that tiles make; without that, elements are used seldom, and nothing is won.
-const SHORT: usize = 4;
-/// The shortest sums that the invocations of a group share.
-const SHORT_SHARED: usize = 16;
-/// Lines of a factor that are few: one invocation has all of them.
-const FEW: usize = 8;
-
-/// The launches of a product: whole groups compute it where its shape allows, else `plain` each point by itself.
-pub(crate) fn launches(
-    cx: &Context<'_>,
-    factors: &dyn Factors,
-    epilogue: &Nest,
-    plain: Accumulate<'_>,
-) -> Result<Vec<Launch>, String> {
-    // What groups cannot do, because a device binds too little, say, plain kernels may.
-    match grouped(cx, factors, epilogue, plain) {
-        Ok(Some(launches)) => Ok(launches),
-        _ => nest::launches(cx, epilogue, plain),
-    }
-}
-
-fn grouped(
-    cx: &Context<'_>,
-    factors: &dyn Factors,
-    epilogue: &Nest,
-    plain: Accumulate<'_>,
-) -> Result<Option<Vec<Launch>>, String> {
-    let [m, n, k] = factors.sides();
-    let few = m.min(n) <= FEW;
-    if k <= if few { SHORT_SHARED } else { SHORT } || epilogue.segments.is_some() {
-        return Ok(None);
-    }
-    let target = Target::new(factors, epilogue)?;
-    let mut launches = checks(cx, target.known(), plain)?;
-    launches.extend(match few {
-        true => thin::launches(cx, &target)?,
-        false => tile::launches(cx, &target)?,
-    });
-    Ok(Some(launches))
 }
 
 pub(crate) fn refuse_doubles(factors: [&Operand; 2]) -> Result<(), String> {

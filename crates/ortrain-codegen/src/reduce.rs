@@ -98,7 +98,7 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &Known<'_>) -> Result<(), S
         Row::Segment(start, _) => vec![start.clone()],
     };
     let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();
-    let at_first = Point { at: at(first), accumulators: Vec::new(), reduced };
+    let at_first = Point { at: at(first), reduced, ..Point::default() };
     let values = results(kernel, known, &at_first, &once)?;
     if !each.is_empty() {
         let depth = kernel.depth();

@@ -30,7 +30,7 @@ pub(crate) struct Regions<'a> {
 }
 
 /// The bytes of a buffer in its memory.
-pub(crate) fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
+fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
     let buffer = program.buffer(id);
     let (home, start) = match buffer.place {
         Place::Work(at) => (Home::Work, at),
@@ -114,5 +114,12 @@ impl<'a> Regions<'a> {
         let (home, start, end) = self.spans[&id];
         let holds = |region: &Region| region.home == home && region.start <= start && end <= region.end;
         self.regions.iter().position(holds).expect("every buffer of the instruction has a region")
+    }
+
+    /// The number of the first element of a buffer, counted from the start of its region: it may lie before the region.
+    pub(crate) fn first(&self, id: BufferId) -> isize {
+        let (_, first, _) = bytes_of(self.program, id);
+        (first as isize - self.regions[self.of(id)].start as isize)
+            / self.program.buffer(id).dtype.size() as isize
     }
 }

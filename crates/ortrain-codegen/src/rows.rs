@@ -7,7 +7,6 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::{coordinates, put, results, store};
-use crate::product::int;
 use crate::reduce::{stages, stores};
 
 const LANES: usize = GROUP as usize;
@@ -25,7 +24,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Launch, Stri
     let width = width_of(size);
     let each = LANES / width;
     let mut kernel = cx.group_kernel();
-    let number = int(&mut kernel, format!("int_of(group) * {each} + lane / {width}"));
+    let number = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
     let exists = (!rows.is_multiple_of(each)).then(|| format!("{number} < {rows}"));
     // Behind the last row the last one is computed again, and not stored.
     let row = match &exists {
@@ -34,7 +33,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Launch, Stri
     };
     let row = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32));
     let outer = coordinates(&mut kernel, &row.text, nest.outer_dims());
-    let slot = int(&mut kernel, format!("lane % {width}"));
+    let slot = kernel.int(format!("lane % {width}"));
     let end = (!size.is_multiple_of(width)).then_some(size);
     let span = Span { from: slot.clone(), step: width, count: size.div_ceil(width), end };
     let slices = Slices { number: &slot, count: width, stride: 1 };
@@ -45,7 +44,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Launch, Stri
     }
     let first = vec![String::from("0i"); nest.inner];
     let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();
-    let point = Point { at: at(first), accumulators: Vec::new(), reduced };
+    let point = Point { at: at(first), reduced, ..Point::default() };
     finish(&mut kernel, known, &point, (&span, exists, &slot))?;
     cx.finish_groups(kernel, rows.div_ceil(each) as u64)
 }
@@ -62,9 +61,6 @@ fn finish(
     let values = results(kernel, known, first, &once)?;
     let depth = kernel.depth();
     if !each.is_empty() {
-        if !once.is_empty() {
-            kernel.binding_barrier();
-        }
         kernel.when_live(exists.clone());
         let inner = span.walk_row(kernel, nest);
         let at = first.at[..nest.outer_dims().len()].iter().cloned().chain(inner).collect();

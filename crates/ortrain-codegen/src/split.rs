@@ -8,7 +8,7 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::nest;
-use crate::product::{Factors, InnerProduct, int};
+use crate::product::{Factors, InnerProduct};
 
 /// Groups that keep a device busy: with fewer, long sums are cut.
 const BUSY: usize = 128;
@@ -80,7 +80,7 @@ impl<'t> Target<'t> {
     fn number(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
         let number = axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
-        int(kernel, number)
+        kernel.int(number)
     }
 
     /// Finishes the result at a point.
@@ -90,6 +90,7 @@ impl<'t> Target<'t> {
         at: Vec<String>,
         result: Value,
     ) -> Result<(), String> {
+        let result = self.factors.finished(kernel, &at, result)?;
         nest::finish(kernel, &self.known, at, vec![result])
     }
 
@@ -116,7 +117,8 @@ impl<'t> Target<'t> {
             let sums: Vec<Value> = places.iter().map(|place| kernel.scratch(place, Repr::F32)).collect();
             product.add_sums(kernel, &sums);
             kernel.close_to(depth);
-            Ok(vec![product.result(kernel)])
+            let result = product.result(kernel);
+            Ok(vec![self.factors.finished(kernel, at, result)?])
         })
     }
 }

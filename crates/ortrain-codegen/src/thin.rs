@@ -5,7 +5,7 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::coordinates;
-use crate::product::{InnerProduct, LEFT, RIGHT, element_where, int, terms};
+use crate::product::{InnerProduct, LEFT, RIGHT, element_where, terms};
 use crate::split::{Split, Target};
 
 const LANES: usize = GROUP as usize;
@@ -63,7 +63,7 @@ impl Printer<'_> {
         let mut kernel = cx.group_kernel();
         let mut at = coordinates(&mut kernel, "group", &dims);
         let place = at.split_off(batch.len());
-        let first = int(&mut kernel, format!("{} * {}", place[1], self.lines));
+        let first = kernel.int(format!("{} * {}", place[1], self.lines));
         let group = Group { batch: at, part: place[0].clone(), first };
         let sums = self.sums(&mut kernel, &group)?;
         self.store(&mut kernel, &group, &sums)?;
@@ -80,9 +80,9 @@ impl Printer<'_> {
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
         let (factors, slices) = (self.target.factors, self.slices());
         let fast = if self.along { slices } else { self.lines };
-        let (near, far) = (int(kernel, format!("lane % {fast}")), int(kernel, format!("lane / {fast}")));
+        let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
         let (slice, line) = if self.along { (near, far) } else { (far, near) };
-        let line = int(kernel, format!("{} + {line}", group.first));
+        let line = kernel.int(format!("{} + {line}", group.first));
         let own = factors.line(kernel, self.many, &group.batch, &line);
         let sides = factors.sides();
         let others: Vec<Vec<String>> = (0..sides[self.few])
@@ -94,7 +94,7 @@ impl Printer<'_> {
         let Split { count, terms: part_terms } = self.split;
         let step = kernel.counted("0", &(part_terms / slices).to_string());
         let term = format!("{} * {part_terms} + {step} * {slices} + {slice}", group.part);
-        let term = int(kernel, term);
+        let term = kernel.int(term);
         let is_term = (count * part_terms != sides[2]).then(|| format!("{term} < {}", sides[2]));
         let conditions: Vec<String> = self.exists(&line).into_iter().chain(is_term).collect();
         if !conditions.is_empty() {
@@ -131,8 +131,8 @@ impl Printer<'_> {
             LEFT => (format!("lane % {}", self.lines), format!("lane / {}", self.lines)),
             _ => (format!("lane / {few}"), format!("lane % {few}")),
         };
-        let (place, other) = (int(kernel, line), int(kernel, other));
-        let line = int(kernel, format!("{} + {place}", group.first));
+        let (place, other) = (kernel.int(line), kernel.int(other));
+        let line = kernel.int(format!("{} + {place}", group.first));
         let depth = kernel.depth();
         let inside = [Some(format!("lane < {}", few * self.lines)), self.exists(&line)];
         kernel.when_live(Some(inside.into_iter().flatten().collect::<Vec<_>>().join(" && ")));

@@ -5,12 +5,18 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::coordinates;
-use crate::product::{InnerProduct, LEFT, RIGHT, element_where, int, terms};
+use crate::product::{InnerProduct, LEFT, RIGHT, element_where, terms};
 use crate::split::{Split, Target};
 
 /// Invocations along each axis of a tile.
 const ACROSS: usize = 16;
 const LANES: usize = GROUP as usize;
+/// Elements of a row of a shared factor: one more than there are, so that a column lies in different banks.
+const PITCH: usize = ACROSS + 1;
+/// Terms that are added without asking whether there are more.
+const UNROLLED: usize = 4;
+/// The names of floats that are one value.
+const PARTS: [&str; 4] = ["x", "y", "z", "w"];
 /// Groups of large tiles that keep a device busy; with fewer, tiles are small.
 const BUSY: usize = 128;
 
@@ -36,14 +42,14 @@ impl Tile {
         if m.min(n) <= 32 || groups < BUSY { of_side(32, 16).0 } else { large }
     }
 
-    /// Elements of a row of a shared factor: one more than a tile has, so that a column lies in different banks.
-    fn pitch(self) -> usize {
-        self.side + 1
-    }
-
-    /// Rows and columns that an invocation has.
+    /// Rows and columns that an invocation has: every [`ACROSS`]th one.
     fn each(self) -> usize {
         self.side / ACROSS
+    }
+
+    /// The type of an element of the shared array: what an invocation has of a row or of a column, in one.
+    fn repr(self) -> Repr {
+        Repr::floats(self.each())
     }
 }
 
@@ -77,11 +83,12 @@ struct Group {
     shared: String,
 }
 
-/// Elements of a factor that an invocation loads: places in the tile, along the line and along the terms.
+/// What an invocation loads of a factor: elements of some lines, of one term at a time.
 struct Loads {
     side: usize,
-    places: Vec<[String; 2]>,
-    /// What elements of the lines share, and where there are such; the last one stands for all others, too.
+    /// The place among the lines, and among the terms.
+    place: [String; 2],
+    /// What elements of the lines share, and where there are such.
     lines: Vec<(Vec<String>, Option<String>)>,
 }
 
@@ -95,99 +102,96 @@ impl Printer<'_> {
         let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
         let mut at = coordinates(&mut kernel, "group", &dims);
         let place = at.split_off(batch.len());
-        let first = [1, 2].map(|axis| int(&mut kernel, format!("{} * {side}", place[axis])));
-        let room = (2 * self.parts * depth * self.tile.pitch()).max(side * side);
-        let shared = kernel.shared(Repr::F32, room);
+        let first = [1, 2].map(|axis| kernel.int(format!("{} * {side}", place[axis])));
+        let room = (2 * self.parts * depth * PITCH).max(side * ACROSS);
+        let shared = kernel.shared(self.tile.repr(), room);
         let group = Group { batch: at, part: place[0].clone(), first, shared };
         let sums = self.sums(&mut kernel, &group)?;
         self.store(&mut kernel, &group, &sums)?;
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
     }
 
-    /// Where a term of an element of a factor lies in the shared array.
+    /// Where a part of a factor lies in the shared array: a term of all lines that an invocation has.
     fn place(&self, side: usize, part: usize, line: &str, term: &str) -> String {
-        let pitch = self.tile.pitch();
-        let start = (side * self.parts + part) * self.tile.depth * pitch;
-        format!("{start} + {term} * {pitch} + {line}")
+        let start = (side * self.parts + part) * self.tile.depth * PITCH;
+        format!("{start} + ({term}) * {PITCH} + {line}")
     }
 
     /// What an invocation loads of a factor: neighbours load neighbours.
     fn loads(&self, kernel: &mut Kernel<'_>, group: &Group, side: usize) -> Loads {
         let (factors, Tile { side: size, depth, .. }) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
-        let fast = if along { depth } else { size };
-        let near = int(kernel, format!("lane % {fast}"));
-        let far = int(kernel, format!("lane / {fast}"));
-        let count = size * depth / LANES;
-        let step = LANES / fast;
-        let fars: Vec<String> = (0..count).map(|k| int(kernel, format!("{far} + {}", k * step))).collect();
-        let places: Vec<[String; 2]> = fars
-            .iter()
-            .map(|far| if along { [far.clone(), near.clone()] } else { [near.clone(), far.clone()] })
-            .collect();
-        let lines = if along { &fars[..] } else { std::slice::from_ref(&near) };
-        let sides = factors.sides();
-        let lines = lines
-            .iter()
-            .map(|line| {
-                let line = int(kernel, format!("{} + {line}", group.first[side]));
-                let exists = (!sides[side].is_multiple_of(size)).then(|| format!("{line} < {}", sides[side]));
-                (factors.line(kernel, side, &group.batch, &line), exists)
-            })
-            .collect();
-        Loads { side, places, lines }
+        let fast = if along { depth } else { ACROSS };
+        let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
+        let place = if along { [far, near] } else { [near, far] };
+        let all = factors.sides()[side];
+        let line = |k: usize| {
+            let line = kernel.int(format!("{} + {} + {}", group.first[side], place[0], k * ACROSS));
+            let exists = (!all.is_multiple_of(size)).then(|| format!("{line} < {all}"));
+            (factors.line(kernel, side, &group.batch, &line), exists)
+        };
+        let lines = (0..self.tile.each()).map(line).collect();
+        Loads { side, place, lines }
     }
 
     /// Loads elements of a factor from a term on into the shared array.
     fn share(&self, kernel: &mut Kernel<'_>, group: &Group, loads: &Loads, from: &str) -> Result<(), String> {
-        let factors = self.target.factors;
-        let Split { count, terms: part_terms } = self.tile.split;
-        let [_, _, all] = factors.sides();
-        let mut known: Option<(String, Vec<String>, Option<String>)> = None;
-        for (k, [line_place, place]) in loads.places.iter().enumerate() {
-            let (line, exists) = &loads.lines[k.min(loads.lines.len() - 1)];
-            if known.as_ref().is_none_or(|(of, ..)| of != place) {
-                let term = int(kernel, format!("{from} + {place}"));
-                let is_term = (count * part_terms != all).then(|| format!("{term} < {all}"));
-                known = Some((place.clone(), factors.term(kernel, loads.side, &term), is_term));
-            }
-            let Some((_, term, is_term)) = &known else { continue };
-            let conditions: Vec<&str> = [exists, is_term].into_iter().flatten().map(String::as_str).collect();
-            let condition = (!conditions.is_empty()).then(|| conditions.join(" && "));
-            let value = element_where(kernel, factors, loads.side, condition.as_deref(), [line, term])?;
-            for (part, value) in terms(kernel, factors.precision(), value).iter().enumerate() {
-                let to = self.place(loads.side, part, line_place, place);
-                kernel.line(&format!("{}[{to}] = {};", group.shared, value.text));
-            }
+        let (factors, Tile { depth, split, .. }) = (self.target.factors, self.tile);
+        let open = kernel.depth();
+        if ACROSS * depth < LANES {
+            kernel.when(&format!("lane < {}", ACROSS * depth));
         }
+        let [line_place, term_place] = &loads.place;
+        let all = factors.sides()[2];
+        let term = kernel.int(format!("{from} + {term_place}"));
+        let is_term = (split.count * split.terms != all).then(|| format!("{term} < {all}"));
+        let term = factors.term(kernel, loads.side, &term);
+        let mut values: Vec<Vec<String>> = vec![Vec::new(); self.parts];
+        for (line, exists) in &loads.lines {
+            let conditions: Vec<&str> =
+                [exists, &is_term].into_iter().flatten().map(String::as_str).collect();
+            let condition = (!conditions.is_empty()).then(|| conditions.join(" && "));
+            let value = element_where(kernel, factors, loads.side, condition.as_deref(), [line, &term])?;
+            let parts = terms(kernel, factors.precision(), value);
+            values.iter_mut().zip(parts).for_each(|(values, part)| values.push(part.text));
+        }
+        for (part, values) in values.iter().enumerate() {
+            let to = self.place(loads.side, part, line_place, term_place);
+            let value = kernel.dialect.floats(self.tile.repr(), values);
+            kernel.line(&format!("{}[{to}] = {value};", group.shared));
+        }
+        kernel.close_to(open);
         Ok(())
     }
 
-    /// The sums of each row and column that an invocation has.
+    /// The sums of each row that an invocation has, each with all of its columns.
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
-        let (Tile { depth, split, .. }, each) = (self.tile, self.tile.each());
+        let (Tile { depth, split, .. }, repr) = (self.tile, self.tile.repr());
         let precision = self.target.factors.precision();
         let sums: Vec<InnerProduct> =
-            (0..each * each).map(|_| InnerProduct::new(kernel, precision)).collect();
+            (0..self.tile.each()).map(|_| InnerProduct::of(kernel, precision, repr)).collect();
         let loads = [LEFT, RIGHT].map(|side| self.loads(kernel, group, side));
         let own = self.own(kernel);
         let open = kernel.depth();
         let step = kernel.counted("0", &(split.terms / depth).to_string());
-        let from = int(kernel, format!("{} * {} + {step} * {depth}", group.part, split.terms));
+        let from = kernel.int(format!("{} * {} + {step} * {depth}", group.part, split.terms));
         for loads in &loads {
             self.share(kernel, group, loads, &from)?;
         }
         kernel.barrier();
         let inner = kernel.depth();
-        let term = kernel.counted("0", &depth.to_string());
-        let factors = [LEFT, RIGHT].map(|side| -> Vec<Vec<Value>> {
-            let line = |k: usize| format!("{} + {}", own[side], k * ACROSS);
-            let place = |k, part| format!("{}[{}]", group.shared, self.place(side, part, &line(k), &term));
-            let element = |k, part| Value::new(place(k, part), Repr::F32);
-            (0..each).map(|k| (0..self.parts).map(|part| kernel.define(element(k, part))).collect()).collect()
-        });
-        for (k, sum) in sums.iter().enumerate() {
-            sum.add_terms(kernel, &factors[LEFT][k / each], &factors[RIGHT][k % each]);
+        let terms = kernel.counted("0", &(depth / UNROLLED).to_string());
+        for k in 0..UNROLLED {
+            let term = format!("{terms} * {UNROLLED} + {k}");
+            let factors = [LEFT, RIGHT].map(|side| -> Vec<Value> {
+                let place = |part| format!("{}[{}]", group.shared, self.place(side, part, &own[side], &term));
+                (0..self.parts).map(|part| kernel.define(Value::new(place(part), repr))).collect()
+            });
+            for (sum, name) in sums.iter().zip(PARTS) {
+                let of_row = |part: &Value| Value::new(format!("{}.{name}", part.text), Repr::F32);
+                let left: Vec<Value> = factors[LEFT].iter().map(of_row).collect();
+                sum.add_terms(kernel, &left, &factors[RIGHT]);
+            }
         }
         kernel.close_to(inner);
         kernel.barrier();
@@ -197,33 +201,40 @@ impl Printer<'_> {
 
     /// The first row and the first column of an invocation in the tile.
     fn own(&self, kernel: &mut Kernel<'_>) -> [String; 2] {
-        [int(kernel, format!("lane / {ACROSS}")), int(kernel, format!("lane % {ACROSS}"))]
+        [kernel.int(format!("lane / {ACROSS}")), kernel.int(format!("lane % {ACROSS}"))]
     }
 
     /// Hands the sums on, through the shared array: neighbours then have neighbouring columns of one row.
     fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &[InnerProduct]) -> Result<(), String> {
         let is_whole = self.tile.split.count == 1;
-        let results: Vec<Vec<Value>> = match is_whole {
-            true => vec![sums.iter().map(|sum| sum.result(kernel)).collect()],
-            false => (0..sums[0].sums().count())
-                .map(|number| sums.iter().filter_map(|sum| sum.sums().nth(number).cloned()).collect())
-                .collect(),
+        let results: Vec<Vec<String>> = match is_whole {
+            true => vec![sums.iter().map(|sum| self.results(kernel, sum)).collect()],
+            false => {
+                let of_rows = |number: usize| sums.iter().filter_map(move |sum| sum.sums().nth(number));
+                let texts = |number| of_rows(number).map(|sum| sum.text.clone()).collect();
+                (0..sums[0].sums().count()).map(texts).collect()
+            }
         };
-        let (Tile { side, .. }, each) = (self.tile, self.tile.each());
         let own = self.own(kernel);
-        for (number, values) in results.iter().enumerate() {
+        for (number, rows) in results.iter().enumerate() {
             if number > 0 {
                 kernel.barrier();
             }
-            for (k, value) in values.iter().enumerate() {
-                let (row, column) = (k / each * ACROSS, k % each * ACROSS);
-                let place = format!("({} + {row}) * {side} + {} + {column}", own[0], own[1]);
-                kernel.line(&format!("{}[{place}] = {};", group.shared, value.text));
+            for (k, row) in rows.iter().enumerate() {
+                let place = format!("({} + {}) * {ACROSS} + {}", own[LEFT], k * ACROSS, own[RIGHT]);
+                kernel.line(&format!("{}[{place}] = {row};", group.shared));
             }
             kernel.barrier();
             self.store_shared(kernel, group, is_whole, number)?;
         }
         Ok(())
+    }
+
+    /// The results of inner products side by side.
+    fn results(&self, kernel: &Kernel<'_>, sums: &InnerProduct) -> String {
+        let names = &PARTS[..self.tile.each()];
+        let parts: Vec<String> = names.iter().map(|name| sums.part(name).result(kernel).text).collect();
+        kernel.dialect.floats(self.tile.repr(), &parts)
     }
 
     /// Finishes, or leaves, what the shared array has.
@@ -238,9 +249,9 @@ impl Printer<'_> {
         let sides = target.factors.sides();
         let depth = kernel.depth();
         let k = kernel.counted("0", &(side * side / LANES).to_string());
-        let element = int(kernel, format!("lane + {k} * {LANES}"));
+        let element = kernel.int(format!("lane + {k} * {LANES}"));
         let [i, j] = [("/", LEFT), ("%", RIGHT)]
-            .map(|(sign, axis)| int(kernel, format!("{} + {element} {sign} {side}", group.first[axis])));
+            .map(|(sign, axis)| kernel.int(format!("{} + {element} {sign} {side}", group.first[axis])));
         let inside: Vec<String> = [(&i, sides[LEFT]), (&j, sides[RIGHT])]
             .into_iter()
             .filter(|(_, size)| !size.is_multiple_of(side))
@@ -248,7 +259,10 @@ impl Printer<'_> {
             .collect();
         kernel.when_live((!inside.is_empty()).then(|| inside.join(" && ")));
         let at = target.factors.point(kernel, &group.batch, [&i, &j]);
-        let value = kernel.define(Value::new(format!("{}[{element}]", group.shared), Repr::F32));
+        let place = format!("{element} / {side} * {ACROSS} + {element} % {ACROSS}");
+        let part = format!("{element} % {side} / {ACROSS}");
+        let value = kernel.dialect.part_of(&group.shared, &place, &part);
+        let value = kernel.define(Value::new(value, Repr::F32));
         match is_whole {
             true => target.finish(kernel, at, value)?,
             false => target.leave(kernel, &at, &group.part, (number, &value)),

@@ -5,16 +5,17 @@ use std::sync::LazyLock;
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared, needed_items};
+use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared};
 use crate::functions::functions;
+use crate::prelude::Prelude;
 
 /// The language of WebGPU. No optional feature is used: no 64-bit type, no subgroups, no narrow floats.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wgsl;
 
-static PRELUDE: LazyLock<String> = LazyLock::new(|| {
+static PRELUDE: LazyLock<Prelude> = LazyLock::new(|| {
     let texts = [include_str!("wgsl/integers.wgsl"), include_str!("wgsl/floats.wgsl"), &functions()];
-    texts.iter().fold(String::from("\n"), |all, text| all + text + "\n")
+    Prelude::new(texts.iter().fold(String::from("\n"), |all, text| all + text + "\n"))
 });
 
 impl Dialect for Wgsl {
@@ -25,6 +26,8 @@ impl Dialect for Wgsl {
             Repr::U32 => "u32",
             Repr::Bool => "bool",
             Repr::I64 | Repr::U64 => "vec2<u32>",
+            Repr::F32x2 => "vec2<f32>",
+            Repr::F32x4 => "vec4<f32>",
         }
     }
 
@@ -41,7 +44,16 @@ impl Dialect for Wgsl {
             Repr::U32 => format!("{}u", bits as u32),
             Repr::Bool => if bits == 0 { "false" } else { "true" }.to_owned(),
             Repr::I64 | Repr::U64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
+            Repr::F32x2 | Repr::F32x4 => self.floats(repr, &[self.constant(value, Repr::F32)]),
         }
+    }
+
+    fn floats(&self, repr: Repr, parts: &[String]) -> String {
+        format!("{}({})", self.type_name(repr), parts.join(", "))
+    }
+
+    fn part_of(&self, array: &str, at: &str, part: &str) -> String {
+        format!("{array}[{at}][{part}]")
     }
 
     fn define(&self, name: &str, repr: Repr, value: &str) -> String {
@@ -63,6 +75,18 @@ impl Dialect for Wgsl {
     fn word(&self, binding: &Declared, at: &str) -> String {
         let name = &binding.name;
         if binding.atomic { format!("atomicLoad(&{name}[{at}])") } else { format!("{name}[{at}]") }
+    }
+
+    fn quad(&self, binding: &Declared, at: &str) -> String {
+        format!("{}[{at}]", binding.name)
+    }
+
+    fn define_quad(&self, name: &str, value: &str) -> String {
+        format!("let {name}: vec4<u32> = {value};")
+    }
+
+    fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String {
+        format!("{}[{at}] = vec4<u32>({});", binding.name, words.join(", "))
     }
 
     fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String {
@@ -92,12 +116,12 @@ impl Dialect for Wgsl {
     }
 
     fn prelude(&self) -> &str {
-        &PRELUDE
+        PRELUDE.text()
     }
 
     fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String {
         let mut text = head(bindings);
-        text += &needed_items(self.prelude(), body);
+        text += &PRELUDE.needed_by(body);
         let _ = write!(
             text,
             "@compute @workgroup_size({GROUP})
@@ -123,7 +147,7 @@ if (id >= {points}u) {{ return; }}
         for Shared { name, repr, len } in shared {
             let _ = writeln!(text, "var<workgroup> {name}: array<{}, {len}>;", self.type_name(*repr));
         }
-        text += &needed_items(self.prelude(), body);
+        text += &PRELUDE.needed_by(body);
         // Control flow must be the same for a whole group: the last row of groups leaves as groups.
         let _ = write!(
             text,
@@ -142,8 +166,12 @@ if (group >= {groups}u) {{ return; }}
 /// The declarations of bindings.
 fn head(bindings: &[Declared]) -> String {
     let mut text = String::new();
-    for (k, Declared { name, atomic }) in bindings.iter().enumerate() {
-        let word = if *atomic { "atomic<u32>" } else { "u32" };
+    for (k, Declared { name, atomic, is_wide }) in bindings.iter().enumerate() {
+        let word = match (atomic, is_wide) {
+            (true, _) => "atomic<u32>",
+            (_, true) => "vec4<u32>",
+            _ => "u32",
+        };
         let _ = writeln!(text, "@group(0) @binding({k}) var<storage, read_write> {name}: array<{word}>;");
     }
     text

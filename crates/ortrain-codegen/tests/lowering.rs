@@ -65,11 +65,26 @@ fn groups_are_cut_into_rows() {
     let lowered =
         lower(&exponentials(1, DType::F32, 256 * 250), &[], &caps, &Wgsl).expect("it can be printed");
     assert_eq!(lowered.launches[0].groups, [100, 3, 1]);
-    let error = lower(&exponentials(1, DType::F32, 256 * 10_001), &[], &caps, &Wgsl).expect_err("too many");
+    let error =
+        lower(&exponentials(1, DType::F32, 256 * 10_001 + 1), &[], &caps, &Wgsl).expect_err("too many");
     assert!(
-        error.to_string().starts_with("a layer: this Map instruction has no kernel: it has 2560256 points"),
+        error.to_string().starts_with("a layer: this Map instruction has no kernel: it has 2560257 points"),
         "{error}"
     );
+}
+
+/// Of long maps an invocation has four neighbours, if they are quads of words, and so it has of those that store parts of words.
+#[test]
+fn long_maps_have_quads() {
+    let made = |dtype, len| {
+        let launch = launches(&exponentials(1, dtype, len)).launches.remove(0);
+        (launch.groups[0], launch.source.contains("array<vec4<u32>>"), launch.source.contains("atomicAnd"))
+    };
+    assert_eq!(made(DType::F32, 1 << 16), (64, true, false));
+    assert_eq!(made(DType::F32, (1 << 16) - 4), (256, false, false));
+    assert_eq!(made(DType::F32, (1 << 16) + 2), (257, false, false));
+    assert_eq!(made(DType::F16, 1 << 10), (1, false, false));
+    assert_eq!(made(DType::F16, (1 << 10) + 2), (5, false, true));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Kernels of whole groups on the software driver, at sizes around the edges of their tiles, beside the reference evaluator.
+//! Kernels of whole groups and of quads on the software driver, at sizes around the edges of their tiles, beside the reference
+//! evaluator.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -6,5 +7,6 @@ mod convolutions;
 mod finish;
 mod guards;
 mod making;
+mod maps;
 mod products;
 mod reductions;

@@ -31,11 +31,11 @@ pub(crate) fn numbers_of(seed: usize, count: usize) -> Vec<f32> {
 /// A program under construction, whose inputs have values.
 #[derive(Default)]
 pub(crate) struct Making {
-    builder: ProgramBuilder,
+    pub(crate) builder: ProgramBuilder,
     inputs: Vec<(BufferId, Vec<f32>)>,
     outputs: Vec<BufferId>,
     /// The values of the plane so far.
-    plane: Vec<f32>,
+    pub(crate) plane: Vec<f32>,
 }
 
 /// A program and the values of its inputs and of its plane.

@@ -1,0 +1,191 @@
+//! Elements of buffers, as words hold them.
+
+use ortrain_expr::{DType, Type};
+use ortrain_program::BufferId;
+
+use crate::dialect::Repr;
+use crate::kernel::{Kernel, Value, float64};
+
+/// The value of an element that is narrower than a word, from its bits.
+fn of_bits(dtype: DType, raw: &str) -> Value {
+    match dtype {
+        DType::F16 => Value::new(format!("f32_of_f16({raw})"), Repr::F32),
+        DType::BF16 => Value::new(format!("f32_of_bf16({raw})"), Repr::F32),
+        DType::Bool => Value::new(format!("({raw} != 0u)"), Repr::Bool),
+        DType::I8 | DType::I16 => {
+            let left = 32 - 8 * dtype.size();
+            Value::new(format!("(int_of({raw} << {left}u) >> {left}u)"), Repr::I32)
+        }
+        _ => Value::new(raw, Repr::U32),
+    }
+}
+
+/// The value of an element of one word.
+fn of_word(dtype: DType, word: &str) -> Value {
+    match dtype {
+        DType::F32 => Value::new(format!("float_of({word})"), Repr::F32),
+        DType::I32 => Value::new(format!("int_of({word})"), Repr::I32),
+        _ => Value::new(word, Repr::U32),
+    }
+}
+
+/// The word of a value, which is an element of one word.
+pub(crate) fn word_of(value: &Value) -> String {
+    let text = &value.text;
+    match value.repr {
+        Repr::F32 => format!("bits_of({text})"),
+        Repr::I32 => format!("bits_of_int({text})"),
+        _ => text.clone(),
+    }
+}
+
+/// A place that is so many elements further. A place begins with the number that is the same everywhere.
+fn moved(at: &str, by: isize) -> String {
+    let (first, rest) = at.split_once(" + ").unwrap_or((at, ""));
+    let sum = first.parse::<isize>().map(|first| first + by);
+    match (sum, rest) {
+        (Ok(sum), "") => sum.to_string(),
+        (Ok(0), rest) => rest.to_owned(),
+        (Ok(sum), rest) => format!("{sum} + {rest}"),
+        (Err(_), _) if by == 0 => at.to_owned(),
+        (Err(_), _) => format!("{by} + {at}"),
+    }
+}
+
+/// The shift that turns numbers of narrow elements into those of words, and the bits of such a number that are left.
+fn narrow(dtype: DType) -> (u32, u32) {
+    if dtype.size() == 1 { (2, 3) } else { (1, 1) }
+}
+
+impl Kernel<'_> {
+    /// An element of a buffer, computed as elements of its type are.
+    pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Result<Value, String> {
+        let dtype = self.dtype(id);
+        let (binding, base) = self.buffer(id);
+        let at = moved(at, base);
+        let word = |at: &str| self.dialect.word(&binding, at);
+        Ok(match dtype {
+            DType::F64 => return Err(float64()),
+            DType::F32 | DType::I32 | DType::U32 => of_word(dtype, &word(&at)),
+            DType::I64 | DType::U64 => {
+                let repr = if dtype == DType::I64 { Repr::I64 } else { Repr::U64 };
+                let (low, high) = (word(&format!("2 * ({at})")), word(&format!("2 * ({at}) + 1")));
+                Value::new(format!("pair({low}, {high})"), repr)
+            }
+            _ => {
+                let place = self.define(Value::new(at, Repr::I32)).text;
+                let bits = 8 * dtype.size();
+                let (shift, part) = narrow(dtype);
+                let word = self.dialect.word(&binding, &format!("{place} >> {shift}u"));
+                let by = format!("(bits_of_int({place} & {part}) * {bits}u)");
+                of_bits(dtype, &format!("(({word} >> {by}) & {}u)", (1u32 << bits) - 1))
+            }
+        })
+    }
+
+    /// The bits of a value that is stored in less than a word.
+    fn narrow_bits(&self, dtype: DType, value: &Value) -> String {
+        let text = &value.text;
+        match dtype {
+            DType::F16 => format!("f16_of_f32({text})"),
+            DType::BF16 => format!("bf16_of_f32({text})"),
+            DType::Bool => self.select(text, "1u", "0u"),
+            DType::I8 | DType::I16 => format!("bits_of_int({text})"),
+            _ => text.clone(),
+        }
+    }
+
+    /// Writes an element of a buffer. The value has the type in which elements are computed.
+    pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) -> Result<(), String> {
+        let dtype = self.dtype(id);
+        let value = self.as_type(value, Type::of(dtype))?;
+        let (binding, base) = self.buffer(id);
+        let at = moved(at, base);
+        if dtype.size() < 4 {
+            let place = self.define(Value::new(at, Repr::I32)).text;
+            let bits = 8 * dtype.size();
+            let (shift, part) = narrow(dtype);
+            let raw = self.narrow_bits(dtype, &value);
+            let by = self.define(Value::new(format!("bits_of_int({place} & {part}) * {bits}u"), Repr::U32));
+            let mask = format!("{}u << {}", (1u32 << bits) - 1, by.text);
+            let raw = format!("({raw}) << {}", by.text);
+            let line = self.dialect.set_bits(&binding, &format!("{place} >> {shift}u"), &mask, &raw);
+            self.line(&line);
+        } else if value.repr.is_pair() {
+            let value = self.define(value).text;
+            let at = self.define(Value::new(format!("2 * ({at})"), Repr::I32)).text;
+            for (at, half) in [(at.clone(), "low"), (format!("{at} + 1"), "high")] {
+                let line = self.dialect.set_word(&binding, &at, &format!("{half}({value})"));
+                self.line(&line);
+            }
+        } else {
+            let line = self.dialect.set_word(&binding, &at, &word_of(&value));
+            self.line(&line);
+        }
+        Ok(())
+    }
+
+    /// Four neighbours of a buffer. The number of the first one is a multiple of four; elements have a word or less.
+    pub(crate) fn load_quad(&mut self, id: BufferId, at: &str) -> [Value; 4] {
+        let dtype = self.dtype(id);
+        let (binding, base) = self.buffer(id);
+        let place = self.define(Value::new(format!("({}) >> 2u", moved(at, base)), Repr::I32)).text;
+        if dtype.size() == 4 {
+            let quad = self.name();
+            let line = self.dialect.define_quad(&quad, &self.dialect.quad(&binding, &place));
+            self.line(&line);
+            return ["x", "y", "z", "w"].map(|part| of_word(dtype, &format!("{quad}.{part}")));
+        }
+        let (bits, size) = (8 * dtype.size(), dtype.size());
+        let words: Vec<String> = (0..size)
+            .map(|k| {
+                let word = self.dialect.word(&binding, &format!("{place} * {size} + {k}"));
+                self.define(Value::new(word, Repr::U32)).text
+            })
+            .collect();
+        [0, 1, 2, 3].map(|k| {
+            let (word, by) = (&words[k * size / 4], k * bits % 32);
+            of_bits(dtype, &format!("(({word} >> {by}u) & {}u)", (1u32 << bits) - 1))
+        })
+    }
+
+    /// Writes four neighbours of a buffer, as [`Kernel::load_quad`] reads them.
+    pub(crate) fn store_quad(&mut self, id: BufferId, at: &str, values: [&Value; 4]) -> Result<(), String> {
+        let dtype = self.dtype(id);
+        let values: Vec<Value> =
+            values.iter().map(|value| self.as_type(value, Type::of(dtype))).collect::<Result<_, _>>()?;
+        let (binding, base) = self.buffer(id);
+        let place = self.define(Value::new(format!("({}) >> 2u", moved(at, base)), Repr::I32)).text;
+        if dtype.size() == 4 {
+            let words = [0, 1, 2, 3].map(|k| word_of(&values[k]));
+            let line = self.dialect.set_quad(&binding, &place, &words);
+            self.line(&line);
+            return Ok(());
+        }
+        let (bits, size) = (8 * dtype.size(), dtype.size());
+        for (k, values) in values.chunks(4 / size).enumerate() {
+            let mask = (1u32 << bits) - 1;
+            let part = |(k, value): (usize, &Value)| {
+                format!("((({}) & {mask}u) << {}u)", self.narrow_bits(dtype, value), k * bits)
+            };
+            let word = values.iter().enumerate().map(part).collect::<Vec<_>>().join(" | ");
+            let line = self.dialect.set_word(&binding, &format!("{place} * {size} + {k}"), &word);
+            self.line(&line);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::moved;
+
+    #[test]
+    fn places_move_by_their_numbers() {
+        assert_eq!(moved("8 + v1 * (4) + v2", -8), "v1 * (4) + v2");
+        assert_eq!(moved("8 + v1", 4), "12 + v1");
+        assert_eq!(moved("3", -3), "0");
+        assert_eq!(moved("v1", 0), "v1");
+        assert_eq!(moved("v1 + 2", -1), "-1 + v1 + 2");
+    }
+}

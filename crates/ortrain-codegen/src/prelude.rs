@@ -1,0 +1,82 @@
+//! The functions that kernels may call: a kernel brings those that it needs.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+/// Functions of a language, taken apart once: each begins with `fn NAME(` at the start of a line.
+#[derive(Debug)]
+pub(crate) struct Prelude {
+    text: String,
+    items: Vec<Item>,
+    numbers: FxHashMap<String, usize>,
+}
+
+/// A function.
+#[derive(Debug)]
+struct Item {
+    range: Range<usize>,
+    /// The functions that it calls, by number.
+    calls: Vec<usize>,
+}
+
+impl Prelude {
+    pub(crate) fn new(text: String) -> Prelude {
+        let starts: Vec<usize> = text.match_indices("\nfn ").map(|(at, _)| at + 1).collect();
+        let mut items = Vec::new();
+        let mut numbers = FxHashMap::default();
+        for (k, &start) in starts.iter().enumerate() {
+            let item = &text[start..starts.get(k + 1).copied().unwrap_or(text.len())];
+            // Comments between functions belong to neither.
+            let end = item.find("\n//").map_or(item.len(), |at| at + 1);
+            let name = &item[3..item.find('(').unwrap_or(3)];
+            numbers.insert(name.to_owned(), items.len());
+            items.push(Item { range: start..start + end, calls: Vec::new() });
+        }
+        for item in &mut items {
+            item.calls =
+                called(&text[item.range.clone()]).filter_map(|name| numbers.get(name).copied()).collect();
+        }
+        Prelude { text, items, numbers }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The functions that a text needs, in the order in which they stand here.
+    pub(crate) fn needed_by(&self, text: &str) -> String {
+        let mut is_needed = vec![false; self.items.len()];
+        let mut open: Vec<usize> = called(text).filter_map(|name| self.numbers.get(name).copied()).collect();
+        while let Some(number) = open.pop() {
+            if !is_needed[number] {
+                is_needed[number] = true;
+                open.extend(&self.items[number].calls);
+            }
+        }
+        let needed = self.items.iter().zip(is_needed).filter(|(_, is_needed)| *is_needed);
+        needed.map(|(item, _)| &self.text[item.range.clone()]).collect()
+    }
+}
+
+/// The names that stand before an opening parenthesis.
+fn called(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices('(').map(|(at, _)| {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let start = text[..at].rfind(|c| !is_part(c)).map_or(0, |before| before + 1);
+        &text[start..at]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_bring_what_they_call() {
+        let text = "\nfn a() { b(); }\n// A word.\nfn b() { }\nfn c() { a(); }\nfn ab() { }\n";
+        let prelude = Prelude::new(text.to_owned());
+        assert_eq!(prelude.needed_by("x = a();"), "fn a() { b(); }\nfn b() { }\n");
+        assert_eq!(prelude.needed_by("x = (ab() + a);"), "fn ab() { }\n");
+    }
+}

@@ -1,0 +1,138 @@
+//! Maps by quads.
+
+use ortrain_expr::{Access, Builder, DType, Dims, Precision, Type};
+use ortrain_program::{BufferId, Load, Nest, Operand};
+
+use crate::making::Making;
+
+fn access(dtype: DType, dims: &[usize], offset: usize, strides: &[isize]) -> Access {
+    let mut access = Access { dtype, offset, strides: strides.iter().copied().collect(), len: usize::MAX };
+    access.len = access.reach(dims).map_or(0, |(_, high)| high as usize + 1);
+    access
+}
+
+/// A map that reads a tensor, what is the same along rows, and what is the same along columns, from some element on.
+fn map(dims: [usize; 2], offset: usize, turned: bool) {
+    let [rows, columns] = dims.map(|dim| dim as isize);
+    let mut making = Making::new(Precision::F32);
+    let mut given = |strides: [isize; 2]| {
+        let access = access(DType::F32, &dims, offset, &strides);
+        Operand { buffer: making.random(access.len), access }
+    };
+    let loads = [given(if turned { [1, rows] } else { [columns, 1] }), given([1, 0]), given([0, 1])];
+    let mut b = Builder::new();
+    let [x, row, column] = [0, 1, 2].map(|slot| b.load(slot, Type::F32));
+    let at = b.coordinate(1);
+    let at = b.convert(at, Type::F32);
+    let hundredth = b.constant(Type::F32, 0.01);
+    let at = b.mul(at, hundredth);
+    let sum = b.add(x, row);
+    let sum = b.add(sum, at);
+    let product = b.mul(sum, column);
+    let store = Operand::whole(making.result(dims[0] * dims[1]), DType::F32, &dims);
+    let expr = b.finish(&[product]);
+    let loads = loads.into_iter().map(Load::Buffer).collect();
+    making.emit(Nest::elementwise(Dims::from_slice(&dims), loads, expr, vec![store]));
+    making.finish().agrees(&format!("a map over {dims:?} from {offset}, turned: {turned}"));
+}
+
+#[test]
+fn maps_of_any_layout() {
+    for dims in [[512, 128], [300, 260], [1, 1 << 16], [520, 130], [700, 101]] {
+        for offset in [0, 4, 3] {
+            [false, true].into_iter().for_each(|turned| map(dims, offset, turned));
+        }
+    }
+}
+
+/// Rows with gaps between them, and a buffer of which one element is read at every point.
+#[test]
+fn maps_that_are_not_all_quads() {
+    for (pitch, same) in [(257, false), (260, false), (256, true)] {
+        let dims = [300, 256];
+        let mut making = Making::new(Precision::F32);
+        let rows = access(DType::F32, &dims, 0, &[pitch, 1]);
+        let len = rows.len;
+        let x = making.random(len);
+        let one = Access { len, ..access(DType::F32, &dims, 5, &[0, 0]) };
+        let mut loads = vec![Load::Buffer(Operand { buffer: x, access: rows })];
+        let mut b = Builder::new();
+        let mut result = b.load(0, Type::F32);
+        if same {
+            loads.push(Load::Buffer(Operand { buffer: x, access: one }));
+            let one = b.load(1, Type::F32);
+            result = b.sub(result, one);
+        }
+        let store = Operand::whole(making.result(300 * 256), DType::F32, &dims);
+        // Read once more, so that the result does not lie where it is read.
+        let again = Operand::whole(making.result(len), DType::F32, &[len]);
+        let nest = Nest::elementwise(Dims::from_slice(&dims), loads, b.finish(&[result]), vec![store]);
+        making.emit(nest);
+        let whole = Operand::whole(x, DType::F32, &[len]);
+        making.emit(Nest::copy(&[len], whole, again));
+        making.finish().agrees(&format!("rows of 256 every {pitch}"));
+    }
+}
+
+/// Numbers that are stored in a narrow type and read again, at places that begin within words or not.
+fn narrow(dtype: DType, len: usize, offset: usize) {
+    let mut making = Making::new(Precision::F32);
+    let x = making.random(len);
+    let kept = making.builder.work("narrow", dtype, len + offset);
+    let to = making.result(len);
+    let mut emit = |from: (BufferId, DType, usize), to: (BufferId, DType, usize), factor: f64| {
+        let mut b = Builder::new();
+        let element = b.load(0, Type::of(from.1));
+        let element = b.convert(element, Type::F32);
+        let factor = b.constant(Type::F32, factor);
+        let mut scaled = b.mul(element, factor);
+        if to.1 == DType::Bool {
+            // Some are zero, and false.
+            scaled = b.convert(scaled, Type::I32);
+        }
+        let result = b.convert(scaled, Type::of(to.1));
+        let operand = |(buffer, dtype, offset): (BufferId, DType, usize)| Operand {
+            buffer,
+            access: Access { len: len + offset, ..access(dtype, &[len], offset, &[1]) },
+        };
+        let nest = Nest::elementwise(
+            Dims::from_slice(&[len]),
+            vec![Load::Buffer(operand(from))],
+            b.finish(&[result]),
+            vec![operand(to)],
+        );
+        making.emit(nest);
+    };
+    emit((x, DType::F32, 0), (kept, dtype, offset), if dtype == DType::Bool { 2.0 } else { 100.0 });
+    emit((kept, dtype, offset), (to, DType::F32, 0), 0.25);
+    making.finish().agrees(&format!("{len} of {dtype} from {offset}"));
+}
+
+#[test]
+fn narrow_elements_by_words() {
+    for dtype in [DType::F16, DType::BF16, DType::I8, DType::U8, DType::I16, DType::U16, DType::Bool] {
+        for len in [4, 64, 1000, 1001] {
+            [0, 4].into_iter().for_each(|offset| narrow(dtype, len, offset));
+        }
+        narrow(dtype, 64, 2);
+    }
+}
+
+/// Old values of a plane that numbers are added to, in place, at places that quads begin at or not.
+#[test]
+fn planes_are_updated_by_quads() {
+    for before in [0, 4, 1] {
+        let len = 1 << 16;
+        let mut making = Making::new(Precision::F32);
+        making.plane = vec![7.0; before];
+        let x = making.random(len);
+        let state = making.state(len);
+        let whole = |id: BufferId| Operand::whole(id, DType::F32, &[len]);
+        let mut b = Builder::new();
+        let [x_value, old] = [0, 1].map(|slot| b.load(slot, Type::F32));
+        let sum = b.add(x_value, old);
+        let loads = vec![Load::Buffer(whole(x)), Load::Buffer(whole(state))];
+        making.emit(Nest::elementwise(Dims::from_slice(&[len]), loads, b.finish(&[sum]), vec![whole(state)]));
+        making.finish().agrees(&format!("a plane from element {before}"));
+    }
+}
