@@ -16,6 +16,7 @@ import onnx
 import pytest
 from classic_models import OPTIMIZERS, classifier, fed, parameters
 from conftest import GPU, RECORDS, Run
+from onnx import TensorProto, helper, numpy_helper
 from replaying import batches_of
 from trainer_nets import losses_of, trainer_of
 
@@ -514,3 +515,36 @@ def test_forward_and_backward() -> None:
         results.append([np.asarray(value.numpy()) for value in (logits, *gradients)])
     for got, want in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def _convolution(filters: np.ndarray) -> onnx.ModelProto:
+    """A convolution with a pad of one and a stride of two."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2])
+    shape = ["n", filters.shape[1], 9, 9]
+    graph = helper.make_graph(
+        [node],
+        "convolution",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(filters, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("where", ["images", "filters", "gradient"])
+def test_convolutions_of_special_numbers(where: str, value: float) -> None:
+    """Padding takes no part: infinity beside it makes no NaN, in any of the three passes."""
+    rng = np.random.default_rng(3)
+    x, filters = rng.standard_normal((2, 6, 9, 9), np.float32), rng.standard_normal((12, 6, 3, 3), np.float32)
+    given = rng.standard_normal((2, 12, 5, 5), np.float32)
+    {"images": x, "filters": filters, "gradient": given}[where][1, 2, 0, 0] = value
+    results = []
+    for device in ("cpu", GPU):
+        both = OrtGradientForwardBackward(_convolution(filters).SerializeToString(), ["w"], providers=device)
+        function = both.new_instance()
+        outputs = function.forward([x, both.get_initializer("w")], training=True)
+        results.append([value.numpy() for value in (*outputs, *function.backward([given]))])
+    assert any(not np.isfinite(result).all() for result in results[0])
+    for got, want in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
