@@ -17,10 +17,12 @@ pub enum Repr {
     I64,
     /// 64-bit unsigned integer: a pair of words.
     U64,
+    /// 64-bit float: its bits, a pair of words that functions compute with.
+    F64,
 }
 
 impl Repr {
-    /// True for a pair of words.
+    /// True for an integer that is a pair of words.
     #[must_use]
     pub fn is_pair(self) -> bool {
         matches!(self, Repr::I64 | Repr::U64)

@@ -7,6 +7,7 @@ use ortrain_expr::{DType, Scalar, Type};
 use ortrain_program::{ALIGNMENT, BufferId, Place, Program, align};
 
 use crate::dialect::{Declared, Dialect, GROUP, Repr};
+use crate::expr::repr_of;
 use crate::launch::{Binding, Caps, Home, Launch};
 
 /// A value that was printed.
@@ -226,12 +227,11 @@ impl<'a> Kernel<'a> {
         let at = if base == 0 { at.to_owned() } else { format!("{base} + {at}") };
         let word = |at: &str| self.dialect.word(&binding, at);
         Ok(match dtype {
-            DType::F64 => return Err(float64()),
             DType::F32 => Value::new(format!("float_of({})", word(&at)), Repr::F32),
             DType::I32 => Value::new(format!("int_of({})", word(&at)), Repr::I32),
             DType::U32 => Value::new(word(&at), Repr::U32),
-            DType::I64 | DType::U64 => {
-                let repr = if dtype == DType::I64 { Repr::I64 } else { Repr::U64 };
+            DType::I64 | DType::U64 | DType::F64 => {
+                let repr = repr_of(Type::of(dtype));
                 let (low, high) = (word(&format!("2 * ({at})")), word(&format!("2 * ({at}) + 1")));
                 Value::new(format!("pair({low}, {high})"), repr)
             }
@@ -259,7 +259,7 @@ impl<'a> Kernel<'a> {
     /// Writes an element of a buffer. The value has the type in which elements are computed.
     pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) -> Result<(), String> {
         let dtype = self.regions.program.buffer(id).dtype;
-        let value = self.as_type(value, Type::of(dtype))?;
+        let value = self.as_repr(value, repr_of(Type::of(dtype)));
         let (binding, base) = self.buffer(id);
         let at = if base == 0 { at.to_owned() } else { format!("{base} + {at}") };
         let text = &value.text;
@@ -285,7 +285,7 @@ impl<'a> Kernel<'a> {
             Repr::F32 => vec![self.dialect.set_word(&binding, &at, &format!("bits_of({text})"))],
             Repr::I32 => vec![self.dialect.set_word(&binding, &at, &format!("bits_of_int({text})"))],
             Repr::U32 => vec![self.dialect.set_word(&binding, &at, text)],
-            Repr::I64 | Repr::U64 => {
+            Repr::I64 | Repr::U64 | Repr::F64 => {
                 let value = self.define(value.clone()).text;
                 let at = self.define(Value::new(format!("2 * ({at})"), Repr::I32)).text;
                 vec![
@@ -299,20 +299,6 @@ impl<'a> Kernel<'a> {
         Ok(())
     }
 
-    /// A value as a type is printed when nothing is known of its range.
-    pub(crate) fn as_type(&self, value: &Value, ty: Type) -> Result<Value, String> {
-        let repr = match ty {
-            Type::F32 => Repr::F32,
-            Type::F64 => return Err(float64()),
-            Type::I32 => Repr::I32,
-            Type::I64 => Repr::I64,
-            Type::U32 => Repr::U32,
-            Type::U64 => Repr::U64,
-            Type::Bool => Repr::Bool,
-        };
-        Ok(self.as_repr(value, repr))
-    }
-
     /// A value as another type: as [`ortrain_expr::Inst::Convert`] does it.
     pub(crate) fn as_repr(&self, value: &Value, to: Repr) -> Value {
         let text = &value.text;
@@ -320,6 +306,7 @@ impl<'a> Kernel<'a> {
             return value.clone();
         }
         let converted = match (value.repr, to) {
+            (Repr::F64, _) | (_, Repr::F64) => self.as_double(value, to),
             (Repr::Bool, Repr::F32) => self.select(text, "1.0f", "0.0f"),
             (Repr::Bool, Repr::I32) => self.select(text, "1i", "0i"),
             (Repr::Bool, Repr::U32) => self.select(text, "1u", "0u"),
@@ -345,6 +332,25 @@ impl<'a> Kernel<'a> {
             _ => text.clone(),
         };
         Value::new(converted, to)
+    }
+
+    /// The text of a value as a 64-bit float, or that of a 64-bit float as another type.
+    fn as_double(&self, Value { text, repr }: &Value, to: Repr) -> String {
+        match (repr, to) {
+            (Repr::Bool, _) => self.select(text, "pair(0u, 1072693248u)", "pair(0u, 0u)"),
+            (Repr::F32, _) => format!("f64_of_f32({text})"),
+            (Repr::I32, _) => format!("f64_of_i64(pair_of_i32({text}))"),
+            (Repr::U32, _) => format!("f64_of_u64(pair_of_u32({text}))"),
+            (Repr::I64, _) => format!("f64_of_i64({text})"),
+            (Repr::U64, _) => format!("f64_of_u64({text})"),
+            (Repr::F64, Repr::Bool) => format!("is_not_zero_f64({text})"),
+            (Repr::F64, Repr::F32) => format!("f32_of_f64({text})"),
+            (Repr::F64, Repr::I32) => format!("i32_of_f64({text})"),
+            (Repr::F64, Repr::U32) => format!("u32_of_f64({text})"),
+            (Repr::F64, Repr::I64) => format!("i64_of_f64({text})"),
+            (Repr::F64, Repr::U64) => format!("u64_of_f64({text})"),
+            (Repr::F64, Repr::F64) => text.clone(),
+        }
     }
 
     /// A scalar of the run: the seed (0) or the number of train steps (1).
@@ -430,7 +436,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// The reason why nothing is computed with 64-bit floats.
+/// The reason why an instruction is not computed with 64-bit floats.
 pub(crate) fn float64() -> String {
     "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
 }

@@ -6,7 +6,9 @@ use ortrain_expr::{BinaryOp, CompareOp, Inst, ReduceOp, Reg, Scalar, Segments, T
 use ortrain_program::{Load, Nest};
 
 use crate::dialect::Repr;
-use crate::expr::{Known, Point, compare, float_binary, integer_binary, position, repr_of, type_of};
+use crate::expr::{
+    Known, Point, compare, double_binary, float_binary, integer_binary, position, repr_of, type_of,
+};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
@@ -258,6 +260,7 @@ pub(crate) fn combine(kernel: &Kernel<'_>, op: ReduceOp, total: &Value, value: &
     let value = kernel.as_repr(value, total.repr);
     match total.repr {
         Repr::F32 => float_binary(op, total, &value),
+        Repr::F64 => double_binary(op, total, &value),
         repr => Value::new(integer_binary(kernel, op, repr, &total.text, &value.text), repr),
     }
 }

@@ -13,7 +13,12 @@ use crate::functions::functions;
 pub struct Wgsl;
 
 static PRELUDE: LazyLock<String> = LazyLock::new(|| {
-    let texts = [include_str!("wgsl/integers.wgsl"), include_str!("wgsl/floats.wgsl"), &functions()];
+    let texts = [
+        include_str!("wgsl/integers.wgsl"),
+        include_str!("wgsl/floats.wgsl"),
+        include_str!("wgsl/doubles.wgsl"),
+        &functions(),
+    ];
     texts.iter().fold(String::from("\n"), |all, text| all + text + "\n")
 });
 
@@ -24,7 +29,7 @@ impl Dialect for Wgsl {
             Repr::I32 => "i32",
             Repr::U32 => "u32",
             Repr::Bool => "bool",
-            Repr::I64 | Repr::U64 => "vec2<u32>",
+            Repr::I64 | Repr::U64 | Repr::F64 => "vec2<u32>",
         }
     }
 
@@ -40,7 +45,7 @@ impl Dialect for Wgsl {
             Repr::I32 => format!("{}i", bits as i32),
             Repr::U32 => format!("{}u", bits as u32),
             Repr::Bool => if bits == 0 { "false" } else { "true" }.to_owned(),
-            Repr::I64 | Repr::U64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
+            Repr::I64 | Repr::U64 | Repr::F64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
         }
     }
 
