@@ -339,8 +339,8 @@ impl<'a> Kernel<'a> {
         match (repr, to) {
             (Repr::Bool, _) => self.select(text, "pair(0u, 1072693248u)", "pair(0u, 0u)"),
             (Repr::F32, _) => format!("f64_of_f32({text})"),
-            (Repr::I32, _) => format!("f64_of_i64(pair_of_i32({text}))"),
-            (Repr::U32, _) => format!("f64_of_u64(pair_of_u32({text}))"),
+            (Repr::I32, _) => format!("f64_of_i32({text})"),
+            (Repr::U32, _) => format!("f64_of_u32({text})"),
             (Repr::I64, _) => format!("f64_of_i64({text})"),
             (Repr::U64, _) => format!("f64_of_u64({text})"),
             (Repr::F64, Repr::Bool) => format!("is_not_zero_f64({text})"),

@@ -2,7 +2,9 @@
 
 use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
 use ortrain_expr::{Builder, DType, Type, UnaryOp};
-use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+use ortrain_program::{
+    BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder, ScatterAdd,
+};
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
 
@@ -68,12 +70,36 @@ fn groups_are_cut_into_rows() {
 }
 
 #[test]
-fn doubles_are_refused_by_node_and_type() {
-    let error = lower(&exponentials(1, DType::F64, 10), &CAPS, &Wgsl).expect_err("it has no float64");
+fn functions_of_doubles_are_refused_by_node_and_name() {
+    let error = lower(&exponentials(1, DType::F64, 10), &CAPS, &Wgsl).expect_err("it has no such function");
     assert_eq!(
         error.to_string(),
-        "a layer: this Map instruction has no kernel: it computes with float64, which this device does not have; float32 \
+        "a layer: this Map instruction has no kernel: it computes exp in float64, which this device does not have; float32 \
          is there, and the cpu backend has both"
+    );
+}
+
+#[test]
+fn instructions_with_doubles_are_refused_by_type() {
+    let mut b = ProgramBuilder::new();
+    let [target, source] = ["target", "source"].map(|label| b.work(label, DType::F64, 6));
+    let index = b.work("index", DType::I64, 2);
+    let sums = ScatterAdd {
+        target: Operand::whole(target, DType::F64, &[6]),
+        source: Operand::whole(source, DType::F64, &[6]),
+        index: Operand::whole(index, DType::I64, &[2]),
+        outer: 1,
+        rows: 2,
+        count: 2,
+        inner: 3,
+        last: false,
+    };
+    b.emit(Instruction::from(sums), Entries::ALL, &"a layer".into()).expect("the sums are sound");
+    let program = b.finish(vec![target, source, index], vec![target]).expect("it can be planned");
+    let error = lower(&program, &CAPS, &Wgsl).expect_err("it has no float64");
+    assert_eq!(
+        error.reason,
+        "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both"
     );
 }
 
