@@ -2,11 +2,13 @@
 //!
 //! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is pure: no device is needed.
 //! - [`Launch`], [`Binding`]: what a device is asked to do, and on what.
-//! - [`split`]: numbers in float64 that the host computes for devices that have none.
+//! - [`split`]: numbers in float64 that the host computes before a run, for devices that have none.
 //! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
 //!
 //! Kernels are plain: one invocation computes what is stored at one point, with a loop for each sum, in one fixed order. 64-bit
-//! integers are 32-bit ones where sizes, constants and checks prove that they fit, else pairs of words.
+//! integers are 32-bit ones where sizes, constants and checks prove that they fit, else pairs of words. 64-bit floats are pairs of
+//! words as well: nests compute with them by integers, exactly as IEEE 754 says. Functions of them that need tables (exponential,
+//! logarithm, …) are refused, and so are products, attention, pooling and scattered sums of them.
 #![forbid(unsafe_code)]
 
 mod attention;

@@ -230,7 +230,7 @@ fn rows(count: usize, len: usize) -> Vec<f64> {
     let specials = specials();
     let number = |at: usize| match at / len % 4 {
         0 => bits.number(0),
-        1 if at % 5 == 0 => specials[bits.next() as usize % specials.len()],
+        1 if at.is_multiple_of(5) => specials[bits.next() as usize % specials.len()],
         _ => {
             let exponent = 1013 + bits.next() % 20;
             bits.number(exponent)

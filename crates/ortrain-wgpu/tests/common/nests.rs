@@ -19,7 +19,7 @@ pub(crate) struct Space {
 impl Space {
     /// One segment, of so many elements. The host takes no nest with segments.
     pub(crate) fn one(len: usize) -> Space {
-        Space { rows: 1, len, segments: Some(Segments::new([0..len])) }
+        Space { rows: 1, len, segments: Some(Segments::new(std::iter::once(0..len))) }
     }
 
     /// A buffer with an element at every point, or one for each row.
