@@ -1,7 +1,7 @@
 //! Launches that are printed, and programs that are refused.
 
-use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
-use ortrain_expr::{Builder, DType, Type, UnaryOp};
+use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower, split};
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Type, UnaryOp};
 use ortrain_program::{
     BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder, ScatterAdd,
 };
@@ -124,4 +124,34 @@ fn launches_as_text() {
     );
     assert_eq!(text.matches("fn main(").count(), 2);
     assert_eq!(lines.iter().filter(|line| line.starts_with("kernel ")).count(), 2);
+}
+
+/// A nest that multiplies its elements by a number, in float64: the host computes the number, a power that no device has, and the
+/// device computes the products.
+#[test]
+fn the_host_computes_numbers_that_go_on_in_float64() {
+    let (rows, len) = (2, 10);
+    let mut b = ProgramBuilder::new();
+    let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, rows * len));
+    let step = b.work("step", DType::F64, 1);
+    let mut expr = Builder::new();
+    let (value, number) = (expr.load(0, Type::F32), expr.load(1, Type::F64));
+    let base = expr.constant(Type::F64, 0.9);
+    let power = expr.binary(BinaryOp::Pow, base, number);
+    let wide = expr.convert(value, Type::F64);
+    let product = expr.mul(wide, power);
+    let result = expr.convert(product, Type::F32);
+    let once = Access { strides: [0, 0].into_iter().collect(), ..Access::contiguous(DType::F64, &[1]) };
+    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[rows, len]);
+    let loads = vec![Load::Buffer(whole(x)), Load::Buffer(Operand { buffer: step, access: once })];
+    let dims = [rows, len].into_iter().collect();
+    let nest = Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![whole(y)]) };
+    b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the nest is sound");
+    let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
+    let error = lower(&program, &CAPS, &Wgsl).expect_err("it has no powers");
+    assert!(error.reason.starts_with("it computes pow in float64"), "{error}");
+    let (rest, host) = split(&program).expect("the host computes the power");
+    assert_eq!((host.inputs.as_slice(), host.results.len()), ([step].as_slice(), 1));
+    let lowered = launches(&rest);
+    assert!(lowered.launches[0].source.contains("fn mul_f64("), "{}", lowered.text(&rest));
 }
