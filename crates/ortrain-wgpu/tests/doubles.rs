@@ -206,6 +206,8 @@ fn other_types_become_doubles() {
             let middle = if power == 64 { 0 } else { 1u64 << power };
             [middle, middle.wrapping_sub(1), middle.wrapping_add(1), middle.wrapping_neg(), middle | 1 << 63]
         }));
+        // Just above and below the middle between two floats, with all 64 bits in use.
+        words.extend((0x3f0..0x410).flat_map(|low| [1 << 63 | low, 1 << 63 | 0x800 | low, !0xfff | low]));
         // Floats of each exponent as well.
         words.extend((0..2048u64).map(|k| k << 52 | bits.next() >> 12));
         words.extend((0..256u64).map(|k| k << 23 | bits.next() >> 41));
