@@ -17,6 +17,8 @@ pub enum Repr {
     I64,
     /// 64-bit unsigned integer: a pair of words.
     U64,
+    /// 64-bit float: its bits, a pair of words that functions compute with.
+    F64,
     /// Two 32-bit floats, `NAME.x` and `NAME.y`. The product of a float and of such, and sums of them, are written as those of
     /// floats are.
     F32x2,
@@ -43,12 +45,12 @@ impl Repr {
     pub fn bytes(self) -> usize {
         match self {
             Repr::F32x4 => 16,
-            Repr::I64 | Repr::U64 | Repr::F32x2 => 8,
+            Repr::I64 | Repr::U64 | Repr::F64 | Repr::F32x2 => 8,
             _ => 4,
         }
     }
 
-    /// True for a pair of words.
+    /// True for an integer that is a pair of words.
     #[must_use]
     pub fn is_pair(self) -> bool {
         matches!(self, Repr::I64 | Repr::U64)

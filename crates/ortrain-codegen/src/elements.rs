@@ -4,7 +4,8 @@ use ortrain_expr::{DType, Type};
 use ortrain_program::BufferId;
 
 use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value, float64};
+use crate::expr::repr_of;
+use crate::kernel::{Kernel, Value};
 
 /// The value of an element that is narrower than a word, from its bits.
 fn of_bits(dtype: DType, raw: &str) -> Value {
@@ -65,10 +66,9 @@ impl Kernel<'_> {
         let at = moved(at, base);
         let word = |at: &str| self.dialect.word(&binding, at);
         Ok(match dtype {
-            DType::F64 => return Err(float64()),
             DType::F32 | DType::I32 | DType::U32 => of_word(dtype, &word(&at)),
-            DType::I64 | DType::U64 => {
-                let repr = if dtype == DType::I64 { Repr::I64 } else { Repr::U64 };
+            DType::I64 | DType::U64 | DType::F64 => {
+                let repr = repr_of(Type::of(dtype));
                 let (low, high) = (word(&format!("2 * ({at})")), word(&format!("2 * ({at}) + 1")));
                 Value::new(format!("pair({low}, {high})"), repr)
             }
@@ -98,7 +98,7 @@ impl Kernel<'_> {
     /// Writes an element of a buffer. The value has the type in which elements are computed.
     pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) -> Result<(), String> {
         let dtype = self.dtype(id);
-        let value = self.as_type(value, Type::of(dtype))?;
+        let value = self.as_repr(value, repr_of(Type::of(dtype)));
         let (binding, base) = self.buffer(id);
         let at = moved(at, base);
         if dtype.size() < 4 {
@@ -111,7 +111,7 @@ impl Kernel<'_> {
             let raw = format!("({raw}) << {}", by.text);
             let line = self.dialect.set_bits(&binding, &format!("{place} >> {shift}u"), &mask, &raw);
             self.line(&line);
-        } else if value.repr.is_pair() {
+        } else if dtype.size() == 8 {
             let value = self.define(value).text;
             let at = self.define(Value::new(format!("2 * ({at})"), Repr::I32)).text;
             for (at, half) in [(at.clone(), "low"), (format!("{at} + 1"), "high")] {
@@ -153,7 +153,7 @@ impl Kernel<'_> {
     pub(crate) fn store_quad(&mut self, id: BufferId, at: &str, values: [&Value; 4]) -> Result<(), String> {
         let dtype = self.dtype(id);
         let values: Vec<Value> =
-            values.iter().map(|value| self.as_type(value, Type::of(dtype))).collect::<Result<_, _>>()?;
+            values.iter().map(|value| self.as_repr(value, repr_of(Type::of(dtype)))).collect();
         let (binding, base) = self.buffer(id);
         let place = self.define(Value::new(format!("({}) >> 2u", moved(at, base)), Repr::I32)).text;
         if dtype.size() == 4 {

@@ -4,7 +4,7 @@ use ortrain_expr::{BinaryOp, CompareOp, Inst, Reg, RunScalar, Scalar, Type, Unar
 use ortrain_program::{Load, Nest, Operand};
 
 use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value, float64};
+use crate::kernel::{Kernel, Value};
 use crate::ranges::{Range, ranges};
 
 /// A nest with what is known of its registers.
@@ -42,8 +42,12 @@ pub(crate) fn position(operand: &Operand, at: &[String]) -> String {
 
 impl<'n> Known<'n> {
     pub(crate) fn new(nest: &'n Nest) -> Result<Known<'n>, String> {
-        if nest.expr.insts().iter().any(|&(_, ty)| ty == Type::F64) {
-            return Err(float64());
+        let refused = nest.expr.insts().iter().find_map(|&(inst, ty)| refused(inst, ty));
+        if let Some(name) = refused {
+            return Err(format!(
+                "it computes {name} in float64, which this device does not have; float32 is there, and the cpu backend \
+                 has both"
+            ));
         }
         Ok(Known { nest, ranges: ranges(nest) })
     }
@@ -51,7 +55,7 @@ impl<'n> Known<'n> {
     /// The printed type of a register.
     pub(crate) fn repr(&self, reg: Reg) -> Repr {
         let k = usize::from(reg.0);
-        self.ranges[k].repr(self.nest.expr.ty(reg)).expect("no register is a 64-bit float")
+        self.ranges[k].repr(self.nest.expr.ty(reg))
     }
 
     /// Prints what `roots` need at a point; their values.
@@ -169,11 +173,14 @@ impl<'n> Known<'n> {
             UnaryOp::Erf => "erf",
             UnaryOp::Tanh => "tanh",
             UnaryOp::Sigmoid => "sigmoid",
+            UnaryOp::ToF16 | UnaryOp::ToBf16 if repr == Repr::F64 => return a.clone(),
             UnaryOp::ToF16 => return Value::new(format!("to_f16({})", a.text), repr),
             UnaryOp::ToBf16 => return Value::new(format!("to_bf16({})", a.text), repr),
         };
-        if repr == Repr::F32 {
-            return Value::new(format!("{name}_f32({})", a.text), repr);
+        match repr {
+            Repr::F32 => return Value::new(format!("{name}_f32({})", a.text), repr),
+            Repr::F64 => return Value::new(format!("{name}_f64({})", a.text), repr),
+            _ => {}
         }
         let unsigned = matches!(ty, Type::U32 | Type::U64);
         if op == UnaryOp::Floor || (op == UnaryOp::Abs && unsigned) {
@@ -202,6 +209,7 @@ impl<'n> Known<'n> {
         let [a, b] = operands;
         match repr {
             Repr::F32 => return float_binary(op, &a, &b),
+            Repr::F64 => return double_binary(op, &a, &b),
             Repr::Bool => {
                 let sign = match op {
                     BinaryOp::And => "&&",
@@ -279,7 +287,47 @@ pub(crate) fn float_binary(op: BinaryOp, a: &Value, b: &Value) -> Value {
     Value::new(text, Repr::F32)
 }
 
+pub(crate) fn double_binary(op: BinaryOp, a: &Value, b: &Value) -> Value {
+    let name = match op {
+        BinaryOp::Add => "add",
+        BinaryOp::Sub => "sub",
+        BinaryOp::Mul => "mul",
+        BinaryOp::Div => "div",
+        BinaryOp::Min => "min",
+        BinaryOp::Max => "max",
+        _ => unreachable!("{op:?} of 64-bit floats is refused before anything is printed"),
+    };
+    Value::new(format!("{name}_f64({}, {})", a.text, b.text), Repr::F64)
+}
+
+/// The name of a function that is not computed in 64-bit floats: it would need tables of its own. `None` for the others.
+fn refused(inst: Inst, ty: Type) -> Option<&'static str> {
+    match inst {
+        _ if ty != Type::F64 => None,
+        Inst::Unary(UnaryOp::Exp, _) => Some("exp"),
+        Inst::Unary(UnaryOp::Log, _) => Some("log"),
+        Inst::Unary(UnaryOp::Sin, _) => Some("sin"),
+        Inst::Unary(UnaryOp::Cos, _) => Some("cos"),
+        Inst::Unary(UnaryOp::Atan, _) => Some("atan"),
+        Inst::Unary(UnaryOp::Erf, _) => Some("erf"),
+        Inst::Unary(UnaryOp::Tanh, _) => Some("tanh"),
+        Inst::Unary(UnaryOp::Sigmoid, _) => Some("sigmoid"),
+        Inst::Binary(BinaryOp::Rem, ..) => Some("rem"),
+        Inst::Binary(BinaryOp::Pow, ..) => Some("pow"),
+        _ => None,
+    }
+}
+
 pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [Value; 2]) -> Value {
+    if ty == Type::F64 {
+        let [a, b] = operands.map(|value| value.text);
+        let name = match op {
+            CompareOp::Eq => "eq",
+            CompareOp::Lt => "lt",
+            CompareOp::Le => "le",
+        };
+        return Value::new(format!("{name}_f64({a}, {b})"), Repr::Bool);
+    }
     let pairs = operands.iter().any(|value| value.repr.is_pair());
     let [a, b] = operands.map(|value| match (pairs, ty) {
         (true, Type::U64) => kernel.as_repr(&value, Repr::U64).text,
@@ -302,7 +350,8 @@ pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [V
 /// The printed type of values of a type, where nothing is known of their range.
 pub(crate) fn repr_of(ty: Type) -> Repr {
     match ty {
-        Type::F32 | Type::F64 => Repr::F32,
+        Type::F32 => Repr::F32,
+        Type::F64 => Repr::F64,
         Type::I32 => Repr::I32,
         Type::I64 => Repr::I64,
         Type::U32 => Repr::U32,
@@ -320,5 +369,6 @@ pub(crate) fn type_of(repr: Repr) -> Type {
         Repr::Bool => Type::Bool,
         Repr::I64 => Type::I64,
         Repr::U64 => Type::U64,
+        Repr::F64 => Type::F64,
     }
 }

@@ -203,7 +203,7 @@ impl Host {
     }
 
     /// Lets the host compute what a nest needs in float64, once for each of its segments: the nest that reads these numbers.
-    /// `None` if float64 is needed at each element.
+    /// `None` if there is nothing that it needs there, or if elements are stored in float64.
     fn numbers(
         &mut self,
         program: &Program,
@@ -235,16 +235,13 @@ impl Host {
                 other => other.operands().all(|reg| slow[usize::from(reg.0)]),
             });
         }
-        let is_wide = |reg: Reg| insts[usize::from(reg.0)].1 == Type::F64;
-        if insts.iter().zip(&slow).any(|(&(_, ty), &slow)| ty == Type::F64 && !slow)
-            || nest.stores.iter().any(|to| to.access.dtype == DType::F64)
-        {
+        if nest.stores.iter().any(|to| to.access.dtype == DType::F64) {
             return None;
         }
-        // What is made of float64 and is none itself.
-        let edge: Vec<usize> = (0..insts.len())
-            .filter(|&k| slow[k] && insts[k].1 != Type::F64 && insts[k].0.operands().any(is_wide))
-            .collect();
+        let edge: Vec<usize> = (0..insts.len()).filter(|&k| slow[k] && is_edge(nest, &slow, k)).collect();
+        if edge.is_empty() {
+            return None;
+        }
 
         // The nest of the host.
         let mut builder = Builder::new();
@@ -296,6 +293,23 @@ impl Host {
         let (expr, reductions) = builder.finish_copy(&nest.expr, &nest.reductions, &regs);
         let (loads, expr) = compact(&loads, expr, Load::is_accumulator);
         Some(Nest { loads, expr, reductions, ..nest.clone() })
+    }
+}
+
+/// True for a register that the host hands to the device: it is made of float64 and is none itself, or the device goes on with it
+/// in float64. `slow` are the registers that the host can compute.
+fn is_edge(nest: &Nest, slow: &[bool], k: usize) -> bool {
+    let insts = nest.expr.insts();
+    let here = Reg(k as u16);
+    match insts[k] {
+        (Inst::Const(_) | Inst::Load(_), Type::F64) => false,
+        (_, Type::F64) => {
+            let users = insts.iter().zip(slow).filter(|(_, slow)| !**slow);
+            users.flat_map(|((inst, _), _)| inst.operands()).any(|reg| reg == here)
+                || nest.expr.outputs().contains(&here)
+                || nest.reductions.iter().any(|reduction| reduction.value == here)
+        }
+        (inst, _) => inst.operands().any(|reg| nest.expr.ty(reg) == Type::F64),
     }
 }
 

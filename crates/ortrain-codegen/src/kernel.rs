@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use ortrain_expr::{DType, Scalar, Type};
+use ortrain_expr::{DType, Scalar};
 use ortrain_program::{BufferId, align};
 
 use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
@@ -179,20 +179,6 @@ impl<'a> Kernel<'a> {
         self.wide.push(self.regions.of(id));
     }
 
-    /// A value as a type is printed when nothing is known of its range.
-    pub(crate) fn as_type(&self, value: &Value, ty: Type) -> Result<Value, String> {
-        let repr = match ty {
-            Type::F32 => Repr::F32,
-            Type::F64 => return Err(float64()),
-            Type::I32 => Repr::I32,
-            Type::I64 => Repr::I64,
-            Type::U32 => Repr::U32,
-            Type::U64 => Repr::U64,
-            Type::Bool => Repr::Bool,
-        };
-        Ok(self.as_repr(value, repr))
-    }
-
     /// A value as another type: as [`ortrain_expr::Inst::Convert`] does it.
     pub(crate) fn as_repr(&self, value: &Value, to: Repr) -> Value {
         let text = &value.text;
@@ -200,6 +186,7 @@ impl<'a> Kernel<'a> {
             return value.clone();
         }
         let converted = match (value.repr, to) {
+            (Repr::F64, _) | (_, Repr::F64) => self.as_double(value, to),
             (Repr::Bool, Repr::F32) => self.select(text, "1.0f", "0.0f"),
             (Repr::Bool, Repr::I32) => self.select(text, "1i", "0i"),
             (Repr::Bool, Repr::U32) => self.select(text, "1u", "0u"),
@@ -225,6 +212,25 @@ impl<'a> Kernel<'a> {
             _ => text.clone(),
         };
         Value::new(converted, to)
+    }
+
+    /// The text of a value as a 64-bit float, or that of a 64-bit float as another type.
+    fn as_double(&self, Value { text, repr }: &Value, to: Repr) -> String {
+        match (repr, to) {
+            (Repr::Bool, _) => self.select(text, "pair(0u, 1072693248u)", "pair(0u, 0u)"),
+            (Repr::F32, _) => format!("f64_of_f32({text})"),
+            (Repr::I32, _) => format!("f64_of_i32({text})"),
+            (Repr::U32, _) => format!("f64_of_u32({text})"),
+            (Repr::I64, _) => format!("f64_of_i64({text})"),
+            (Repr::U64, _) => format!("f64_of_u64({text})"),
+            (Repr::F64, Repr::Bool) => format!("is_not_zero_f64({text})"),
+            (Repr::F64, Repr::F32) => format!("f32_of_f64({text})"),
+            (Repr::F64, Repr::I32) => format!("i32_of_f64({text})"),
+            (Repr::F64, Repr::U32) => format!("u32_of_f64({text})"),
+            (Repr::F64, Repr::I64) => format!("i64_of_f64({text})"),
+            (Repr::F64, Repr::U64) => format!("u64_of_f64({text})"),
+            _ => text.clone(),
+        }
     }
 
     /// A scalar of the run: the seed (0) or the number of train steps (1).
@@ -358,7 +364,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// The reason why nothing is computed with 64-bit floats.
+/// The reason why an instruction is not computed with 64-bit floats.
 pub(crate) fn float64() -> String {
     "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
 }

@@ -2,13 +2,15 @@
 //!
 //! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is pure: no device is needed.
 //! - [`Launch`], [`Binding`]: what a device is asked to do, and on what.
-//! - [`split`]: numbers in float64 that the host computes for devices that have none.
+//! - [`split`]: what the host computes and checks before a run: numbers in float64, for devices that have none, and guards of inputs.
 //! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
 //!
 //! Products and reductions of long rows are computed by whole groups, which share what they load, or what they have of a sum;
 //! long sums of few groups are cut into parts. Other kernels are plain: one invocation computes what is stored at one point, or
 //! at four neighbours. The order of each sum follows from sizes alone. 64-bit integers are 32-bit ones where sizes, constants and
-//! checks prove that they fit, else pairs of words.
+//! checks prove that they fit, else pairs of words. 64-bit floats are pairs of words as well: nests compute with them by integers,
+//! exactly as IEEE 754 says. Functions of them that need tables (exponential, logarithm, …) are refused, and so are products,
+//! attention, pooling and scattered sums of them.
 #![forbid(unsafe_code)]
 
 mod attention;

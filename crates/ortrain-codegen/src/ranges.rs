@@ -3,6 +3,7 @@
 use ortrain_expr::{Access, BinaryOp, DType, Inst, Nest, ReduceOp, Reg, Scalar, Type, UnaryOp};
 
 use crate::dialect::Repr;
+use crate::expr::repr_of;
 
 /// The least and the greatest integer that a register can hold. Floats have none that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,18 +61,12 @@ impl Range {
         rest.iter().fold(Range::new(first, first), |all, &v| all.with(Range::new(v, v)))
     }
 
-    /// The printed type of a register of a type. `None` for a type that has none.
-    pub(crate) fn repr(self, ty: Type) -> Option<Repr> {
-        Some(match ty {
-            Type::F32 => Repr::F32,
-            Type::F64 => return None,
-            Type::I32 => Repr::I32,
-            Type::U32 => Repr::U32,
-            Type::Bool => Repr::Bool,
+    /// The printed type of a register of a type.
+    pub(crate) fn repr(self, ty: Type) -> Repr {
+        match ty {
             Type::I64 if self.lies_in(Range::of_type(Type::I32)) => Repr::I32,
-            Type::I64 => Repr::I64,
-            Type::U64 => Repr::U64,
-        })
+            other => repr_of(other),
+        }
     }
 }
 
@@ -190,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    fn of(build: impl FnOnce(&mut Builder) -> Reg) -> (Range, Option<Repr>) {
+    fn of(build: impl FnOnce(&mut Builder) -> Reg) -> (Range, Repr) {
         let mut b = Builder::new();
         let result = build(&mut b);
         let expr = b.finish(&[result]);
@@ -211,18 +206,33 @@ mod tests {
             let start = b.mul(row, size);
             b.add(start, column)
         });
-        assert_eq!((range, repr), (Range::new(0, 209_999), Some(Repr::I32)));
+        assert_eq!((range, repr), (Range::new(0, 209_999), Repr::I32));
     }
 
     #[test]
     fn what_is_loaded_is_a_pair_until_it_is_checked() {
         let label = |b: &mut Builder| b.load(0, Type::I64);
-        assert_eq!(of(label).1, Some(Repr::I64));
+        assert_eq!(of(label).1, Repr::I64);
         let checked = of(|b| {
             let label = label(b);
             b.guard(label, 10)
         });
-        assert_eq!(checked, (Range::new(0, 9), Some(Repr::I32)));
+        assert_eq!(checked, (Range::new(0, 9), Repr::I32));
+    }
+
+    /// A float is printed as one, also where it is made of a small integer; nothing is known of an integer that is made of it.
+    #[test]
+    fn floats_have_no_range() {
+        let double = |b: &mut Builder| {
+            let column = b.coordinate(1);
+            b.convert(column, Type::F64)
+        };
+        assert_eq!(of(double), (Range::of_type(Type::F64), Repr::F64));
+        let back = of(|b| {
+            let value = double(b);
+            b.convert(value, Type::I64)
+        });
+        assert_eq!(back, (Range::of_type(Type::I64), Repr::I64));
     }
 
     #[test]
@@ -232,6 +242,6 @@ mod tests {
             let column = b.coordinate(1);
             b.add(large, column)
         });
-        assert_eq!((range, repr), (Range::of_type(Type::I64), Some(Repr::I64)));
+        assert_eq!((range, repr), (Range::of_type(Type::I64), Repr::I64));
     }
 }

@@ -6,7 +6,7 @@ use ortrain_expr::{BinaryOp, Inst, ReduceOp, Reg};
 use ortrain_program::Nest;
 
 use crate::dialect::Repr;
-use crate::expr::{Known, Point, float_binary, integer_binary, repr_of, type_of};
+use crate::expr::{Known, Point, double_binary, float_binary, integer_binary, repr_of, type_of};
 use crate::kernel::{Kernel, Value};
 use crate::points::{coordinates, put, results, store, table_of};
 
@@ -159,6 +159,7 @@ pub(crate) fn combine(kernel: &Kernel<'_>, op: ReduceOp, total: &Value, value: &
     let value = kernel.as_repr(value, total.repr);
     match total.repr {
         Repr::F32 => float_binary(op, total, &value),
+        Repr::F64 => double_binary(op, total, &value),
         repr => Value::new(integer_binary(kernel, op, repr, &total.text, &value.text), repr),
     }
 }

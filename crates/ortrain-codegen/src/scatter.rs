@@ -4,7 +4,7 @@ use ortrain_expr::{DType, ReduceOp};
 use ortrain_program::ScatterAdd;
 
 use crate::dialect::Repr;
-use crate::kernel::Value;
+use crate::kernel::{Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::coordinates;
@@ -13,6 +13,9 @@ use crate::reduce::combine;
 pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, String> {
     let ScatterAdd { outer, rows, count, inner, last, .. } = *s;
     let dtype = s.target.access.dtype;
+    if dtype == DType::F64 {
+        return Err(float64());
+    }
     let mut kernel = cx.kernel();
     let at = coordinates(&mut kernel, "id", &[outer, rows, inner]);
     let to = format!("({} * {rows} + {}) * {inner} + {}", at[0], at[1], at[2]);

@@ -14,7 +14,12 @@ use crate::prelude::Prelude;
 pub struct Wgsl;
 
 static PRELUDE: LazyLock<Prelude> = LazyLock::new(|| {
-    let texts = [include_str!("wgsl/integers.wgsl"), include_str!("wgsl/floats.wgsl"), &functions()];
+    let texts = [
+        include_str!("wgsl/integers.wgsl"),
+        include_str!("wgsl/floats.wgsl"),
+        include_str!("wgsl/doubles.wgsl"),
+        &functions(),
+    ];
     Prelude::new(texts.iter().fold(String::from("\n"), |all, text| all + text + "\n"))
 });
 
@@ -25,7 +30,7 @@ impl Dialect for Wgsl {
             Repr::I32 => "i32",
             Repr::U32 => "u32",
             Repr::Bool => "bool",
-            Repr::I64 | Repr::U64 => "vec2<u32>",
+            Repr::I64 | Repr::U64 | Repr::F64 => "vec2<u32>",
             Repr::F32x2 => "vec2<f32>",
             Repr::F32x4 => "vec4<f32>",
         }
@@ -43,7 +48,7 @@ impl Dialect for Wgsl {
             Repr::I32 => format!("{}i", bits as i32),
             Repr::U32 => format!("{}u", bits as u32),
             Repr::Bool => if bits == 0 { "false" } else { "true" }.to_owned(),
-            Repr::I64 | Repr::U64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
+            Repr::I64 | Repr::U64 | Repr::F64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
             Repr::F32x2 | Repr::F32x4 => self.floats(repr, &[self.constant(value, Repr::F32)]),
         }
     }

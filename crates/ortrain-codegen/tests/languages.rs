@@ -10,9 +10,10 @@ use naga::back::{hlsl, msl};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use ortrain_codegen::{Caps, Wgsl, lower};
-use ortrain_expr::{DType, Precision};
+use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Precision, Reg, Type, UnaryOp};
 use ortrain_program::{
-    Backend, Bf16Fallback, Executable, Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
+    Backend, Bf16Fallback, Entries, Executable, Instruction, Load, Nest, Operand, Program, ProgramBuilder,
+    Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
 use ortrain_testkit::suites::{self, attention, convolutions, normalizations, poolings};
@@ -126,4 +127,46 @@ fn kernels_of_groups_are_written() {
     let failures: Vec<String> = sources.iter().filter_map(|source| write(source).err()).collect();
     assert!(failures.is_empty(), "{} kernels: {}", failures.len(), failures[0]);
     assert!(count > 60, "{count} kernels of groups");
+}
+
+/// A program of one map: every function that 64-bit floats have, and every conversion from and to them.
+fn doubles() -> Program {
+    let types = [DType::F32, DType::I32, DType::U32, DType::I64, DType::U64, DType::Bool];
+    let mut expr = Builder::new();
+    let [x, y] = [0, 1].map(|slot| expr.load(slot, Type::F64));
+    let unary = [UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Sign, UnaryOp::Floor, UnaryOp::Sqrt, UnaryOp::Rsqrt];
+    let binary = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
+    let mut results: Vec<(Reg, DType)> = unary.iter().map(|&op| (expr.unary(op, x), DType::F64)).collect();
+    results.extend(binary.iter().map(|&op| (expr.binary(op, x, y), DType::F64)));
+    for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+        results.push((expr.compare(op, x, y), DType::Bool));
+    }
+    for (k, &other) in types.iter().enumerate() {
+        let narrow = expr.load(2 + k, Type::of(other));
+        results.push((expr.convert(narrow, Type::F64), DType::F64));
+        results.push((expr.convert(x, Type::of(other)), other));
+    }
+    let mut b = ProgramBuilder::new();
+    let mut operand = |dtype: DType| Operand::whole(b.work("x", dtype, 10), dtype, &[10]);
+    let loads: Vec<Operand> = [DType::F64; 2].iter().chain(&types).map(|&dtype| operand(dtype)).collect();
+    let stores: Vec<Operand> = results.iter().map(|&(_, dtype)| operand(dtype)).collect();
+    let buffers = |operands: &[Operand]| operands.iter().map(|operand| operand.buffer).collect();
+    let (given, made) = (buffers(&loads), buffers(&stores));
+    let roots: Vec<Reg> = results.iter().map(|&(reg, _)| reg).collect();
+    let loads = loads.into_iter().map(Load::Buffer).collect();
+    let nest = Nest::elementwise([10].into_iter().collect(), loads, expr.finish(&roots), stores);
+    b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the map is sound");
+    b.finish(given, made).expect("it can be planned")
+}
+
+/// No function for 64-bit floats is left out.
+#[test]
+fn functions_of_doubles_are_written() {
+    let caps = Caps { bindings: 64, ..CAPS };
+    let lowered = lower(&doubles(), &[], &caps, &Wgsl).expect("it can be printed");
+    let source = &lowered.launches[0].source;
+    for head in include_str!("../src/wgsl/doubles.wgsl").lines().filter(|line| line.starts_with("fn ")) {
+        assert!(source.contains(head), "nothing calls {head}");
+    }
+    write(source).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -2,10 +2,12 @@
 
 mod programs;
 
-use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower};
+use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower, split};
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
 use ortrain_graph::Tensor;
-use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+use ortrain_program::{
+    BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder, ScatterAdd,
+};
 use programs::products;
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
@@ -88,12 +90,37 @@ fn long_maps_have_quads() {
 }
 
 #[test]
-fn doubles_are_refused_by_node_and_type() {
-    let error = lower(&exponentials(1, DType::F64, 10), &[], &CAPS, &Wgsl).expect_err("it has no float64");
+fn functions_of_doubles_are_refused_by_node_and_name() {
+    let error =
+        lower(&exponentials(1, DType::F64, 10), &[], &CAPS, &Wgsl).expect_err("it has no such function");
     assert_eq!(
         error.to_string(),
-        "a layer: this Map instruction has no kernel: it computes with float64, which this device does not have; float32 \
+        "a layer: this Map instruction has no kernel: it computes exp in float64, which this device does not have; float32 \
          is there, and the cpu backend has both"
+    );
+}
+
+#[test]
+fn instructions_with_doubles_are_refused_by_type() {
+    let mut b = ProgramBuilder::new();
+    let [target, source] = ["target", "source"].map(|label| b.work(label, DType::F64, 6));
+    let index = b.work("index", DType::I64, 2);
+    let sums = ScatterAdd {
+        target: Operand::whole(target, DType::F64, &[6]),
+        source: Operand::whole(source, DType::F64, &[6]),
+        index: Operand::whole(index, DType::I64, &[2]),
+        outer: 1,
+        rows: 2,
+        count: 2,
+        inner: 3,
+        last: false,
+    };
+    b.emit(Instruction::from(sums), Entries::ALL, &"a layer".into()).expect("the sums are sound");
+    let program = b.finish(vec![target, source, index], vec![target]).expect("it can be planned");
+    let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no float64");
+    assert_eq!(
+        error.reason,
+        "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both"
     );
 }
 
@@ -273,4 +300,34 @@ fn steps_of_a_sequence_are_one_kernel() {
     let lowered = launches(&program);
     assert_eq!(lowered.launches.len(), STEPS - 1);
     assert!(lowered.launches.iter().all(|launch| launch.source == lowered.launches[0].source));
+}
+
+/// A nest that multiplies its elements by a number, in float64: the host computes the number, a power that no device has, and the
+/// device computes the products.
+#[test]
+fn the_host_computes_numbers_that_go_on_in_float64() {
+    let (rows, len) = (2, 10);
+    let mut b = ProgramBuilder::new();
+    let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, rows * len));
+    let step = b.work("step", DType::F64, 1);
+    let mut expr = Builder::new();
+    let (value, number) = (expr.load(0, Type::F32), expr.load(1, Type::F64));
+    let base = expr.constant(Type::F64, 0.9);
+    let power = expr.binary(BinaryOp::Pow, base, number);
+    let wide = expr.convert(value, Type::F64);
+    let product = expr.mul(wide, power);
+    let result = expr.convert(product, Type::F32);
+    let once = Access { strides: [0, 0].into_iter().collect(), ..Access::contiguous(DType::F64, &[1]) };
+    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[rows, len]);
+    let loads = vec![Load::Buffer(whole(x)), Load::Buffer(Operand { buffer: step, access: once })];
+    let dims = [rows, len].into_iter().collect();
+    let nest = Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![whole(y)]) };
+    b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the nest is sound");
+    let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
+    let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no powers");
+    assert!(error.reason.starts_with("it computes pow in float64"), "{error}");
+    let (rest, host) = split(&program).expect("the host computes the power");
+    assert_eq!((host.inputs.as_slice(), host.results.len()), ([step].as_slice(), 1));
+    let lowered = launches(&rest);
+    assert!(lowered.launches[0].source.contains("fn mul_f64("), "{}", lowered.text(&rest));
 }

@@ -1,23 +1,17 @@
 //! Functions, guards and special numbers on the software driver, beside the reference evaluator.
 
 mod common;
+#[path = "common/programs.rs"]
+mod programs;
 
 use std::sync::Arc;
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Reg, Scalar, Type, UnaryOp};
 use ortrain_program::{
-    Backend, Bindings, BufferId, Entries, Entry, Instruction, Load, Nest, Operand, Place, Program,
-    ProgramBuilder, Reference, RunError, Scalars, Workspace,
+    BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder, Reference,
 };
 
-fn device() -> Arc<dyn Backend> {
-    Arc::new(common::wgpu().clone())
-}
-
-/// The device, and the reference evaluator.
-fn both() -> [Arc<dyn Backend>; 2] {
-    [device(), Arc::new(Reference)]
-}
+use programs::{both, device, run};
 
 /// A program of one map over inputs of these types; its results have the types of their registers.
 fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<(Reg, DType)>) -> Program {
@@ -37,33 +31,6 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
     );
     b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the map is sound");
     b.finish(given, made).expect("it can be planned")
-}
-
-/// The bytes of the results of a program.
-fn run(
-    program: &Arc<Program>,
-    backend: Arc<dyn Backend>,
-    inputs: &[Vec<u8>],
-) -> Result<Vec<Vec<u8>>, RunError> {
-    let executable = backend.compile(program.clone()).expect("it can run");
-    let mut work = Workspace::new(backend);
-    work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
-    work.arena().write(0, &vec![0xa5; program.work_bytes])?;
-    let place = |id: &BufferId| match program.buffer(*id).place {
-        Place::Work(offset) => offset,
-        _ => unreachable!("inputs and results are work"),
-    };
-    for (id, bytes) in program.inputs.iter().zip(inputs) {
-        work.arena().write(place(id), bytes)?;
-    }
-    executable.run(
-        &Bindings { planes: &[] },
-        &mut work,
-        Entry::Overwrite,
-        Scalars { seed: 7, train_step: 3 },
-    )?;
-    let read = |id: &BufferId| Ok(work.arena().to_vec(place(id), program.buffer(*id).bytes())?);
-    program.outputs.iter().map(read).collect()
 }
 
 /// Floats of all magnitudes and both signs, and the special ones.

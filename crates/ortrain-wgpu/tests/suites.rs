@@ -1,6 +1,6 @@
 //! Every suite of the test kit on the software driver.
 //!
-//! The device has no float64: cases of it are refused when they are compiled.
+//! The device has no float64: nests in float64 compute by integers, and other cases of it are refused when they are compiled.
 
 mod common;
 

@@ -14,6 +14,8 @@ use ortrain::{
 use common::wgpu;
 
 const STEPS: usize = 20;
+/// The largest norm of gradients, where they are clipped: less than that of the first step.
+const NORM: f64 = 1.0;
 /// Losses of a device and of the CPU after so many steps differ by rounding in another order of sums.
 const LOSS: f32 = 1e-4;
 
@@ -115,27 +117,39 @@ fn trains_as_on_the_processor(made: &Artifacts) {
     }
 }
 
-/// The settings of a row are made into float32 numbers on the host: the device has no float64.
+/// The settings of a row are made into float32 numbers on the host, and norms are sums of float64, which the device computes by
+/// integers.
 #[test]
 fn every_optimizer_steps_as_on_the_processor() {
-    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
     for row in OPTIMIZERS.iter().filter(|row| OptimizerSpec::new(row.name).is_ok()) {
-        let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
-        spec.groups = vec![Group { parameters: vec!["fc1.bias".into()], lr_factor: 0.5, ..Group::default() }];
-        let model =
-            optimizer_model(&spec.complete().expect("it is sound"), &[DType::F32]).expect("it is small");
-        let mut made = made.clone();
-        made.optimizer_model = Some(model);
-        let run = |backend: &Arc<dyn Backend>| {
-            let mut state = state_of(&made);
-            train(&made, &mut state, backend, &batches(&[16, 64], 4));
-            let weights = state.parameters().expect("it is whole");
-            weights.map(|view| view.to_tensor().expect("it can be read").to_vec::<f32>()).collect::<Vec<_>>()
-        };
-        for (want, got) in run(&cpu()).iter().flatten().zip(run(&device()).iter().flatten()) {
-            assert!((want - got).abs() <= LOSS, "{}: {got}, but {want} on the processor", row.name);
-        }
+        let [whole, clipped] = [None, Some(NORM)].map(|max_norm| {
+            let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
+            spec.groups =
+                vec![Group { parameters: vec!["fc1.bias".into()], lr_factor: 0.5, ..Group::default() }];
+            spec.max_norm = max_norm;
+            steps_as_on_the_processor(row.name, spec)
+        });
+        assert!(row.name != "SGD" || whole != clipped, "gradients are no longer than {NORM}");
     }
+}
+
+/// Weights after some steps on the processor, which are nearly those after as many on the device.
+fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
+    let most = spec.max_norm;
+    let mut made = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
+    let model = optimizer_model(&spec.complete().expect("it is sound"), &[DType::F32]).expect("it is small");
+    made.optimizer_model = Some(model);
+    let run = |backend: &Arc<dyn Backend>| {
+        let mut state = state_of(&made);
+        train(&made, &mut state, backend, &batches(&[16, 64], 4));
+        let weights = state.parameters().expect("it is whole");
+        weights.map(|view| view.to_tensor().expect("it can be read").to_vec::<f32>()).collect::<Vec<_>>()
+    };
+    let want = run(&cpu());
+    for (want, got) in want.iter().flatten().zip(run(&device()).iter().flatten()) {
+        assert!((want - got).abs() <= LOSS, "{name}, norm {most:?}: {got}, but {want} on the processor");
+    }
+    want
 }
 
 /// Copies of the results that are looked at, and nothing else: no buffer, kernel or bind group.

@@ -46,16 +46,14 @@ fn sign_i64(a: vec2<u32>) -> vec2<u32> {
 }
 fn sign_u64(a: vec2<u32>) -> vec2<u32> { return vec2<u32>(select(1u, 0u, is_zero_pair(a)), 0u); }
 fn shift_left_pair(a: vec2<u32>, by: u32) -> vec2<u32> {
-    if (by == 0u) { return a; }
-    if (by >= 64u) { return vec2<u32>(0u, 0u); }
-    if (by >= 32u) { return vec2<u32>(0u, a.x << (by - 32u)); }
-    return vec2<u32>(a.x << by, (a.y << by) | (a.x >> (32u - by)));
+    let part = by & 31u;
+    let moved = vec2<u32>(a.x << part, (a.y << part) | ((a.x >> 1u) >> (31u - part)));
+    return select(select(moved, vec2<u32>(0u, moved.x), by >= 32u), vec2<u32>(0u, 0u), by >= 64u);
 }
 fn shift_right_pair(a: vec2<u32>, by: u32) -> vec2<u32> {
-    if (by == 0u) { return a; }
-    if (by >= 64u) { return vec2<u32>(0u, 0u); }
-    if (by >= 32u) { return vec2<u32>(a.y >> (by - 32u), 0u); }
-    return vec2<u32>((a.x >> by) | (a.y << (32u - by)), a.y >> by);
+    let part = by & 31u;
+    let moved = vec2<u32>((a.x >> part) | ((a.y << 1u) << (31u - part)), a.y >> part);
+    return select(select(moved, vec2<u32>(moved.y, 0u), by >= 32u), vec2<u32>(0u, 0u), by >= 64u);
 }
 fn divide_u64(a: vec2<u32>, b: vec2<u32>) -> vec4<u32> {
     // Quotient and remainder, bit by bit.

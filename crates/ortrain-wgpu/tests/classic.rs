@@ -1,0 +1,48 @@
+//! Trainings in one session on the software driver beside the same on the CPU. Their optimizers clip by norms in float64.
+
+mod common;
+
+#[expect(dead_code, unreachable_pub, reason = "examples of the documentation use all of it")]
+mod setup {
+    include!("../../ortrain/doc/setup.rs");
+}
+
+use std::sync::Arc;
+
+use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
+use ortrain::{Backend, Given, ModuleOptions, Tensor, backend};
+
+const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
+const ROWS: usize = 20;
+/// Numbers of the state on a device and on the CPU differ by rounding in another order of sums.
+const STATE: f64 = 1e-5;
+
+/// All numbers of the state after some steps.
+fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
+    let parameters = TrainingParameters::new("loss").optimizer(optimizer).train(WEIGHTS);
+    let model = setup::model_with_loss().expect("it has a loss");
+    let options = ModuleOptions::default().backend(backend);
+    let mut session = TrainingSession::new(model, &parameters, options).expect("it trains");
+    let x: Vec<f32> = (0..ROWS * 64).map(|k| (k as f32 * 0.37).sin()).collect();
+    let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
+    let (x, labels) = (Tensor::f32(&[ROWS, 64], &x), Tensor::i64(&[ROWS], &labels));
+    let rate = Tensor::f32(&[1], &[0.01]);
+    let feeds =
+        [("x", Given::from(&x)), ("labels", Given::from(&labels)), ("Learning_Rate", Given::from(&rate))];
+    for _ in 0..3 {
+        session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
+    }
+    session.state().expect("it is whole").into_values().flat_map(|tensor| tensor.to_f64()).collect()
+}
+
+#[test]
+fn classic_optimizers_step_as_on_the_processor() {
+    for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
+        let want = trained(optimizer, backend("cpu", 1).expect("there is a processor"));
+        let got = trained(optimizer, Arc::new(common::wgpu().clone()));
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() <= STATE, "{optimizer}: {got}, but {want} on the processor");
+        }
+    }
+}

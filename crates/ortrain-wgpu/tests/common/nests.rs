@@ -1,0 +1,124 @@
+//! Programs of one nest that the device computes whole, compared with the reference evaluator.
+
+use std::sync::Arc;
+
+use ortrain_codegen::split;
+use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Scalar, Segments, Type};
+use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+
+use crate::programs::{both, run};
+
+/// The shape of a nest: rows of elements side by side, or the segments of one row.
+#[derive(Clone, Debug)]
+pub(crate) struct Space {
+    pub(crate) rows: usize,
+    pub(crate) len: usize,
+    pub(crate) segments: Option<Segments>,
+}
+
+impl Space {
+    /// One segment, of so many elements. The host takes no nest with segments.
+    pub(crate) fn one(len: usize) -> Space {
+        Space { rows: 1, len, segments: Some(Segments::new(std::iter::once(0..len))) }
+    }
+
+    /// A buffer with an element at every point, or one for each row.
+    fn access(&self, dtype: DType, by_row: bool) -> Access {
+        let (strides, len) = match (by_row, &self.segments) {
+            (true, _) => ([1, 0], self.rows),
+            (false, Some(_)) => ([0, 1], self.len),
+            (false, None) => ([self.len as isize, 1], self.rows * self.len),
+        };
+        Access { dtype, offset: 0, strides: strides.into_iter().collect(), len }
+    }
+}
+
+/// The results of a nest: those at every point, those of each row, and the reductions.
+#[derive(Default)]
+pub(crate) struct Results {
+    pub(crate) each: Vec<(Reg, DType)>,
+    pub(crate) by_row: Vec<(Reg, DType)>,
+    pub(crate) reductions: Vec<(ReduceOp, Reg)>,
+    /// Inputs that are reached by computed numbers alone.
+    pub(crate) tables: Vec<usize>,
+}
+
+/// A program of one nest over inputs of these types. The device computes all of it: the host takes nothing.
+pub(crate) fn program(
+    space: &Space,
+    inputs: &[DType],
+    f: impl FnOnce(&mut Builder, &[Reg]) -> Results,
+) -> Arc<Program> {
+    let mut expr = Builder::new();
+    let regs: Vec<Reg> = inputs.iter().enumerate().map(|(k, &d)| expr.load(k, Type::of(d))).collect();
+    let Results { each, by_row, reductions, tables } = f(&mut expr, &regs);
+    let results: Vec<(Reg, DType, bool)> = (each.iter().map(|&(reg, dtype)| (reg, dtype, false)))
+        .chain(by_row.iter().map(|&(reg, dtype)| (reg, dtype, true)))
+        .collect();
+    let roots: Vec<Reg> = results.iter().map(|&(reg, ..)| reg).collect();
+    let values: Vec<Reg> = reductions.iter().map(|&(_, value)| value).collect();
+    let (expr, values) = expr.finish_keeping(&roots, &values);
+    let mut b = ProgramBuilder::new();
+    let mut operand = |dtype: DType, by_row: bool| {
+        let access = space.access(dtype, by_row);
+        Operand { buffer: b.work("x", dtype, access.len), access }
+    };
+    let mut loads: Vec<Operand> = inputs.iter().map(|&dtype| operand(dtype, false)).collect();
+    for slot in tables {
+        loads[slot].access.strides = [0, 0].into_iter().collect();
+    }
+    let stores: Vec<Operand> = results.iter().map(|&(_, dtype, by_row)| operand(dtype, by_row)).collect();
+    let buffers =
+        |operands: &[Operand]| operands.iter().map(|operand| operand.buffer).collect::<Vec<BufferId>>();
+    let (given, made) = (buffers(&loads), buffers(&stores));
+    let nest = Nest {
+        dims: [space.rows, space.len].into_iter().collect(),
+        inner: usize::from(!reductions.is_empty()),
+        segments: space.segments.clone(),
+        loads: loads.into_iter().map(Load::Buffer).collect(),
+        expr,
+        reductions: reductions.iter().zip(values).map(|(&(op, _), value)| Reduction { op, value }).collect(),
+        stores,
+    };
+    b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the nest is sound");
+    let program = b.finish(given, made).expect("it can be planned");
+    assert!(split(&program).is_none(), "the host computes some of it");
+    Arc::new(program)
+}
+
+/// True if two elements have the same bits; any NaN is one.
+fn is_same(a: Scalar, b: Scalar) -> bool {
+    let is_nan = |x: Scalar| x.ty().is_float() && x.to_f64().is_nan();
+    a == b || is_nan(a) && is_nan(b)
+}
+
+/// An element of a result that is another one than the reference evaluator's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Difference {
+    pub(crate) result: usize,
+    pub(crate) at: usize,
+    pub(crate) got: Scalar,
+    pub(crate) want: Scalar,
+}
+
+/// Every difference between the results of a program and the reference evaluator's.
+pub(crate) fn differences(program: &Arc<Program>, inputs: &[Vec<u8>]) -> Vec<Difference> {
+    let [got, want] = both().map(|backend| run(program, backend, inputs).expect("no guard fails"));
+    let mut found = Vec::new();
+    for (result, (got, want)) in got.iter().zip(&want).enumerate() {
+        let dtype = program.buffer(program.outputs[result]).dtype;
+        let [got, want] = [got, want].map(|bytes| Scalar::read_all(dtype, bytes));
+        let pairs = got.into_iter().zip(want).enumerate();
+        found.extend(pairs.map(|(at, (got, want))| Difference { result, at, got, want }));
+    }
+    found.retain(|difference| !is_same(difference.got, difference.want));
+    found
+}
+
+/// Compares every result of a program with the reference evaluator's; `named` says what an element is made of.
+pub(crate) fn agree(program: &Arc<Program>, inputs: &[Vec<u8>], named: impl Fn(usize, usize) -> String) {
+    let found = differences(program, inputs);
+    if let Some(&Difference { result, at, got, want }) = found.first() {
+        panic!("{} is {got} and should be {want}; {} differ", named(result, at), found.len());
+    }
+}

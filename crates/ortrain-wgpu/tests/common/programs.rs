@@ -1,0 +1,46 @@
+//! Programs, run on the device and on the reference evaluator.
+
+use std::sync::Arc;
+
+use ortrain_program::{
+    Backend, Bindings, BufferId, Entry, Place, Program, Reference, RunError, Scalars, Workspace,
+};
+
+use crate::common::wgpu;
+
+/// The device of these tests.
+pub(crate) fn device() -> Arc<dyn Backend> {
+    Arc::new(wgpu().clone())
+}
+
+/// The device, and the reference evaluator.
+pub(crate) fn both() -> [Arc<dyn Backend>; 2] {
+    [device(), Arc::new(Reference)]
+}
+
+/// The bytes of the results of a program.
+pub(crate) fn run(
+    program: &Arc<Program>,
+    backend: Arc<dyn Backend>,
+    inputs: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, RunError> {
+    let executable = backend.compile(program.clone()).expect("it can run");
+    let mut work = Workspace::new(backend);
+    work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
+    work.arena().write(0, &vec![0xa5; program.work_bytes])?;
+    let place = |id: &BufferId| match program.buffer(*id).place {
+        Place::Work(offset) => offset,
+        _ => unreachable!("inputs and results are work"),
+    };
+    for (id, bytes) in program.inputs.iter().zip(inputs) {
+        work.arena().write(place(id), bytes)?;
+    }
+    executable.run(
+        &Bindings { planes: &[] },
+        &mut work,
+        Entry::Overwrite,
+        Scalars { seed: 7, train_step: 3 },
+    )?;
+    let read = |id: &BufferId| Ok(work.arena().to_vec(place(id), program.buffer(*id).bytes())?);
+    program.outputs.iter().map(read).collect()
+}
