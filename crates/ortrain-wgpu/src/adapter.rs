@@ -1,6 +1,6 @@
 //! The GPUs of the machine, by name.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::Device;
 
@@ -194,11 +194,11 @@ fn find(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice>
 
 /// The devices that were opened. They stay open as long as the process does, so that all users of a device share it, and so that
 /// nothing is closed in a process that was forked.
-static OPENED: OnceLock<Mutex<Vec<(String, Arc<Device>)>>> = OnceLock::new();
+static OPENED: Mutex<Vec<(String, Arc<Device>)>> = Mutex::new(Vec::new());
 
 /// The device of a name that is open in this process and works; else the new one, under this name.
 fn opened(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<Device>> {
-    let mut all = OPENED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let works = |device: &Arc<Device>| (software || !device.is_software) && device.check().is_ok();
     let found = all.iter().find(|(known, device)| known == name && works(device));
     let found = found.map(|(_, device)| device.clone());
