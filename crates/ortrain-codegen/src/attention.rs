@@ -1,6 +1,6 @@
 //! Attention: statistics of each row of scores first, then every result, for which scores are made again.
 
-use ortrain_expr::{DType, ReduceOp};
+use ortrain_expr::{DType, Precision, ReduceOp};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
 
 use crate::dialect::Repr;
@@ -8,15 +8,31 @@ use crate::expr::{Known, Point, position};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::nest;
 use crate::points::coordinates;
+use crate::product::{Factors, LEFT};
+use crate::products;
 use crate::reduce::combine;
 
 /// Numbers that are kept of a row: the largest score, the sum of the powers, the sum of what comes back.
 const STATISTICS: usize = 3;
 
-/// Prints the sum that a nest finishes at a point.
-type Sum<'f> = &'f dyn Fn(&mut Kernel<'_>, &[String]) -> Result<Value, String>;
+/// A result of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Output,
+    /// The gradient of queries.
+    Queries,
+    /// The gradient of keys.
+    Keys,
+    /// The gradient of values.
+    Values,
+}
+
+/// A result as products of matrices. The left factor is made of scores, and nobody keeps it; the right one is an operand.
+struct Sum<'p, 'n> {
+    printer: &'p Printer<'n>,
+    kind: Kind,
+}
 
 /// An attention with what is known of its nests.
 struct Printer<'n> {
@@ -39,48 +55,20 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
         return Err(float64());
     }
     let printer = Printer::new(a)?;
-    cx.reserve(a.batch.iter().product::<usize>() * a.queries * STATISTICS);
+    cx.keep(a.batch.iter().product::<usize>() * a.queries * STATISTICS);
     let mut launches = vec![printer.statistics(cx)?];
-    let mut finish = |nest: &Nest, sum: Sum<'_>| {
-        let made = nest::launches(cx, nest, &|kernel, at| Ok(vec![sum(kernel, at)?]))?;
-        launches.extend(made);
+    let mut finish = |nest: &Nest, kind: Kind| {
+        let sum = Sum { printer: &printer, kind };
+        launches.extend(products::launches(cx, &sum, nest, &|kernel, at| Ok(vec![sum.alone(kernel, at)?]))?);
         Ok::<(), String>(())
     };
     match &a.pass {
-        AttentionPass::Output(output) => {
-            finish(output, &|kernel, at| {
-                printer.over(kernel, a.keys, |kernel, j| {
-                    let (batch, i, d) = split(at);
-                    let weight = printer.weight(kernel, batch, i, j)?;
-                    Ok([weight, element(kernel, &a.v, batch, [j, d])?])
-                })
-            })?;
-        }
+        AttentionPass::Output(output) => finish(output, Kind::Output)?,
         AttentionPass::Gradients(gradients) => {
-            if let Some(nest) = &gradients.q {
-                finish(nest, &|kernel, at| {
-                    printer.over(kernel, a.keys, |kernel, j| {
-                        let (batch, i, l) = split(at);
-                        Ok([printer.of_product(kernel, batch, i, j)?, element(kernel, &a.k, batch, [j, l])?])
-                    })
-                })?;
-            }
-            if let Some(nest) = &gradients.k {
-                finish(nest, &|kernel, at| {
-                    printer.over(kernel, a.queries, |kernel, i| {
-                        let (batch, j, l) = split(at);
-                        Ok([printer.of_product(kernel, batch, i, j)?, element(kernel, &a.q, batch, [i, l])?])
-                    })
-                })?;
-            }
-            if let Some(nest) = &gradients.v {
-                finish(nest, &|kernel, at| {
-                    printer.over(kernel, a.queries, |kernel, i| {
-                        let (batch, j, d) = split(at);
-                        let given = element(kernel, &gradients.given, batch, [i, d])?;
-                        Ok([printer.weight(kernel, batch, i, j)?, given])
-                    })
-                })?;
+            for (nest, kind) in
+                [(&gradients.q, Kind::Queries), (&gradients.k, Kind::Keys), (&gradients.v, Kind::Values)]
+            {
+                nest.as_ref().map_or(Ok(()), |nest| finish(nest, kind))?;
             }
         }
     }
@@ -105,6 +93,94 @@ fn element(
 ) -> Result<Value, String> {
     let value = kernel.load(from.buffer, &position(from, &with(batch, last)))?;
     Ok(kernel.define(value))
+}
+
+impl Sum<'_, '_> {
+    /// The operand that is the right factor.
+    fn right(&self) -> &Operand {
+        let a = self.printer.a;
+        match (self.kind, &a.pass) {
+            (Kind::Output, _) => &a.v,
+            (Kind::Queries, _) => &a.k,
+            (Kind::Values, AttentionPass::Gradients(gradients)) => &gradients.given,
+            _ => &a.q,
+        }
+    }
+
+    /// An element of the left factor.
+    fn left(&self, kernel: &mut Kernel<'_>, batch: &[String], row: &str, term: &str) -> Result<Value, String> {
+        match self.kind {
+            Kind::Output => self.printer.weight(kernel, batch, row, term),
+            Kind::Queries => self.printer.of_product(kernel, batch, row, term),
+            Kind::Keys => self.printer.of_product(kernel, batch, term, row),
+            Kind::Values => self.printer.weight(kernel, batch, term, row),
+        }
+    }
+
+    /// An element of the result by itself.
+    fn alone(&self, kernel: &mut Kernel<'_>, at: &[String]) -> Result<Value, String> {
+        let (batch, row, column) = split(at);
+        self.printer.over(kernel, self.sides()[2], |kernel, term| {
+            Ok([
+                self.left(kernel, batch, row, term)?,
+                element(kernel, self.right(), batch, [term, column])?,
+            ])
+        })
+    }
+}
+
+impl Factors for Sum<'_, '_> {
+    fn batch(&self) -> Vec<usize> {
+        self.printer.a.batch.to_vec()
+    }
+
+    fn sides(&self) -> [usize; 3] {
+        let Attention { queries, keys, size, width, .. } = *self.printer.a;
+        match self.kind {
+            Kind::Output => [queries, width, keys],
+            Kind::Queries => [queries, size, keys],
+            Kind::Keys => [keys, size, queries],
+            Kind::Values => [keys, width, queries],
+        }
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn is_costly(&self) -> bool {
+        true
+    }
+
+    fn runs_along_terms(&self, side: usize) -> bool {
+        side == LEFT
+    }
+
+    fn line(&self, _: &mut Kernel<'_>, _: usize, batch: &[String], line: &str) -> Vec<String> {
+        batch.iter().cloned().chain([line.to_owned()]).collect()
+    }
+
+    fn term(&self, _: &mut Kernel<'_>, _: usize, term: &str) -> Vec<String> {
+        vec![term.to_owned()]
+    }
+
+    fn element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        side: usize,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String> {
+        let (line, batch) = line.split_last().expect("a line has a number");
+        match side {
+            LEFT => self.left(kernel, batch, line, &term[0]),
+            _ => element(kernel, self.right(), batch, [&term[0], line]),
+        }
+    }
+
+    fn point(&self, _: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
+        with(batch, place)
+    }
 }
 
 impl<'n> Printer<'n> {

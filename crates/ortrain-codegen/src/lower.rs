@@ -25,6 +25,8 @@ pub(crate) struct Context<'a> {
     pub(crate) checks: bool,
     /// Bytes that its launches share.
     scratch: Cell<usize>,
+    /// Words of these that stay.
+    kept: Cell<usize>,
 }
 
 impl<'a> Context<'a> {
@@ -53,9 +55,16 @@ impl<'a> Context<'a> {
         kernel
     }
 
-    /// Makes room for so many words that launches of the instruction hand to later ones of it.
-    pub(crate) fn reserve(&self, words: usize) {
-        self.scratch.set(self.scratch.get().max(4 * words));
+    /// Makes room for so many words that launches of the instruction hand to later ones of it. The first one of them.
+    pub(crate) fn reserve(&self, words: usize) -> usize {
+        let first = self.kept.get();
+        self.scratch.set(self.scratch.get().max(4 * (first + words)));
+        first
+    }
+
+    /// The same for words that all later launches of the instruction leave alone.
+    pub(crate) fn keep(&self, words: usize) {
+        self.kept.set(self.reserve(words) + words);
     }
 
     /// True if two buffers of the instruction may share bytes.
@@ -127,10 +136,12 @@ fn of_instruction(
         return Ok((Vec::new(), 0));
     }
     let regions = Regions::new(program, instruction, caps)?;
-    let mut cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch: Cell::new(0) };
+    let (scratch, kept) = (Cell::new(0), Cell::new(0));
+    let mut cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch, kept };
     let mut made = printed(&cx, instruction);
     // Buffers of one memory may share a binding, although nothing else asks for it.
     while made.is_err() && cx.regions.crowded.get() && cx.regions.join(caps) {
+        cx.kept.set(0);
         made = printed(&cx, instruction);
     }
     Ok((made?, cx.scratch.get()))

@@ -109,6 +109,11 @@ pub(crate) trait Factors {
     /// How exactly factors are taken.
     fn precision(&self) -> Precision;
 
+    /// True if elements of the left factor take long to compute: they are computed once for many columns, or not shared at all.
+    fn is_costly(&self) -> bool {
+        false
+    }
+
     /// The result at a point of the epilogue, from the product as it was summed up.
     fn finished(&self, _kernel: &mut Kernel<'_>, _at: &[String], product: Value) -> Result<Value, String> {
         Ok(product)

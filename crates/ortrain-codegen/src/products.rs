@@ -38,6 +38,9 @@ fn grouped(
 ) -> Result<Option<Vec<Launch>>, String> {
     let [m, n, k] = factors.sides();
     let few = m.min(n) <= FEW;
+    if few && factors.is_costly() {
+        return Ok(None);
+    }
     if k <= if few { SHORT_SHARED } else { SHORT } || epilogue.segments.is_some() {
         return Ok(None);
     }

@@ -1,51 +1,162 @@
-//! Sums at given rows: one invocation per element of the target, which looks for its row in the order of the indices.
+//! Sums at given rows, in the order of the indices: one invocation per element of the target. Of many indices those of a row are
+//! chained first, so that each element goes through its own ones alone.
 
 use ortrain_expr::{DType, ReduceOp};
 use ortrain_program::ScatterAdd;
 
 use crate::dialect::Repr;
-use crate::kernel::{Value, float64};
+use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::coordinates;
 use crate::reduce::combine;
 
+/// Indices that are few: each element of the target looks through all of them.
+const FEW: usize = 32;
+
 pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, String> {
-    let ScatterAdd { outer, rows, count, inner, last, .. } = *s;
-    let dtype = s.target.access.dtype;
-    if dtype == DType::F64 {
+    if s.target.access.dtype == DType::F64 {
         return Err(float64());
     }
-    let mut kernel = cx.kernel();
-    let at = coordinates(&mut kernel, "id", &[outer, rows, inner]);
-    let to = format!("({} * {rows} + {}) * {inner} + {}", at[0], at[1], at[2]);
-    let to = kernel.define(Value::new(to, Repr::I32)).text;
-    let old = kernel.load(s.target.buffer, &to)?;
-    let total = kernel.variable(&old);
-    let depth = kernel.depth();
-    let j = kernel.counted("0", &count.to_string());
-    let index = kernel.load(s.index.buffer, &j)?;
+    match s.count <= FEW {
+        true => Ok(vec![plain(cx, s)?]),
+        false => Chains { s, first: cx.reserve(s.rows + s.count) }.launches(cx),
+    }
+}
+
+/// The row of an index; -1 for one that is no row.
+fn row_of(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, String> {
+    let rows = s.rows;
+    let index = kernel.load(s.index.buffer, j)?;
     let index = kernel.define(index);
+    let low = kernel.as_repr(&index, Repr::I32).text;
+    let low = kernel.int(low);
     // Counted from the end where it is negative.
-    let from_end = format!("({} - {rows})", at[1]);
-    let meets = match index.repr {
-        Repr::I32 => format!("{0} == {1} || {0} == {from_end}", index.text, at[1]),
-        _ => format!(
-            "eq_pair({0}, pair_of_i32({1})) || eq_pair({0}, pair_of_i32({from_end}))",
-            index.text, at[1]
-        ),
-    };
-    kernel.when(&meets);
+    let row = kernel.select(&format!("{low} < 0i"), &format!("({low} + {rows})"), &low);
+    let row = kernel.int(row);
+    let mut is_row = format!("{row} >= 0i && {row} < {rows}i");
+    if index.repr.is_pair() {
+        is_row += &format!(" && eq_pair({}, pair_of_i32({low}))", index.text);
+    }
+    let row = kernel.select(&format!("({is_row})"), &row, "-1i");
+    Ok(kernel.int(row))
+}
+
+/// Adds an element of the source, or puts it into the place of what is there.
+fn take(
+    kernel: &mut Kernel<'_>,
+    s: &ScatterAdd,
+    at: &[String],
+    j: &str,
+    total: &Value,
+) -> Result<(), String> {
+    let ScatterAdd { count, inner, last, .. } = *s;
     let from = format!("({} * {count} + {j}) * {inner} + {}", at[0], at[2]);
     let from = kernel.load(s.source.buffer, &from)?;
-    let new = if last { from } else { combine(&kernel, ReduceOp::Sum, &total, &from) };
-    let new = match dtype {
+    let new = if last { from } else { combine(kernel, ReduceOp::Sum, total, &from) };
+    let new = match s.target.access.dtype {
         DType::F16 => Value::new(format!("to_f16({})", new.text), Repr::F32),
         DType::BF16 => Value::new(format!("to_bf16({})", new.text), Repr::F32),
         _ => new,
     };
-    kernel.assign(&total, &new);
+    kernel.assign(total, &new);
+    Ok(())
+}
+
+/// The launch of an invocation for each element of the target, which `sum` adds to.
+fn of_elements(
+    cx: &Context<'_>,
+    s: &ScatterAdd,
+    sum: impl FnOnce(&mut Kernel<'_>, &[String], &Value) -> Result<(), String>,
+) -> Result<Launch, String> {
+    let ScatterAdd { outer, rows, inner, .. } = *s;
+    let mut kernel = cx.kernel();
+    let at = coordinates(&mut kernel, "id", &[outer, rows, inner]);
+    let to = kernel.int(format!("({} * {rows} + {}) * {inner} + {}", at[0], at[1], at[2]));
+    let old = kernel.load(s.target.buffer, &to)?;
+    let total = kernel.variable(&old);
+    let depth = kernel.depth();
+    sum(&mut kernel, &at, &total)?;
     kernel.close_to(depth);
     kernel.store(s.target.buffer, &to, &total)?;
-    Ok(vec![cx.finish(kernel, [outer, rows, inner].iter().map(|&size| size as u64).product())?])
+    cx.finish(kernel, [outer, rows, inner].iter().map(|&size| size as u64).product())
+}
+
+/// The launch where each element looks through all indices.
+fn plain(cx: &Context<'_>, s: &ScatterAdd) -> Result<Launch, String> {
+    of_elements(cx, s, |kernel, at, total| {
+        let j = kernel.counted("0", &s.count.to_string());
+        let row = row_of(kernel, s, &j)?;
+        kernel.when(&format!("{row} == {}", at[1]));
+        take(kernel, s, at, &j, total)
+    })
+}
+
+/// The indices of each row as a chain in scratch: the first index of each row, then for each index the next one of its row. A chain
+/// ends with the number of indices.
+struct Chains<'s> {
+    s: &'s ScatterAdd,
+    /// The first word of scratch.
+    first: usize,
+}
+
+impl Chains<'_> {
+    /// The place of the first index of a row.
+    fn head(&self, row: &str) -> String {
+        format!("{} + {row}", self.first)
+    }
+
+    /// The place of the index behind one.
+    fn next(&self, j: &str) -> String {
+        format!("{} + {j}", self.first + self.s.rows)
+    }
+
+    fn launches(&self, cx: &Context<'_>) -> Result<Vec<Launch>, String> {
+        Ok(vec![self.clear(cx)?, self.link(cx)?, self.follow(cx)?])
+    }
+
+    /// The launch that leaves an empty chain for each row.
+    fn clear(&self, cx: &Context<'_>) -> Result<Launch, String> {
+        let mut kernel = cx.kernel();
+        let row = kernel.int("int_of(id)".into());
+        kernel.set_scratch(&self.head(&row), &Value::new(format!("{}i", self.s.count), Repr::I32));
+        cx.finish(kernel, self.s.rows as u64)
+    }
+
+    /// The launch that finds the next index of the row of each one. The first one of a row is its head.
+    fn link(&self, cx: &Context<'_>) -> Result<Launch, String> {
+        let count = self.s.count;
+        let mut kernel = cx.kernel();
+        let j = kernel.int("int_of(id)".into());
+        let row = row_of(&mut kernel, self.s, &j)?;
+        let is_first = kernel.variable(&Value::new("true", Repr::Bool));
+        let next = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
+        let depth = kernel.depth();
+        let k = kernel.counted("0", &count.to_string());
+        let other = row_of(&mut kernel, self.s, &k)?;
+        kernel.when(&format!("{other} == {row}"));
+        let first = format!("({} && {k} >= {j})", is_first.text);
+        kernel.assign(&is_first, &Value::new(first, Repr::Bool));
+        kernel.when(&format!("{k} > {j} && {k} < {}", next.text));
+        kernel.assign(&next, &Value::new(k, Repr::I32));
+        kernel.close_to(depth);
+        kernel.set_scratch(&self.next(&j), &next);
+        kernel.when(&format!("{} && {row} >= 0i", is_first.text));
+        kernel.set_scratch(&self.head(&row), &Value::new(j, Repr::I32));
+        cx.finish(kernel, count as u64)
+    }
+
+    /// The launch where each element follows the chain of its row.
+    fn follow(&self, cx: &Context<'_>) -> Result<Launch, String> {
+        of_elements(cx, self.s, |kernel, at, total| {
+            let head = kernel.scratch(&self.head(&at[1]), Repr::I32);
+            let j = kernel.variable(&head);
+            kernel.counted("0", &self.s.count.to_string());
+            kernel.line(&format!("if ({} >= {}i) {{ break; }}", j.text, self.s.count));
+            take(kernel, self.s, at, &j.text, total)?;
+            let next = kernel.scratch(&self.next(&j.text), Repr::I32);
+            kernel.assign(&j, &next);
+            Ok(())
+        })
+    }
 }

@@ -1,5 +1,7 @@
 //! Where products go: to an epilogue at once, or in parts to scratch, whose sums a second launch makes.
 
+use std::cell::Cell;
+
 use ortrain_program::Nest;
 
 use crate::dialect::Repr;
@@ -41,12 +43,14 @@ impl Split {
 /// What becomes of a product.
 pub(crate) struct Target<'t> {
     pub(crate) factors: &'t dyn Factors,
+    /// The first word of scratch for parts.
+    first: Cell<usize>,
     known: Known<'t>,
 }
 
 impl<'t> Target<'t> {
     pub(crate) fn new(factors: &'t dyn Factors, epilogue: &'t Nest) -> Result<Target<'t>, String> {
-        Ok(Target { factors, known: Known::new(epilogue)? })
+        Ok(Target { factors, first: Cell::new(0), known: Known::new(epilogue)? })
     }
 
     pub(crate) fn known(&self) -> &Known<'t> {
@@ -66,14 +70,14 @@ impl<'t> Target<'t> {
     /// Makes room for the parts of sums.
     pub(crate) fn reserve(&self, cx: &Context<'_>, split: Split) {
         if split.count > 1 {
-            cx.reserve(split.count * self.sums() * self.points());
+            self.first.set(cx.reserve(split.count * self.sums() * self.points()));
         }
     }
 
     /// The place in scratch of a part of a sum.
     fn place(&self, part: &str, sum: usize, number: &str) -> String {
         let (sums, points) = (self.sums(), self.points());
-        format!("({part} * {sums} + {sum}) * {points} + {number}")
+        format!("{} + ({part} * {sums} + {sum}) * {points} + {number}", self.first.get())
     }
 
     /// The number of a point, row-major.
