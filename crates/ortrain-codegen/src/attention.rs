@@ -108,7 +108,13 @@ impl Sum<'_, '_> {
     }
 
     /// An element of the left factor.
-    fn left(&self, kernel: &mut Kernel<'_>, batch: &[String], row: &str, term: &str) -> Result<Value, String> {
+    fn left(
+        &self,
+        kernel: &mut Kernel<'_>,
+        batch: &[String],
+        row: &str,
+        term: &str,
+    ) -> Result<Value, String> {
         match self.kind {
             Kind::Output => self.printer.weight(kernel, batch, row, term),
             Kind::Queries => self.printer.of_product(kernel, batch, row, term),
@@ -121,10 +127,7 @@ impl Sum<'_, '_> {
     fn alone(&self, kernel: &mut Kernel<'_>, at: &[String]) -> Result<Value, String> {
         let (batch, row, column) = split(at);
         self.printer.over(kernel, self.sides()[2], |kernel, term| {
-            Ok([
-                self.left(kernel, batch, row, term)?,
-                element(kernel, self.right(), batch, [term, column])?,
-            ])
+            Ok([self.left(kernel, batch, row, term)?, element(kernel, self.right(), batch, [term, column])?])
         })
     }
 }

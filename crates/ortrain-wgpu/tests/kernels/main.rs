@@ -10,3 +10,4 @@ mod making;
 mod maps;
 mod products;
 mod reductions;
+mod scatters;
