@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::error::{InvalidArgumentError, raise};
-use crate::tools::backend;
 use crate::value::{OrtValue, failed, numpy_type, shape_name, view};
 
 /// Name, kind, description, driver, bytes of memory, of a plane and of a tensor.
@@ -35,11 +34,6 @@ pub(crate) fn device_name(py: Python<'_>, device: &str) -> PyResult<String> {
     py.detach(|| Ok(name_of(&*ortrain::backend(device, 0)?).to_owned())).map_err(raise)
 }
 
-/// The backend of a device, found while other threads run.
-pub(crate) fn backend_of(py: Python<'_>, device: &str) -> PyResult<Arc<dyn Backend>> {
-    py.detach(|| backend(device, 0))
-}
-
 /// A plane that lies on a device: all parameters, or all gradients, of one element type.
 ///
 /// It is what ``trainable_planes()``, ``frozen_planes()`` and ``gradient_planes()`` give where the state lies on a device. This
@@ -51,15 +45,10 @@ pub(crate) fn backend_of(py: Python<'_>, device: &str) -> PyResult<Arc<dyn Backe
 pub(crate) struct DeviceArray {
     memory: Arc<Memory>,
     dtype: DType,
-    device: String,
     writeable: bool,
 }
 
 impl DeviceArray {
-    pub(crate) fn new(memory: Arc<Memory>, dtype: DType, device: &str, writeable: bool) -> DeviceArray {
-        DeviceArray { memory, dtype, device: device.to_owned(), writeable }
-    }
-
     fn len(&self) -> usize {
         self.memory.len() / self.dtype.size()
     }
@@ -91,7 +80,7 @@ impl DeviceArray {
     /// ['vulkan']
     #[getter]
     fn device(&self) -> &str {
-        &self.device
+        self.memory.device()
     }
 
     /// A copy of the elements, which is read-only. It waits until the device has done what it was given.
@@ -116,7 +105,7 @@ impl DeviceArray {
     ) -> PyResult<Bound<'py, PyAny>> {
         if copy == Some(false) {
             let sentence =
-                format!("the plane lies on the device {:?}, so that an array of it is a copy", self.device);
+                format!("the plane lies on the device {:?}, so that an array of it is a copy", self.device());
             return Err(PyValueError::new_err(sentence));
         }
         let array = self.numpy(py)?;
@@ -163,7 +152,7 @@ impl DeviceArray {
     }
 
     fn __repr__(&self) -> String {
-        format!("DeviceArray(shape=({},), dtype={}, device={:?})", self.len(), self.dtype, self.device)
+        format!("DeviceArray(shape=({},), dtype={}, device={:?})", self.len(), self.dtype, self.device())
     }
 }
 
@@ -171,12 +160,11 @@ impl DeviceArray {
 pub(crate) fn planes<'py>(
     py: Python<'py>,
     parts: Vec<(DType, Arc<Memory>)>,
-    device: &str,
     writeable: bool,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let plane = |(dtype, memory): (DType, Arc<Memory>)| {
         if memory.host().is_none() {
-            return Ok(Bound::new(py, DeviceArray::new(memory, dtype, device, writeable))?.into_any());
+            return Ok(Bound::new(py, DeviceArray { memory, dtype, writeable })?.into_any());
         }
         let dims = vec![memory.len() / dtype.size()];
         view(py, ParameterView { name: "".into(), dtype, dims, requires_grad: writeable, memory, offset: 0 })

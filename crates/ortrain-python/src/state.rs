@@ -11,9 +11,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 
-use crate::device::{backend_of, planes};
+use crate::device::planes;
 use crate::door::Door;
 use crate::error::raise;
+use crate::tools::backend;
 use crate::value::{OrtValue, view};
 
 /// Loaded, missing and unexpected names.
@@ -150,7 +151,7 @@ impl CheckpointState {
     }
 
     fn to(&self, py: Python<'_>, device: &str) -> PyResult<()> {
-        let backend = backend_of(py, device)?;
+        let backend = py.detach(|| backend(device, 0))?;
         self.door.pass(py, |state| state.to(&backend))
     }
 
@@ -233,16 +234,16 @@ impl CheckpointState {
     /// Live views of the planes of trained, or of frozen, parameters.
     fn planes<'py>(&self, py: Python<'py>, trainable: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.require_values(py)?;
-        let (parts, device) = self.door.pass(py, |state| {
+        let parts = self.door.pass(py, |state| {
             let layout = state.layout()?;
             let (layouts, memories) = match trainable {
                 true => (&layout.trainable, state.trainable_planes()),
                 false => (&layout.frozen, state.frozen_planes()),
             };
             let parts = layouts.iter().zip(memories).map(|(layout, memory)| (layout.dtype, memory.clone()));
-            Ok((parts.collect(), state.device().to_owned()))
+            Ok(parts.collect())
         })?;
-        planes(py, parts, &device, trainable)
+        planes(py, parts, trainable)
     }
 
     fn property_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {

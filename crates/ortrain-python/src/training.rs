@@ -204,13 +204,12 @@ impl Module {
 
     /// Live views.
     fn gradient_planes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let (parts, device) = self.with(py, |module, state| {
+        let parts = self.with(py, |module, state| {
             let layouts = state.layout()?.trainable.iter();
             let parts = layouts.zip(module.gradient_planes());
-            let parts = parts.map(|(layout, memory)| (layout.dtype, memory.clone())).collect();
-            Ok((parts, state.device().to_owned()))
+            Ok(parts.map(|(layout, memory)| (layout.dtype, memory.clone())).collect())
         })?;
-        planes(py, parts, &device, true)
+        planes(py, parts, true)
     }
 
     /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.

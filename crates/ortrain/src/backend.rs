@@ -15,9 +15,6 @@ const REFERENCE: &str = "reference";
 /// The name of the best device that there is.
 const AUTO: &str = "auto";
 
-/// The environment variable that lets drivers be used which compute on the processor.
-const SOFTWARE_GPU: &str = "ORTRAIN_SOFTWARE_GPU";
-
 /// A device of this machine, as [`devices`] lists it.
 ///
 /// ```
@@ -70,11 +67,6 @@ pub fn devices() -> Vec<DeviceInfo> {
     ];
     found.extend(gpu::devices());
     found
-}
-
-/// True if drivers may be used that compute on the processor.
-fn takes_software() -> bool {
-    std::env::var_os(SOFTWARE_GPU).is_some_and(|value| value == "1")
 }
 
 /// The backend that is used when none is given.
@@ -150,8 +142,15 @@ mod gpu {
 
     pub(super) use ortrain_wgpu::is_adapter_name as is_name;
 
-    use super::{DeviceInfo, takes_software};
+    use super::DeviceInfo;
     use crate::{Error, Result};
+
+    /// The environment variable that lets drivers be used which compute on the processor.
+    const SOFTWARE_GPU: &str = "ORTRAIN_SOFTWARE_GPU";
+
+    fn takes_software() -> bool {
+        std::env::var_os(SOFTWARE_GPU).is_some_and(|value| value == "1")
+    }
 
     pub(super) fn devices() -> Vec<DeviceInfo> {
         let described = |adapter: AdapterInfo| DeviceInfo {

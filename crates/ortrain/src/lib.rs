@@ -531,13 +531,16 @@ pub use ortrain_program::HostMemory;
 /// use std::any::Any;
 /// use std::sync::{Arc, Mutex};
 ///
-/// use ortrain::{DeviceError, DeviceMemory, Memory};
+/// use ortrain::{AllocationError, DeviceError, DeviceMemory, Memory};
 ///
 /// /// Bytes behind a lock, as a device would keep them.
 /// #[derive(Debug)]
 /// struct Remote(Mutex<Vec<u8>>);
 ///
 /// impl DeviceMemory for Remote {
+///     fn device(&self) -> &str {
+///         "remote"
+///     }
 ///     fn size(&self) -> usize {
 ///         self.0.lock().unwrap().len()
 ///     }
@@ -553,6 +556,10 @@ pub use ortrain_program::HostMemory;
 ///         self.0.lock().unwrap().fill(0);
 ///         Ok(())
 ///     }
+///     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
+///         let copy = self.0.lock().unwrap()[offset..offset + bytes].to_vec();
+///         Ok(Arc::new(Remote(Mutex::new(copy))))
+///     }
 ///     fn as_any(&self) -> &dyn Any {
 ///         self
 ///     }
@@ -561,11 +568,23 @@ pub use ortrain_program::HostMemory;
 /// let memory = Memory::Device(Arc::new(Remote(Mutex::new(vec![0; 8]))));
 /// memory.write(2, &[7, 9])?;
 /// assert_eq!(memory.to_vec(1, 4)?, [0, 7, 9, 0]);
+/// assert_eq!(memory.copy(2, 2)?.to_vec(0, 2)?, [7, 9]);
 /// assert!(memory.host().is_none(), "this process has no address for it");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
 pub use ortrain_program::DeviceMemory;
+
+/// Memory that a backend does not give.
+///
+/// ```
+/// use ortrain::AllocationError;
+///
+/// let error = AllocationError::OnDevice { device: "vulkan".into(), bytes: 1 << 40, most: None };
+/// assert_eq!(error.to_string(), "the device \"vulkan\" does not give 1099511627776 bytes of memory");
+/// ```
+#[doc(inline)]
+pub use ortrain_program::AllocationError;
 
 /// A call on a device that failed.
 ///
