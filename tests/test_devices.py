@@ -548,3 +548,16 @@ def test_convolutions_of_special_numbers(where: str, value: float) -> None:
     assert any(not np.isfinite(result).all() for result in results[0])
     for got, want in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_limits_hold_before_anything_is_allocated(folder: Path) -> None:
+    options = ortrain.SessionOptions()
+    options.memory_limit = 100_000
+    state = load(folder)
+    module = Module(folder / "training_model.onnx", state, device=GPU, session_options=options)
+    before = module.memory()
+    rng = np.random.default_rng(0)
+    with pytest.raises(ortrain.MemoryLimitError, match="but memory_limit is 100000"):
+        module(rng.random((4096, 64), np.float32), rng.integers(0, 10, 4096))
+    assert module.memory() == before
+    assert np.isfinite(float(module(*digits(1)[0])))

@@ -27,6 +27,10 @@ pub struct Made {
     pub bind_groups: usize,
     /// Bytes of the buffers that there are now.
     pub held: u64,
+    /// Bytes that were copied to the device.
+    pub uploaded: u64,
+    /// Bytes that were copied from the device.
+    pub read: u64,
 }
 
 /// An open device.
@@ -54,6 +58,8 @@ pub(crate) struct Device {
     buffers: AtomicUsize,
     bind_groups: AtomicUsize,
     held: AtomicU64,
+    uploaded: AtomicU64,
+    pub(crate) read: AtomicU64,
     /// Bytes that were written and may not have arrived.
     pending: AtomicU64,
     /// Constants of programs that are on the device, by where they lie on the host.
@@ -98,6 +104,8 @@ impl Device {
             buffers: AtomicUsize::new(0),
             bind_groups: AtomicUsize::new(0),
             held: AtomicU64::new(0),
+            uploaded: AtomicU64::new(0),
+            read: AtomicU64::new(0),
             pending: AtomicU64::new(0),
             constants: Mutex::default(),
         }
@@ -109,6 +117,8 @@ impl Device {
             buffers: self.buffers.load(Ordering::Relaxed),
             bind_groups: self.bind_groups.load(Ordering::Relaxed),
             held: self.held.load(Ordering::Relaxed),
+            uploaded: self.uploaded.load(Ordering::Relaxed),
+            read: self.read.load(Ordering::Relaxed),
         }
     }
 
@@ -204,6 +214,7 @@ impl Device {
     pub(crate) fn upload(&self, buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
             let more = piece.len() as u64;
+            self.uploaded.fetch_add(more, Ordering::Relaxed);
             if self.pending.fetch_add(more, Ordering::Relaxed) + more > PENDING {
                 self.queue.submit([]);
                 self.wait()?;

@@ -1,6 +1,7 @@
 //! Memory on a device.
 
 use std::any::Any;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use ortrain_program::{AllocationError, DeviceError, DeviceMemory, Memory};
@@ -143,6 +144,7 @@ pub(crate) fn read(
 ) -> Result<(), DeviceError> {
     device.check()?;
     let mut staging = device.staging.lock().unwrap_or_else(PoisonError::into_inner);
+    device.read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     for (at, piece) in (0..).step_by(PIECE).zip(bytes.chunks_mut(PIECE)) {
         let from = offset + at;
         let (start, end) = (from / WORD * WORD, (from + piece.len()).next_multiple_of(WORD));

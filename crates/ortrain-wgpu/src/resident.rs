@@ -83,8 +83,8 @@ impl Resident {
         scalars: Scalars,
     ) -> Result<&[wgpu::BindGroup], RunError> {
         let words = [scalars.seed, scalars.train_step].map(|v| [v as u32, (v >> 32) as u32]);
-        device.queue.write_buffer(&self.run, 0, bytemuck::cast_slice(&words));
-        device.queue.write_buffer(&self.fault, 0, bytemuck::cast_slice(&Fault::NONE));
+        device.upload(&self.run, 0, bytemuck::cast_slice(&words))?;
+        device.upload(&self.fault, 0, bytemuck::cast_slice(&Fault::NONE))?;
         let mut buffers = Vec::with_capacity(2 + program.planes.len());
         for (number, part) in parts(program, lowered, bindings, work).enumerate() {
             buffers.push(match part {

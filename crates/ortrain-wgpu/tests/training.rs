@@ -12,6 +12,7 @@ use ortrain::{
 };
 
 use common::wgpu;
+use ortrain_wgpu::Made;
 
 const STEPS: usize = 20;
 /// The largest norm of gradients, where they are clipped: less than that of the first step.
@@ -152,6 +153,9 @@ fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
     want
 }
 
+/// Bytes of the scalars of a step: seed and count, settings of the optimizer, the flag of guards.
+const SCALARS: u64 = 2048;
+
 /// Copies of the results that are looked at, and nothing else: no buffer, kernel or bind group.
 #[test]
 fn a_warm_step_makes_nothing() {
@@ -178,7 +182,17 @@ fn a_warm_step_makes_nothing() {
         })
         .collect();
     // The first step replaces gradients of zero as the later ones do.
-    assert_eq!(counts[1..], [counts[0]; 7]);
+    let objects = counts.iter().map(|made| Made { uploaded: 0, read: 0, ..*made }).collect::<Vec<_>>();
+    assert_eq!(objects[1..], [objects[0]; 7]);
+    let inputs: usize = batches(&[16, 64], 1)[0].iter().map(|input| input.data().len()).sum();
+    for pair in counts.windows(2) {
+        let uploaded = pair[1].uploaded - pair[0].uploaded;
+        assert!(
+            (inputs as u64..inputs as u64 + SCALARS).contains(&uploaded),
+            "{uploaded} bytes for {inputs}"
+        );
+        assert_eq!(pair[1].read - pair[0].read, 4, "the loss alone is read");
+    }
 }
 
 /// Bytes beside those that a module counts: staging, buffers of results, constants and tables of programs.
