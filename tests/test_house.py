@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "crates" / "ortrain-program" / "src"
+CRATES = Path(__file__).parent.parent / "crates"
+SOURCE = CRATES / "ortrain-program" / "src"
 
 #: A function of so many lines does more than one thing.
 TOO_LONG = 120
@@ -114,6 +115,20 @@ def cycle(edges: dict[Module, set[Module]]) -> list[Module]:
             if not best or len(found) < len(best):
                 best = found[::-1]
     return best
+
+
+def test_every_file_is_a_module() -> None:
+    """A file that no other one declares is compiled by nobody."""
+    roots = ("lib.rs", "main.rs", "mod.rs")
+    files = [path for path in CRATES.glob("*/src/**/*.rs") if path.name not in roots and "generated" not in path.parts]
+    assert len(files) > 300
+    lost = []
+    for path in files:
+        parents = [path.parent / name for name in roots] + [path.parent.with_suffix(".rs")]
+        declared = re.compile(rf"^\s*(?:pub(?:\([^)]*\))? )?mod {path.stem}\b", re.MULTILINE)
+        if not any(parent.exists() and declared.search(parent.read_text(encoding="utf-8")) for parent in parents):
+            lost.append(str(path.relative_to(CRATES)))
+    assert not lost, lost
 
 
 def test_functions_are_short() -> None:

@@ -21,7 +21,7 @@ pub(crate) struct Point {
     pub(crate) at: Vec<String>,
     /// Values of the instruction that the nest finishes.
     pub(crate) accumulators: Vec<Value>,
-    /// What every load gives here, where that is known already; else empty.
+    /// The values of all loads here, where they are known already; else empty.
     pub(crate) loaded: Vec<Value>,
     /// The results of the reductions so far.
     pub(crate) reduced: Vec<Value>,

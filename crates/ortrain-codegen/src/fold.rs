@@ -17,7 +17,7 @@ pub(crate) struct Span {
     pub(crate) from: String,
     /// From one to the next.
     pub(crate) step: usize,
-    /// How many there are.
+    /// Their number.
     pub(crate) count: usize,
     /// The number of elements of the row, where some of the span may lie behind them.
     pub(crate) end: Option<usize>,
@@ -42,7 +42,7 @@ impl Span {
     }
 }
 
-/// What an invocation makes of its elements of a row, for the reductions of a stage.
+/// The totals of the elements that an invocation has of a row, for the reductions of a stage.
 pub(crate) fn fold(
     kernel: &mut Kernel<'_>,
     known: &Known<'_>,

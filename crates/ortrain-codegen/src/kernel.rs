@@ -45,7 +45,7 @@ pub(crate) struct Kernel<'a> {
     shared: Vec<Shared>,
     /// Regions that are bound as quads of words.
     wide: Vec<usize>,
-    /// What holds where results may be stored, if anything forbids it. Invocations of a group do not leave the kernel one by
+    /// The condition under which results may be stored, if anything forbids it. Invocations of a group do not leave the kernel one by
     /// one.
     pub(crate) live: Option<String>,
     body: String,

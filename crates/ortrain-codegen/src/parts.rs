@@ -19,7 +19,7 @@ use crate::reduce::{combine, stages, stores, total, total_repr};
 /// The launches of a nest in parts.
 ///
 /// # Errors
-/// Where results and loads share bytes in a way that launches one after the other cannot have, or numbers are too wide.
+/// For results and loads that share bytes in a way that launches one after the other cannot have, and for numbers that are too wide.
 pub(crate) fn launches(cx: &Context<'_>, known: &Known<'_>, cut: Cut) -> Result<Vec<Launch>, String> {
     let nest = known.nest;
     let rows: usize = nest.outer_dims().iter().product();
@@ -114,12 +114,12 @@ impl Printer<'_> {
         Slices { number: &place.slice, count: self.cut.slices(), stride: self.cut.width }
     }
 
-    /// Where the result of a reduction lies in scratch.
+    /// The place of the result of a reduction in scratch.
     fn result_place(&self, k: usize, row: &str) -> String {
         format!("{} + {row}", k * self.rows)
     }
 
-    /// Where a part of a reduction lies, which is the `k`-th one of its stage.
+    /// The place of a part of a reduction, which is the `k`-th one of its stage.
     fn part_place(&self, k: usize, part: &str, row: &str) -> String {
         let start = self.known.nest.reductions.len() * self.rows;
         format!("{start} + ({} + {part}) * {} + {row}", k * self.cut.count, self.rows)

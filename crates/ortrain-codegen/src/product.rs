@@ -106,7 +106,7 @@ pub(crate) trait Factors {
     /// Rows and columns of a product, and the number of terms of a sum.
     fn sides(&self) -> [usize; 3];
 
-    /// How exactly factors are taken.
+    /// The precision in which factors are taken.
     fn precision(&self) -> Precision;
 
     /// True if elements of the left factor take long to compute: they are computed once for many columns, or not shared at all.
@@ -122,10 +122,10 @@ pub(crate) trait Factors {
     /// True if neighbours in memory are terms of one line, and not the same term of lines.
     fn runs_along_terms(&self, side: usize) -> bool;
 
-    /// What all elements of a line share, as names.
+    /// The names that all elements of a line share.
     fn line(&self, kernel: &mut Kernel<'_>, side: usize, batch: &[String], line: &str) -> Vec<String>;
 
-    /// What all elements of a term share, as names.
+    /// The names that all elements of a term share.
     fn term(&self, kernel: &mut Kernel<'_>, side: usize, term: &str) -> Vec<String>;
 
     /// An element of a factor, from what its line and its term share. Goes on only where there is one: elsewhere it is zero.
