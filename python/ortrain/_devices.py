@@ -17,8 +17,10 @@ __all__ = ["DeviceInfo", "devices"]
 # Devices by the names of execution providers that scripts for onnxruntime know.
 _PROVIDERS = {"CPUExecutionProvider": "cpu", "WebGpuExecutionProvider": "webgpu"}
 
+# GPUs that take kernels in WGSL.
+_GPU = re.compile("webgpu|(vulkan|metal|dx12)(:[0-9]+)?")
 # Names of devices as such. One that is not here is an error of its own.
-_NAMES = re.compile("cpu(:0)?|reference|auto|webgpu|(vulkan|metal|dx12|cuda|rocm)(:[0-9]+)?")
+_NAMES = re.compile(f"cpu(:0)?|reference|auto|(cuda|rocm)(:[0-9]+)?|{_GPU.pattern}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def devices() -> list[DeviceInfo]:
 
 def is_gpu(name: str) -> bool:
     """Whether a name is that of a GPU, here or elsewhere, that takes kernels in WGSL."""
-    return re.fullmatch("webgpu|(vulkan|metal|dx12)(:[0-9]+)?", name) is not None
+    return _GPU.fullmatch(name) is not None
 
 
 def provider_names() -> list[str]:

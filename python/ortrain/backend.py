@@ -16,7 +16,6 @@ The tests of ONNX itself run with it: ``onnx.backend.test.BackendTest(ortrain.ba
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ortrain import _ortrain
+from ortrain._devices import device_of_provider
 from ortrain._sources import ModelLike
 from ortrain.errors import OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession
@@ -40,17 +40,15 @@ __all__ = [
     "supports_device",
 ]
 
-# Devices have capital letters in this interface.
-_NAMES = re.compile("(CPU|REFERENCE)(:0)?|(VULKAN|METAL|DX12)(:[0-9]+)?|WEBGPU|AUTO")
-
-
 def _device_of(name: str) -> str:
     """The name that a device has elsewhere."""
-    if not _NAMES.fullmatch(name):
+    # Devices have capital letters in this interface, and the first one of a kind may have its number.
+    known = name.lower().removesuffix(":0")
+    if name != name.upper() or known.startswith(("cuda", "rocm")) or device_of_provider(known) is None:
         raise UnsupportedError(
             f"there is no device {name!r} here; there are CPU, REFERENCE, AUTO, WEBGPU, VULKAN, METAL and DX12"
         )
-    return name.lower().removesuffix(":0")
+    return known
 
 
 class OrtrainBackendRep(BackendRep):

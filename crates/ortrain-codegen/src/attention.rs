@@ -159,14 +159,6 @@ impl Factors for Sum<'_, '_> {
         side == LEFT
     }
 
-    fn line(&self, _: &mut Kernel<'_>, _: usize, batch: &[String], line: &str) -> Vec<String> {
-        batch.iter().cloned().chain([line.to_owned()]).collect()
-    }
-
-    fn term(&self, _: &mut Kernel<'_>, _: usize, term: &str) -> Vec<String> {
-        vec![term.to_owned()]
-    }
-
     fn element(
         &self,
         kernel: &mut Kernel<'_>,
@@ -179,10 +171,6 @@ impl Factors for Sum<'_, '_> {
             LEFT => self.left(kernel, batch, line, &term[0]),
             _ => element(kernel, self.right(), batch, [&term[0], line]),
         }
-    }
-
-    fn point(&self, _: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
-        with(batch, place)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which reductions whole groups make, and into what parts they are cut. It depends on sizes alone, so that results have the
+//! The choice of reductions that whole groups make, and of the parts that they are cut into. It depends on sizes alone, so that results have the
 //! same bits on every device.
 
 use ortrain_expr::{Access, Inst, Type};

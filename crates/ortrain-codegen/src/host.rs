@@ -34,6 +34,8 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
     let mut host = Host { written: writes.collect(), ..Host::default() };
     let mut rest = program.clone();
     rest.instructions.clear();
+    // What is given later than the host runs is not checked by it.
+    let mut is_given = true;
     for scheduled in &program.instructions {
         let mut kept = scheduled.clone();
         if let Some(nest) = scheduled.instruction.nest().filter(|nest| is_wide(nest)) {
@@ -45,7 +47,10 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
                 kept.instruction = scheduled.instruction.with_nest(nest);
             }
         }
-        if kept.instruction.can_fail()
+        is_given &= !matches!(scheduled.instruction, Instruction::HandOver(_));
+        if is_given
+            && kept.entries == Entries::ALL
+            && kept.instruction.can_fail()
             && let Some(nest) = kept.instruction.nest()
             && host.checks(program, nest, &scheduled.node).is_some()
         {

@@ -66,14 +66,6 @@ impl Factors for Matrices<'_> {
         along != 0 && (across == 0 || along < across)
     }
 
-    fn line(&self, _: &mut Kernel<'_>, _: usize, batch: &[String], line: &str) -> Vec<String> {
-        batch.iter().cloned().chain([line.to_owned()]).collect()
-    }
-
-    fn term(&self, _: &mut Kernel<'_>, _: usize, term: &str) -> Vec<String> {
-        vec![term.to_owned()]
-    }
-
     fn element(
         &self,
         kernel: &mut Kernel<'_>,
@@ -85,9 +77,5 @@ impl Factors for Matrices<'_> {
         let last = if side == LEFT { at.len() } else { at.len() - 1 };
         at.insert(last, term[0].clone());
         factor(kernel, [&self.0.a, &self.0.b][side], &at, self.0.rounded[side])
-    }
-
-    fn point(&self, _: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
-        batch.iter().cloned().chain(place.map(String::from)).collect()
     }
 }

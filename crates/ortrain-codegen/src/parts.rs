@@ -71,7 +71,7 @@ struct Place {
 impl Printer<'_> {
     /// The launches for stores behind the reductions, in order: true for those of a row.
     ///
-    /// Where there are both, the first ones leave alone what the others read. Stores of rows alone happen where the last
+    /// If there are both, the first ones leave alone what the others read. Stores of rows alone happen where the last
     /// reduction is made.
     fn orders(&self) -> Result<Vec<bool>, String> {
         let nest = self.known.nest;

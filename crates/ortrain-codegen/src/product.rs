@@ -123,10 +123,14 @@ pub(crate) trait Factors {
     fn runs_along_terms(&self, side: usize) -> bool;
 
     /// The names that all elements of a line share.
-    fn line(&self, kernel: &mut Kernel<'_>, side: usize, batch: &[String], line: &str) -> Vec<String>;
+    fn line(&self, _kernel: &mut Kernel<'_>, _side: usize, batch: &[String], line: &str) -> Vec<String> {
+        batch.iter().cloned().chain([line.to_owned()]).collect()
+    }
 
     /// The names that all elements of a term share.
-    fn term(&self, kernel: &mut Kernel<'_>, side: usize, term: &str) -> Vec<String>;
+    fn term(&self, _kernel: &mut Kernel<'_>, _side: usize, term: &str) -> Vec<String> {
+        vec![term.to_owned()]
+    }
 
     /// An element of a factor, from what its line and its term share. Goes on only where there is one: elsewhere it is zero.
     fn element(
@@ -138,7 +142,9 @@ pub(crate) trait Factors {
     ) -> Result<Value, String>;
 
     /// The point of the epilogue's space for an element of the product.
-    fn point(&self, kernel: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String>;
+    fn point(&self, _kernel: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
+        batch.iter().cloned().chain(place.map(String::from)).collect()
+    }
 }
 
 /// Prints an element of a factor: zero where a condition does not hold, or where there is none.

@@ -1,4 +1,4 @@
-//! Which elements of its buffers an instruction reaches.
+//! The elements of its buffers that an instruction reaches.
 //!
 //! A binding begins where the elements begin that a kernel reaches, so that a step of a sequence has the kernel of the steps
 //! before it: what is printed counts from there.

@@ -1,4 +1,4 @@
-//! Where products go: to an epilogue at once, or in parts to scratch, whose sums a second launch makes.
+//! The way of products: to an epilogue at once, or in parts to scratch, whose sums a second launch makes.
 
 use std::cell::Cell;
 
@@ -40,7 +40,7 @@ impl Split {
     }
 }
 
-/// What becomes of a product.
+/// The epilogue of a product, or the scratch for its parts.
 pub(crate) struct Target<'t> {
     pub(crate) factors: &'t dyn Factors,
     /// The first word of scratch for parts.

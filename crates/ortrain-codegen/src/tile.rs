@@ -83,12 +83,12 @@ struct Group {
     shared: String,
 }
 
-/// What an invocation loads of a factor: elements of some lines, of one term at a time.
+/// The share of a factor that an invocation loads: elements of some lines, of one term at a time.
 struct Loads {
     side: usize,
     /// The place among the lines, and among the terms.
     place: [String; 2],
-    /// What elements of the lines share, and where there are such.
+    /// The names that elements of each line share, and the condition under which there is such a line.
     lines: Vec<(Vec<String>, Option<String>)>,
 }
 
@@ -111,13 +111,13 @@ impl Printer<'_> {
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
     }
 
-    /// Where a part of a factor lies in the shared array: a term of all lines that an invocation has.
+    /// The place of a part of a factor in the shared array: a term of all lines that an invocation has.
     fn place(&self, side: usize, part: usize, line: &str, term: &str) -> String {
         let start = (side * self.parts + part) * self.tile.depth * PITCH;
         format!("{start} + ({term}) * {PITCH} + {line}")
     }
 
-    /// What an invocation loads of a factor: neighbours load neighbours.
+    /// The share of a factor that an invocation loads: neighbours load neighbours.
     fn loads(&self, kernel: &mut Kernel<'_>, group: &Group, side: usize) -> Loads {
         let (factors, Tile { side: size, depth, .. }) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);

@@ -46,7 +46,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Option<Launc
     cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product()).map(Some)
 }
 
-/// What four points load: neighbours, or the same.
+/// The loads of four points: neighbours, or the same element.
 fn loaded(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
     let Load::Buffer(from) = load else { return Err("a quad has no accumulators".into()) };
     let place = position(from, at);

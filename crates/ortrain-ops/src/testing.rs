@@ -132,11 +132,7 @@ pub(crate) fn run_specialised(
             Turn::new(&Bindings { planes }, &mut work, Entry::Overwrite, scalars),
             &given,
             &mut |k, dtype, dims, value| {
-                let len = ortrain_graph::byte_length(dtype, dims).expect("it was run");
-                let mut bytes = vec![0; len];
-                value.copy_to(&mut bytes)?;
-                results[k] =
-                    Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is right"));
+                results[k] = Some(value.to_tensor(dtype, dims)?);
                 Ok(())
             },
         )

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ortrain_graph::Tensor;
+use ortrain_graph::{DType, Tensor};
 
 use crate::{
     AllocationError, Bindings, BufferId, Copied, DeviceError, Entry, Executable, Memory, Observer, Part,
@@ -51,6 +51,19 @@ impl Delivered<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// A copy of the elements as a tensor of this process.
+    ///
+    /// # Errors
+    /// When they lie on a device, and that fails.
+    ///
+    /// # Panics
+    /// When the elements are not those of the shape: a result comes with its own.
+    pub fn to_tensor(&self, dtype: DType, dims: &[usize]) -> Result<Tensor, DeviceError> {
+        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+        self.copy_to(&mut bytes)?;
+        Ok(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the bytes are those of the shape"))
     }
 
     /// A copy of the elements, so many bytes, that stays where they are: on a device nobody waits for it.

@@ -306,7 +306,7 @@ impl OrtValue {
         self.dtype.to_onnx()
     }
 
-    /// Where it lies: ``Cpu``, or the name of a device.
+    /// The device that it lies on: ``Cpu``, or the name of another one.
     fn device_name(&self) -> String {
         match &*self.contents() {
             Contents::Shared(memory) if memory.host().is_none() => memory.device().to_owned(),
@@ -450,17 +450,13 @@ impl Results {
         // A device that has no room for the result leaves it to this process.
         let kept = if value.is_on_device() { value.copy(bytes).ok() } else { None };
         let result = match kept {
-            Some(memory) => Some(OrtValue::shared(dtype, dims.to_vec(), Arc::new(memory))),
-            None => {
-                let mut read = vec![0; bytes];
-                value.copy_to(&mut read)?;
-                Tensor::new(dtype, dims.to_vec(), read.into()).ok().map(OrtValue::of)
-            }
+            Some(memory) => OrtValue::shared(dtype, dims.to_vec(), Arc::new(memory)),
+            None => OrtValue::of(value.to_tensor(dtype, dims)?),
         };
         if self.0.len() <= at {
             self.0.resize_with(at + 1, || None);
         }
-        self.0[at] = result;
+        self.0[at] = Some(result);
         Ok(())
     }
 

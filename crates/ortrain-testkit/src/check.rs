@@ -66,11 +66,7 @@ pub fn run_at(
             Turn::new(&bindings, &mut work, Entry::Overwrite, Scalars::default()),
             &given,
             &mut |_, dtype, dims, value| {
-                let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-                value.copy_to(&mut bytes)?;
-                results.push(
-                    Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("shape and bytes belong together"),
-                );
+                results.push(value.to_tensor(dtype, dims)?);
                 Ok(())
             },
         )

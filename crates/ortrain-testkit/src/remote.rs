@@ -12,7 +12,7 @@ use ortrain_program::{
 /// The name of the device.
 const NAME: &str = "remote";
 
-/// What happens on a device, and what shall.
+/// The condition of a device, and its bounds.
 #[derive(Debug)]
 struct Wire {
     /// True if every call fails.

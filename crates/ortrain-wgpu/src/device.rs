@@ -16,7 +16,7 @@ const PIECE: usize = 4 << 20;
 /// Bytes that wait on the host to be taken, at most.
 const PENDING: u64 = 8 << 20;
 
-/// How many objects were made on a device so far.
+/// Counts of the objects that were made on a device so far, and of the bytes that were copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Made {
     /// Kernels. Equal sources are one.
@@ -51,7 +51,7 @@ pub(crate) struct Device {
     failure: Arc<Mutex<Option<String>>>,
     /// Kernels by their sources.
     kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
-    /// What is read passes through it.
+    /// The buffer through which bytes are read.
     pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
     /// Buffers of results that are gone.
     pub(crate) spare: Spare,
@@ -264,7 +264,7 @@ impl Device {
         })
     }
 
-    /// What a kernel runs on: binding `k` is entry `k`.
+    /// The memory of a kernel: binding `k` is entry `k`.
     pub(crate) fn bind_group(
         &self,
         kernel: &wgpu::ComputePipeline,

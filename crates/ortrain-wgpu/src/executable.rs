@@ -27,11 +27,11 @@ pub(crate) struct WgpuExecutable {
     submissions: Vec<Range<usize>>,
     marks: Marks,
     host: Option<Host>,
-    /// What it keeps on the device, made by the first run.
+    /// Buffers that it keeps on the device, made by the first run.
     resident: Mutex<Option<Resident>>,
 }
 
-/// What the host computes before a run.
+/// The part of the host, which runs before the device begins.
 #[derive(Debug)]
 struct Host {
     executable: Box<dyn Executable>,

@@ -53,7 +53,7 @@ impl Wgpu {
         &self.device.description
     }
 
-    /// How many objects were made on the device so far.
+    /// The counts of objects and bytes of the device so far.
     #[must_use]
     pub fn made(&self) -> Made {
         self.device.made()

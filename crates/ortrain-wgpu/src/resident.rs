@@ -1,4 +1,4 @@
-//! What a program keeps on a device from run to run, and the memory that a run binds.
+//! Buffers that a program keeps on a device from run to run, and the memory that a run binds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) struct Resident {
     run: wgpu::Buffer,
     fault: wgpu::Buffer,
     nothing: wgpu::Buffer,
-    /// Where what lies on the host is copied for a run, by the number of the part.
+    /// Copies, for a run, of memory that lies on the host, by the number of the part.
     copies: HashMap<usize, wgpu::Buffer>,
     bound: Option<Bound>,
 }

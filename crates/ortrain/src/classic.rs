@@ -467,9 +467,7 @@ impl TrainingSession {
         let wanted = self.wanted(fetches)?;
         let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
         self.run_wanted(&fed(feeds), &[], &wanted, options, &mut |at, dtype, dims, value| {
-            let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            value.copy_to(&mut bytes)?;
-            results[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+            results[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         })?;
         Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
@@ -522,9 +520,7 @@ impl TrainingSession {
             match &fetches[at].into {
                 Some(into) => value.write_to(into.memory, bytes),
                 None => {
-                    let mut copy = vec![0; bytes];
-                    value.copy_to(&mut copy)?;
-                    results[at] = Tensor::new(dtype, dims.to_vec(), copy.into()).ok();
+                    results[at] = Some(value.to_tensor(dtype, dims)?);
                     Ok(())
                 }
             }

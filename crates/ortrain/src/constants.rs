@@ -227,11 +227,7 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
         Scalars::default(),
         &[],
         &mut |_, dtype, dims, value| {
-            let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            value.copy_to(&mut bytes)?;
-            values.push(
-                Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is that of the shape"),
-            );
+            values.push(value.to_tensor(dtype, dims)?);
             Ok(())
         },
     )?;

@@ -25,10 +25,7 @@ use crate::{Error, Result, ValueInfo};
 pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<Tensor>> {
     let mut results = Vec::new();
     step(&mut |_, dtype, dims, value| {
-        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        value.copy_to(&mut bytes)?;
-        results
-            .push(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("results have the bytes they need"));
+        results.push(value.to_tensor(dtype, dims)?);
         Ok(())
     })?;
     Ok(results)

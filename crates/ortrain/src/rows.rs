@@ -161,9 +161,7 @@ fn results(
         Scalars::default(),
         &given,
         &mut |at, dtype, dims, value| {
-            let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            value.copy_to(&mut bytes)?;
-            found[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+            found[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         },
     )?;

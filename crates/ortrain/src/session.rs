@@ -860,9 +860,7 @@ impl InferenceSession {
                         value.write_to(into.memory, bytes)?;
                     }
                     (Origin::Delivered(of), _) if *of == number => {
-                        let mut copy = vec![0; bytes];
-                        value.copy_to(&mut copy)?;
-                        delivered[k] = Tensor::new(dtype, dims.to_vec(), copy.into()).ok();
+                        delivered[k] = Some(value.to_tensor(dtype, dims)?);
                     }
                     _ => {}
                 }
