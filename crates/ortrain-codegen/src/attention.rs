@@ -91,7 +91,7 @@ fn element(
     batch: &[String],
     last: [&str; 2],
 ) -> Result<Value, String> {
-    let value = kernel.load(from.buffer, &position(from, &with(batch, last)))?;
+    let value = kernel.load(from.buffer, &position(from, &with(batch, last)));
     Ok(kernel.define(value))
 }
 

@@ -49,7 +49,7 @@ fn gathers_zeros(shape: &ConvShape) -> bool {
 }
 
 fn element(kernel: &mut Kernel<'_>, from: &Operand, at: &[String]) -> Result<Value, String> {
-    kernel.load(from.buffer, &position(from, at))
+    Ok(kernel.load(from.buffer, &position(from, at)))
 }
 
 /// The factors of a convolution as a product of matrices, one for each group of channels. Rows are channels of the result, and
@@ -109,7 +109,7 @@ impl Windows<'_> {
                 format!("({channel}) * {cells} + {}", term[1])
             }
         };
-        kernel.load(self.0.b.buffer, &at)
+        Ok(kernel.load(self.0.b.buffer, &at))
     }
 
     /// An element under a cell of a window, of the right factor, or one of the window over a position.
@@ -214,7 +214,7 @@ impl Factors for Windows<'_> {
                 let channel = format!("{} * {channels_out} + {}", line[0], line[1]);
                 let plane = format!("{image} * {} + {channel}", groups * channels_out);
                 let at = format!("{} + ({plane}) * {places} + {place}", self.0.a.access.offset);
-                kernel.load(self.0.a.buffer, &at)
+                Ok(kernel.load(self.0.a.buffer, &at))
             }
             (LEFT, _) => self.filter(kernel, line, term),
             _ => self.gathered(kernel, line, term),

@@ -60,12 +60,12 @@ fn narrow(dtype: DType) -> (u32, u32) {
 
 impl Kernel<'_> {
     /// An element of a buffer, computed as elements of its type are.
-    pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Result<Value, String> {
+    pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Value {
         let dtype = self.dtype(id);
         let (binding, base) = self.buffer(id);
         let at = moved(at, base);
         let word = |at: &str| self.dialect.word(&binding, at);
-        Ok(match dtype {
+        match dtype {
             DType::F32 | DType::I32 | DType::U32 => of_word(dtype, &word(&at)),
             DType::I64 | DType::U64 | DType::F64 => {
                 let repr = repr_of(Type::of(dtype));
@@ -80,7 +80,7 @@ impl Kernel<'_> {
                 let by = format!("(bits_of_int({place} & {part}) * {bits}u)");
                 of_bits(dtype, &format!("(({word} >> {by}) & {}u)", (1u32 << bits) - 1))
             }
-        })
+        }
     }
 
     /// The bits of a value that is stored in less than a word.
@@ -96,7 +96,7 @@ impl Kernel<'_> {
     }
 
     /// Writes an element of a buffer. The value has the type in which elements are computed.
-    pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) -> Result<(), String> {
+    pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) {
         let dtype = self.dtype(id);
         let value = self.as_repr(value, repr_of(Type::of(dtype)));
         let (binding, base) = self.buffer(id);
@@ -122,7 +122,6 @@ impl Kernel<'_> {
             let line = self.dialect.set_word(&binding, &at, &word_of(&value));
             self.line(&line);
         }
-        Ok(())
     }
 
     /// Four neighbours of a buffer. The number of the first one is a multiple of four; elements have a word or less.
@@ -150,7 +149,7 @@ impl Kernel<'_> {
     }
 
     /// Writes four neighbours of a buffer, as [`Kernel::load_quad`] reads them.
-    pub(crate) fn store_quad(&mut self, id: BufferId, at: &str, values: [&Value; 4]) -> Result<(), String> {
+    pub(crate) fn store_quad(&mut self, id: BufferId, at: &str, values: [&Value; 4]) {
         let dtype = self.dtype(id);
         let values: Vec<Value> =
             values.iter().map(|value| self.as_repr(value, repr_of(Type::of(dtype)))).collect();
@@ -160,7 +159,7 @@ impl Kernel<'_> {
             let words = [0, 1, 2, 3].map(|k| word_of(&values[k]));
             let line = self.dialect.set_quad(&binding, &place, &words);
             self.line(&line);
-            return Ok(());
+            return;
         }
         let (bits, size) = (8 * dtype.size(), dtype.size());
         for (k, values) in values.chunks(4 / size).enumerate() {
@@ -172,7 +171,6 @@ impl Kernel<'_> {
             let line = self.dialect.set_word(&binding, &format!("{place} * {size} + {k}"), &word);
             self.line(&line);
         }
-        Ok(())
     }
 }
 

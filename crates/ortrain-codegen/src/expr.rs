@@ -95,7 +95,7 @@ impl<'n> Known<'n> {
                 let loaded = match (point.loaded.get(number), &self.nest.loads[number]) {
                     (Some(known), _) => known.clone(),
                     (_, Load::Accumulator(_)) => point.accumulators[number].clone(),
-                    (_, Load::Buffer(from)) => kernel.load(from.buffer, &position(from, &point.at))?,
+                    (_, Load::Buffer(from)) => kernel.load(from.buffer, &position(from, &point.at)),
                 };
                 kernel.as_repr(&loaded, repr)
             }
@@ -148,7 +148,7 @@ impl<'n> Known<'n> {
         if len > 0 {
             let depth = kernel.depth();
             kernel.when(&inside);
-            let loaded = kernel.load(from.buffer, &format!("{} + {at}", from.access.offset))?;
+            let loaded = kernel.load(from.buffer, &format!("{} + {at}", from.access.offset));
             let loaded = kernel.as_repr(&loaded, repr);
             kernel.assign(&result, &loaded);
             kernel.close_to(depth);

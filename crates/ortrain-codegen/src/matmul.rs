@@ -35,7 +35,7 @@ fn factor(
     at: &[String],
     to: Option<DType>,
 ) -> Result<Value, String> {
-    let value = kernel.load(from.buffer, &position(from, at))?;
+    let value = kernel.load(from.buffer, &position(from, at));
     Ok(match to.and_then(UnaryOp::rounding_to) {
         Some(UnaryOp::ToF16) => Value::new(format!("to_f16({})", value.text), Repr::F32),
         Some(_) => Value::new(format!("to_bf16({})", value.text), Repr::F32),

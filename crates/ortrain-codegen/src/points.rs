@@ -76,7 +76,8 @@ pub(crate) fn store(
     stores: &[usize],
 ) -> Result<(), String> {
     let values = results(kernel, known, point, stores)?;
-    put(kernel, known, point, stores, &values)
+    put(kernel, known, point, stores, &values);
+    Ok(())
 }
 
 pub(crate) fn results(
@@ -95,9 +96,9 @@ pub(crate) fn put(
     point: &Point,
     stores: &[usize],
     values: &[Value],
-) -> Result<(), String> {
-    stores.iter().zip(values).try_for_each(|(&k, value)| {
+) {
+    for (&k, value) in stores.iter().zip(values) {
         let to = &known.nest.stores[k];
-        kernel.store(to.buffer, &position(to, &point.at), value)
-    })
+        kernel.store(to.buffer, &position(to, &point.at), value);
+    }
 }

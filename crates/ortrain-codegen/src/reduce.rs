@@ -106,7 +106,8 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &Known<'_>) -> Result<(), S
         store(kernel, known, &Point { at: at(inner), ..at_first.clone() }, &each)?;
         kernel.close_to(depth);
     }
-    put(kernel, known, &at_first, &once, &values)
+    put(kernel, known, &at_first, &once, &values);
+    Ok(())
 }
 
 /// Reductions that one pass over a row can make: none needs another one of them.

@@ -71,7 +71,7 @@ fn finish(
         kernel.binding_barrier();
         let is_first = [Some(format!("{slot} == 0i")), exists];
         kernel.when_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
-        put(kernel, known, first, &once, &values)?;
+        put(kernel, known, first, &once, &values);
         kernel.close_to(depth);
     }
     Ok(())

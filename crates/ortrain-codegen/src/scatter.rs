@@ -27,7 +27,7 @@ pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, 
 /// The row of an index; -1 for one that is no row.
 fn row_of(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, String> {
     let rows = s.rows;
-    let index = kernel.load(s.index.buffer, j)?;
+    let index = kernel.load(s.index.buffer, j);
     let index = kernel.define(index);
     let low = kernel.as_repr(&index, Repr::I32).text;
     let low = kernel.int(low);
@@ -52,7 +52,7 @@ fn take(
 ) -> Result<(), String> {
     let ScatterAdd { count, inner, last, .. } = *s;
     let from = format!("({} * {count} + {j}) * {inner} + {}", at[0], at[2]);
-    let from = kernel.load(s.source.buffer, &from)?;
+    let from = kernel.load(s.source.buffer, &from);
     let new = if last { from } else { combine(kernel, ReduceOp::Sum, total, &from) };
     let new = match s.target.access.dtype {
         DType::F16 => Value::new(format!("to_f16({})", new.text), Repr::F32),
@@ -73,12 +73,12 @@ fn of_elements(
     let mut kernel = cx.kernel();
     let at = coordinates(&mut kernel, "id", &[outer, rows, inner]);
     let to = kernel.int(format!("({} * {rows} + {}) * {inner} + {}", at[0], at[1], at[2]));
-    let old = kernel.load(s.target.buffer, &to)?;
+    let old = kernel.load(s.target.buffer, &to);
     let total = kernel.variable(&old);
     let depth = kernel.depth();
     sum(&mut kernel, &at, &total)?;
     kernel.close_to(depth);
-    kernel.store(s.target.buffer, &to, &total)?;
+    kernel.store(s.target.buffer, &to, &total);
     cx.finish(kernel, [outer, rows, inner].iter().map(|&size| size as u64).product())
 }
 

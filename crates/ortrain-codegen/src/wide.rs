@@ -41,7 +41,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &Known<'_>) -> Result<Option<Launc
     }
     for (k, to) in nest.stores.iter().enumerate() {
         let quad = [0, 1, 2, 3].map(|point: usize| &values[point][k]);
-        kernel.store_quad(to.buffer, &position(to, &at), quad)?;
+        kernel.store_quad(to.buffer, &position(to, &at), quad);
     }
     cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product()).map(Some)
 }
@@ -52,7 +52,7 @@ fn loaded(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value;
     let place = position(from, at);
     Ok(match is_same(&from.access) {
         true => {
-            let value = kernel.load(from.buffer, &place)?;
+            let value = kernel.load(from.buffer, &place);
             let value = kernel.define(value);
             [0, 1, 2, 3].map(|_| value.clone())
         }

@@ -62,7 +62,7 @@ fn largest(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
     let (cells, inputs) = cells(kernel, axes, &at[1..]);
     let here = element(&at[0], &inputs, axes.iter().map(|axis| axis.input));
     let here = kernel.define(Value::new(here, Repr::I32)).text;
-    let new = kernel.load(w.source.buffer, &here)?;
+    let new = kernel.load(w.source.buffer, &here);
     let new = kernel.define(new);
     let less = compare(kernel, CompareOp::Lt, ty, [most.clone(), new.clone()]).text;
     let larger = match ty {
@@ -76,8 +76,11 @@ fn largest(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
     kernel.assign(&found, &Value::new("true", Repr::Bool));
     kernel.close_to(depth);
     let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
-    kernel.store(w.target.buffer, &to, &most)?;
-    w.index.as_ref().map_or(Ok(()), |WindowIndex { operand, .. }| kernel.store(operand.buffer, &to, &index))
+    kernel.store(w.target.buffer, &to, &most);
+    if let Some(WindowIndex { operand, .. }) = &w.index {
+        kernel.store(operand.buffer, &to, &index);
+    }
+    Ok(())
 }
 
 fn sum(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
@@ -85,18 +88,18 @@ fn sum(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String>
     let total = start(kernel, w, Scalar::I32(0))?;
     let depth = kernel.depth();
     let (_, inputs) = cells(kernel, axes, &at[1..]);
-    add(kernel, w, &total, &element(&at[0], &inputs, axes.iter().map(|axis| axis.input)))?;
+    add(kernel, w, &total, &element(&at[0], &inputs, axes.iter().map(|axis| axis.input)));
     kernel.close_to(depth);
     let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
-    kernel.store(w.target.buffer, &to, &total)
+    kernel.store(w.target.buffer, &to, &total);
+    Ok(())
 }
 
 /// Adds an element of the source.
-fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) -> Result<(), String> {
-    let value = kernel.load(w.source.buffer, from)?;
+fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) {
+    let value = kernel.load(w.source.buffer, from);
     let sum = combine(kernel, ortrain_expr::ReduceOp::Sum, total, &value);
     kernel.assign(total, &sum);
-    Ok(())
 }
 
 /// The windows that cover an input position, in the order of the output.
@@ -123,10 +126,11 @@ fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Stri
     if !covered.is_empty() {
         kernel.when(&covered.join(" && "));
     }
-    add(kernel, w, &total, &element(&at[0], &outputs, axes.iter().map(|axis| axis.output)))?;
+    add(kernel, w, &total, &element(&at[0], &outputs, axes.iter().map(|axis| axis.output)));
     kernel.close_to(depth);
     let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
-    kernel.store(w.target.buffer, &to, &total)
+    kernel.store(w.target.buffer, &to, &total);
+    Ok(())
 }
 
 /// The windows of the plane whose maximum lies at an input position, in the order of the output.
@@ -143,7 +147,7 @@ fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
         axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
     let from = element(&at[0], &outputs, axes.iter().map(|axis| axis.output));
     let from = kernel.define(Value::new(from, Repr::I32)).text;
-    let index = kernel.load(operand.buffer, &from)?;
+    let index = kernel.load(operand.buffer, &from);
     let index = kernel.define(index);
     let here = match kind {
         IndexKind::Element => {
@@ -152,9 +156,10 @@ fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
         IndexKind::Cell => under_cell(kernel, axes, &outputs, &index, (&at[0], &to), w.shape.inputs()),
     };
     kernel.when(&here);
-    add(kernel, w, &total, &from)?;
+    add(kernel, w, &total, &from);
     kernel.close_to(depth);
-    kernel.store(w.target.buffer, &to, &total)
+    kernel.store(w.target.buffer, &to, &total);
+    Ok(())
 }
 
 /// True if the cell with a number lies over an element, which is `to` and lies in a plane.
