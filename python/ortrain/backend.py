@@ -40,6 +40,7 @@ __all__ = [
     "supports_device",
 ]
 
+
 def _device_of(name: str) -> str:
     """The name that a device has elsewhere."""
     # Devices have capital letters in this interface, and the first one of a kind may have its number.
