@@ -36,6 +36,7 @@ PASSES = (
     "failures_first",
     "mask_packing",
     "batch_tiling",
+    "horizontal_fusion",
     "memory_plan",
 )
 REQUIRED = {"remove_unused", "choose_precision", "failures_first", "memory_plan"}

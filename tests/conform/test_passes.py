@@ -36,6 +36,7 @@ PASSES = (
     "weight_prepacking",
     "mask_packing",
     "batch_tiling",
+    "horizontal_fusion",
 )
 
 # Tests that look for what a pass does, and so fail without it: by the names that nextest gives them, with the reason.
@@ -89,6 +90,9 @@ LOOK_AT_PASSES: dict[str, dict[str, str]] = {
     },
     "batch_tiling": {
         "ortrain-program passes::batch_tiling::tests::parts_take_less_and_give_the_same": COUNTS,
+    },
+    "horizontal_fusion": {
+        "ortrain-testkit::groups a_program_has_as_many_instructions_as_one_matrix_needs": COUNTS,
     },
 }
 # It wants a record of every pass.

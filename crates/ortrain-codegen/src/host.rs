@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, DType, Dims, Expr, Inst, Reg, Segments, Strides, Type};
 use ortrain_program::{
-    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, Program, ProgramBuilder, align,
+    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, Program, ProgramBuilder,
+    ScheduledInstruction, align,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -36,7 +37,7 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
     rest.instructions.clear();
     // What is given later than the host runs is not checked by it.
     let mut is_given = true;
-    for scheduled in &program.instructions {
+    for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::parts) {
         let mut kept = scheduled.clone();
         if let Some(nest) = scheduled.instruction.nest().filter(|nest| is_wide(nest)) {
             if matches!(scheduled.instruction, Instruction::Nest(_)) && host.takes(program, nest) {

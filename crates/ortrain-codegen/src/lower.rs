@@ -112,26 +112,26 @@ pub fn lower(
         can_fail |= checks;
         let in_plane = |id: &BufferId| matches!(program.buffer(*id).place, Place::Plane(..));
         let guarded = checks || (can_fail && instruction.writes().iter().any(in_plane));
-        let (launches, scratch) =
-            of_instruction(program, at, (checks, guarded), caps, dialect).map_err(|reason| Unsupported {
+        for part in scheduled.parts() {
+            let printed = of_instruction((program, at, &part.instruction), (checks, guarded), caps, dialect);
+            let (launches, scratch) = printed.map_err(|reason| Unsupported {
                 node: node.to_string(),
                 instruction: instruction.name(),
                 reason,
             })?;
-        lowered.launches.extend(launches);
-        lowered.scratch = lowered.scratch.max(scratch);
+            lowered.launches.extend(launches);
+            lowered.scratch = lowered.scratch.max(scratch);
+        }
     }
     Ok(lowered)
 }
 
 fn of_instruction(
-    program: &Program,
-    at: usize,
+    (program, at, instruction): (&Program, usize, &Instruction),
     (checks, guarded): (bool, bool),
     caps: &Caps,
     dialect: &dyn Dialect,
 ) -> Result<(Vec<Launch>, usize), String> {
-    let instruction = &program.instructions[at].instruction;
     if matches!(instruction, Instruction::HandOver(_)) {
         return Ok((Vec::new(), 0));
     }
@@ -155,6 +155,6 @@ fn printed(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, S
         Instruction::Attention(a) => attention::launches(cx, a),
         Instruction::Window(w) => window::launches(cx, w),
         Instruction::ScatterAdd(s) => scatter::launches(cx, s),
-        Instruction::HandOver(_) => Ok(Vec::new()),
+        Instruction::NestGroup(_) | Instruction::HandOver(_) => Ok(Vec::new()),
     }
 }

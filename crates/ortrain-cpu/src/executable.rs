@@ -1,5 +1,6 @@
 //! A program whose instructions are kernels.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,9 +12,9 @@ use ortrain_kernels::{
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, Observer,
-    Part, Place, Precision, Program, RunError, Scalars, ScheduledInstruction, UnsupportedOnBackend, Watch,
-    Workspace,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, NestGroup,
+    Observer, Part, Place, Precision, Program, RunError, Scalars, ScheduledInstruction, UnsupportedOnBackend,
+    Watch, Workspace,
 };
 
 use crate::addresses::{Addresses, on_host};
@@ -23,12 +24,57 @@ use crate::claim;
 #[derive(Debug)]
 enum Kernel {
     Nest(Box<NestKernel>),
+    NestGroup(GroupKernel),
     MatMul(GemmKernel),
     Conv(ConvKernel),
     Attention(AttentionKernel, Vec<BufferId>),
     Window(Box<WindowKernel>),
     Scatter(ScatterKernel),
     HandOver,
+}
+
+/// The kernels of a group, and for each nest the number of its own: nests that differ in their buffers alone share one.
+#[derive(Debug, Default)]
+struct GroupKernel {
+    kernels: Vec<NestKernel>,
+    of_nests: Vec<usize>,
+}
+
+impl GroupKernel {
+    fn new(program: &Program, group: &NestGroup, compiler: Compiler<'_>) -> Result<GroupKernel, String> {
+        let mut made = GroupKernel::default();
+        let mut known: HashMap<(ortrain_expr::Nest, Vec<bool>), usize> = HashMap::new();
+        for nest in &group.nests {
+            let kind = (accesses(nest), overlaps(program, nest));
+            let kernel = match known.get(&kind) {
+                Some(&kernel) => kernel,
+                None => {
+                    made.kernels.push(nest_kernel(program, nest, compiler)?);
+                    known.insert(kind, made.kernels.len() - 1);
+                    made.kernels.len() - 1
+                }
+            };
+            made.of_nests.push(kernel);
+        }
+        Ok(made)
+    }
+
+    /// The kernel of each nest.
+    fn each(&self) -> impl Iterator<Item = &NestKernel> {
+        self.of_nests.iter().map(|&kernel| &self.kernels[kernel])
+    }
+}
+
+/// For each store, for each load whether their buffers may share elements.
+fn overlaps(program: &Program, nest: &Nest) -> Vec<bool> {
+    let stores = nest.stores.iter();
+    stores.flat_map(|to| nest.loaded().map(|from| program.overlap(to.buffer, from.buffer))).collect()
+}
+
+/// The kernel of a nest. It chooses the order of sums: short rows are faster down the columns.
+fn nest_kernel(program: &Program, nest: &Nest, compiler: Compiler<'_>) -> Result<NestKernel, String> {
+    let (overlaps, loads) = (overlaps(program, nest), nest.loaded().count());
+    NestKernel::in_place(&accesses(nest), compiler, &|store, load| overlaps[store * loads + load])
 }
 
 impl Kernel {
@@ -46,13 +92,11 @@ impl Kernel {
             }
         };
         match instruction {
-            // The kernel chooses the order of sums: short rows are faster down the columns.
             Instruction::Nest(nest) => {
-                let loads: Vec<BufferId> = nest.loaded().map(|operand| operand.buffer).collect();
-                let overlaps =
-                    |store: usize, load: usize| program.overlap(nest.stores[store].buffer, loads[load]);
-                NestKernel::in_place(&accesses(nest), compiler, &overlaps)
-                    .map(|kernel| Kernel::Nest(Box::new(kernel)))
+                nest_kernel(program, nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
+            }
+            Instruction::NestGroup(group) => {
+                GroupKernel::new(program, group, compiler).map(Kernel::NestGroup)
             }
             Instruction::MatMul(m) => {
                 let desc = GemmDesc {
@@ -98,6 +142,9 @@ impl Kernel {
     fn scratch_bytes(&self, threads: usize) -> usize {
         match self {
             Kernel::Nest(kernel) => kernel.scratch_bytes(threads),
+            Kernel::NestGroup(group) => {
+                group.kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0)
+            }
             Kernel::MatMul(kernel) => kernel.scratch_bytes(threads),
             Kernel::Conv(kernel) => kernel.scratch_bytes(threads),
             Kernel::Attention(kernel, _) => kernel.scratch_bytes(threads),
@@ -234,6 +281,13 @@ impl CpuExecutable {
                 let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::NestGroup(kernels), Instruction::NestGroup(group)) => {
+                kernels.each().zip(&group.nests).try_for_each(|(kernel, nest)| {
+                    let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
+                    // SAFETY: as said above.
+                    unsafe { kernel.run(&bases, scalars, pool, scratch) }
+                })
             }
             (Kernel::MatMul(kernel), Instruction::MatMul(m)) => {
                 let operands = [&m.a, &m.b].into_iter().chain(m.epilogue.operands());

@@ -252,9 +252,14 @@ pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction
         (false, true) => return second.node.clone(),
         _ => {}
     }
-    let mut nodes: Vec<&str> = first.node.split(NODES).collect();
-    for node in second.node.split(NODES) {
-        if !nodes.contains(&node) {
+    node_names([&*first.node, &*second.node])
+}
+
+/// The nodes of instructions that became one.
+pub(crate) fn node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<str> {
+    let mut nodes: Vec<&str> = Vec::new();
+    for node in of.into_iter().flat_map(|nodes| nodes.split(NODES)) {
+        if nodes.len() <= MOST_NODES && !nodes.contains(&node) {
             nodes.push(node);
         }
     }

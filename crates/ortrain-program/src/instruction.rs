@@ -6,7 +6,7 @@ use ortrain_expr::Precision;
 
 use crate::buffer::{Buffer, BufferId, BufferIds, Place, Renaming};
 use crate::cost::{Cost, Traffic};
-use crate::instructions::{Attention, Body, Conv, HandOver, MatMul, ScatterAdd, Window};
+use crate::instructions::{Attention, Body, Conv, HandOver, MatMul, NestGroup, ScatterAdd, Window};
 use crate::operand::{Nest, Use};
 
 /// An instruction. The set is closed: every backend matches on all of it. Copies share their body until one of them changes it.
@@ -15,6 +15,8 @@ pub enum Instruction {
     /// Reductions over the inner axes of a nest, if it has some, then a map. One with [segments](ortrain_expr::Segments) stays
     /// as it is: no pass makes another nest a part of it, or it a part of another one.
     Nest(Arc<Nest>),
+    /// Nests that need nothing of each other.
+    NestGroup(Arc<NestGroup>),
     /// Matrix product with an epilogue.
     MatMul(Arc<MatMul>),
     /// Convolution with an epilogue.
@@ -39,13 +41,14 @@ macro_rules! from_bodies {
     };
 }
 
-from_bodies!(Nest, MatMul, Conv, Attention, Window, ScatterAdd);
+from_bodies!(Nest, NestGroup, MatMul, Conv, Attention, Window, ScatterAdd);
 
 impl Instruction {
     /// The body of the instruction.
     fn body(&self) -> &dyn Body {
         match self {
             Instruction::Nest(nest) => &**nest,
+            Instruction::NestGroup(group) => &**group,
             Instruction::MatMul(product) => &**product,
             Instruction::Conv(conv) => &**conv,
             Instruction::Attention(attention) => &**attention,
@@ -59,6 +62,7 @@ impl Instruction {
     fn body_mut(&mut self) -> &mut dyn Body {
         match self {
             Instruction::Nest(nest) => &mut *Arc::make_mut(nest),
+            Instruction::NestGroup(group) => &mut *Arc::make_mut(group),
             Instruction::MatMul(product) => &mut *Arc::make_mut(product),
             Instruction::Conv(conv) => &mut *Arc::make_mut(conv),
             Instruction::Attention(attention) => &mut *Arc::make_mut(attention),

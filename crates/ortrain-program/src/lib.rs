@@ -49,7 +49,8 @@ pub use entries::{Entries, Entry};
 pub use error::ProgramError;
 pub use instruction::Instruction;
 pub use instructions::{
-    Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, ScatterAdd, Window, WindowIndex,
+    Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, NestGroup, ScatterAdd, Window,
+    WindowIndex,
 };
 pub use interrupt::{Interrupt, Marks, Watch};
 pub use operand::{Load, Nest, Operand, Use};

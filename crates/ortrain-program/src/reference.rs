@@ -291,6 +291,9 @@ impl<'a> Run<'a> {
             let start = Instant::now();
             let outcome = match &scheduled.instruction {
                 Instruction::Nest(nest) => self.nest(nest, |_, _| None),
+                Instruction::NestGroup(group) => {
+                    group.nests.iter().try_for_each(|nest| self.nest(nest, |_, _| None))
+                }
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::Conv(c) => self.conv(c),
                 Instruction::Attention(a) => self.attention(a),

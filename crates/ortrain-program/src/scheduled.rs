@@ -23,6 +23,18 @@ pub struct ScheduledInstruction {
 }
 
 impl ScheduledInstruction {
+    /// Itself, or the nests of a group one after the other.
+    #[must_use]
+    pub fn parts(&self) -> Vec<ScheduledInstruction> {
+        match &self.instruction {
+            Instruction::NestGroup(group) => {
+                let nest = |nest: &Arc<Nest>| self.with(Instruction::Nest(nest.clone()), &self.versions);
+                group.nests.iter().map(nest).collect()
+            }
+            _ => vec![self.clone()],
+        }
+    }
+
     /// Another instruction of the same entries and node. Of some versions it has those of its buffers.
     pub(crate) fn with(&self, instruction: Instruction, versions: &Versions) -> ScheduledInstruction {
         let versions = versions.of_instruction(&instruction);

@@ -9,6 +9,7 @@ use crate::cost::Cost;
 use crate::draft::Draft;
 use crate::entries::{Entries, Entry};
 use crate::instruction::Instruction;
+use crate::operand::Nest;
 use crate::program::{PlaneUse, Program};
 use crate::scheduled::ScheduledInstruction;
 
@@ -70,6 +71,14 @@ fn write_buffers(
     Ok(())
 }
 
+/// The reductions and the results of a nest.
+fn write_computed(f: &mut Formatter<'_>, nest: &Nest) -> fmt::Result {
+    for (i, reduction) in nest.reductions.iter().enumerate() {
+        writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
+    }
+    writeln!(f, "        {}", nest.expr)
+}
+
 fn write_instructions(
     f: &mut Formatter<'_>,
     buffers: &[Buffer],
@@ -83,15 +92,26 @@ fn write_instructions(
         };
         let list =
             |ids: &[BufferId]| ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ");
-        let (writes, reads) = (list(&instruction.writes()), list(&instruction.reads()));
-        write!(f, "  {k:3} {:10} {writes} <- {reads}{when}", instruction.name())?;
+        let ends = match instruction {
+            Instruction::NestGroup(_) => String::new(),
+            _ => format!(" {} <- {}", list(&instruction.writes()), list(&instruction.reads())),
+        };
+        write!(f, "  {k:3} {:10}{ends}{when}", instruction.name())?;
         let Cost { flops, bytes } = instruction.cost_over(buffers);
         writeln!(f, "  {}  ({flops} flops, {bytes} bytes)  # {node}", instruction.shapes())?;
         if let Some(nest) = instruction.nest() {
-            for (i, reduction) in nest.reductions.iter().enumerate() {
-                writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
+            write_computed(f, nest)?;
+        }
+        if let Instruction::NestGroup(group) = instruction {
+            for (k, nest) in group.nests.iter().enumerate() {
+                let instruction = Instruction::Nest(nest.clone());
+                let (writes, reads) = (list(&instruction.writes()), list(&instruction.reads()));
+                writeln!(f, "      {writes} <- {reads}  {}", instruction.shapes())?;
+                // The next nests compute the same, but for constants.
+                if group.nests.get(k + 1).is_none_or(|next| next.expr != nest.expr) {
+                    write_computed(f, nest)?;
+                }
             }
-            writeln!(f, "        {}", nest.expr)?;
         }
         if let Instruction::Attention(attention) = instruction {
             for part in attention.parts() {

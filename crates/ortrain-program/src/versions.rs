@@ -74,6 +74,18 @@ impl Versions {
     }
 
     /// Adds what another instruction reads of a buffer. Says whether both can be read at once.
+    /// Those of instructions that become one, and none of which reads what another one writes.
+    pub(crate) fn of_all<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
+        let mut together = Versions::default();
+        for one in all {
+            together.reads.extend_from_slice(&one.reads);
+            together.writes.extend_from_slice(&one.writes);
+        }
+        together.reads.sort_unstable_by_key(|&(id, _)| id);
+        together.reads.dedup();
+        together
+    }
+
     fn add_read(&mut self, id: BufferId, seen: Seen) -> bool {
         let Some((_, known)) = self.reads.iter_mut().find(|(read, _)| *read == id) else {
             self.reads.push((id, seen));

@@ -21,7 +21,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::door::Door;
 use crate::error::{InvalidArgumentError, raise, signals};
 use crate::optim::{OwnOptimizer, spec_of};
-use crate::value::{OrtValue, described};
+use crate::value::{OrtValue, Results, described};
 
 /// Operators and gradients of the user's.
 #[pyclass(module = "ortrain._ortrain")]
@@ -323,9 +323,9 @@ impl InferenceSession {
             let wanted = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
             let fetches: Vec<Fetch<'_>> =
                 wanted.into_iter().map(|output| Fetch { output, into: None }).collect();
-            session.run_bound(&named(&held), &fetches, restricted)
+            fetched(session, &named(&held), &fetches, restricted)
         })?;
-        Ok(found.into_iter().flatten().map(fetched).collect())
+        Ok(found.into_iter().flatten().collect())
     }
 
     /// Runs the model and writes outputs, each at its position, where the values lie; those without one come back in their
@@ -343,14 +343,13 @@ impl InferenceSession {
             Ok((*at, value.as_ref().map(|value| Held::room(value.get())).transpose()?))
         };
         let rooms: Vec<(usize, Option<Held>)> = outputs.iter().map(room).collect::<PyResult<_>>()?;
-        let found = self.session.pass(py, |session| {
+        self.session.pass(py, |session| {
             let rooms = rooms.iter();
             let fetches: Vec<Fetch<'_>> = rooms
                 .map(|(output, room)| Fetch { output: *output, into: room.as_ref().and_then(Held::lent) })
                 .collect();
-            session.run_bound(&named(&held), &fetches, restricted)
-        })?;
-        Ok(found.into_iter().map(|value| value.map(fetched)).collect())
+            fetched(session, &named(&held), &fetches, restricted)
+        })
     }
 }
 
@@ -363,11 +362,27 @@ fn named<'a>(held: &'a [(&'a str, Held)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
     held.iter().map(|(name, held)| (*name, held.feed())).collect()
 }
 
-fn fetched(value: Value) -> Fetched {
-    match value {
-        Value::Tensor(tensor) => Fetched::Tensor(OrtValue::of(tensor)),
-        Value::Sequence(tensors) => Fetched::Sequence(tensors.into_iter().map(OrtValue::of).collect()),
-    }
+/// Runs a model: its results, nothing for those that were written to their places. On a device tensors stay there.
+fn fetched(
+    session: &mut ortrain::InferenceSession,
+    feeds: &[(&str, ortrain::Feed<'_>)],
+    fetches: &[Fetch<'_>],
+    restricted: bool,
+) -> ortrain::Result<Vec<Option<Fetched>>> {
+    let mut results = Results::default();
+    let found = session.run_delivered(feeds, fetches, restricted, &mut |at, dtype, dims, value| {
+        results.take(at, dtype, dims, value)
+    })?;
+    let mut tensors = results.by_place();
+    tensors.resize_with(found.len(), || None);
+    let fetched = |(value, tensor): (Option<Value>, Option<OrtValue>)| match value {
+        Some(Value::Tensor(tensor)) => Some(Fetched::Tensor(OrtValue::of(tensor))),
+        Some(Value::Sequence(several)) => {
+            Some(Fetched::Sequence(several.into_iter().map(OrtValue::of).collect()))
+        }
+        None => tensor.map(Fetched::Tensor),
+    };
+    Ok(found.into_iter().zip(tensors).map(fetched).collect())
 }
 
 /// A loss as Python describes it.

@@ -148,11 +148,11 @@ impl OrtValue {
         Ok(memory)
     }
 
-    /// The memory, if others may have it, too.
+    /// The memory, if others may have it, too, or it lies on a device.
     pub(crate) fn shared_memory(&self) -> Option<Arc<Memory>> {
         match &*self.contents() {
-            Contents::Shared(memory) if memory.host().is_some() => Some(memory.clone()),
-            _ => None,
+            Contents::Shared(memory) => Some(memory.clone()),
+            Contents::Own(_) => None,
         }
     }
 
@@ -458,6 +458,11 @@ impl Results {
         }
         self.0[at] = Some(result);
         Ok(())
+    }
+
+    /// The results by their places, as many as the last one needs.
+    pub(crate) fn by_place(self) -> Vec<Option<OrtValue>> {
+        self.0
     }
 
     pub(crate) fn values(self) -> Vec<OrtValue> {

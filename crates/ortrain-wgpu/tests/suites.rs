@@ -10,8 +10,8 @@ use ortrain_expr::Precision;
 use ortrain_program::{Backend, Bf16Fallback};
 use ortrain_testkit::programs::{Kinds, Size};
 use ortrain_testkit::suites::{
-    self, Report, attention, attributes, captured, convolutions, loops, narrowing, normalizations, panels,
-    poolings, precision, sequences,
+    self, Report, attention, attributes, captured, convolutions, groups, loops, narrowing, normalizations,
+    panels, poolings, precision, sequences,
 };
 
 use common::wgpu;
@@ -92,6 +92,11 @@ fn loops_agree() {
 #[test]
 fn panels_are_left_alone() {
     passes("panels off", &panels::agree(&backend()));
+}
+
+#[test]
+fn groups_agree() {
+    passes("groups", &groups::agree(&backend()));
 }
 
 #[test]

@@ -86,10 +86,8 @@ const LENT_FROM: usize = 4096;
 pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
     let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
     let own = span(lent, bytes);
-    let fits = lent.memory.host().is_some()
-        && lent.dtype.is_float()
-        && bytes >= LENT_FROM
-        && own.0.is_multiple_of(lent.dtype.size());
+    let is_aligned = lent.memory.host().is_none() || own.0.is_multiple_of(lent.dtype.size());
+    let fits = is_aligned && lent.dtype.is_float() && bytes >= LENT_FROM;
     fits && !written.any(|other| overlap(own, other))
 }
 

@@ -12,8 +12,8 @@ use ortrain_ops::passes::{infer::infer, updates::written};
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
 use ortrain_program::{
-    Backend, Bf16Fallback, Deliver, Entry, Given, HOST, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
-    Precision, RunError, Scalars, SlotId, Workspace, align,
+    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
+    RunError, Scalars, SlotId, Workspace, align,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -695,7 +695,8 @@ impl InferenceSession {
         let all: Vec<usize> = (0..self.outputs.len()).collect();
         let fetch = |&output: &usize| Fetch { output, into: None };
         let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all).iter().map(fetch).collect();
-        let found = self.run_ordered(Ordered { overridden: Vec::new(), feeds }, &fetches, only.is_some())?;
+        let found =
+            self.run_ordered(Ordered { overridden: Vec::new(), feeds }, &fetches, only.is_some(), None)?;
         Ok(found.into_iter().flatten().collect())
     }
 
@@ -732,6 +733,45 @@ impl InferenceSession {
         fetches: &[Fetch<'_>],
         restricted: bool,
     ) -> Result<Vec<Option<Value>>> {
+        let ordered = self.ordered(feeds)?;
+        self.run_ordered(ordered, fetches, restricted, None)
+    }
+
+    /// As [`InferenceSession::run_bound`], with tensors delivered as [`InferenceSession::run`] delivers them: by their places
+    /// among `fetches`, and on the device on which the session runs. Tensors that are written into memory are not delivered;
+    /// sequences come back.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{Feed, Fetch, InferenceSession, SessionOptions, Tensor};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
+    /// let (feeds, fetches) = ([("x", Feed::from(ortrain::Given::from(&x)))], [Fetch { output: 0, into: None }]);
+    /// let mut logits = None;
+    /// session.run_delivered(&feeds, &fetches, true, &mut |_, dtype, dims, value| {
+    ///     logits = Some(value.to_tensor(dtype, dims)?);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(logits.expect("it was delivered").dims(), [2, 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`InferenceSession::run_bound`], and those of the function.
+    pub fn run_delivered(
+        &mut self,
+        feeds: &[(&str, Feed<'_>)],
+        fetches: &[Fetch<'_>],
+        restricted: bool,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<Vec<Option<Value>>> {
+        let ordered = self.ordered(feeds)?;
+        self.run_ordered(ordered, fetches, restricted, Some(deliver))
+    }
+
+    /// The values of a run in the order of inputs.
+    fn ordered<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<Ordered<'v>> {
         let given = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
         let mut ordered = Ordered { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
         for info in &self.base.inputs {
@@ -747,7 +787,7 @@ impl InferenceSession {
         if ordered.feeds.len() != feeds.len() {
             return Err(self.wrong_name(feeds));
         }
-        self.run_ordered(ordered, fetches, restricted)
+        Ok(ordered)
     }
 
     /// The error of a name that is unknown or given twice.
@@ -772,6 +812,7 @@ impl InferenceSession {
         ordered: Ordered<'_>,
         fetches: &[Fetch<'_>],
         restricted: bool,
+        deliver: Option<&mut Deliver<'_>>,
     ) -> Result<Vec<Option<Value>>> {
         let count = self.outputs.len();
         if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
@@ -785,9 +826,10 @@ impl InferenceSession {
         check_feeds(variant, &feeds)?;
 
         // What is read where it lies, what is copied first, and sequences.
-        let on_host = self.backend.device() == HOST;
+        let device = self.backend.device();
+        let is_elsewhere = |lent: &Lent<'_>| lent.memory.device() != device;
         let copy = |(k, feed): (usize, &Feed<'_>)| match feed {
-            Feed::Lent(lent) if !on_host || variant.copies(k, lent, fetches) => whole_copy(feed),
+            Feed::Lent(lent) if is_elsewhere(lent) || variant.copies(k, lent, fetches) => whole_copy(feed),
             _ => Ok(None),
         };
         let copies: Vec<Option<Tensor>> = feeds.iter().enumerate().map(copy).collect::<Result<_>>()?;
@@ -815,9 +857,10 @@ impl InferenceSession {
         // Values that nodes write to were found meanwhile: they are copied after all.
         if self.prepared[at].key != key {
             let Key { overridden, .. } = key;
-            return self.run_ordered(Ordered { overridden, feeds }, fetches, restricted);
+            return self.run_ordered(Ordered { overridden, feeds }, fetches, restricted, deliver);
         }
-        self.run_prepared(at, (&tensors, &sequences, &lent), fetches).map_err(|error| match lent.is_empty() {
+        let values = (&tensors[..], &sequences, &lent[..]);
+        self.run_prepared(at, values, fetches, deliver).map_err(|error| match lent.is_empty() {
             true => error,
             false => self.explained_with_copies(error, &feeds, &key),
         })
@@ -828,6 +871,7 @@ impl InferenceSession {
         at: usize,
         (tensors, sequences, lent): (&[Given<'_>], &Sequences<'_>, &[&Memory]),
         fetches: &[Fetch<'_>],
+        mut deliver: Option<&mut Deliver<'_>>,
     ) -> Result<Vec<Option<Value>>> {
         let Prepared { key, planes, origins, .. } = &self.prepared[at];
         let restricted = key.only.is_some();
@@ -859,9 +903,10 @@ impl InferenceSession {
                     (Origin::Delivered(of), Some(into)) if *of == number && sure => {
                         value.write_to(into.memory, bytes)?;
                     }
-                    (Origin::Delivered(of), _) if *of == number => {
-                        delivered[k] = Some(value.to_tensor(dtype, dims)?);
-                    }
+                    (Origin::Delivered(of), into) if *of == number => match &mut deliver {
+                        Some(deliver) if into.is_none() => deliver(k, dtype, dims, value)?,
+                        _ => delivered[k] = Some(value.to_tensor(dtype, dims)?),
+                    },
                     _ => {}
                 }
             }

@@ -6,6 +6,7 @@ mod conv;
 mod hand_over;
 mod matmul;
 mod nest;
+mod nest_group;
 mod scatter_add;
 mod window;
 
@@ -14,5 +15,7 @@ pub(crate) use body::Body;
 pub use conv::Conv;
 pub use hand_over::HandOver;
 pub use matmul::MatMul;
+pub use nest_group::NestGroup;
+pub(crate) use nest_group::span;
 pub use scatter_add::ScatterAdd;
 pub use window::{Window, WindowIndex};

@@ -11,6 +11,7 @@ mod dead_elements;
 mod failures_first;
 mod fuse_attention;
 mod fusion;
+mod horizontal_fusion;
 mod inline_constants;
 mod mask_packing;
 pub(crate) mod memory_plan;
@@ -78,6 +79,11 @@ pub const PASSES: &[Pass] = &[
     required("failures_first", "puts what can fail before what writes state", failures_first::run),
     optional("mask_packing", "keeps masks as bits where most is alive", mask_packing::run),
     optional("batch_tiling", "takes pairs of convolutions through a batch in parts", batch_tiling::run),
+    optional(
+        "horizontal_fusion",
+        "makes one instruction of alike nests that need nothing of each other",
+        horizontal_fusion::run,
+    ),
     required("memory_plan", "places every work buffer in the arena", memory_plan::run),
 ];
 

@@ -18,6 +18,7 @@ pub mod attention;
 pub mod attributes;
 pub mod captured;
 pub mod convolutions;
+pub mod groups;
 pub mod loops;
 pub mod narrowing;
 pub mod normalizations;

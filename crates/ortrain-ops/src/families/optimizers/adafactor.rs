@@ -57,15 +57,16 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
             let (rank, one) = (t.rank(t.get("parameter")), t.integer(1));
             let is_matrix = t.op("Less", &[one, rank]);
             let results = t.choose(is_matrix, 4, factored, whole);
-            let [estimate, slots @ ..] = results.as_slice() else { unreachable!("there are four") };
-            let parameter = update(t, *estimate);
+            let [root, slots @ ..] = results.as_slice() else { unreachable!("there are four") };
+            let parameter = update(t, *root);
             let names = ["row_average", "column_average", "square_average"];
             (parameter, names.map(String::from).into_iter().zip(slots.iter().copied()).collect())
         },
     },
 };
 
-/// The second moment of a matrix from the averages of rows and columns; the slots.
+/// The root of the second moment of a matrix, from the averages of rows and columns; the slots. Roots are taken of each row and
+/// of each column: an element takes a product.
 fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);
@@ -74,25 +75,25 @@ fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let columns = t.lerp(t.get("column_average"), of_columns, t.get("taken"));
     let whole = t.mean(rows, -2);
     let whole = t.op("Max", &[whole, t.get("eps1")]);
-    let product = t.op("Mul", &[rows, columns]);
-    let estimate = t.op("Div", &[product, whole]);
-    vec![estimate, rows, columns, t.get("square_average")]
+    let share = t.op("Div", &[rows, whole]);
+    let (root_of_row, root_of_column) = (t.op("Sqrt", &[share]), t.op("Sqrt", &[columns]));
+    let root = t.op("Mul", &[root_of_row, root_of_column]);
+    vec![root, rows, columns, t.get("square_average")]
 }
 
-/// The second moment of any other parameter, element by element; the slots.
+/// The root of the second moment of any other parameter, element by element; the slots.
 fn whole(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);
     let squares = t.lerp(t.get("square_average"), square, t.get("taken"));
-    vec![squares, t.get("row_average"), t.get("column_average"), squares]
+    let root = t.op("Sqrt", &[squares]);
+    vec![root, t.get("row_average"), t.get("column_average"), squares]
 }
 
-/// The new parameter.
-fn update(t: &mut Tensors<'_>, estimate: ValueId) -> ValueId {
-    let (parameter, gradient, eps1) = (t.get("parameter"), t.get("gradient"), t.get("eps1"));
-    let least = t.op("Mul", &[eps1, eps1]);
-    let estimate = t.op("Max", &[estimate, least]);
-    let root = t.op("Sqrt", &[estimate]);
+/// The new parameter, from the root of the second moment of each element.
+fn update(t: &mut Tensors<'_>, root: ValueId) -> ValueId {
+    let (parameter, gradient) = (t.get("parameter"), t.get("gradient"));
+    let root = t.op("Max", &[root, t.get("eps1")]);
     let direction = t.op("Div", &[gradient, root]);
     let size = root_of_mean_square(t, direction);
     let size = t.op("Div", &[size, t.get("d")]);

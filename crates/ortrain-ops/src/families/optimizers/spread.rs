@@ -59,9 +59,13 @@ pub fn spread(
         if let Some(column) = bound.columns.iter().position(|known| **known == *name) {
             // A scalar for each parameter.
             let mut scalars = Vec::with_capacity(count);
+            let axes = graph.emit_constant(Tensor::i64(&[2], &[0, 1]));
             for at in 0..count {
-                let index = graph.emit_constant(Tensor::i64(&[2], &[at as i64, column as i64]));
-                scalars.push(graph.emit("GatherND", &[Some(settings), Some(index)], Attrs::new()));
+                let mut pair = |values: [i64; 2]| graph.emit_constant(Tensor::i64(&[2], &values));
+                let place = [at as i64, column as i64];
+                let (start, end) = (pair(place), pair(place.map(|at| at + 1)));
+                let one = graph.emit("Slice", &[settings, start, end, axes].map(Some), Attrs::new());
+                scalars.push(graph.emit("Squeeze", &[one, axes].map(Some), Attrs::new()));
             }
             first.append(&mut graph.nodes);
             first.push(construct(&scalars, id));

@@ -1,0 +1,166 @@
+//! Makes one instruction of alike nests that need nothing of each other.
+//!
+//! An optimizer that is written out for each parameter takes the same steps for every one of them. Here the first step of all
+//! parameters becomes one instruction, then the second: a program has as many instructions as one parameter needs.
+
+use std::hash::BuildHasher;
+
+use ortrain_expr::{Inst, Reg, Type};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::{Changed, Draft, Outcome, Target};
+use crate::editor::node_names;
+use crate::instructions::{NestGroup, span};
+use crate::versions::Versions;
+use crate::{Buffer, Entries, Instruction, Place, ScheduledInstruction, is_work};
+
+/// Most nests of a group. What is asked of an instruction is answered for each of its buffers, and sometimes for each pair.
+const MOST: usize = 1024;
+/// What a nest of a group makes is there before it is needed: in the arena all groups together make as many bytes as state has,
+/// divided by this, or [`FEW`].
+const SHARE: usize = 16;
+/// Bytes of the arena that never matter.
+const FEW: usize = 4096;
+
+/// Joins nests with an earlier one that they could run beside.
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
+    let Draft { instructions, buffers, .. } = draft;
+    let state = buffers.iter().filter(|buffer| matches!(buffer.place, Place::Plane(..)));
+    let room = FEW.max(state.map(Buffer::bytes).fold(0, usize::saturating_add) / SHARE);
+    let mut groups = Groups { buffers, room, ..Groups::default() };
+    instructions.drain(..).for_each(|scheduled| groups.add(scheduled));
+    let joined = groups.places.iter().map(|place| place.len() - 1).sum();
+    instructions.extend(groups.places.into_iter().map(group));
+    Ok(Changed(joined))
+}
+
+/// Nests that compute the same of other sizes: with the same operations, in whatever order.
+#[derive(PartialEq, Eq, Hash)]
+struct Kind {
+    entries: Entries,
+    is_map: bool,
+    /// A sum of numbers of the operations. Where it is that of others by chance, different nests are a group as well.
+    operations: u64,
+}
+
+impl Kind {
+    /// That of an instruction which may run beside earlier ones.
+    fn of(scheduled: &ScheduledInstruction) -> Option<Kind> {
+        let Instruction::Nest(nest) = &scheduled.instruction else { return None };
+        if nest.segments.is_some() || nest.expr.can_fail() {
+            return None;
+        }
+        let number = |&(inst, ty): &(Inst, Type)| match inst {
+            Inst::Const(_) | Inst::Load(_) | Inst::Reduced(_) => 0,
+            operation => FxBuildHasher.hash_one((operation.map_operands(|_| Reg(0)), ty)),
+        };
+        let operations = nest.expr.insts().iter().map(number).fold(0, u64::wrapping_add);
+        Some(Kind { entries: scheduled.entries, is_map: nest.is_map(), operations })
+    }
+}
+
+/// Instructions that run at the same place, and who used which bytes last.
+#[derive(Default)]
+struct Groups<'a> {
+    buffers: &'a [Buffer],
+    /// Bytes of the arena that may still be made early.
+    room: usize,
+    places: Vec<Vec<ScheduledInstruction>>,
+    /// The last place of each kind.
+    last: FxHashMap<Kind, usize>,
+    /// Nothing goes before this place.
+    floor: usize,
+    /// Of each memory the spans of bytes, and behind which place they can be read and written.
+    spans: FxHashMap<(u8, u32), Vec<Span>>,
+}
+
+struct Span {
+    from: usize,
+    to: usize,
+    read_from: usize,
+    written_from: usize,
+}
+
+impl Groups<'_> {
+    /// Adds an instruction: beside those of its kind, if it needs nothing that comes after them, else at the end.
+    fn add(&mut self, scheduled: ScheduledInstruction) {
+        let stays = scheduled.instruction.must_stay();
+        let kind = if stays { None } else { Kind::of(&scheduled) };
+        let (earliest, made) = (self.earliest(&scheduled), self.made(&scheduled));
+        let beside = kind.as_ref().and_then(|kind| self.last.get(kind)).copied();
+        let fits = |&at: &usize| at >= earliest && self.places[at].len() < MOST && made <= self.room;
+        let beside = beside.filter(fits);
+        let at = beside.unwrap_or(self.places.len());
+        self.note(&scheduled, at);
+        match beside {
+            Some(at) => {
+                self.room -= made;
+                self.places[at].push(scheduled);
+            }
+            None => {
+                self.places.push(vec![scheduled]);
+                self.last.extend(kind.map(|kind| (kind, at)));
+            }
+        }
+        if stays {
+            self.floor = self.places.len();
+        }
+    }
+
+    /// Bytes that an instruction makes in the arena.
+    fn made(&self, scheduled: &ScheduledInstruction) -> usize {
+        let written = scheduled.instruction.writes().into_iter().filter(|&id| is_work(self.buffers, id));
+        written.map(|id| self.buffers[id.0 as usize].bytes()).fold(0, usize::saturating_add)
+    }
+
+    /// The first place at which an instruction could run.
+    fn earliest(&self, scheduled: &ScheduledInstruction) -> usize {
+        let mut earliest = self.floor;
+        scheduled.instruction.buffers(&mut |id, used| {
+            let (memory, from, to) = span(id, &self.buffers[id.0 as usize]);
+            for span in self.spans.get(&memory).into_iter().flatten() {
+                if span.from < to && from < span.to {
+                    let free = if used.writes() { span.written_from } else { span.read_from };
+                    earliest = earliest.max(free);
+                }
+            }
+        });
+        earliest
+    }
+
+    /// Takes down that an instruction runs at a place.
+    fn note(&mut self, scheduled: &ScheduledInstruction, at: usize) {
+        scheduled.instruction.buffers(&mut |id, used| {
+            let (memory, from, to) = span(id, &self.buffers[id.0 as usize]);
+            let spans = self.spans.entry(memory).or_default();
+            let known = spans.iter_mut().find(|span| (span.from, span.to) == (from, to));
+            let span = match known {
+                Some(span) => span,
+                None => {
+                    spans.push(Span { from, to, read_from: 0, written_from: 0 });
+                    spans.last_mut().expect("one was added")
+                }
+            };
+            span.written_from = span.written_from.max(at + 1);
+            if used.writes() {
+                span.read_from = span.read_from.max(at + 1);
+            }
+        });
+    }
+}
+
+/// The instruction that is all of these.
+fn group(mut members: Vec<ScheduledInstruction>) -> ScheduledInstruction {
+    if members.len() == 1 {
+        return members.swap_remove(0);
+    }
+    let node = node_names(members.iter().map(|member| &*member.node));
+    let versions = Versions::of_all(members.iter().map(|member| &member.versions));
+    let entries = members[0].entries;
+    let nests = members.into_iter().filter_map(|member| match member.instruction {
+        Instruction::Nest(nest) => Some(nest),
+        _ => None,
+    });
+    let instruction = Instruction::from(NestGroup { nests: nests.collect() });
+    ScheduledInstruction { instruction, entries, node, versions }
+}

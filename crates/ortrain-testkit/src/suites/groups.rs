@@ -1,0 +1,145 @@
+//! Steps that are taken for each of several matrices: what becomes groups of nests.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp};
+use ortrain_program::{
+    Backend, BufferId, Entries, Entry, Instruction, Load, Nest, Operand, PlaneId, Program, ProgramBuilder,
+    align,
+};
+
+use super::Report;
+use crate::programs::{numbers, reference, run_program};
+use crate::tolerance;
+
+/// Rows and columns of the matrices of a program.
+type Shapes = &'static [[usize; 2]];
+
+/// Equal shapes and different ones, short rows and long ones, more of them than a device has bindings.
+const PROGRAMS: &[Shapes] = &[
+    &[[3, 5], [3, 5]],
+    &[[1, 1], [1, 40], [40, 1], [1, 1]],
+    &[[2, 7], [9, 4], [2, 7], [16, 16], [33, 2], [2, 7], [5, 64], [64, 5], [2, 7], [1, 3]],
+    &[[130, 70], [4, 4], [70, 130], [130, 70]],
+];
+
+/// A matrix in the plane, and what is kept of it there.
+struct Matrix {
+    dims: [usize; 2],
+    whole: BufferId,
+    rows: BufferId,
+    columns: BufferId,
+}
+
+/// A program that is put together.
+struct Making {
+    b: ProgramBuilder,
+    end: usize,
+    node: Arc<str>,
+}
+
+impl Making {
+    /// A part of the plane.
+    fn part(&mut self, label: &str, len: usize) -> BufferId {
+        let at = self.end;
+        self.end = align(at + 4 * len);
+        self.b.plane(label, DType::F32, len, PlaneId(0), at)
+    }
+
+    fn matrix(&mut self, dims: [usize; 2]) -> Matrix {
+        let [rows, columns] = dims;
+        let whole = self.part("matrix", rows * columns);
+        Matrix { dims, whole, rows: self.part("rows", rows), columns: self.part("columns", columns) }
+    }
+
+    /// A nest over the axes of a matrix in some order, with the steps that each operand makes along them.
+    fn nest(
+        &mut self,
+        (dims, inner): ([usize; 2], usize),
+        loads: &[(BufferId, [isize; 2])],
+        to: (BufferId, [isize; 2]),
+        f: impl FnOnce(&mut Builder, &[Reg]) -> (Reg, Vec<Reg>),
+    ) {
+        let operand = |&(buffer, strides): &(BufferId, [isize; 2])| {
+            let len = self.b.buffer(buffer).len;
+            let strides = Strides::from_slice(&strides);
+            Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len } }
+        };
+        let mut e = Builder::new();
+        let regs: Vec<Reg> = (0..loads.len()).map(|slot| e.load(slot, Type::F32)).collect();
+        let (result, sums) = f(&mut e, &regs);
+        let (expr, sums) = e.finish_keeping(&[result], &sums);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner,
+            segments: None,
+            loads: loads.iter().map(|load| Load::Buffer(operand(load))).collect(),
+            expr,
+            reductions: sums.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
+            stores: vec![operand(&to)],
+        };
+        self.b.emit(Instruction::from(nest), Entries::ALL, &self.node).expect("it is sound");
+    }
+
+    /// Means of squares of rows and of columns, and a step of the matrix by both.
+    fn steps(&mut self, matrix: &Matrix) {
+        let &Matrix { dims: [rows, columns], whole, rows: of_rows, columns: of_columns } = matrix;
+        let by_row = [columns as isize, 1];
+        let mean = |count: usize| {
+            move |e: &mut Builder, x: &[Reg]| {
+                let (sum, square) = (e.reduced(0, Type::F32), e.mul(x[0], x[0]));
+                let share = e.constant(Type::F32, 1.0 / count as f64);
+                (e.mul(sum, share), vec![square])
+            }
+        };
+        self.nest(([rows, columns], 1), &[(whole, by_row)], (of_rows, [1, 0]), mean(columns));
+        self.nest(([columns, rows], 1), &[(whole, [1, columns as isize])], (of_columns, [1, 0]), mean(rows));
+        let loads = [(whole, by_row), (of_rows, [1, 0]), (of_columns, [0, 1])];
+        self.nest(([rows, columns], 2), &loads, (whole, by_row), |e, x| {
+            let product = e.mul(x[1], x[2]);
+            let one = e.constant(Type::F32, 1.0);
+            let size = e.add(product, one);
+            let root = e.unary(UnaryOp::Sqrt, size);
+            let direction = e.binary(ortrain_expr::BinaryOp::Div, x[0], root);
+            let (sum, square) = (e.reduced(0, Type::F32), e.mul(direction, direction));
+            let size = e.add(sum, one);
+            let step = e.binary(ortrain_expr::BinaryOp::Div, direction, size);
+            (e.sub(x[0], step), vec![square])
+        });
+    }
+}
+
+/// The program of some matrices, planned; fused or not.
+///
+/// # Panics
+/// Never: it is sound and small.
+#[must_use]
+pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
+    let mut making = Making { b: ProgramBuilder::new(), end: 0, node: "node".into() };
+    let matrices: Vec<Matrix> = shapes.iter().map(|&dims| making.matrix(dims)).collect();
+    matrices.iter().for_each(|matrix| making.steps(matrix));
+    let finished = match fused {
+        true => making.b.finish(Vec::new(), Vec::new()),
+        false => making.b.finish_unfused(Vec::new(), Vec::new()),
+    };
+    finished.expect("it is small")
+}
+
+/// The fused programs against the unfused ones on the reference evaluator; two runs give the same bits.
+#[must_use]
+pub fn agree(backend: &Arc<dyn Backend>) -> Report {
+    let runs = PROGRAMS.iter().map(|shapes| {
+        let [plain, fused] = [false, true].map(|fused| Arc::new(program(shapes, fused)));
+        let want = run_program(&plain, &reference(), 7, Entry::Accumulate);
+        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 7, Entry::Accumulate));
+        if got != again {
+            return Err(format!("{shapes:?}: two runs differ"));
+        }
+        let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
+        match numbers(&got[0]).zip(numbers(&want[0])).position(|pair| !close(pair)) {
+            Some(at) => Err(format!("{shapes:?}: element {at} differs\n{fused}")),
+            None => Ok(()),
+        }
+    });
+    runs.collect()
+}
