@@ -398,6 +398,34 @@ def test_exports_and_sessions(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(host.run(None, {"x": x})[0], logits)
 
 
+def test_results_of_a_session_go_into_the_next_run_where_they_lie() -> None:
+    rows = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 64])
+    sums = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 64])
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", [rows], [sums])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    there, here = (ortrain.InferenceSession(model, providers=[name]) for name in (GPU, "cpu"))
+    for count in (3, 40):  # a few rows go by way of the host
+        x = np.random.default_rng(7).random((count, 64), np.float32)
+        (twice,) = there.run_with_ort_values(None, {"x": ortrain.OrtValue.ortvalue_from_numpy(x)})
+        (fourfold,) = there.run_with_ort_values(None, {"x": twice})
+        assert [value.device_name() for value in (twice, fourfold)] == [GPU, GPU]
+        (on_host,) = here.run_with_ort_values(None, {"x": fourfold})
+        assert on_host.device_name() == "cpu" and fourfold.device_name() == GPU
+        np.testing.assert_array_equal(on_host.numpy(), 8 * x)
+        binding = there.io_binding()
+        binding.bind_ortvalue_input("x", fourfold)
+        binding.bind_output("y")
+        there.run_with_iobinding(binding)
+        assert binding.get_outputs()[0].device_name() == GPU
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], 8 * x)
+        # An array of the host takes the result, and what a run was given stays as it is.
+        room = ortrain.OrtValue.ortvalue_from_numpy(np.zeros_like(x))
+        binding.bind_ortvalue_output("y", room)
+        there.run_with_iobinding(binding)
+        np.testing.assert_array_equal(room.numpy(), 8 * x)
+        np.testing.assert_array_equal(twice.numpy(), 2 * x)
+
+
 def test_best_gpu_by_its_provider() -> None:
     session = ortrain.InferenceSession(examples.perceptron(), providers=["WebGpuExecutionProvider"])
     assert session.get_providers() == ["WebGpuExecutionProvider"]

@@ -1,0 +1,45 @@
+//! The programs of optimizers: as many instructions for many parameters as for few.
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "common/long.rs"]
+mod long;
+
+use ortrain::artifacts::{ArtifactOptions, Loss, generate};
+use ortrain::optim::{OPTIMIZERS, OptimizerSpec};
+use ortrain::{ModelSource, Optimizer};
+
+/// Instructions of a step over the parameters of so many layers, each a matrix and a vector.
+fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
+    let model = long::model("layers", 3 * layers);
+    let weights = model.graph.as_ref().unwrap().initializer.iter().map(|weight| weight.name.clone());
+    let options = ArtifactOptions {
+        requires_grad: weights.collect(),
+        losses: vec![Loss::MSELoss.into()],
+        optimizer: Some(spec.into()),
+        ..ArtifactOptions::default()
+    };
+    let made = generate(ModelSource::from_proto(&model).unwrap(), options).unwrap();
+    let (mut state, mut module) = long::module(&made);
+    let model = ModelSource::from_proto(made.optimizer_model.as_ref().unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(model, &mut state, &module).unwrap();
+    long::step(&mut state, &mut module);
+    optimizer.step(&mut state, &module).unwrap();
+    let dump = optimizer.dump();
+    let count = dump.lines().find_map(|line| {
+        line.trim().strip_prefix("program: ")?.split_once(" instructions").map(|(count, _)| count.to_owned())
+    });
+    count.unwrap_or_else(|| panic!("{dump}")).parse().unwrap()
+}
+
+/// Muon is left out: its products are instructions of their own.
+#[test]
+fn a_step_has_as_many_instructions_for_many_parameters_as_for_few() {
+    for row in OPTIMIZERS.iter().filter(|row| row.name != "Muon") {
+        let [few, many] = [3, 40].map(|layers| instructions(OptimizerSpec::of_row(row), layers));
+        assert!(many <= few, "{} takes {few} and {many}", row.name);
+        let most = if row.name == "Adafactor" { 16 } else { 2 };
+        assert!(few <= most, "{} takes {few}", row.name);
+    }
+}
