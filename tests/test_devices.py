@@ -410,7 +410,8 @@ def test_results_of_a_session_go_into_the_next_run_where_they_lie() -> None:
         (fourfold,) = there.run_with_ort_values(None, {"x": twice})
         assert [value.device_name() for value in (twice, fourfold)] == [GPU, GPU]
         (on_host,) = here.run_with_ort_values(None, {"x": fourfold})
-        assert on_host.device_name() == "cpu" and fourfold.device_name() == GPU
+        assert on_host.device_name() == "cpu"
+        assert fourfold.device_name() == GPU
         np.testing.assert_array_equal(on_host.numpy(), 8 * x)
         binding = there.io_binding()
         binding.bind_ortvalue_input("x", fourfold)

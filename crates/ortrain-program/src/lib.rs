@@ -29,6 +29,7 @@ mod rewrite;
 mod run_error;
 mod schedule;
 mod scheduled;
+mod spans;
 mod target;
 mod text;
 mod turn;

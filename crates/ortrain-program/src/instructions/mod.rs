@@ -16,6 +16,5 @@ pub use conv::Conv;
 pub use hand_over::HandOver;
 pub use matmul::MatMul;
 pub use nest_group::NestGroup;
-pub(crate) use nest_group::span;
 pub use scatter_add::ScatterAdd;
 pub use window::{Window, WindowIndex};

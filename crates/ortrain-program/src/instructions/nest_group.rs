@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::body::Body;
-use crate::buffer::{Buffer, BufferId, Place};
+use crate::buffer::{Buffer, BufferId};
 use crate::cost::Traffic;
 use crate::operand::{Nest, Use, nest_buffers, nest_buffers_mut};
+use crate::spans::Spans;
 
 /// Nests that need nothing of each other: none stores what another one loads or stores. Backends run them in any order, or
 /// together.
@@ -54,51 +55,20 @@ impl Body for NestGroup {
     }
 }
 
-/// Bytes that a nest reaches.
-struct Span {
-    to: usize,
-    nest: usize,
-    buffer: BufferId,
-}
-
 impl NestGroup {
     /// A buffer that one nest stores to and another one reaches.
     fn shared<'b>(&self, buffers: &'b [Buffer]) -> Option<&'b Buffer> {
-        let mut spans = Vec::new();
-        for (nest, body) in self.nests.iter().enumerate() {
-            nest_buffers(body, &mut |buffer, used| {
-                let (memory, from, to) = span(buffer, &buffers[buffer.0 as usize]);
-                spans.push((memory, from, used.writes(), Span { to, nest, buffer }));
+        let mut spans = Spans::new(buffers);
+        for nest in &self.nests {
+            let mut found = None;
+            nest_buffers(nest, &mut |id, used| {
+                found = found.or_else(|| (spans.earliest(id, used) > 0).then_some(id));
             });
-        }
-        spans.sort_by_key(|&(memory, from, ..)| (memory, from));
-        // Spans of the memory that reach behind the place where the sweep is.
-        let (mut loaded, mut stored): (Vec<Span>, Vec<Span>) = (Vec::new(), Vec::new());
-        let mut last = None;
-        for (memory, from, is_stored, span) in spans {
-            if last.replace(memory) != Some(memory) {
-                loaded.clear();
-                stored.clear();
+            if let Some(id) = found {
+                return Some(&buffers[id.0 as usize]);
             }
-            let meets = |other: &Span| other.nest != span.nest;
-            stored.retain(|other| other.to > from);
-            if is_stored {
-                loaded.retain(|other| other.to > from);
-            }
-            if stored.iter().any(meets) || is_stored && loaded.iter().any(meets) {
-                return Some(&buffers[span.buffer.0 as usize]);
-            }
-            if is_stored { stored.push(span) } else { loaded.push(span) }
+            nest_buffers(nest, &mut |id, used| spans.note(id, used, 0));
         }
         None
-    }
-}
-
-/// The memory that a buffer lies in before any is placed in the arena, and the bytes there.
-pub(crate) fn span(id: BufferId, buffer: &Buffer) -> ((u8, u32), usize, usize) {
-    match buffer.place {
-        Place::Plane(plane, at) => ((0, plane.0), at, at + buffer.bytes()),
-        Place::Work(_) => ((1, id.0), 0, 1),
-        Place::Constant(number) => ((2, number as u32), 0, 1),
     }
 }

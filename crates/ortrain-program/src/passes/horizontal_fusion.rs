@@ -10,7 +10,8 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::editor::node_names;
-use crate::instructions::{NestGroup, span};
+use crate::instructions::NestGroup;
+use crate::spans::Spans;
 use crate::versions::Versions;
 use crate::{Buffer, Entries, Instruction, Place, ScheduledInstruction, is_work};
 
@@ -27,7 +28,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, .. } = draft;
     let state = buffers.iter().filter(|buffer| matches!(buffer.place, Place::Plane(..)));
     let room = FEW.max(state.map(Buffer::bytes).fold(0, usize::saturating_add) / SHARE);
-    let mut groups = Groups { buffers, room, ..Groups::default() };
+    let mut groups = Groups::new(buffers, room);
     instructions.drain(..).for_each(|scheduled| groups.add(scheduled));
     let joined = groups.places.iter().map(|place| place.len() - 1).sum();
     instructions.extend(groups.places.into_iter().map(group));
@@ -60,7 +61,6 @@ impl Kind {
 }
 
 /// Instructions that run at the same place, and who used which bytes last.
-#[derive(Default)]
 struct Groups<'a> {
     buffers: &'a [Buffer],
     /// Bytes of the arena that may still be made early.
@@ -70,18 +70,15 @@ struct Groups<'a> {
     last: FxHashMap<Kind, usize>,
     /// Nothing goes before this place.
     floor: usize,
-    /// Of each memory the spans of bytes, and behind which place they can be read and written.
-    spans: FxHashMap<(u8, u32), Vec<Span>>,
+    spans: Spans<'a>,
 }
 
-struct Span {
-    from: usize,
-    to: usize,
-    read_from: usize,
-    written_from: usize,
-}
+impl<'a> Groups<'a> {
+    fn new(buffers: &'a [Buffer], room: usize) -> Groups<'a> {
+        let (places, last) = (Vec::new(), FxHashMap::default());
+        Groups { buffers, room, places, last, floor: 0, spans: Spans::new(buffers) }
+    }
 
-impl Groups<'_> {
     /// Adds an instruction: beside those of its kind, if it needs nothing that comes after them, else at the end.
     fn add(&mut self, scheduled: ScheduledInstruction) {
         let stays = scheduled.instruction.must_stay();
@@ -91,7 +88,7 @@ impl Groups<'_> {
         let fits = |&at: &usize| at >= earliest && self.places[at].len() < MOST && made <= self.room;
         let beside = beside.filter(fits);
         let at = beside.unwrap_or(self.places.len());
-        self.note(&scheduled, at);
+        scheduled.instruction.buffers(&mut |id, used| self.spans.note(id, used, at));
         match beside {
             Some(at) => {
                 self.room -= made;
@@ -117,35 +114,9 @@ impl Groups<'_> {
     fn earliest(&self, scheduled: &ScheduledInstruction) -> usize {
         let mut earliest = self.floor;
         scheduled.instruction.buffers(&mut |id, used| {
-            let (memory, from, to) = span(id, &self.buffers[id.0 as usize]);
-            for span in self.spans.get(&memory).into_iter().flatten() {
-                if span.from < to && from < span.to {
-                    let free = if used.writes() { span.written_from } else { span.read_from };
-                    earliest = earliest.max(free);
-                }
-            }
+            earliest = earliest.max(self.spans.earliest(id, used));
         });
         earliest
-    }
-
-    /// Takes down that an instruction runs at a place.
-    fn note(&mut self, scheduled: &ScheduledInstruction, at: usize) {
-        scheduled.instruction.buffers(&mut |id, used| {
-            let (memory, from, to) = span(id, &self.buffers[id.0 as usize]);
-            let spans = self.spans.entry(memory).or_default();
-            let known = spans.iter_mut().find(|span| (span.from, span.to) == (from, to));
-            let span = match known {
-                Some(span) => span,
-                None => {
-                    spans.push(Span { from, to, read_from: 0, written_from: 0 });
-                    spans.last_mut().expect("one was added")
-                }
-            };
-            span.written_from = span.written_from.max(at + 1);
-            if used.writes() {
-                span.read_from = span.read_from.max(at + 1);
-            }
-        });
     }
 }
 

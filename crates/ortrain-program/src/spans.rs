@@ -1,0 +1,63 @@
+//! Who used which bytes last, while instructions are put in order.
+
+use rustc_hash::FxHashMap;
+
+use crate::buffer::{Buffer, BufferId, Place, cells};
+use crate::operand::Use;
+
+/// Bytes that are used, and the first places at which they can be read and written again.
+#[derive(Debug)]
+struct Span {
+    from: usize,
+    to: usize,
+    read_from: usize,
+    written_from: usize,
+}
+
+/// The bytes that instructions use, before any buffer is placed in the arena.
+#[derive(Debug)]
+pub(crate) struct Spans<'a> {
+    buffers: &'a [Buffer],
+    cells: Vec<usize>,
+    of_cells: FxHashMap<usize, Vec<Span>>,
+}
+
+impl<'a> Spans<'a> {
+    /// None so far.
+    pub(crate) fn new(buffers: &'a [Buffer]) -> Spans<'a> {
+        Spans { buffers, cells: cells(buffers), of_cells: FxHashMap::default() }
+    }
+
+    /// The cell of a buffer, and the bytes there.
+    fn bytes_of(&self, id: BufferId) -> (usize, usize, usize) {
+        let (k, buffer) = (id.0 as usize, &self.buffers[id.0 as usize]);
+        match buffer.place {
+            Place::Plane(_, at) => (self.cells[k], at, at + buffer.bytes()),
+            Place::Work(_) | Place::Constant(_) => (self.cells[k], 0, 1),
+        }
+    }
+
+    /// The first place at which a buffer can be used, behind all who must have used its bytes before.
+    pub(crate) fn earliest(&self, id: BufferId, used: Use) -> usize {
+        let (cell, from, to) = self.bytes_of(id);
+        let spans = self.of_cells.get(&cell).into_iter().flatten();
+        let meeting = spans.filter(|span| span.from < to && from < span.to);
+        meeting.map(|span| if used.writes() { span.written_from } else { span.read_from }).max().unwrap_or(0)
+    }
+
+    /// Takes down that a buffer is used at a place.
+    pub(crate) fn note(&mut self, id: BufferId, used: Use, at: usize) {
+        let (cell, from, to) = self.bytes_of(id);
+        let spans = self.of_cells.entry(cell).or_default();
+        let known = spans.iter().position(|span| (span.from, span.to) == (from, to));
+        let known = known.unwrap_or_else(|| {
+            spans.push(Span { from, to, read_from: 0, written_from: 0 });
+            spans.len() - 1
+        });
+        let span = &mut spans[known];
+        span.written_from = span.written_from.max(at + 1);
+        if used.writes() {
+            span.read_from = span.read_from.max(at + 1);
+        }
+    }
+}
