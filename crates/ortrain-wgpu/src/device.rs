@@ -284,6 +284,13 @@ impl Device {
         DeviceError { device: self.name.clone(), reason: format!("{}: {reason}", self.description) }
     }
 
+    /// Ends the device.
+    pub(crate) fn destroy(&self) {
+        self.device.destroy();
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| "the device is lost (Destroyed): it was ended".to_owned());
+    }
+
     /// An error if the device has become unusable.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         if !self.is_of_this_process() {

@@ -47,6 +47,12 @@ impl Wgpu {
         Ok(Wgpu { device: adapter::open(name, software)?, emulates: false })
     }
 
+    /// Ends the device for all who share it, as a driver does that fails: what lies on it is gone, and whoever uses it is told
+    /// that it is lost. Its name opens it anew.
+    pub fn destroy(&self) {
+        self.device.destroy();
+    }
+
     /// The names of the device and of its driver.
     #[must_use]
     pub fn description(&self) -> &str {

@@ -1,0 +1,116 @@
+//! A device that is lost while a training goes on: each later call says so, and the file of the last checkpoint trains on.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
+use ortrain::{
+    Backend, CheckpointState, Error, ErrorKind, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
+    backend, collect,
+};
+use ortrain_wgpu::Wgpu;
+
+use common::wgpu;
+
+/// Steps before the last checkpoint.
+const SAVED: usize = 2;
+/// More steps than a device does before another thread has ended it.
+const MANY: usize = 100_000;
+
+struct Training {
+    state: CheckpointState,
+    module: Module,
+    optimizer: Optimizer,
+}
+
+impl Training {
+    fn new(made: &Artifacts, mut state: CheckpointState, backend: Arc<dyn Backend>) -> Training {
+        let source = |model| ModelSource::from_proto(model).expect("it is small");
+        let options = ModuleOptions::default().backend(backend);
+        let module = Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
+        let model = made.optimizer_model.as_ref().expect("it was asked for");
+        let optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
+        Training { state, module, optimizer }
+    }
+
+    fn step(&mut self) -> ortrain::Result<f32> {
+        let (x, labels) = (Tensor::f32(&[4, 64], &[0.25; 256]), Tensor::i64(&[4], &[1, 2, 3, 4]));
+        let inputs = [Given::from(&x), Given::from(&labels)];
+        let results = collect(|deliver| self.module.train_step(&mut self.state, &inputs, deliver))?;
+        self.optimizer.step(&mut self.state, &self.module)?;
+        self.module.lazy_reset_grad();
+        Ok(results[0].to_vec::<f32>()[0])
+    }
+}
+
+fn artifacts() -> Artifacts {
+    let path = format!("{}/../../examples/perceptron.onnx", env!("CARGO_MANIFEST_DIR"));
+    let weights = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
+    let options = ArtifactOptions {
+        requires_grad: weights.map(String::from).into(),
+        losses: vec![Loss::CrossEntropyLoss.into()],
+        optimizer: Some(OptimizerKind::AdamW.into()),
+        ..ArtifactOptions::default()
+    };
+    generate(path.as_str().into(), options).expect("it can be trained")
+}
+
+fn says_that_it_is_lost(what: &str, error: &Error, name: &str) {
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{what}: {error}");
+    assert!(error.to_string().contains(name), "{what}: {error}");
+}
+
+#[test]
+fn a_device_is_lost_while_steps_run() {
+    let made = artifacts();
+    let name = wgpu().device().to_owned();
+    let folder = tempfile::tempdir().expect("there is a folder for files");
+    let file = folder.path().join("checkpoint");
+    let state = CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it is whole");
+    let mut training = Training::new(&made, state, Arc::new(wgpu().clone()));
+    for _ in 0..SAVED {
+        training.step().expect("the device works");
+    }
+    training.state.save(&file, true).expect("there is room");
+    let saved = std::fs::read(&file).expect("it was written");
+    let expected = training.step().expect("the device works");
+
+    let (tell, told) = channel();
+    let ends = thread::spawn(move || {
+        told.recv().expect("steps run");
+        wgpu().destroy();
+    });
+    let mut failure = None;
+    for step in 0..MANY {
+        if step == 2 {
+            tell.send(()).expect("the thread waits");
+        }
+        if let Err(error) = training.step() {
+            failure = Some(error);
+            break;
+        }
+    }
+    ends.join().expect("it ends the device");
+    says_that_it_is_lost("the step", &failure.expect("the device was ended"), &name);
+    for _ in 0..2 {
+        says_that_it_is_lost("a later step", &training.step().expect_err("it is lost"), &name);
+    }
+    let Training { mut state, module, optimizer } = training;
+    says_that_it_is_lost("bytes", &state.to_bytes(true).expect_err("it is lost"), &name);
+    says_that_it_is_lost("a file", &state.save(&file, true).expect_err("it is lost"), &name);
+    says_that_it_is_lost("a move", &state.to(&backend("cpu", 0).expect("cpu")).expect_err("it is lost"), &name);
+    drop((state, module, optimizer));
+
+    // The file is what it was, and goes on here and on the device that is opened anew.
+    assert!(std::fs::read(&file).expect("it is still there") == saved);
+    let again = Wgpu::open(&name, true).expect("the driver is still there");
+    let others: [Arc<dyn Backend>; 2] = [Arc::new(again), backend("cpu", 0).expect("there is a processor")];
+    for other in others {
+        let state = CheckpointState::load(&file).expect("it is whole");
+        let mut training = Training::new(&made, state, other);
+        assert!((training.step().expect("it works") - expected).abs() <= 1e-5);
+    }
+}
