@@ -16,12 +16,15 @@ use ortrain_program::{
     Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
-use ortrain_testkit::suites::{self, attention, convolutions, normalizations, poolings};
+use ortrain_testkit::suites::{
+    self, attention, attributes, captured, convolutions, groups, loops, narrowing, normalizations, panels,
+    poolings, precision, sequences,
+};
 use programs::products;
 
-/// A backend that prints kernels, and computes as the reference evaluator does.
-#[derive(Debug, Default)]
-struct Printing(Mutex<HashSet<Arc<str>>>);
+/// A backend that prints kernels, and computes as the reference evaluator does. At another precision it prints to the same set.
+#[derive(Clone, Debug, Default)]
+struct Printing(Arc<Mutex<HashSet<Arc<str>>>>);
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
 
@@ -35,7 +38,7 @@ impl Backend for Printing {
         _: Precision,
         _: Bf16Fallback,
     ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
-        Ok(Arc::new(Printing::default()))
+        Ok(Arc::new(self.clone()))
     }
 
     fn bf16_unit(&self) -> Option<&'static str> {
@@ -91,13 +94,24 @@ fn write(source: &str) -> Result<(), String> {
 
 #[test]
 fn kernels_of_all_suites_are_written() {
-    let printing = Arc::new(Printing::default());
-    let backend: Arc<dyn Backend> = printing.clone();
+    let printing = Printing::default();
+    let backend: Arc<dyn Backend> = Arc::new(printing.clone());
     suites::cases(&backend).passes_without(DType::F64);
     attention::agree(&backend).passes_without(DType::F64);
     convolutions::agree(&backend, 16).passes_without(DType::F64);
     poolings::agree(&backend, 24).passes_without(DType::F64);
     normalizations::agree(&backend, 24).passes_without(DType::F64);
+    attributes::agree(&backend, 24).passes_without(DType::F64);
+    let others = [
+        captured::agree,
+        groups::agree,
+        loops::agree,
+        narrowing::agree,
+        panels::agree,
+        precision::agree,
+        sequences::agree,
+    ];
+    others.into_iter().for_each(|agree| agree(&backend).passes_without(DType::F64));
     let kinds = Kinds::ALL;
     suites::random_programs(&backend, Kinds { jumps: false, narrow: false, ..kinds }, 0..40).passes();
     let sources = printing.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -30,7 +30,8 @@ impl Training {
     fn new(made: &Artifacts, mut state: CheckpointState, backend: Arc<dyn Backend>) -> Training {
         let source = |model| ModelSource::from_proto(model).expect("it is small");
         let options = ModuleOptions::default().backend(backend);
-        let module = Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
+        let module =
+            Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
         let model = made.optimizer_model.as_ref().expect("it was asked for");
         let optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
         Training { state, module, optimizer }
@@ -101,7 +102,11 @@ fn a_device_is_lost_while_steps_run() {
     let Training { mut state, module, optimizer } = training;
     says_that_it_is_lost("bytes", &state.to_bytes(true).expect_err("it is lost"), &name);
     says_that_it_is_lost("a file", &state.save(&file, true).expect_err("it is lost"), &name);
-    says_that_it_is_lost("a move", &state.to(&backend("cpu", 0).expect("cpu")).expect_err("it is lost"), &name);
+    says_that_it_is_lost(
+        "a move",
+        &state.to(&backend("cpu", 0).expect("cpu")).expect_err("it is lost"),
+        &name,
+    );
     drop((state, module, optimizer));
 
     // The file is what it was, and goes on here and on the device that is opened anew.
