@@ -1,7 +1,6 @@
 //! The programs of optimizers: as many instructions for many parameters as for few.
 #![allow(clippy::unwrap_used)]
 
-#[path = "common/mod.rs"]
 mod common;
 #[path = "common/long.rs"]
 mod long;
@@ -10,9 +9,12 @@ use ortrain::artifacts::{ArtifactOptions, Loss, generate};
 use ortrain::optim::{OPTIMIZERS, OptimizerSpec};
 use ortrain::{ModelSource, Optimizer};
 
+/// The size of both axes of the matrices: state is large beside the other values of a step.
+const WIDTH: usize = 64;
+
 /// Instructions of a step over the parameters of so many layers, each a matrix and a vector.
 fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
-    let model = long::model("layers", 3 * layers);
+    let model = long::model("layers", 3 * layers, WIDTH);
     let weights = model.graph.as_ref().unwrap().initializer.iter().map(|weight| weight.name.clone());
     let options = ArtifactOptions {
         requires_grad: weights.collect(),
@@ -24,7 +26,7 @@ fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
     let (mut state, mut module) = long::module(&made);
     let model = ModelSource::from_proto(made.optimizer_model.as_ref().unwrap()).unwrap();
     let mut optimizer = Optimizer::new(model, &mut state, &module).unwrap();
-    long::step(&mut state, &mut module);
+    long::step(&mut state, &mut module, WIDTH);
     optimizer.step(&mut state, &module).unwrap();
     let dump = optimizer.dump();
     let count = dump.lines().find_map(|line| {

@@ -7,13 +7,15 @@ mod long;
 
 /// Nodes of each network.
 const NODES: usize = 2_000;
+/// Elements in a row of every value.
+const WIDTH: usize = 4;
 
 #[test]
 fn networks_of_many_nodes_are_prepared() {
     for kind in long::KINDS {
-        let made = long::artifacts(&long::model(kind, NODES));
+        let made = long::artifacts(&long::model(kind, NODES, WIDTH));
         let (mut state, mut module) = long::module(&made);
-        let loss = long::step(&mut state, &mut module);
+        let loss = long::step(&mut state, &mut module, WIDTH);
         assert!(loss.is_finite(), "{kind}: {loss}");
     }
 }
@@ -21,7 +23,7 @@ fn networks_of_many_nodes_are_prepared() {
 /// One weight that is used more often than a Sum has inputs.
 #[test]
 fn gradients_of_many_uses_are_added_up_in_parts() {
-    let made = long::artifacts(&long::model("product", 2_100));
+    let made = long::artifacts(&long::model("product", 2_100, WIDTH));
     let sums = |name: &str| {
         let graph = made.training_model.graph.as_ref().unwrap();
         let nodes = graph.node.iter().filter(|node| node.name.starts_with(name));
@@ -29,7 +31,7 @@ fn gradients_of_many_uses_are_added_up_in_parts() {
     };
     assert_eq!(sums("AccumulateGrad_w000001_grad"), [1024, 1024, 54]);
     let (mut state, mut module) = long::module(&made);
-    assert!((long::step(&mut state, &mut module) - 0.0625).abs() < 1e-6);
+    assert!((long::step(&mut state, &mut module, WIDTH) - 0.0625).abs() < 1e-6);
     // The product of identities: each use passes back the gradient of the rows times the rows.
     let gradient = common::gradient(&module, "w000001");
     let each = 2.0 * 0.25 / 8.0 * 0.5 * 2.0;

@@ -13,26 +13,42 @@ use crate::editor::node_names;
 use crate::instructions::NestGroup;
 use crate::spans::Spans;
 use crate::versions::Versions;
-use crate::{Buffer, Entries, Instruction, Place, ScheduledInstruction, is_work};
+use crate::{Buffer, Entries, Instruction, Place, ScheduledInstruction};
 
 /// Most nests of a group. What is asked of an instruction is answered for each of its buffers, and sometimes for each pair.
 const MOST: usize = 1024;
-/// What a nest of a group makes is there before it is needed: in the arena all groups together make as many bytes as state has,
-/// divided by this, or [`FEW`].
+/// Nests of a group make their results earlier than others need them. That takes little memory in a program whose buffers of the
+/// arena have together at most one part in so many of the bytes of its state, as those of an optimizer have.
 const SHARE: usize = 16;
-/// Bytes of the arena that never matter.
-const FEW: usize = 4096;
 
 /// Joins nests with an earlier one that they could run beside.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
+    if !is_update(draft) {
+        return Ok(Changed(0));
+    }
     let Draft { instructions, buffers, .. } = draft;
-    let state = buffers.iter().filter(|buffer| matches!(buffer.place, Place::Plane(..)));
-    let room = FEW.max(state.map(Buffer::bytes).fold(0, usize::saturating_add) / SHARE);
-    let mut groups = Groups::new(buffers, room);
+    let mut groups = Groups::new(buffers);
     instructions.drain(..).for_each(|scheduled| groups.add(scheduled));
     let joined = groups.places.iter().map(|place| place.len() - 1).sum();
     instructions.extend(groups.places.into_iter().map(group));
     Ok(Changed(joined))
+}
+
+/// True if a program has much state and few other values.
+fn is_update(draft: &Draft) -> bool {
+    let mut used = vec![false; draft.buffers.len()];
+    for scheduled in &draft.instructions {
+        scheduled.instruction.buffers(&mut |id, _| used[id.0 as usize] = true);
+    }
+    let (mut state, mut work) = (0usize, 0usize);
+    for (buffer, _) in draft.buffers.iter().zip(used).filter(|(_, used)| *used) {
+        match buffer.place {
+            Place::Plane(..) => state = state.saturating_add(buffer.bytes()),
+            Place::Work(_) => work = work.saturating_add(buffer.bytes()),
+            Place::Constant(_) => {}
+        }
+    }
+    state > 0 && work <= state / SHARE
 }
 
 /// Nests that compute the same of other sizes: with the same operations, in whatever order.
@@ -62,9 +78,6 @@ impl Kind {
 
 /// Instructions that run at the same place, and who used which bytes last.
 struct Groups<'a> {
-    buffers: &'a [Buffer],
-    /// Bytes of the arena that may still be made early.
-    room: usize,
     places: Vec<Vec<ScheduledInstruction>>,
     /// The last place of each kind.
     last: FxHashMap<Kind, usize>,
@@ -74,26 +87,22 @@ struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    fn new(buffers: &'a [Buffer], room: usize) -> Groups<'a> {
-        let (places, last) = (Vec::new(), FxHashMap::default());
-        Groups { buffers, room, places, last, floor: 0, spans: Spans::new(buffers) }
+    fn new(buffers: &'a [Buffer]) -> Groups<'a> {
+        Groups { places: Vec::new(), last: FxHashMap::default(), floor: 0, spans: Spans::new(buffers) }
     }
 
     /// Adds an instruction: beside those of its kind, if it needs nothing that comes after them, else at the end.
     fn add(&mut self, scheduled: ScheduledInstruction) {
         let stays = scheduled.instruction.must_stay();
         let kind = if stays { None } else { Kind::of(&scheduled) };
-        let (earliest, made) = (self.earliest(&scheduled), self.made(&scheduled));
+        let earliest = self.earliest(&scheduled);
         let beside = kind.as_ref().and_then(|kind| self.last.get(kind)).copied();
-        let fits = |&at: &usize| at >= earliest && self.places[at].len() < MOST && made <= self.room;
+        let fits = |&at: &usize| at >= earliest && self.places[at].len() < MOST;
         let beside = beside.filter(fits);
         let at = beside.unwrap_or(self.places.len());
         scheduled.instruction.buffers(&mut |id, used| self.spans.note(id, used, at));
         match beside {
-            Some(at) => {
-                self.room -= made;
-                self.places[at].push(scheduled);
-            }
+            Some(at) => self.places[at].push(scheduled),
             None => {
                 self.places.push(vec![scheduled]);
                 self.last.extend(kind.map(|kind| (kind, at)));
@@ -102,12 +111,6 @@ impl<'a> Groups<'a> {
         if stays {
             self.floor = self.places.len();
         }
-    }
-
-    /// Bytes that an instruction makes in the arena.
-    fn made(&self, scheduled: &ScheduledInstruction) -> usize {
-        let written = scheduled.instruction.writes().into_iter().filter(|&id| is_work(self.buffers, id));
-        written.map(|id| self.buffers[id.0 as usize].bytes()).fold(0, usize::saturating_add)
     }
 
     /// The first place at which an instruction could run.

@@ -1026,8 +1026,8 @@ draft: 4 instructions, 6 buffers
 fn horizontal_fusion() -> Example {
     let mut s = Sketch::default();
     let place = |at: usize| Place::Plane(PlaneId(0), at);
-    let (v, w) = (s.push("v", DType::F32, 4, place(0)), s.push("w", DType::F32, 6, place(16)));
-    for (of, dims, parameter) in [("v", [1, 4], v), ("w", [2, 3], w)] {
+    let (v, w) = (s.push("v", DType::F32, 64, place(0)), s.push("w", DType::F32, 64, place(256)));
+    for (of, dims, parameter) in [("v", [1, 64], v), ("w", [2, 32], w)] {
         let norms = s.work(&format!("norms of {of}"), DType::F32, dims[0]);
         let (whole, rows) = (s.matrix(parameter, dims[1]), s.at(norms, &[1, 0]));
         s.nest(
@@ -1047,35 +1047,35 @@ fn horizontal_fusion() -> Example {
     Example {
         before: r#"
 draft: 4 instructions, 4 buffers
-  b0: float32[4] plane0@0 "v"
-  b1: float32[6] plane0@16 "w"
+  b0: float32[64] plane0@0 "v"
+  b1: float32[64] plane0@256 "w"
   b2: float32[1] work "norms of v"
   b3: float32[2] work "norms of w"
-    0 Reduce     b2 <- b0  [1] over [4]  (8 flops, 20 bytes)  # norms of v
+    0 Reduce     b2 <- b0  [1] over [64]  (128 flops, 260 bytes)  # norms of v
         reduce 0: Sum of %2
         %0:f32 = load 0; %1:f32 = reduced 0; %2:f32 = Mul %0 %0 -> %1
-    1 Map        b0 <- b0, b2  [1, 4]  (4 flops, 36 bytes)  # step of v
+    1 Map        b0 <- b0, b2  [1, 64]  (64 flops, 516 bytes)  # step of v
         %0:f32 = load 0; %1:f32 = load 1; %2:f32 = Sub %0 %1 -> %2
-    2 Reduce     b3 <- b1  [2] over [3]  (12 flops, 32 bytes)  # norms of w
+    2 Reduce     b3 <- b1  [2] over [32]  (128 flops, 264 bytes)  # norms of w
         reduce 0: Sum of %2
         %0:f32 = load 0; %1:f32 = reduced 0; %2:f32 = Mul %0 %0 -> %1
-    3 Map        b1 <- b1, b3  [2, 3]  (6 flops, 56 bytes)  # step of w
+    3 Map        b1 <- b1, b3  [2, 32]  (64 flops, 520 bytes)  # step of w
         %0:f32 = load 0; %1:f32 = load 1; %2:f32 = Sub %0 %1 -> %2
 "#,
         after: r#"
 draft: 2 instructions, 4 buffers
-  b0: float32[4] plane0@0 "v"
-  b1: float32[6] plane0@16 "w"
+  b0: float32[64] plane0@0 "v"
+  b1: float32[64] plane0@256 "w"
   b2: float32[1] work "norms of v"
   b3: float32[2] work "norms of w"
-    0 NestGroup   2 nests  (20 flops, 52 bytes)  # norms of v + norms of w
-      b2 <- b0  [1] over [4]
-      b3 <- b1  [2] over [3]
+    0 NestGroup   2 nests  (256 flops, 524 bytes)  # norms of v + norms of w
+      b2 <- b0  [1] over [64]
+      b3 <- b1  [2] over [32]
         reduce 0: Sum of %2
         %0:f32 = load 0; %1:f32 = reduced 0; %2:f32 = Mul %0 %0 -> %1
-    1 NestGroup   2 nests  (10 flops, 92 bytes)  # step of v + step of w
-      b0 <- b0, b2  [1, 4]
-      b1 <- b1, b3  [2, 3]
+    1 NestGroup   2 nests  (128 flops, 1036 bytes)  # step of v + step of w
+      b0 <- b0, b2  [1, 64]
+      b1 <- b1, b3  [2, 32]
         %0:f32 = load 0; %1:f32 = load 1; %2:f32 = Sub %0 %1 -> %2
 "#,
         ..s.example(&[], &[])

@@ -15,9 +15,6 @@ use super::common::{collect, given};
 /// The kinds of [`model`].
 pub(crate) const KINDS: [&str; 7] = ["maps", "relu", "product", "layers", "residual", "fan", "shapes"];
 
-/// Elements in a row of every value.
-const WIDTH: usize = 4;
-
 /// Nodes that are put together.
 #[derive(Default)]
 struct Long {
@@ -50,9 +47,9 @@ impl Long {
     }
 }
 
-fn rows_of_four(name: &str) -> ValueInfoProto {
+fn rows(name: &str, width: usize) -> ValueInfoProto {
     let dim = |value| Dimension { value: Some(value), ..Dimension::default() };
-    let dims = vec![dim(Value::DimParam("n".into())), dim(Value::DimValue(WIDTH as i64))];
+    let dims = vec![dim(Value::DimParam("n".into())), dim(Value::DimValue(width as i64))];
     let tensor =
         type_proto::Tensor { elem_type: DType::F32.to_onnx(), shape: Some(TensorShapeProto { dim: dims }) };
     let value = Some(type_proto::Value::TensorType(tensor));
@@ -60,16 +57,16 @@ fn rows_of_four(name: &str) -> ValueInfoProto {
     ValueInfoProto { name: name.into(), r#type, ..ValueInfoProto::default() }
 }
 
-/// A network of about so many nodes:
+/// A network of about so many nodes, whose values have rows of `width` elements:
 ///
 /// - `maps`: a chain of functions of each element; `relu`: of one that is cheap;
 /// - `product`: a chain of products with one matrix; `layers`: perceptrons with parameters of their own;
 /// - `residual`: sums with earlier values; `fan`: one value with many readers, whose results are added one by one;
 /// - `shapes`: a chain of Reshapes to what Shape says.
-pub(crate) fn model(kind: &str, nodes: usize) -> ModelProto {
+pub(crate) fn model(kind: &str, nodes: usize, width: usize) -> ModelProto {
     let mut long = Long::default();
-    let scale = long.weight(&[WIDTH], |_| 1.0);
-    let identity = |at: usize| if at.is_multiple_of(WIDTH + 1) { 1.0 } else { 0.0 };
+    let scale = long.weight(&[width], |_| 1.0);
+    let identity = |at: usize| if at.is_multiple_of(width + 1) { 1.0 } else { 0.0 };
     let first = long.node("Mul", &["x", &scale]);
     let mut last = first.clone();
     match kind {
@@ -84,15 +81,15 @@ pub(crate) fn model(kind: &str, nodes: usize) -> ModelProto {
             }
         }
         "product" => {
-            let matrix = long.weight(&[WIDTH, WIDTH], identity);
+            let matrix = long.weight(&[width, width], identity);
             for _ in 0..nodes {
                 last = long.node("MatMul", &[&last, &matrix]);
             }
         }
         "layers" => {
             for _ in 0..nodes.div_ceil(3) {
-                let matrix = long.weight(&[WIDTH, WIDTH], identity);
-                let bias = long.weight(&[WIDTH], |_| 0.0);
+                let matrix = long.weight(&[width, width], identity);
+                let bias = long.weight(&[width], |_| 0.0);
                 last = long.node("MatMul", &[&last, &matrix]);
                 last = long.node("Add", &[&last, &bias]);
                 last = long.node("Relu", &[&last]);
@@ -126,8 +123,8 @@ pub(crate) fn model(kind: &str, nodes: usize) -> ModelProto {
     }
     let mut graph = long.graph;
     graph.name = kind.into();
-    graph.input = vec![rows_of_four("x")];
-    graph.output = vec![rows_of_four(&last)];
+    graph.input = vec![rows("x", width)];
+    graph.output = vec![rows(&last, width)];
     ModelProto {
         ir_version: 9,
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 17 }],
@@ -157,8 +154,8 @@ pub(crate) fn module(made: &Artifacts) -> (CheckpointState, Module) {
 }
 
 /// A step; its loss.
-pub(crate) fn step(state: &mut CheckpointState, module: &mut Module) -> f32 {
-    let [x, target] = [0.5f32, 0.25].map(|value| Tensor::f32(&[2, WIDTH], &[value; 2 * WIDTH]));
+pub(crate) fn step(state: &mut CheckpointState, module: &mut Module, width: usize) -> f32 {
+    let [x, target] = [0.5f32, 0.25].map(|value| Tensor::f32(&[2, width], &vec![value; 2 * width]));
     let inputs = [given(&x), given(&target)];
     collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
 }
