@@ -16,6 +16,8 @@ use long::KINDS;
 
 /// The numbers of nodes without arguments.
 const NODES: [usize; 2] = [2_000, 20_000];
+/// Elements in a row of every value.
+const WIDTH: usize = 4;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Cargo adds `--bench`.
@@ -30,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Prepares a network and says what each part took.
 fn prepare(kind: &str, nodes: usize) {
-    let model = long::model(kind, nodes);
+    let model = long::model(kind, nodes, WIDTH);
     let start = Instant::now();
     let mut time = start;
     let mut lap = || {
@@ -42,7 +44,7 @@ fn prepare(kind: &str, nodes: usize) {
     let artifacts = lap();
     let (mut state, mut module) = long::module(&made);
     let reading = lap();
-    long::step(&mut state, &mut module);
+    long::step(&mut state, &mut module, WIDTH);
     let first = lap();
     println!(
         "{kind:9} {nodes:6} nodes: artifacts {artifacts:.3} s, reading {reading:.3} s, first step {first:.3} s, together {:.3} s",
