@@ -541,6 +541,7 @@ def test_forward_and_backward() -> None:
         function = both.new_instance()
         (logits,) = function.forward([x, *weights], training=True)
         gradients = function.backward([np.ones((len(x), 10), np.float32)])
+        assert {value.device_name().lower() for value in (logits, *gradients)} == {"cpu" if both is made[0] else GPU}
         results.append([np.asarray(value.numpy()) for value in (logits, *gradients)])
     for got, want in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -37,9 +37,14 @@ struct Place {
 }
 
 impl Place {
-    fn of(value: &Bound<'_, OrtValue>) -> PyResult<Place> {
+    /// That of a value, on a device if it lies there, else in this process.
+    fn of(value: &Bound<'_, OrtValue>, device: &str) -> PyResult<Place> {
         let value = value.get();
-        Ok(Place { dtype: value.dtype(), dims: value.dims().to_vec(), memory: value.memory()? })
+        let memory = match value.shared_memory().filter(|memory| memory.device() == device) {
+            Some(memory) => memory,
+            None => value.memory()?,
+        };
+        Ok(Place { dtype: value.dtype(), dims: value.dims().to_vec(), memory })
     }
 
     fn lent(places: &[Place]) -> Vec<Lent<'_>> {
@@ -48,9 +53,9 @@ impl Place {
     }
 }
 
-/// The places of some values.
-fn places(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Place>> {
-    values.iter().map(Place::of).collect()
+/// The places of some values, for passes on a device.
+fn places(values: &[Bound<'_, OrtValue>], device: &str) -> PyResult<Vec<Place>> {
+    values.iter().map(|value| Place::of(value, device)).collect()
 }
 
 /// The values as they are now.
@@ -169,7 +174,7 @@ impl ForwardBackward {
         inputs: Vec<Bound<'_, OrtValue>>,
         weights: Vec<Bound<'_, OrtValue>>,
     ) -> PyResult<(LiveForward, Vec<OrtValue>)> {
-        let (inputs, weights) = (tensors(&inputs)?, places(&weights)?);
+        let (inputs, weights) = (tensors(&inputs)?, places(&weights, self.0.device())?);
         let mut results = Results::default();
         let live = py.detach(|| {
             let inputs: Vec<Given<'_>> = given(&inputs);
@@ -192,11 +197,11 @@ impl ForwardBackward {
     ) -> PyResult<Vec<OrtValue>> {
         let gradients = tensors(&gradients)?;
         let rooms = match &into {
-            Some(values) => places(values)?,
+            Some(values) => places(values, self.0.device())?,
             None => {
                 let room = |weight: &ortrain::Weight| {
                     let (dtype, dims) = (weight.initial.dtype(), weight.initial.dims().to_vec());
-                    Ok(Place { dtype, dims, memory: weight.room().map_err(raise)? })
+                    Ok(Place { dtype, dims, memory: self.0.room_on_device(weight).map_err(raise)? })
                 };
                 self.0.weights().iter().map(room).collect::<PyResult<_>>()?
             }
@@ -225,7 +230,7 @@ impl ForwardBackward {
         inputs: Vec<Bound<'_, OrtValue>>,
         weights: Vec<Bound<'_, OrtValue>>,
     ) -> PyResult<Vec<OrtValue>> {
-        let (inputs, weights) = (tensors(&inputs)?, places(&weights)?);
+        let (inputs, weights) = (tensors(&inputs)?, places(&weights, self.0.device())?);
         let mut results = Results::default();
         py.detach(|| {
             self.0.evaluate(&Place::lent(&weights), &given(&inputs), &mut |at, dtype, dims, value| {

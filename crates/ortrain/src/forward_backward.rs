@@ -1012,6 +1012,39 @@ impl ForwardBackward {
         LiveForward { pass: Some(pass), pool: self.pool.clone() }
     }
 
+    /// The device on which passes run: `"cpu"` is this process.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
+    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+    /// assert_eq!(both.device(), "cpu");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn device(&self) -> &str {
+        self.backend.device()
+    }
+
+    /// Memory for the gradient of a weight, all zero, on the [device](ForwardBackward::device): a backward pass writes it there.
+    /// [`Weight::room`] is memory of the host, to which gradients are copied.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
+    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+    /// let room = both.room_on_device(&both.weights()[0])?;
+    /// assert_eq!((room.device(), room.len()), (both.device(), 4 * 96 * 64));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the device does not give it.
+    pub fn room_on_device(&self, weight: &Weight) -> Result<Arc<Memory>> {
+        let memory = Home::of(&self.backend).allocate(weight.initial.data().len());
+        Ok(Arc::new(memory.map_err(RunError::from)?))
+    }
+
     /// Weights, statistics and, in a backward pass, gradients.
     fn planes<'a>(&'a self, weights: &'a [Arc<Memory>], gradients: &[Lent<'a>]) -> Planes<'a> {
         let mut planes: Planes<'a> = weights.iter().map(|memory| &**memory).collect();
