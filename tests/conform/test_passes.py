@@ -71,6 +71,7 @@ LOOK_AT_PASSES: dict[str, dict[str, str]] = {
     },
     "fusion": {
         f"{FUSION}::a_product_reads_through_a_transposition": COUNTS,
+        f"{FUSION}::a_product_rounds_in_place_of_a_narrow_copy": COUNTS,
         f"{FUSION}::a_residual_and_the_activation_behind_it_join_the_convolution": COUNTS,
         f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": COUNTS,
         f"{FUSION}::backward_is_two_passes_at_most": COUNTS,
