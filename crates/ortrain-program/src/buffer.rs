@@ -84,9 +84,15 @@ pub(crate) fn distinct<T: Ord>(items: impl IntoIterator<Item = T>) -> SmallVec<[
 
 /// A number for each buffer; parts of a plane that overlap have the same.
 pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
+    cells_of(buffers, 0..buffers.len())
+}
+
+/// The same for some buffers; the others are not looked at.
+pub(crate) fn cells_of(buffers: &[Buffer], some: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut cells: Vec<usize> = (0..buffers.len()).collect();
     let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
-    for (k, buffer) in buffers.iter().enumerate() {
+    for k in some {
+        let buffer = &buffers[k];
         if let Place::Plane(plane, offset) = buffer.place {
             parts.push((plane.0, offset, offset + buffer.bytes(), k));
         }

@@ -129,9 +129,7 @@ pub(crate) fn check(
     let mut current = Current::new(&cells);
     for ScheduledInstruction { instruction, entries, node, versions } in instructions {
         // A buffer whose version nobody has noted is as bad as one of another version.
-        let unknown = instruction.reads().into_iter().find(|&id| versions.seen(id).is_none());
-        let unknown =
-            unknown.or_else(|| instruction.writes().into_iter().find(|&id| versions.written(id).is_none()));
+        let unknown = versions.unknown(instruction);
         let seen = |id: BufferId, entry: Entry| current.of(id)[entry as usize].unwrap_or(Version::BEFORE);
         let stale = versions.stale(*entries, seen);
         if let Some(id) = unknown.or(stale) {

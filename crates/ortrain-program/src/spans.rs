@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::buffer::{Buffer, BufferId, Place, cells};
+use crate::buffer::{Buffer, BufferId, Place, cells_of};
 use crate::operand::Use;
 
 /// Bytes that are used, and the first places at which they can be read and written again.
@@ -23,9 +23,10 @@ pub(crate) struct Spans<'a> {
 }
 
 impl<'a> Spans<'a> {
-    /// None so far.
-    pub(crate) fn new(buffers: &'a [Buffer]) -> Spans<'a> {
-        Spans { buffers, cells: cells(buffers), of_cells: FxHashMap::default() }
+    /// None so far, of some buffers.
+    pub(crate) fn new(buffers: &'a [Buffer], some: impl IntoIterator<Item = BufferId>) -> Spans<'a> {
+        let cells = cells_of(buffers, some.into_iter().map(|id| id.0 as usize));
+        Spans { buffers, cells, of_cells: FxHashMap::default() }
     }
 
     /// The cell of a buffer, and the bytes there.

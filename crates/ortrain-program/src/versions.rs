@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::buffer::{BufferId, Renaming};
+use crate::buffer::{BufferId, Renaming, distinct};
 use crate::entries::{Entries, Entry};
 use crate::instruction::Instruction;
 
@@ -74,6 +74,15 @@ impl Versions {
     }
 
     /// Adds what another instruction reads of a buffer. Says whether both can be read at once.
+    /// A buffer that an instruction reads or writes, and whose version is not among these.
+    pub(crate) fn unknown(&self, instruction: &Instruction) -> Option<BufferId> {
+        let read = distinct(self.reads.iter().map(|&(id, _)| id));
+        let written = distinct(self.writes.iter().map(|&(id, _)| id));
+        let is_unknown = |known: &[BufferId], id: &BufferId| known.binary_search(id).is_err();
+        let unknown = instruction.reads().into_iter().find(|id| is_unknown(&read, id));
+        unknown.or_else(|| instruction.writes().into_iter().find(|id| is_unknown(&written, id)))
+    }
+
     /// Those of instructions that become one, and none of which reads what another one writes.
     pub(crate) fn of_all<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
         let mut together = Versions::default();

@@ -58,7 +58,9 @@ impl Body for NestGroup {
 impl NestGroup {
     /// A buffer that one nest stores to and another one reaches.
     fn shared<'b>(&self, buffers: &'b [Buffer]) -> Option<&'b Buffer> {
-        let mut spans = Spans::new(buffers);
+        let mut used = Vec::new();
+        self.buffers(&mut |id, _| used.push(id));
+        let mut spans = Spans::new(buffers, used);
         for nest in &self.nests {
             let mut found = None;
             nest_buffers(nest, &mut |id, used| {

@@ -13,7 +13,7 @@ use crate::editor::node_names;
 use crate::instructions::NestGroup;
 use crate::spans::Spans;
 use crate::versions::Versions;
-use crate::{Buffer, Entries, Instruction, Place, ScheduledInstruction};
+use crate::{Buffer, BufferId, Entries, Instruction, Place, ScheduledInstruction};
 
 /// Most nests of a group. What is asked of an instruction is answered for each of its buffers, and sometimes for each pair.
 const MOST: usize = 1024;
@@ -88,7 +88,8 @@ struct Groups<'a> {
 
 impl<'a> Groups<'a> {
     fn new(buffers: &'a [Buffer]) -> Groups<'a> {
-        Groups { places: Vec::new(), last: FxHashMap::default(), floor: 0, spans: Spans::new(buffers) }
+        let spans = Spans::new(buffers, (0..buffers.len() as u32).map(BufferId));
+        Groups { places: Vec::new(), last: FxHashMap::default(), floor: 0, spans }
     }
 
     /// Adds an instruction: beside those of its kind, if it needs nothing that comes after them, else at the end.
