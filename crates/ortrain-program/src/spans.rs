@@ -1,4 +1,4 @@
-//! Who used which bytes last, while instructions are put in order.
+//! The last uses of bytes, while instructions are put in order.
 
 use rustc_hash::FxHashMap;
 

@@ -83,7 +83,7 @@ impl Versions {
         unknown.or_else(|| instruction.writes().into_iter().find(|id| is_unknown(&written, id)))
     }
 
-    /// Those of instructions that become one, and none of which reads what another one writes.
+    /// The versions of an instruction that is made of others, none of which reads what another one writes.
     pub(crate) fn of_all<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
         let mut together = Versions::default();
         for one in all {

@@ -37,7 +37,7 @@ struct Place {
 }
 
 impl Place {
-    /// That of a value, on a device if it lies there, else in this process.
+    /// The place of a value: on the device if it lies there, else in this process.
     fn of(value: &Bound<'_, OrtValue>, device: &str) -> PyResult<Place> {
         let value = value.get();
         let memory = match value.shared_memory().filter(|memory| memory.device() == device) {

@@ -61,7 +61,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// That of an instruction which may run beside earlier ones.
+    /// The kind of an instruction, if it may run beside earlier ones.
     fn of(scheduled: &ScheduledInstruction) -> Option<Kind> {
         let Instruction::Nest(nest) = &scheduled.instruction else { return None };
         if nest.segments.is_some() || nest.expr.can_fail() {
