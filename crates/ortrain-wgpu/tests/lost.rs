@@ -1,12 +1,14 @@
 //! A device that is lost while a training goes on: each later call says so, and the file of the last checkpoint trains on.
 
 mod common;
+#[path = "common/example.rs"]
+mod example;
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
+use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::{
     Backend, CheckpointState, Error, ErrorKind, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
     backend, collect,
@@ -14,6 +16,7 @@ use ortrain::{
 use ortrain_wgpu::Wgpu;
 
 use common::wgpu;
+use example::{WEIGHTS, artifacts};
 
 /// Steps before the last checkpoint.
 const SAVED: usize = 2;
@@ -47,18 +50,6 @@ impl Training {
     }
 }
 
-fn artifacts() -> Artifacts {
-    let path = format!("{}/../../examples/perceptron.onnx", env!("CARGO_MANIFEST_DIR"));
-    let weights = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
-    let options = ArtifactOptions {
-        requires_grad: weights.map(String::from).into(),
-        losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(OptimizerKind::AdamW.into()),
-        ..ArtifactOptions::default()
-    };
-    generate(path.as_str().into(), options).expect("it can be trained")
-}
-
 fn says_that_it_is_lost(what: &str, error: &Error, name: &str) {
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{what}: {error}");
     assert!(error.to_string().contains(name), "{what}: {error}");
@@ -66,7 +57,7 @@ fn says_that_it_is_lost(what: &str, error: &Error, name: &str) {
 
 #[test]
 fn a_device_is_lost_while_steps_run() {
-    let made = artifacts();
+    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let name = wgpu().device().to_owned();
     let folder = tempfile::tempdir().expect("there is a folder for files");
     let file = folder.path().join("checkpoint");

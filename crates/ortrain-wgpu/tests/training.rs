@@ -1,10 +1,12 @@
 //! Trainings on the software driver beside the same on the CPU, from one checkpoint.
 
 mod common;
+#[path = "common/example.rs"]
+mod example;
 
 use std::sync::Arc;
 
-use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
+use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
     Backend, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
@@ -12,6 +14,7 @@ use ortrain::{
 };
 
 use common::wgpu;
+use example::{WEIGHTS, artifacts};
 use ortrain_wgpu::Made;
 
 const STEPS: usize = 20;
@@ -26,18 +29,6 @@ fn device() -> Arc<dyn Backend> {
 
 fn cpu() -> Arc<dyn Backend> {
     backend("cpu", 0).expect("there is a processor")
-}
-
-/// The artifacts of an example, all weights of which are trained.
-fn artifacts(name: &str, weights: &[&str], optimizer: OptimizerKind) -> Artifacts {
-    let path = format!("{}/../../examples/{name}.onnx", env!("CARGO_MANIFEST_DIR"));
-    let options = ArtifactOptions {
-        requires_grad: weights.iter().map(|&weight| weight.to_owned()).collect(),
-        losses: vec![Loss::CrossEntropyLoss.into()],
-        optimizer: Some(optimizer.into()),
-        ..ArtifactOptions::default()
-    };
-    generate(path.as_str().into(), options).expect("it can be trained")
 }
 
 /// Steps of a training on a backend: their losses.
@@ -77,8 +68,6 @@ fn batches(dims: &[usize], count: usize) -> Vec<[Tensor; 2]> {
 fn state_of(made: &Artifacts) -> CheckpointState {
     CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it is whole")
 }
-
-const WEIGHTS: [&str; 4] = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
 
 #[test]
 fn a_perceptron_trains_as_on_the_processor() {
