@@ -42,13 +42,10 @@ PASSES = (
 # Tests that look for what a pass does, and so fail without it: by the names that nextest gives them, with the reason.
 FUSION = "ortrain-program passes::fusion::tests"
 COUNTS = "counts the instructions that are left"
-EMPTY = "statistics of no images are NaN, and the pass alone sees that a gradient by them is made of no terms"
 LOOK_AT_PASSES: dict[str, dict[str, str]] = {
     "dead_elements": {
         "ortrain-testkit::narrowing a_layer_is_computed_for_what_is_taken_of_it": "counts operations",
         "ortrain-testkit::narrowing attention_has_the_queries_that_are_wanted": "counts the queries of an attention",
-        "ortrain-testkit::captured a_branch_has_the_gradients_of_the_main_graph": EMPTY,
-        "ortrain-testkit::captured a_body_has_the_gradients_of_the_main_graph": EMPTY,
     },
     "number_cells": {
         f"{FUSION}::positions_that_gradients_alone_read_are_numbers_of_cells": "asks for the type of positions",

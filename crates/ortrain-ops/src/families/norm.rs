@@ -476,7 +476,8 @@ impl Op for BatchNormGrad {
         let centred = nest.b.sub(at, middle);
         let product = nest.b.mul(g, centred);
         let products = nest.reduce(ReduceOp::Sum, product);
-        let of_scale = nest.b.mul(products, inv);
+        // A sum of no elements is zero, though the statistics of none are no numbers.
+        let of_scale = if count == 0 { products } else { nest.b.mul(products, inv) };
         for (k, value) in [(1, of_scale), (2, sum)] {
             if cx.wants(k) {
                 let output = cx.output(k);
