@@ -13,8 +13,7 @@ use ortrain_kernels::{
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, NestGroup,
-    Observer, Part, Place, Precision, Program, RunError, Scalars, ScheduledInstruction, UnsupportedOnBackend,
-    Watch, Workspace,
+    Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend, Watch, Workspace,
 };
 
 use crate::addresses::{Addresses, on_host};
@@ -206,7 +205,8 @@ impl CpuExecutable {
         bf16: Option<Bf16Unit>,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
         let kernels = with_shared_code(isa, |compiler| {
-            let compile = |scheduled: &ScheduledInstruction| {
+            let compile = |k: usize| {
+                let scheduled = &program.instructions[k];
                 let unsupported = |reason| UnsupportedOnBackend {
                     backend: "cpu",
                     node: scheduled.node.to_string(),
@@ -215,7 +215,8 @@ impl CpuExecutable {
                 };
                 Kernel::new(&program, &scheduled.instruction, compiler, bf16).map_err(unsupported)
             };
-            program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()
+            let kernels = Pool::global().map(program.instructions.len(), compile);
+            kernels.into_iter().collect::<Result<Vec<_>, _>>()
         })?;
         // With fewer bytes than it asks for a kernel uses fewer threads, with the same result.
         let threads = Pool::global().num_threads();

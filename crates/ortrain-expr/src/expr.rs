@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::{DType, Mode, Reduction, Scalar};
 
 /// The type a scalar is computed in. `f16` and `bf16` are computed as `F32`; narrow integers as the wider one of
@@ -301,8 +303,8 @@ impl Expr {
 
     /// `true` for each register that `roots` need.
     #[must_use]
-    pub fn needed_by(&self, roots: &[Reg]) -> Vec<bool> {
-        let mut needed = vec![false; self.insts.len()];
+    pub fn needed_by(&self, roots: &[Reg]) -> SmallVec<[bool; 64]> {
+        let mut needed = SmallVec::from_elem(false, self.insts.len());
         for root in roots {
             needed[usize::from(root.0)] = true;
         }
@@ -709,6 +711,7 @@ impl Builder {
     /// Appends an expression. `leaf` gets each instruction, its operands moved, and says what it becomes; the registers are
     /// returned.
     pub fn copy(&mut self, expr: &Expr, mut leaf: impl FnMut(&mut Builder, Inst, Type) -> Reg) -> Vec<Reg> {
+        self.insts.reserve(expr.insts.len());
         let mut regs: Vec<Reg> = Vec::with_capacity(expr.insts.len());
         for &(inst, ty) in &expr.insts {
             let inst = inst.map_operands(|reg| regs[usize::from(reg.0)]);
@@ -747,8 +750,8 @@ impl Builder {
         let whole = Expr { insts: self.insts, outputs: outputs.to_vec() };
         let roots: Vec<Reg> = outputs.iter().chain(keep).copied().chain(whole.guards()).collect();
         let needed = whole.needed_by(&roots);
-        let mut new = vec![Reg(0); whole.insts.len()];
-        let mut insts = Vec::new();
+        let mut new: SmallVec<[Reg; 64]> = SmallVec::from_elem(Reg(0), needed.len());
+        let mut insts = Vec::with_capacity(needed.iter().filter(|&&needed| needed).count());
         for (i, &(inst, ty)) in whole.insts.iter().enumerate() {
             if needed[i] {
                 new[i] = Reg(insts.len() as u16);

@@ -56,7 +56,7 @@ impl<O: AsRef<Access>> Nest<O> {
 
     /// For each instruction of the expression the axes along which its result changes, as bits.
     #[must_use]
-    pub fn axes(&self) -> Vec<u64> {
+    pub fn axes(&self) -> SmallVec<[u64; 32]> {
         let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
         let moving = |load: &Load<O>| {
             // An accumulator has a value of its own at every point.
@@ -66,7 +66,7 @@ impl<O: AsRef<Access>> Nest<O> {
         };
         let outer = (0..self.dims.len() - self.inner).filter(|&axis| self.dims[axis] > 1);
         let outer = outer.fold(0, |all, axis| all | bit(axis));
-        let mut axes: Vec<u64> = Vec::with_capacity(self.expr.insts().len());
+        let mut axes: SmallVec<[u64; 32]> = SmallVec::with_capacity(self.expr.insts().len());
         for (inst, _) in self.expr.insts() {
             let own = match *inst {
                 Inst::Load(slot) => moving(&self.loads[usize::from(slot)]),
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn what_changes_along_which_axis() {
         let nest = rows();
-        assert_eq!(nest.axes(), [0b11, 0b01, 0b11]);
+        assert_eq!(nest.axes()[..], [0b11, 0b01, 0b11]);
         assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points(axes)), [1, 2, 3, 6]);
         let reached = |slot: usize| nest.reached(nest.loads[slot].access().unwrap());
         assert_eq!([reached(0), reached(1)], [6, 2]);

@@ -186,6 +186,18 @@ impl Pool {
         self.run_in(Direction::Backwards, tasks, limit, body);
     }
 
+    /// What `make` gives for each task of `0..tasks`, in order.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
+    pub fn map<T: Send + Sync>(&self, tasks: usize, make: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        let made: Vec<OnceLock<T>> = (0..tasks).map(|_| OnceLock::new()).collect();
+        self.run(tasks, usize::MAX, &|task, _| {
+            made[task].get_or_init(|| make(task));
+        });
+        made.into_iter().map(|result| result.into_inner().expect("every task was done")).collect()
+    }
+
     fn run_in(&self, direction: Direction, tasks: usize, limit: usize, body: &Body<'_>) {
         let threads = self.num_threads().min(limit).min(tasks);
         if threads > 1
@@ -470,6 +482,14 @@ mod tests {
         let seen = std::sync::Mutex::new(Vec::new());
         Pool::new(1).run_backwards(4, usize::MAX, &|task, _| seen.lock().unwrap().push(task));
         assert_eq!(seen.into_inner().unwrap(), [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn results_come_in_order() {
+        for threads in [1, 3] {
+            let squares = Pool::new(threads).map(100, |task| task * task);
+            assert_eq!(squares, (0..100).map(|task| task * task).collect::<Vec<usize>>());
+        }
     }
 
     #[test]

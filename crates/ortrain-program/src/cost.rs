@@ -51,10 +51,10 @@ impl<'a> Traffic<'a> {
         self.writes.push((id, elements));
     }
 
-    /// Takes down what a nest reads and writes; the number of its operations, its reductions included.
-    pub(crate) fn nest(&mut self, nest: &Nest) -> u64 {
+    /// Takes down what a nest reads and writes.
+    pub(crate) fn nest(&mut self, nest: &Nest) {
         if nest.outer_dims().contains(&0) {
-            return 0;
+            return;
         }
         let gathered = nest.gathered();
         for (slot, load) in nest.loads.iter().enumerate() {
@@ -69,13 +69,11 @@ impl<'a> Traffic<'a> {
         for store in &nest.stores {
             self.write(store.buffer, nest.reached(&store.access));
         }
-        nest_flops(nest)
     }
 
     /// Bytes of all of them. Several accesses to one buffer reach no more than all of it.
-    pub(crate) fn bytes(&self) -> u64 {
-        let of = |list: &[(BufferId, u64)]| {
-            let mut list: SmallVec<[(BufferId, u64); 16]> = list.into();
+    pub(crate) fn bytes(mut self) -> u64 {
+        let of = |list: &mut [(BufferId, u64)]| {
             list.sort_unstable();
             let mut total = 0u64;
             for same in list.chunk_by(|(a, _), (b, _)| a == b) {
@@ -87,12 +85,15 @@ impl<'a> Traffic<'a> {
             }
             total
         };
-        of(&self.reads).saturating_add(of(&self.writes))
+        of(&mut self.reads).saturating_add(of(&mut self.writes))
     }
 }
 
 /// Operations of a nest, its reductions included.
-fn nest_flops(nest: &Nest) -> u64 {
+pub(crate) fn nest_flops(nest: &Nest) -> u64 {
+    if nest.outer_dims().contains(&0) {
+        return 0;
+    }
     let axes = nest.axes();
     let mut flops = 0u64;
     for (&(inst, ty), &axes) in nest.expr.insts().iter().zip(&axes) {

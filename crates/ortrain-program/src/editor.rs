@@ -250,6 +250,7 @@ pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction
     match (first.instruction.can_fail(), second.instruction.can_fail()) {
         (true, false) => return first.node.clone(),
         (false, true) => return second.node.clone(),
+        _ if first.node == second.node => return first.node.clone(),
         _ => {}
     }
     node_names([&*first.node, &*second.node])

@@ -181,9 +181,14 @@ impl Instruction {
 
     /// The cost over these buffers.
     pub(crate) fn cost_over(&self, buffers: &[Buffer]) -> Cost {
+        Cost { flops: self.body().flops(), bytes: self.bytes_over(buffers) }
+    }
+
+    /// The bytes that it reads and writes of these buffers.
+    pub(crate) fn bytes_over(&self, buffers: &[Buffer]) -> u64 {
         let mut traffic = Traffic::new(buffers);
-        let flops = self.body().work(&mut traffic);
-        Cost { flops, bytes: traffic.bytes() }
+        self.body().traffic(&mut traffic);
+        traffic.bytes()
     }
 
     /// Whether it reduces axes of a nest.

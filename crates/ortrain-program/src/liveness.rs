@@ -109,8 +109,19 @@ impl AliveTree {
         }
         let bytes = self.bytes[buffer] as i64;
         let old = std::mem::replace(&mut self.ranges[buffer], range);
-        for (range, bytes) in [(old, -bytes), (range, bytes)] {
-            range.into_iter().for_each(|(first, last)| self.add(1, 0, self.leaves, first, last + 1, bytes));
+        let changed = match (old, range) {
+            // Most lives become longer or shorter at their end.
+            (Some((first, old)), Some((same, new))) if first == same => {
+                let bytes = if old < new { bytes } else { -bytes };
+                [Some((old.min(new) + 1, old.max(new), bytes)), None]
+            }
+            _ => [
+                old.map(|(first, last)| (first, last, -bytes)),
+                range.map(|(first, last)| (first, last, bytes)),
+            ],
+        };
+        for (first, last, bytes) in changed.into_iter().flatten() {
+            self.add(1, 0, self.leaves, first, last + 1, bytes);
         }
     }
 

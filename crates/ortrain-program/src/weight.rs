@@ -38,7 +38,7 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
     // Fusion leaves instructions without a nest as they are.
     let extra = instruction.nest().map_or(0, |nest| beside_traffic(nest, weights));
-    weights.start.saturating_add(instruction.cost_over(buffers).bytes).saturating_add(extra)
+    weights.start.saturating_add(instruction.bytes_over(buffers)).saturating_add(extra)
 }
 
 /// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
@@ -59,8 +59,12 @@ pub(crate) fn read_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &Fu
 }
 
 /// For each instruction of a nest in how many of the passes over a row it is evaluated.
-fn passes(nest: &Nest) -> Vec<u64> {
+fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
     let insts = nest.expr.insts();
+    if nest.reductions.is_empty() && !nest.expr.can_fail() {
+        // An expression has nothing but what its results and guards need.
+        return SmallVec::from_elem(1, insts.len());
+    }
     // Reductions that do not need each other share a pass; the results are made in the last one.
     let mut pass_of: Vec<usize> = Vec::new();
     let mut roots: Vec<Vec<Reg>> = Vec::new();
@@ -80,9 +84,8 @@ fn passes(nest: &Nest) -> Vec<u64> {
         }
         roots[pass].push(reduction.value);
     }
-    roots.push(nest.expr.outputs().to_vec());
-    let mut needed = vec![0u64; insts.len()];
-    for roots in &roots {
+    let mut needed = SmallVec::from_elem(0u64, insts.len());
+    for roots in roots.iter().map(Vec::as_slice).chain([nest.expr.outputs()]) {
         let mask = nest.expr.needed_by(roots);
         needed.iter_mut().zip(mask).for_each(|(n, needed)| *n += u64::from(needed));
     }

@@ -3,8 +3,7 @@
 //! The steps of a recurrent net and the layers of a transformer have most of their nests in common. To make code takes
 //! longer than to look for it, and code that runs again is in the instruction cache.
 
-use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain_expr::{Access, Nest};
 use rustc_hash::FxHashMap;
@@ -37,12 +36,12 @@ impl Key {
 /// What the kernels of a program have in common.
 #[derive(Debug, Default)]
 struct Codes {
-    known: RefCell<FxHashMap<Key, Arc<Code>>>,
+    known: Mutex<FxHashMap<Key, Arc<Code>>>,
     memory: Arc<CodeMemory>,
 }
 
-/// Makes kernels that share code: what several of them have in common is made once, and all of it lies together. They may
-/// run when `make` is done. Where the system gives no memory for machine code they are made again, without any.
+/// Makes kernels that share code: what several of them have in common is made once, and all of it lies together. Several
+/// threads may make them at once. They may run when `make` is done. Where the system gives no memory for machine code they are made again, without any.
 ///
 /// # Errors
 /// Those of `make`.
@@ -97,17 +96,20 @@ impl Compiler<'_> {
             return if memory.finish() { Ok(code) } else { make(None) }.map(Arc::new);
         };
         let key = Key::new(plan, ahead, self.isa);
-        if let Some(code) = codes.known.borrow().get(&key) {
+        let known = || codes.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(code) = known().get(&key) {
             return Ok(Arc::clone(code));
         }
+        // Another thread may make the same meanwhile: the first one to be done is shared.
         let code = Arc::new(make(self.native.then_some(&codes.memory))?);
-        codes.known.borrow_mut().insert(key, Arc::clone(&code));
-        Ok(code)
+        Ok(Arc::clone(known().entry(key).or_insert(code)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use ortrain_expr::{Builder, DType, Load, Type};
 
     use super::*;

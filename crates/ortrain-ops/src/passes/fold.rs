@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_expr::{Mode, Scalar};
-use ortrain_graph::{Graph, Node, Tensor, ValueType};
+use ortrain_graph::{Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{HostFunction, ProgramBuilder, Scalars, reference};
 
 use crate::lower::{Lower, Values};
@@ -23,8 +23,7 @@ const LARGEST_MOVED: usize = 1 << 14;
 /// # Errors
 /// When the node cannot be lowered or its evaluation fails (an index out of range, say).
 pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
-    let node = graph.nodes[index].clone();
-    for id in node.present_outputs() {
+    for id in graph.nodes[index].outputs.clone().into_iter().flatten() {
         let value = graph.value(id);
         let (Some(sizes), ValueType::Tensor(dtype, Some(shape))) = (&value.sizes, &value.ty) else {
             continue;
@@ -36,11 +35,16 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
             graph.value_mut(id).constant = Some(Tensor::i64(&dims, &known));
         }
     }
-    let done = node.present_outputs().all(|id| graph.value(id).constant.is_some());
-    let constant_inputs = node.present_inputs().all(|id| graph.value(id).constant.is_some());
-    if done || !constant_inputs || node.captures > 0 || Graph::subgraphs(&node).next().is_some() {
+    let is_constant = |id: ValueId| graph.value(id).constant.is_some();
+    let node = &graph.nodes[index];
+    if node.present_outputs().all(is_constant)
+        || !node.present_inputs().all(is_constant)
+        || node.captures > 0
+        || Graph::subgraphs(node).next().is_some()
+    {
         return Ok(());
     }
+    let node = node.clone();
     let op = build(graph, &node)?;
     if let Placement::Host(function) = op.placement() {
         return fold_host(graph, &node, function.as_ref());
@@ -70,7 +74,7 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     if outputs.len() != ids.len() {
         return Ok(());
     }
-    let is_matrix = |id: &ortrain_graph::ValueId| graph.value(*id).ty.shape().is_some_and(|s| s.rank() == 2);
+    let is_matrix = |id: &ValueId| graph.value(*id).ty.shape().is_some_and(|s| s.rank() == 2);
     if elements > LARGEST_MOVED && builder.only_moves() && ids.iter().all(is_matrix) {
         return Ok(());
     }

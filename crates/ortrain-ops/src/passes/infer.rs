@@ -68,7 +68,9 @@ enum Given {
 /// inferred from other inputs. The shapes of a few operators cannot be inferred, and stay.
 pub(crate) fn forget_shapes(graph: &mut Graph) {
     for index in 0..graph.nodes.len() {
-        let repeats = build(graph, &graph.nodes[index]).ok().map(|op| op.placement());
+        let node = &graph.nodes[index];
+        let has_subgraphs = node.attrs.0.values().any(|attr| matches!(attr, Attr::Graph(_)));
+        let repeats = has_subgraphs.then(|| build(graph, node).ok().map(|op| op.placement())).flatten();
         let node = &mut graph.nodes[index];
         let captures = node.captures;
         for attr in node.attrs.0.values_mut() {

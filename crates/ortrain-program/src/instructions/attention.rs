@@ -4,7 +4,7 @@ use ortrain_expr::{DType, Dims, count};
 
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId};
-use crate::cost::Traffic;
+use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
@@ -213,9 +213,13 @@ impl Body for Attention {
         })
     }
 
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
         self.operands().for_each(|(operand, sizes)| traffic.read_over(operand, &self.space(sizes)));
-        let flops = self.parts().iter().map(|part| traffic.nest(part.nest)).fold(0, u64::saturating_add);
+        self.parts().iter().for_each(|part| traffic.nest(part.nest));
+    }
+
+    fn flops(&self) -> u64 {
+        let flops = self.parts().iter().map(|part| nest_flops(part.nest)).fold(0, u64::saturating_add);
         // Products: two for the output; for gradients the scores again, and what is wanted. Then the softmax.
         let (sizes, widths, others) = match &self.pass {
             AttentionPass::Output(_) => (1, 1, 5),

@@ -4,7 +4,7 @@ use ortrain_expr::{Access, DType, Precision};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId};
-use crate::cost::Traffic;
+use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
 /// The body of an instruction: it answers what passes, checks and dumps ask of any of them.
@@ -18,8 +18,15 @@ pub(crate) trait Body {
     /// The first fault: an access outside a buffer, or parts that contradict each other.
     fn fault(&self, buffers: &[Buffer]) -> Option<String>;
 
-    /// Takes down which elements it reads and writes; the number of its operations.
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64;
+    /// Takes down which elements it reads and writes.
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
+        self.nest().into_iter().for_each(|nest| traffic.nest(nest));
+    }
+
+    /// The number of its operations.
+    fn flops(&self) -> u64 {
+        self.nest().map_or(0, nest_flops)
+    }
 
     /// The nest that it is, or its epilogue, if it has one and not several.
     fn nest(&self) -> Option<&Nest> {

@@ -4,7 +4,7 @@ use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis, count};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
-use crate::cost::Traffic;
+use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Nest, Operand};
 
 /// Convolution, or the gradient of one, with an epilogue.
@@ -62,14 +62,18 @@ impl Body for Conv {
         epilogue.fault()
     }
 
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
         let [a, ..] = self.shape.operands();
         traffic.read(self.a.buffer, count(a));
         traffic.read(self.b.buffer, u64::MAX);
+        traffic.nest(&self.epilogue);
+    }
+
+    fn flops(&self) -> u64 {
         let ConvShape { batch, groups, channels_in, channels_out, axes, .. } = &self.shape;
         let channels = count([*batch, *groups, *channels_in, *channels_out]);
         let products = axes.iter().map(SlidingAxis::pairs).fold(channels, u64::saturating_mul);
-        products.saturating_mul(2).saturating_add(traffic.nest(&self.epilogue))
+        products.saturating_mul(2).saturating_add(nest_flops(&self.epilogue))
     }
 
     fn nest(&self) -> Option<&Nest> {

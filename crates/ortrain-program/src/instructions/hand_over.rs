@@ -2,7 +2,6 @@
 
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId, is_work};
-use crate::cost::Traffic;
 use crate::operand::Use;
 
 /// The point of a program at which its caller takes over: it is given some values, and the rest of the program begins
@@ -42,10 +41,5 @@ impl Body for HandOver {
         let elsewhere = self.taken.iter().find(|id| !is_work(buffers, **id))?;
         let label = &buffers[elsewhere.0 as usize].label;
         Some(format!("{label:?} cannot be handed in: it is no value of the arena"))
-    }
-
-    /// Nothing: what changes hands is counted by whoever copies it.
-    fn work(&self, _: &mut Traffic<'_>) -> u64 {
-        0
     }
 }

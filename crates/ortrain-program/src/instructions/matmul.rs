@@ -4,7 +4,7 @@ use ortrain_expr::{DType, Dims, Precision, UnaryOp, count};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
-use crate::cost::Traffic;
+use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Nest, Operand};
 
 /// Batched matrix product with an epilogue.
@@ -90,12 +90,16 @@ impl Body for MatMul {
         epilogue.fault()
     }
 
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
         for (factor, dims) in [&self.a, &self.b].into_iter().zip(self.spaces()) {
             traffic.read_over(factor, &dims);
         }
+        traffic.nest(&self.epilogue);
+    }
+
+    fn flops(&self) -> u64 {
         let products = count(self.with([self.m, self.n]).into_iter().chain([self.k]));
-        products.saturating_mul(2).saturating_add(traffic.nest(&self.epilogue))
+        products.saturating_mul(2).saturating_add(nest_flops(&self.epilogue))
     }
 
     fn nest(&self) -> Option<&Nest> {

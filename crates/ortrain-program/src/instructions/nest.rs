@@ -4,7 +4,6 @@ use ortrain_expr::{Access, Segments};
 
 use super::body::{Body, nest_fault};
 use crate::buffer::{Buffer, share_bytes};
-use crate::cost::Traffic;
 use crate::operand::{Nest, Operand};
 
 impl Body for Nest {
@@ -24,10 +23,6 @@ impl Body for Nest {
         nest_fault(self, &[], buffers)
             .or_else(|| self.fault())
             .or_else(|| segments_fault(self, self.segments.as_ref()?, buffers))
-    }
-
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
-        traffic.nest(self)
     }
 
     fn nest(&self) -> Option<&Nest> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId};
-use crate::cost::Traffic;
+use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Nest, Use, nest_buffers, nest_buffers_mut};
 use crate::spans::Spans;
 
@@ -35,8 +35,12 @@ impl Body for NestGroup {
         self.nests.iter_mut().for_each(|nest| nest_buffers_mut(Arc::make_mut(nest), each));
     }
 
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
-        self.nests.iter().map(|nest| traffic.nest(nest)).fold(0, u64::saturating_add)
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
+        self.nests.iter().for_each(|nest| traffic.nest(nest));
+    }
+
+    fn flops(&self) -> u64 {
+        self.nests.iter().map(|nest| nest_flops(nest)).fold(0, u64::saturating_add)
     }
 
     fn is_empty(&self) -> bool {

@@ -32,6 +32,13 @@ pub struct ScatterAdd {
     pub last: bool,
 }
 
+impl ScatterAdd {
+    /// The number of elements that are added.
+    fn elements(&self) -> u64 {
+        count([self.outer, self.count, self.inner])
+    }
+}
+
 impl Body for ScatterAdd {
     fn name(&self) -> &'static str {
         "ScatterAdd"
@@ -60,7 +67,7 @@ impl Body for ScatterAdd {
             let found = buffer(operand).len;
             (found != len).then(|| format!("{found} elements where {len} are needed"))
         };
-        need(&self.source, self.outer * self.count * self.inner)
+        need(&self.source, self.elements() as usize)
             .or_else(|| need(&self.index, self.count))
             .or_else(|| need(&self.target, self.outer * self.rows * self.inner))
             .or_else(|| {
@@ -74,19 +81,20 @@ impl Body for ScatterAdd {
             .or_else(|| whole_fault([&self.source, &self.index, &self.target], buffers))
     }
 
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
         traffic.read(self.source.buffer, u64::MAX);
         traffic.read(self.index.buffer, u64::MAX);
-        let added = count([self.outer, self.count, self.inner]);
-        traffic.write(self.target.buffer, added);
-        if self.last {
-            return 0;
+        traffic.write(self.target.buffer, self.elements());
+        if !self.last {
+            traffic.read(self.target.buffer, self.elements());
         }
-        traffic.read(self.target.buffer, added);
-        if self.target.access.dtype.is_float() { added } else { 0 }
+    }
+
+    fn flops(&self) -> u64 {
+        if !self.last && self.target.access.dtype.is_float() { self.elements() } else { 0 }
     }
 
     fn is_empty(&self) -> bool {
-        self.outer * self.count * self.inner == 0
+        self.elements() == 0
     }
 }

@@ -105,11 +105,14 @@ impl Body for Window {
         )
     }
 
-    fn work(&self, traffic: &mut Traffic<'_>) -> u64 {
+    fn traffic(&self, traffic: &mut Traffic<'_>) {
         self.buffers(&mut |id, used| match used.writes() {
             true => traffic.write(id, u64::MAX),
             false => traffic.read(id, u64::MAX),
         });
+    }
+
+    fn flops(&self) -> u64 {
         let WindowShape { pass, planes, axes } = &self.shape;
         match pass {
             WindowPass::MaxGradient => count([*planes, self.shape.outputs()]),

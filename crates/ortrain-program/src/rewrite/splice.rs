@@ -304,8 +304,8 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     if guest.expr.can_fail() && !every_element {
         return None;
     }
-    let nest = embedding.refined(host);
-    let mut loads = Loads(nest.loads.clone());
+    let mut nest = embedding.refined(host);
+    let mut loads = Loads(std::mem::take(&mut nest.loads));
     let mut b = Builder::new();
     let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
@@ -316,7 +316,7 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
     leave_out_roundings(&b, &mut outputs, &nest.stores);
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
-    loads.finish(Nest { loads: Vec::new(), expr, reductions, ..nest })
+    loads.finish(Nest { expr, reductions, ..nest })
 }
 
 /// How a map follows a host: the buffer by which their spaces are compared.
@@ -355,8 +355,8 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
         return None;
     }
     let embedding = Embedding::new(space, at, map, &place, split)?;
-    let nest = embedding.refined(host);
-    let mut loads = Loads(nest.loads.clone());
+    let mut nest = embedding.refined(host);
+    let mut loads = Loads(std::mem::take(&mut nest.loads));
     let mut b = Builder::new();
     let own = copy_host(&mut b, &nest.expr, |_, _, _| None);
     let moved = |reg: &Reg| own[usize::from(reg.0)];
@@ -387,5 +387,5 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
     leave_out_roundings(&b, &mut outputs, &stores);
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
-    loads.finish(Nest { loads: Vec::new(), expr, reductions, stores, ..nest })
+    loads.finish(Nest { expr, reductions, stores, ..nest })
 }

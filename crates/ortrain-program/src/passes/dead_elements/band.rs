@@ -157,6 +157,9 @@ pub(super) fn hull(a: &Cuts, b: &Cuts) -> Cuts {
 /// A part of a space with all points at which an access reaches an element of a band.
 pub(super) fn points(dims: &[usize], access: &Access, band: Band) -> Cuts {
     let mut cuts = Cuts::new();
+    if band.is_whole() {
+        return cuts;
+    }
     let mut inside: SmallVec<[(usize, usize, usize); 6]> = SmallVec::new();
     for (axis, (&dim, &stride)) in dims.iter().zip(&access.strides).enumerate() {
         if dim < 2 || stride == 0 || stride.unsigned_abs().is_multiple_of(band.period) {
@@ -173,7 +176,7 @@ pub(super) fn points(dims: &[usize], access: &Access, band: Band) -> Cuts {
     };
     // Where the walk stands within the period.
     let mut at = access.offset % band.period;
-    if band.is_whole() || at.saturating_add(reach(&inside)) >= band.period {
+    if at.saturating_add(reach(&inside)) >= band.period {
         return cuts;
     }
     let (start, end) = (band.start, band.start + band.len);

@@ -112,6 +112,9 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
             let reached = match (found.results.get(k), instruction.flexible_nest()) {
                 (Some(Part::Nowhere), _) => Band::none(len),
+                (Some(Part::Points(cuts)), Some(nest)) if cuts.is_empty() => {
+                    Band::reached(&nest.stores[k].access, &nest.dims)
+                }
                 (Some(Part::Points(cuts)), Some(nest)) => {
                     let left = Narrowed::new(&nest.dims, cuts);
                     Band::reached(&left.access(&nest.stores[k].access), &left.dims())
@@ -127,7 +130,7 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
 
 /// Where an access may find something other than zero.
 fn part_of(access: &Access, dims: &[usize], written: Band) -> Part {
-    if Band::reached(access, dims).is_apart_from(written) {
+    if !written.is_whole() && Band::reached(access, dims).is_apart_from(written) {
         return Part::Nowhere;
     }
     Part::Points(points(dims, access, written))
@@ -369,6 +372,7 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
             continue;
         }
         demand.write(&scheduled.instruction, scheduled.entries);
+        let changes_before = changes;
         let mut before: SmallVec<[Nest; 2]> = SmallVec::new();
         if let Some(nest) = nest_of(&scheduled.instruction)
             && !nest.expr.can_fail()
@@ -385,21 +389,18 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
             }
         }
         demand.read(&scheduled.instruction, buffers);
-        let given = scheduled.versions.clone();
-        let before: SmallVec<[ScheduledInstruction; 2]> = before
-            .into_iter()
-            .map(|map| {
-                let (to, version) = (map.stores[0].buffer, new_versions.next());
-                scheduled.versions = scheduled.versions.clone().with_read(to, version);
-                scheduled.with(Instruction::from(map), &given.clone().with_write(to, version))
-            })
-            .collect();
-        scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
-        reversed.push(scheduled);
-        for scheduled in before {
-            demand.read(&scheduled.instruction, buffers);
-            reversed.push(scheduled);
+        let (at, given) = (reversed.len(), scheduled.versions.clone());
+        for map in before {
+            let (to, version) = (map.stores[0].buffer, new_versions.next());
+            scheduled.versions = scheduled.versions.with_read(to, version);
+            let made = scheduled.with(Instruction::from(map), &given.clone().with_write(to, version));
+            demand.read(&made.instruction, buffers);
+            reversed.push(made);
         }
+        if changes > changes_before || reversed.len() > at {
+            scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+        }
+        reversed.insert(at, scheduled);
     }
     reversed.reverse();
     *instructions = reversed;

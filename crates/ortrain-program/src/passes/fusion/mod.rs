@@ -13,7 +13,7 @@ mod lighter;
 #[cfg(test)]
 mod tests;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -70,14 +70,18 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, Program
 /// A rewrite and by how much it makes the program lighter.
 struct Rewrite {
     gain: u64,
-    /// Ways to do it, the best first.
+    /// Ways to do it, the best first. All have the same new instructions, in one order.
     changes: SmallVec<[Change; 2]>,
+    /// The weights of these.
+    weights: SmallVec<[u64; 2]>,
 }
 
 /// Instructions while they are fused.
 struct Fusion<'a> {
     editor: Editor<'a>,
     weights: FusionWeights,
+    /// The weights of the instructions at each place, as far as they are known.
+    weight_at: Vec<Cell<Option<u64>>>,
     lowest_peak: i64,
     /// How a buffer can be made of others by a map, where what makes it is no map any more.
     recipes: FxHashMap<BufferId, Recipe>,
@@ -108,8 +112,10 @@ struct Recipe {
 
 impl<'a> Fusion<'a> {
     fn new(draft: &'a mut Draft, target: &Target) -> Fusion<'a> {
+        let editor = Editor::new(draft);
         Fusion {
-            editor: Editor::new(draft),
+            weight_at: vec![Cell::new(None); editor.len()],
+            editor,
             weights: target.weights,
             lowest_peak: i64::MAX,
             recipes: FxHashMap::default(),
@@ -130,7 +136,7 @@ impl<'a> Fusion<'a> {
                 if last - at > CLOSE {
                     self.apply(found);
                 } else if let Some(change) = found.changes.into_iter().next()
-                    && self.put_sound(change).is_some()
+                    && self.change(change, &found.weights).is_some()
                 {
                     self.changes += 1;
                 }
@@ -162,13 +168,15 @@ impl<'a> Fusion<'a> {
 
     /// Makes a rewrite, unless it raises the peak of memory by more than a trifle.
     fn apply(&mut self, rewrite: Rewrite) -> bool {
-        rewrite.changes.into_iter().any(|change| self.make(change))
+        let Rewrite { changes, weights, .. } = rewrite;
+        changes.into_iter().any(|change| self.make(change, &weights))
     }
 
-    fn make(&mut self, change: Change) -> bool {
+    fn make(&mut self, change: Change, weights: &[u64]) -> bool {
         self.lowest_peak = self.lowest_peak.min(self.peak());
-        let Some(undo) = self.put_sound(change) else { return false };
+        let Some(undo) = self.change(change, weights) else { return false };
         if self.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
+            undo.iter().for_each(|(at, _)| self.weight_at[*at].set(None));
             self.take_back(undo);
             return false;
         }
@@ -193,19 +201,35 @@ impl<'a> Fusion<'a> {
         true
     }
 
+    /// Puts the instructions of a change, whose weights are known, into their places, unless one of them would read another
+    /// version of a buffer than it was given; returns what stood there.
+    fn change(&mut self, change: Change, weights: &[u64]) -> Option<Change> {
+        let new = change.iter().filter(|(_, new)| new.is_some()).map(|(at, _)| *at);
+        let new: SmallVec<[(usize, u64); 2]> = new.zip(weights.iter().copied()).collect();
+        let undo = self.put_sound(change)?;
+        undo.iter().for_each(|(at, _)| self.weight_at[*at].set(None));
+        new.into_iter().for_each(|(at, weight)| self.weight_at[at].set(Some(weight)));
+        Some(undo)
+    }
+
+    /// The weight of an instruction in the runs of all of its entries.
+    fn weigh(&self, scheduled: &ScheduledInstruction) -> u64 {
+        weight(&scheduled.instruction, self.buffers, &self.weights).saturating_mul(scheduled.entries.count())
+    }
+
     /// By how much changes, any one of which will do, make the program lighter, if they do.
     fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
-        let weigh = |scheduled: &ScheduledInstruction| {
-            weight(&scheduled.instruction, self.buffers, &self.weights)
-                .saturating_mul(scheduled.entries.count())
-        };
-        let (mut before, mut after) = (0u64, 0u64);
+        let (mut before, mut weights) = (0u64, SmallVec::new());
         for (at, new) in changes.first()? {
-            before = before.saturating_add(self.slots[*at].as_ref().map_or(0, weigh));
-            after = after.saturating_add(new.as_ref().map_or(0, weigh));
+            let known = &self.weight_at[*at];
+            let old =
+                known.get().unwrap_or_else(|| self.slots[*at].as_ref().map_or(0, |old| self.weigh(old)));
+            known.set(Some(old));
+            before = before.saturating_add(old);
+            weights.extend(new.as_ref().map(|new| self.weigh(new)));
         }
-        let gain = before.checked_sub(after).filter(|&gain| gain > 0)?;
-        Some(Rewrite { gain, changes })
+        let gain = before.checked_sub(weights.iter().copied().fold(0, u64::saturating_add))?;
+        (gain > 0).then_some(Rewrite { gain, changes, weights })
     }
 
     // --- Append ---------------------------------------------------------------------------------------------------
