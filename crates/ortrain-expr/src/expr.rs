@@ -747,8 +747,8 @@ impl Builder {
     /// (reductions' values, for instance, are needed though they are not results).
     #[must_use]
     pub fn finish_keeping(self, outputs: &[Reg], keep: &[Reg]) -> (Expr, Vec<Reg>) {
-        let whole = Expr { insts: self.insts, outputs: outputs.to_vec() };
-        let roots: Vec<Reg> = outputs.iter().chain(keep).copied().chain(whole.guards()).collect();
+        let whole = Expr { insts: self.insts, outputs: Vec::new() };
+        let roots: SmallVec<[Reg; 16]> = outputs.iter().chain(keep).copied().chain(whole.guards()).collect();
         let needed = whole.needed_by(&roots);
         let mut new: SmallVec<[Reg; 64]> = SmallVec::from_elem(Reg(0), needed.len());
         let mut insts = Vec::with_capacity(needed.iter().filter(|&&needed| needed).count());

@@ -14,7 +14,7 @@ pub type Dims = SmallVec<[usize; 6]>;
 pub type Strides = SmallVec<[isize; 6]>;
 
 /// How a nest reaches into one buffer: the element of index `i` is at `offset + sum(i[k] * strides[k])`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// How the elements are stored.
     pub dtype: DType,
@@ -25,6 +25,13 @@ pub struct Access {
     /// Number of elements of the buffer. Affine accesses stay inside (checked when a program is made);
     /// [`crate::Inst::LoadAt`] reads zero outside `offset..len`; a load that it reads has no other strides than zeros.
     pub len: usize,
+}
+
+impl Clone for Access {
+    fn clone(&self) -> Access {
+        // Numbers are copied all at once, where the derived function goes from one to the next.
+        Access { strides: Strides::from_slice(&self.strides), ..*self }
+    }
 }
 
 impl Access {
@@ -137,7 +144,7 @@ impl<O: AsRef<Access>> Load<O> {
 /// Row-major strides of a shape.
 #[must_use]
 pub(crate) fn row_major(dims: &[usize]) -> Strides {
-    let mut strides: Strides = dims.iter().map(|_| 0).collect();
+    let mut strides = Strides::from_elem(0, dims.len());
     let mut step = 1isize;
     for (stride, &dim) in strides.iter_mut().zip(dims).rev() {
         *stride = step;

@@ -111,7 +111,7 @@ impl Embedding {
                 strides.push(stride * inside as isize);
             }
         }
-        Access { strides, ..access.clone() }
+        Access { strides, ..*access }
     }
 
     /// The host after the split of its axes, of which the embedding knows the first ones at least (the reduced ones it
@@ -160,7 +160,7 @@ impl Embedding {
 
     /// An access of the guest as one of the split host.
     pub(crate) fn access(&self, access: &Access) -> Access {
-        let mut moved = Access { strides: self.dims().iter().map(|_| 0).collect(), ..access.clone() };
+        let mut moved = self.gathered(access);
         let mut offset = access.offset as isize;
         for digit in &self.digits {
             let stride = access.strides[digit.axis];
@@ -175,7 +175,8 @@ impl Embedding {
 
     /// An access of the guest that is read by computed index alone.
     pub(crate) fn gathered(&self, access: &Access) -> Access {
-        Access { strides: self.dims().iter().map(|_| 0).collect(), ..access.clone() }
+        let axes = self.parts.iter().map(SmallVec::len).sum();
+        Access { strides: Strides::from_elem(0, axes), ..*access }
     }
 
     /// The guest's position along one of its axes, as the split host sees it.

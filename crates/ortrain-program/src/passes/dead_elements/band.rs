@@ -117,7 +117,7 @@ impl Band {
         // Of an axis with one index the stride says nothing.
         let strides: Strides = dims.iter().zip(&access.strides).map(step).collect();
         let offset = access.offset / period * len + access.offset % period - start;
-        Access { offset, strides, len: self.count(access.len), ..access.clone() }
+        Access { offset, strides, len: self.count(access.len), ..*access }
     }
 }
 
@@ -242,7 +242,7 @@ impl Narrowed {
 
     /// An access to what it reached at the points that are left.
     pub(super) fn access(&self, access: &Access) -> Access {
-        let mut moved = Access { strides: Strides::new(), ..access.clone() };
+        let mut moved = Access { strides: Strides::new(), ..*access };
         let mut offset = access.offset as isize;
         for (axis, &stride) in self.axes.iter().zip(&access.strides) {
             offset += axis.from as isize * stride;
