@@ -86,7 +86,7 @@ impl Executable for ReferenceExecutable {
                 run.buffers[k] = Scalar::read_all(buffer.dtype, &memory.to_vec(offset, buffer.bytes())?);
             }
         }
-        let (before, after) = touched(program, part);
+        let [before, after] = touched(program, part)?;
         for &input in &before {
             let buffer = program.buffer(input);
             if let Place::Work(offset) = buffer.place {
@@ -117,27 +117,17 @@ impl Executable for ReferenceExecutable {
 }
 
 /// The buffers that hold something when a part begins, and those that must when it has ended.
-fn touched(program: &Program, part: Part) -> (Vec<BufferId>, Vec<BufferId>) {
-    let Some((at, hand_over)) = program.hand_over() else {
-        return (program.inputs.clone(), program.outputs.clone());
-    };
+fn touched(program: &Program, part: Part) -> Result<[Vec<BufferId>; 2], RunError> {
+    let mut touched = program.ends(part)?.map(<[BufferId]>::to_vec);
+    let Some((at, _)) = program.hand_over() else { return Ok(touched) };
     let (before, after) = program.instructions.split_at(at);
     let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
     let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
     let wanted = used.chain(program.outputs.iter().copied());
-    let mut kept = distinct(wanted.filter(|id| there.contains(id))).into_vec();
-    match part {
-        Part::Whole => (program.inputs.clone(), program.outputs.clone()),
-        Part::Before => {
-            kept.extend(&hand_over.given);
-            (program.inputs.clone(), kept)
-        }
-        Part::After => {
-            kept.extend(&hand_over.taken);
-            (kept, program.outputs.clone())
-        }
-    }
+    // The first part leaves it in the workspace for the second one.
+    touched[usize::from(part == Part::Before)].extend(distinct(wanted.filter(|id| there.contains(id))));
+    Ok(touched)
 }
 
 /// Runs a program without planes on given inputs (element by element, in the order of [`Program::inputs`]) and

@@ -11,8 +11,8 @@ use ortrain_graph::Tensor;
 use crate::repeat::{self, Repeated};
 use crate::turn::Turn;
 use crate::{
-    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, Part, PlaneId, Program,
-    RunError, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Delivered, DeviceError, Executable, HandOver, MemoryNeed, Part, PlaneId,
+    Program, RunError, UnsupportedOnBackend, Workspace,
 };
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
@@ -221,14 +221,8 @@ pub enum Segment {
 }
 
 /// What changes hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of its only
-/// program, by a [`HandOver`](crate::HandOver).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Handed {
-    /// What the caller is given, in order.
-    pub given: Vec<SlotId>,
-    /// What the caller hands in, in order.
-    pub taken: Vec<SlotId>,
-}
+/// program, by the instruction.
+pub type Handed = HandOver<SlotId>;
 
 /// Segments in order, and the values that pass between them.
 #[derive(Clone, Debug, Default)]
@@ -282,63 +276,53 @@ impl Schedule {
         }
         programs
     }
+}
 
-    fn dump(&self, indent: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = |ids: &[SlotId]| {
             let names: Vec<String> =
                 ids.iter().map(|id| format!("{:?}", self.slots[id.0 as usize].label)).collect();
             names.join(", ")
         };
         let (count, bytes) = (self.segments.len(), self.work_bytes());
-        writeln!(f, "{indent}schedule: {count} segments, peak work {bytes} bytes")?;
-        for (k, node) in self.segments.iter().enumerate() {
-            let (from, to) = (names(&node.inputs), names(&node.outputs));
-            match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => {
-                    writeln!(f, "{indent}segment {k}: program ({from}) -> ({to})")?;
-                    for line in program.to_string().lines() {
-                        writeln!(f, "{indent}  {line}")?;
-                    }
-                }
+        writeln!(f, "schedule: {count} segments, peak work {bytes} bytes")?;
+        for (k, SegmentNode { inputs, outputs, segment }) in self.segments.iter().enumerate() {
+            let (kind, label, inside) = match segment {
+                Segment::Program(Code::Ready(program, _)) => ("program".into(), None, program.to_string()),
                 Segment::Program(Code::Late(late)) => {
-                    writeln!(
-                        f,
-                        "{indent}segment {k}: program, specialised when it is reached ({from}) -> ({to})"
-                    )?;
-                    for line in late.describe().lines() {
-                        writeln!(f, "{indent}  {line}")?;
-                    }
+                    ("program, specialised when it is reached".into(), None, late.describe())
                 }
-                Segment::Host(_, label) => {
-                    writeln!(f, "{indent}segment {k}: host ({from}) -> ({to})  # {label}")?;
-                }
-                Segment::HandOver(label) => {
-                    writeln!(f, "{indent}segment {k}: hand-over ({from}) -> ({to})  # {label}")?;
-                }
-                Segment::If(branches, label) => {
-                    writeln!(f, "{indent}segment {k}: if ({from}) -> ({to})  # {label}")?;
-                    for (name, branch) in [("then", &branches.then_branch), ("else", &branches.else_branch)] {
-                        writeln!(f, "{indent}  {name}")?;
-                        match branch.schedule() {
-                            Ok(schedule) => schedule.dump(&format!("{indent}    "), f)?,
-                            Err(message) => writeln!(f, "{indent}    cannot be taken: {message}")?,
-                        }
-                    }
-                }
-                Segment::Repeat(repeat, label) => {
-                    writeln!(f, "{indent}segment {k}: {repeat} ({from}) -> ({to})  # {label}")?;
-                    repeat.body.dump(&format!("{indent}  "), f)?;
-                }
+                Segment::Host(_, label) => ("host".into(), Some(label), String::new()),
+                Segment::HandOver(label) => ("hand-over".into(), Some(label), String::new()),
+                Segment::If(branches, label) => ("if".into(), Some(label), branches.to_string()),
+                Segment::Repeat(repeat, label) => (repeat.to_string(), Some(label), repeat.body.to_string()),
+            };
+            let label = label.map_or(String::new(), |label| format!("  # {label}"));
+            let (from, to) = (names(inputs), names(outputs));
+            writeln!(f, "segment {k}: {kind} ({from}) -> ({to}){label}")?;
+            write_inside(f, &inside)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Branches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, branch) in [("then", &self.then_branch), ("else", &self.else_branch)] {
+            writeln!(f, "{name}")?;
+            match branch.schedule() {
+                Ok(schedule) => write_inside(f, &schedule.to_string())?,
+                Err(message) => writeln!(f, "  cannot be taken: {message}")?,
             }
         }
         Ok(())
     }
 }
 
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.dump("", f)
-    }
+/// Writes the lines of what is inside of something else.
+fn write_inside(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.lines().try_for_each(|line| writeln!(f, "  {line}"))
 }
 
 /// A value given to a run: element type, shape and little-endian bytes.
@@ -385,6 +369,11 @@ fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
         Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
     };
     given.iter().map(tensor).collect()
+}
+
+/// The bytes of the elements of tensors.
+fn bytes_of(tensors: &[Tensor]) -> usize {
+    tensors.iter().map(|tensor| tensor.data().len()).sum()
 }
 
 /// Hands tensors to the caller.
@@ -436,7 +425,7 @@ impl Repeated for Runner {
 
     fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
-        turn.between += given.iter().map(|tensor| tensor.data().len()).sum::<usize>();
+        turn.between += bytes_of(&given);
         let results = self.run_counted(turn, given)?;
         turn.between = outside;
         Ok(results)
@@ -553,16 +542,11 @@ impl Runner {
     /// When the number or the sizes of the given values are not those the schedule was made for.
     pub fn run(
         &self,
-        mut turn: Turn<'_, '_>,
+        turn: Turn<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        turn.guarded(|turn| {
-            if let Some(executable) = self.single() {
-                return self.run_single(turn, executable, Part::Whole, given, deliver);
-            }
-            deliver_all(&self.run_tensors(turn, tensors_of(given))?, deliver)
-        })
+        self.run_part(turn, Part::Whole, Suspended::default(), given, deliver).map(drop)
     }
 
     /// Runs an entry up to where the caller takes over, and hands what it is given to `deliver`. The rest of the run,
@@ -575,23 +559,11 @@ impl Runner {
     /// As [`Runner::run`].
     pub fn run_before(
         &self,
-        mut turn: Turn<'_, '_>,
+        turn: Turn<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<Suspended, RunError> {
-        let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
-        turn.guarded(|turn| {
-            if let Some(executable) = self.single() {
-                self.run_single(turn, executable, Part::Before, given, deliver)?;
-                return Ok(Suspended::default());
-            }
-            let given = tensors_of(given);
-            turn.between = given.iter().map(|tensor| tensor.data().len()).sum();
-            let mut values = self.starting(given);
-            self.run_segments(turn, &mut values, 0..self.hand_over()?)?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, &handed.given)?, deliver)?;
-            Ok(Suspended { values, between: turn.between })
-        })
+        self.run_part(turn, Part::Before, Suspended::default(), given, deliver)
     }
 
     /// Runs the rest of what [`Runner::run_before`] began, in the same workspace, on what the caller hands in, and hands
@@ -605,23 +577,40 @@ impl Runner {
     pub fn run_after(
         &self,
         suspended: Suspended,
-        mut turn: Turn<'_, '_>,
+        turn: Turn<'_, '_>,
         taken: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
-        let Suspended { mut values, between } = suspended;
-        turn.between = between;
+        self.run_part(turn, Part::After, suspended, taken, deliver).map(drop)
+    }
+
+    /// Runs a part on what it takes, after what was kept before it, and returns what is to be kept behind it.
+    fn run_part(
+        &self,
+        mut turn: Turn<'_, '_>,
+        part: Part,
+        Suspended { mut values, between }: Suspended,
+        taken: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<Suspended, RunError> {
+        let Schedule { inputs, outputs, handed, .. } = &*self.schedule;
+        let [takes, gives] = part.ends([inputs, outputs], handed.as_ref())?;
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
-                return self.run_single(turn, executable, Part::After, taken, deliver);
+                self.run_single(turn, executable, part, taken, gives, deliver)?;
+                return Ok(Suspended::default());
             }
-            for (&slot, tensor) in handed.taken.iter().zip(tensors_of(taken)) {
-                turn.between += tensor.data().len();
-                values[slot.0 as usize] = Some(tensor);
-            }
-            self.run_segments(turn, &mut values, self.hand_over()? + 1..self.prepared.len())?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, &self.schedule.outputs)?, deliver)
+            let places = match part {
+                Part::Whole => 0..self.prepared.len(),
+                Part::Before => 0..self.hand_over()?,
+                Part::After => self.hand_over()? + 1..self.prepared.len(),
+            };
+            let taken = tensors_of(taken);
+            turn.between = between + bytes_of(&taken);
+            self.put(&mut values, takes, taken);
+            self.run_segments(turn, &mut values, places)?;
+            deliver_all(&self.fetch_all(turn.bindings, &values, gives)?, deliver)?;
+            Ok(Suspended { values, between: turn.between })
         })
     }
 
@@ -646,25 +635,18 @@ impl Runner {
         place.ok_or(RunError::NoHandOver)
     }
 
-    /// Runs a part of the only program.
+    /// Runs a part of the only program, which gives these values.
     fn run_single(
         &self,
         turn: &mut Turn<'_, '_>,
         executable: &dyn Executable,
         part: Part,
         given: &[Given<'_>],
+        slots: &[SlotId],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
         let program = executable.program();
-        let hand_over =
-            program.hand_over().map(|(_, hand_over)| hand_over).zip(self.schedule.handed.as_ref());
-        let last = (&program.outputs, &self.schedule.outputs);
-        let (inputs, (outputs, slots)) = match (part, hand_over) {
-            (Part::Whole, _) => (&program.inputs, last),
-            (Part::Before, Some((here, slots))) => (&program.inputs, (&here.given, &slots.given)),
-            (Part::After, Some((here, _))) => (&here.taken, last),
-            (Part::Before | Part::After, None) => return Err(RunError::NoHandOver),
-        };
+        let [inputs, outputs] = program.ends(part)?;
         for (&id, value) in inputs.iter().zip(given) {
             let buffer = program.buffer(id);
             assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
@@ -684,19 +666,19 @@ impl Runner {
     /// As [`Repeated::run_tensors`], with tensors that are counted between the segments already.
     fn run_counted(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
-        let mut values = self.starting(given);
+        let mut values = Vec::new();
+        self.put(&mut values, &self.schedule.inputs, given);
         self.run_segments(turn, &mut values, 0..self.prepared.len())?;
         turn.between = outside;
         self.fetch_all(turn.bindings, &values, &self.schedule.outputs)
     }
 
-    /// The values between segments before the first of these.
-    fn starting(&self, given: Vec<Tensor>) -> Vec<Option<Tensor>> {
-        let mut values: Vec<Option<Tensor>> = vec![None; self.schedule.slots.len()];
-        for (&slot, tensor) in self.schedule.inputs.iter().zip(given) {
+    /// Puts tensors among the values between segments, of which there may be none yet.
+    fn put(&self, values: &mut Vec<Option<Tensor>>, slots: &[SlotId], tensors: Vec<Tensor>) {
+        values.resize(self.schedule.slots.len(), None);
+        for (&slot, tensor) in slots.iter().zip(tensors) {
             values[slot.0 as usize] = Some(tensor);
         }
-        values
     }
 
     /// Some of the values between segments; what lies in planes is read there.
@@ -752,9 +734,7 @@ impl Runner {
                 }
                 (Segment::Host(function, label), _) => {
                     let start = turn.start();
-                    let results = function
-                        .call(&inputs)
-                        .map_err(|message| RunError::Host { node: label.to_string(), message })?;
+                    let results = function.call(&inputs).map_err(RunError::about(label))?;
                     if let (Some(observer), Some(start)) = (&mut turn.observer, start) {
                         observer.host(label, start, Instant::now());
                     }
@@ -762,11 +742,8 @@ impl Runner {
                 }
                 (Segment::If(branches, label), Prepared::If(prepared)) => {
                     let (condition, captured) = inputs.split_first().expect("an If has a condition");
-                    if condition.dtype() != DType::Bool || condition.len() != 1 {
-                        let message = format!("the condition is {condition:?}, but one bool is needed");
-                        return Err(RunError::Host { node: label.to_string(), message });
-                    }
-                    let taken = usize::from(condition.data()[0] == 0);
+                    let holds = repeat::flag(condition).map_err(RunError::about(label))?;
+                    let taken = usize::from(!holds);
                     let (name, branch) = branches.both()[taken];
                     let runner = prepared[taken].runner(&self.backend, branch);
                     let runner = runner.map_err(|message| RunError::Branch {
@@ -810,7 +787,7 @@ impl Runner {
                     "{branch} gives {:?} as {tensor:?}, but what follows was made for {dtype}{dims:?}",
                     spec.label
                 );
-                return Err(RunError::Host { node: label.to_owned(), message });
+                return Err(RunError::about(label)(message));
             }
         }
         Ok(())
