@@ -47,15 +47,14 @@ struct Pair {
 
 /// The pair whose result in between is the largest of those alive at an instruction.
 fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    let Draft { instructions, buffers, .. } = draft;
     let uses = draft.uses();
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
     let found = firsts.filter_map(|first| {
         let between = convolution(&instructions[first])?.epilogue.stores[0].buffer;
-        let is_seen = inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between);
         let mut readers = uses.readers(between).iter().filter(|&reader| reader != first);
         let second = readers.next().filter(|&second| second >= at && readers.next().is_none())?;
-        if is_seen || uses.writers(between).only() != Some(first) {
+        if draft.is_seen(between) || uses.writers(between).only() != Some(first) {
             return None;
         }
         let images = images(draft, tiles, (first, second), between)?;
