@@ -72,19 +72,11 @@ impl Body for Conv {
         products.saturating_mul(2).saturating_add(traffic.nest(&self.epilogue))
     }
 
-    fn nest(&self) -> Option<&Nest> {
-        Some(&self.epilogue)
+    fn product(&self) -> Option<([&Operand; 2], Precision, &Nest)> {
+        Some(([&self.a, &self.b], self.precision, &self.epilogue))
     }
 
-    fn nest_mut(&mut self) -> Option<&mut Nest> {
-        Some(&mut self.epilogue)
-    }
-
-    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
-        Some(([&self.a, &self.b], self.precision))
-    }
-
-    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
-        Some([&mut self.a, &mut self.b])
+    fn product_mut(&mut self) -> Option<([&mut Operand; 2], &mut Nest)> {
+        Some(([&mut self.a, &mut self.b], &mut self.epilogue))
     }
 }

@@ -11,8 +11,8 @@ use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, 
 
 use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome, Target};
-use crate::editor::{Change, Editor, joined};
-use crate::operand::{only_moves, only_result, read_by, written_by};
+use crate::editor::{Change, Editor, node_names};
+use crate::operand::{matrices, only_moves, only_result, read_by, written_by};
 use crate::rewrite::embed::Embedding;
 use crate::rewrite::splice::{Link, append, inline, same};
 use crate::versions::Versions;
@@ -164,7 +164,7 @@ struct Space {
 
 impl Space {
     fn with(&self, sizes: [usize; 2]) -> Dims {
-        self.batch.iter().copied().chain(sizes).collect()
+        matrices(&self.batch, sizes)
     }
 
     /// True if operands over batch and these sizes are the same elements.
@@ -316,7 +316,7 @@ impl Editor<'_> {
         }
         let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
         let Instruction::MatMul(scores) = self.instruction(scores_at)? else { return None };
-        let dims: Dims = scores.batch.iter().copied().chain([scores.m, keys]).collect();
+        let dims = matrices(&scores.batch, [scores.m, keys]);
         let dtype = scores.a.access.dtype;
         let whole = Access::contiguous(dtype, &dims);
         let space = Space { batch: scores.batch.clone(), queries: scores.m, dims, whole, entries };
@@ -417,14 +417,12 @@ impl Editor<'_> {
             if !fits || instruction.fault(self.buffers).is_some() {
                 return None;
             }
-            let mut nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
-            let mut first = nodes.next()?.clone();
-            for other in nodes {
-                first.node = joined(&first, other);
-            }
+            // None of them can fail.
+            let nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
+            let node = node_names(nodes.map(|scheduled| &*scheduled.node));
             let there = change.iter_mut().find(|(at, _)| at == place)?;
             let versions = self.versions_of_attention(instruction, &gone, *place)?;
-            let (instruction, node) = (instruction.clone(), first.node);
+            let instruction = instruction.clone();
             there.1 = Some(ScheduledInstruction { instruction, entries, node, versions });
         }
         Some(change)
@@ -502,10 +500,9 @@ impl Editor<'_> {
             inside.extend([behind.product, behind.at]);
             let mut product = None;
             for (value, reader) in self.products_of(behind.of_operand, space)? {
-                if product.is_some_and(|known| known != value) {
+                if product.replace(value).is_some_and(|known| known != value) {
                     return None;
                 }
-                product = Some(value);
                 let view = seen_from(self.product(reader, space)?, value)?;
                 let of_q = (view.m, view.n) == (queries, size) && space.is_whole(&view.a.access);
                 let of_k = (view.m, view.n) == (keys, size) && space.is_turned(&view.a.access);
