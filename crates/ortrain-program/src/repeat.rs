@@ -393,7 +393,7 @@ impl Iterations<'_> {
         turn: &mut Turn<'_, '_>,
         mut iteration: impl FnMut(&mut Self, &mut Turn<'_, '_>, u64) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let (base, limit) = (turn.scalars.seed, turn.work.most_iterations());
+        let (base, limit) = (turn.scalars.seed, turn.work.iterations);
         let mut index = 0;
         while self.holds && index < self.most {
             if index >= limit {

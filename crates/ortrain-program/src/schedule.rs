@@ -112,12 +112,6 @@ impl Specialised {
     }
 }
 
-impl fmt::Display for Specialised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.schedule.fmt(f)
-    }
-}
-
 impl std::ops::Deref for Specialised {
     type Target = Schedule;
 
@@ -722,7 +716,7 @@ impl Runner {
         places: Range<usize>,
     ) -> Result<(), RunError> {
         for (node, prepared) in self.schedule.segments[places.clone()].iter().zip(&self.prepared[places]) {
-            turn.work.check_interrupt(SEGMENT_TICKS)?;
+            turn.work.watch.check(SEGMENT_TICKS)?;
             let inputs = self.fetch_all(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {

@@ -134,7 +134,7 @@ impl<'a, 'o> Turn<'a, 'o> {
     ) -> Result<T, RunError> {
         self.work.begin();
         let outcome = run(self);
-        self.work.end(self.bindings, outcome.is_err())?;
+        self.work.watch.end(self.bindings, outcome.is_err())?;
         outcome
     }
 
