@@ -165,20 +165,19 @@ struct Run<'a> {
 
 /// One point of a nest.
 struct Point<'a> {
+    run: &'a Run<'a>,
     nest: &'a Nest,
-    buffers: &'a [Vec<Scalar>],
     /// What is in the accumulators.
     given: &'a [Scalar],
     index: &'a [usize],
     reduced: &'a [Scalar],
-    scalars: Scalars,
 }
 
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
         match &self.nest.loads[slot] {
             Load::Accumulator(_) => self.given[slot],
-            Load::Buffer(from) => self.buffers[from.buffer.0 as usize][from.access.position(self.index)],
+            Load::Buffer(from) => self.run.buffers[from.buffer.0 as usize][from.access.position(self.index)],
         }
     }
 
@@ -187,7 +186,7 @@ impl Evaluation for Point<'_> {
             unreachable!("no accumulator is read by computed index")
         };
         let at = usize::try_from(index).ok().and_then(|index| access.offset.checked_add(index));
-        let elements = &self.buffers[buffer.0 as usize];
+        let elements = &self.run.buffers[buffer.0 as usize];
         match at.filter(|&at| at < access.len).map(|at| elements[at]) {
             Some(element) => element,
             None => Scalar::from_f64(Type::of(access.dtype), 0.0),
@@ -200,8 +199,8 @@ impl Evaluation for Point<'_> {
 
     fn run_scalar(&mut self, scalar: RunScalar) -> u64 {
         match scalar {
-            RunScalar::Seed => self.scalars.seed,
-            RunScalar::TrainStep => self.scalars.train_step,
+            RunScalar::Seed => self.run.scalars.seed,
+            RunScalar::TrainStep => self.run.scalars.train_step,
         }
     }
 
@@ -320,7 +319,7 @@ impl<'a> Run<'a> {
         let mut regs = Vec::new();
         let evaluate = |index: &[usize], reduced: &[Scalar], needed: &[bool], regs: &mut Vec<Scalar>| {
             let given = product(self, index);
-            let mut point = self.point(nest, index, reduced, given.as_slice());
+            let mut point = Point { run: self, nest, given: given.as_slice(), index, reduced };
             let outcome = nest.expr.evaluate_into(self.mode, needed, &mut point, regs);
             outcome.map_err(|failure| OutOfRange { point: element_of(&nest.dims, index), ..failure })
         };
@@ -367,19 +366,9 @@ impl<'a> Run<'a> {
         if ty == Type::F32 && self.mode == Mode::Widened { Type::F64 } else { ty }
     }
 
-    fn point<'b>(
-        &'b self,
-        nest: &'b Nest,
-        index: &'b [usize],
-        reduced: &'b [Scalar],
-        given: &'b [Scalar],
-    ) -> Point<'b> {
-        Point { nest, buffers: &self.buffers, given, index, reduced, scalars: self.scalars }
-    }
-
     /// What a nest without reductions makes of given values at a point.
     fn value(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
-        let mut point = self.point(nest, index, &[], given);
+        let mut point = Point { run: self, nest, given, index, reduced: &[] };
         Ok(nest.expr.evaluate(self.mode, &mut point)?[0])
     }
 

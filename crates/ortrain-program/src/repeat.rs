@@ -10,7 +10,9 @@ use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::turn::Turn;
-use crate::{Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, RunError, Scalars};
+use crate::{
+    Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, Part, RunError, Scalars,
+};
 
 /// An axis along which the values of the iterations lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -444,7 +446,7 @@ impl Iterations<'_> {
         for (source, buffer) in self.scanned.iter().zip(&mut rest[self.carried.len()..]) {
             source.read(index, buffer);
         }
-        turn.program(executable, buffers.iter().map(Vec::as_slice))?;
+        turn.run(executable, Part::Whole, buffers.iter().map(Vec::as_slice))?;
         let program = executable.program();
         let (condition, outputs) = program.outputs.split_at(self.lead);
         let (carried, collected) = outputs.split_at(self.carried.len());
