@@ -202,12 +202,7 @@ impl<'a> Stack<'a> {
         turn.work.check_between(turn.between.saturating_add(more))?;
         turn.between += more;
         let all = self.data.len().saturating_add(more);
-        let reserved = if self.total.is_some() {
-            self.data.try_reserve_exact(more)
-        } else {
-            self.data.try_reserve(more)
-        };
-        reserved.map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
+        self.data.try_reserve(more).map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
         self.data.resize(all, 0);
         Ok(())
     }

@@ -250,26 +250,19 @@ impl<'a> Recomputation<'a> {
         let mut new: Vec<(Value, Value)> = Vec::new();
         let mut copies = Vec::new();
         for at in places {
-            let Entry { origin, reads, writes, .. } = order.entries[at].clone();
-            let reads = reads
-                .into_iter()
-                .map(|read| {
-                    let root = order.roots[read];
-                    let known = new.iter().find(|(other, _)| *other == root);
-                    known.map_or_else(|| self.version(order, lives, read, to).0, |pair| pair.1)
-                })
-                .collect();
-            let writes = writes
-                .into_iter()
-                .map(|write| {
-                    let root = order.roots[write];
-                    order.roots.push(root);
-                    new.push((root, order.roots.len() - 1));
-                    order.roots.len() - 1
-                })
-                .collect();
-            seconds += self.origins[origin].seconds;
-            copies.push(Entry { origin, reads, writes, is_copy: true });
+            let mut copy = Entry { is_copy: true, ..order.entries[at].clone() };
+            for read in &mut copy.reads {
+                let known = new.iter().find(|(root, _)| *root == order.roots[*read]);
+                *read = known.map_or_else(|| self.version(order, lives, *read, to).0, |pair| pair.1);
+            }
+            for write in &mut copy.writes {
+                let root = order.roots[*write];
+                *write = order.roots.len();
+                order.roots.push(root);
+                new.push((root, *write));
+            }
+            seconds += self.origins[copy.origin].seconds;
+            copies.push(copy);
         }
         for entry in &mut order.entries[to..] {
             for read in &mut entry.reads {

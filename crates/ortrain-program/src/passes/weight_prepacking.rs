@@ -30,18 +30,15 @@ struct Group {
 
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(panels) = target.panels else { return Ok(Changed(0)) };
-    let changes = lay_panels(panels, &mut draft.instructions, &mut draft.buffers);
+    let changes = lay_panels(panels, draft);
     // A map that moved elements to where a matrix was read may have become one into panels.
     Ok(Changed(changes + remove_unused(draft)))
 }
 
 /// Lays matrices in panels; returns their number.
-fn lay_panels(
-    shape: Panels,
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &mut Vec<Buffer>,
-) -> usize {
-    let uses = Uses::of(buffers, instructions);
+fn lay_panels(shape: Panels, draft: &mut Draft) -> usize {
+    let uses = draft.uses();
+    let Draft { instructions, buffers, .. } = draft;
     let mut open: FxHashMap<(Operand, [usize; 2]), Group> = FxHashMap::default();
     let mut groups: Vec<Group> = Vec::new();
     for (at, scheduled) in instructions.iter().enumerate() {

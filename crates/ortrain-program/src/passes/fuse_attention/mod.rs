@@ -34,8 +34,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
                 changes += 1;
             }
         }
-        let instructions = work.finish();
-        draft.instructions = instructions;
+        draft.instructions = work.finish();
     }
     // What is not needed any more is left to be dropped.
     Ok(Changed(changes + remove_unused(draft)))
@@ -339,11 +338,10 @@ impl Editor<'_> {
         let k = self.through_moves(turned_operand(&scores.b), &space.with([keys, size]));
 
         // What weighs the values, made of the softmax, and the product that weighs them.
-        let (weights, sums_at) = self.find_behind(softmax, &space, |value, reader| {
+        let (weights, sums_at, sums) = self.find_behind(softmax, &space, |value, reader| {
             let view = self.product(reader, &space).and_then(|m| seen_from(m, value))?;
-            (view.m == space.queries && space.is_whole(&view.a.access)).then_some((value, reader))
+            (view.m == space.queries && space.is_whole(&view.a.access)).then_some(view)
         })?;
-        let sums = seen_from(self.product(sums_at, &space)?, weights)?;
         let width = sums.n;
         let of_weights = self.made_of(weights, &[softmax], &space)?;
         let v = self.through_moves(sums.b, &space.with([keys, width]));
@@ -479,12 +477,12 @@ impl Editor<'_> {
         }
         // The gradient of the softmax: what is left of the softmax, the instruction, and the gradients that this reads and
         // writes.
-        let gradient = self.find_behind(softmax, space, |value, reader| {
-            let (from, to) = softmax_gradient(self.instruction(reader)?, value)?;
-            Some((value, reader, [from, to, softmax]))
-        });
+        let gradient = self
+            .find_behind(softmax, space, |value, reader| softmax_gradient(self.instruction(reader)?, value));
         let behind = match gradient {
-            Some((kept, reader, ids)) => Some((kept, self.behind(reader, ids, forward, space)?)),
+            Some((kept, reader, (from, to))) => {
+                Some((kept, self.behind(reader, [from, to, softmax], forward, space)?))
+            }
             None => None,
         };
         let mut of_scores = self.made_of(softmax, &[softmax], space)?;
@@ -587,20 +585,21 @@ impl Editor<'_> {
         Some(products)
     }
 
-    /// The first instruction that `is_it` among the readers of a value and of what maps make of it.
+    /// The first instruction that `is_it` among the readers of a value and of what maps make of it: what it reads, its place,
+    /// and what `is_it` says.
     fn find_behind<T>(
         &self,
         value: BufferId,
         space: &Space,
         is_it: impl Fn(BufferId, usize) -> Option<T>,
-    ) -> Option<T> {
+    ) -> Option<(BufferId, usize, T)> {
         let mut values = vec![value];
         let mut next = 0;
         while let Some(&value) = values.get(next) {
             next += 1;
             for reader in self.readers(value).iter() {
                 if let Some(found) = is_it(value, reader) {
-                    return Some(found);
+                    return Some((value, reader, found));
                 }
                 if let Some(map) = self.map(reader)
                     && values.len() < MOST_MAPS
