@@ -37,9 +37,8 @@ impl Body for Conv {
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
         let Conv { a, b, epilogue, shape, .. } = self;
-        let fault = product_fault(self, buffers).or_else(|| shape.fault());
-        if fault.is_some() {
-            return fault;
+        if let Some(fault) = product_fault(self, buffers).or_else(|| shape.fault()) {
+            return Some(fault);
         }
         let [a_dims, b_dims, result] = shape.operands();
         for (operand, dims) in [(a, &a_dims), (b, &b_dims)] {

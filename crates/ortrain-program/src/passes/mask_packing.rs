@@ -224,17 +224,11 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
-        let node = scheduled.node.clone();
-        let map = |map, versions| ScheduledInstruction {
-            instruction: Instruction::from(map),
-            entries: Entries::ALL,
-            node: node.clone(),
-            versions,
-        };
+        let given = ScheduledInstruction { entries: Entries::ALL, ..scheduled.clone() };
         let both = || masks.iter().zip(&made);
         for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
-            let versions = Versions::of_map(bits, again);
-            result.push(map(unpacking(bytes(mask), bits.0, again.0), versions));
+            let map = Instruction::from(unpacking(bytes(mask), bits.0, again.0));
+            result.push(given.with(map, &Versions::of_map(bits, again)));
         }
         let read = |id: BufferId| {
             let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
@@ -245,12 +239,11 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
             scheduled.versions = scheduled.versions.with_read(again, version);
         }
         scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
-        let written = scheduled.versions.clone();
         result.push(scheduled);
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
-            let versions = written.written(mask.buffer).map(|mask_made| (mask.buffer, mask_made));
-            let versions = versions.map(|mask_made| Versions::of_map(mask_made, bits)).unwrap_or_default();
-            result.push(map(packing(bytes(mask), mask.buffer, bits.0), versions));
+            let made = given.versions.written(mask.buffer).map(|version| (mask.buffer, version));
+            let versions = made.map(|made| Versions::of_map(made, bits)).unwrap_or_default();
+            result.push(given.with(Instruction::from(packing(bytes(mask), mask.buffer, bits.0)), &versions));
         }
     }
     *instructions = result;
