@@ -120,15 +120,6 @@ impl std::ops::Deref for Specialised {
     }
 }
 
-/// The code of a program segment.
-#[derive(Clone, Debug)]
-pub enum Code {
-    /// Specialised already; with the shapes of its outputs.
-    Ready(Arc<Program>, Vec<Vec<usize>>),
-    /// Specialised when it is reached: its shapes depend on values computed before.
-    Late(Arc<dyn Specialise>),
-}
-
 /// A segment with the values it takes and makes.
 #[derive(Clone, Debug)]
 pub struct SegmentNode {
@@ -202,8 +193,10 @@ pub type Repeat = repeat::Repeat<Schedule>;
 /// A part of a schedule.
 #[derive(Clone, Debug)]
 pub enum Segment {
-    /// Instructions on the backend.
-    Program(Code),
+    /// Instructions on the backend, specialised already; with the shapes of their results.
+    Program(Arc<Program>, Vec<Vec<usize>>),
+    /// Instructions that are specialised when they are reached: their shapes depend on values computed before.
+    Late(Arc<dyn Specialise>),
     /// A function on the host, with the node it came from.
     Host(Arc<dyn HostFunction>, Arc<str>),
     /// One of two schedules, by the first input (a `bool`); with the node it came from.
@@ -238,7 +231,7 @@ impl Schedule {
     #[must_use]
     pub fn single(&self) -> Option<&Arc<Program>> {
         match self.segments.as_slice() {
-            [SegmentNode { segment: Segment::Program(Code::Ready(program, _)), inputs, outputs }]
+            [SegmentNode { segment: Segment::Program(program, _), inputs, outputs }]
                 if *inputs == self.inputs && *outputs == self.outputs =>
             {
                 Some(program)
@@ -259,13 +252,13 @@ impl Schedule {
         let mut programs = Vec::new();
         for node in &self.segments {
             match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => programs.push(program),
+                Segment::Program(program, _) => programs.push(program),
                 Segment::If(branches, _) => {
                     let made = branches.both().into_iter().filter_map(|(_, branch)| branch.made());
                     programs.extend(made.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
-                Segment::Program(Code::Late(_)) | Segment::Host(..) | Segment::HandOver(_) => {}
+                Segment::Late(_) | Segment::Host(..) | Segment::HandOver(_) => {}
             }
         }
         programs
@@ -283,8 +276,8 @@ impl fmt::Display for Schedule {
         writeln!(f, "schedule: {count} segments, peak work {bytes} bytes")?;
         for (k, SegmentNode { inputs, outputs, segment }) in self.segments.iter().enumerate() {
             let (kind, label, inside) = match segment {
-                Segment::Program(Code::Ready(program, _)) => ("program".into(), None, program.to_string()),
-                Segment::Program(Code::Late(late)) => {
+                Segment::Program(program, _) => ("program".into(), None, program.to_string()),
+                Segment::Late(late) => {
                     ("program, specialised when it is reached".into(), None, late.describe())
                 }
                 Segment::Host(_, label) => ("host".into(), Some(label), String::new()),
@@ -443,12 +436,8 @@ impl Runner {
     pub fn new(backend: Arc<dyn Backend>, schedule: Arc<Schedule>) -> Result<Runner, UnsupportedOnBackend> {
         let prepare = |node: &SegmentNode| {
             Ok(match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => {
-                    Prepared::Program(backend.compile(program.clone())?)
-                }
-                Segment::Program(Code::Late(_)) | Segment::Host(..) | Segment::HandOver(_) => {
-                    Prepared::Nothing
-                }
+                Segment::Program(program, _) => Prepared::Program(backend.compile(program.clone())?),
+                Segment::Late(_) | Segment::Host(..) | Segment::HandOver(_) => Prepared::Nothing,
                 Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
                     Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
@@ -473,7 +462,7 @@ impl Runner {
         let mut fitted = (*runner.schedule).clone();
         let mut changed = false;
         for (node, prepared) in fitted.segments.iter_mut().zip(&runner.prepared) {
-            if let (Segment::Program(Code::Ready(program, _)), Prepared::Program(executable)) =
+            if let (Segment::Program(program, _), Prepared::Program(executable)) =
                 (&mut node.segment, prepared)
                 && let Err(RunError::OverLimit(over)) = work.check(program, executable.scratch_bytes(), 0)
             {
@@ -719,10 +708,10 @@ impl Runner {
             turn.work.watch.check(SEGMENT_TICKS)?;
             let inputs = self.fetch_all(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
-                (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
+                (Segment::Program(_, shapes), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
-                (Segment::Program(Code::Late(late)), _) => {
+                (Segment::Late(late), _) => {
                     let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;
                     self.runner_of(&specialised, turn)?.run_counted(turn, inputs)?
                 }
