@@ -291,14 +291,8 @@ impl<'a> Run<'a> {
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::Conv(c) => self.conv(c),
                 Instruction::Attention(a) => self.attention(a),
-                Instruction::Window(w) => {
-                    self.window(w);
-                    Ok(())
-                }
-                Instruction::ScatterAdd(s) => {
-                    self.scatter(s);
-                    Ok(())
-                }
+                Instruction::Window(w) => self.window(w),
+                Instruction::ScatterAdd(s) => self.scatter(s),
                 Instruction::HandOver(_) => Ok(()),
             };
             outcome.map_err(|failure| RunError::out_of_range(scheduled, failure))?;
@@ -506,7 +500,7 @@ impl<'a> Run<'a> {
         self.nest(&c.epilogue, |_, index| Some(sums[element_of(&dims, index)].result(c.precision)))
     }
 
-    fn window(&mut self, w: &Window) {
+    fn window(&mut self, w: &Window) -> Result<(), OutOfRange> {
         let WindowShape { pass, planes, ref axes } = w.shape;
         let dtype = w.target.access.dtype;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
@@ -575,9 +569,10 @@ impl<'a> Run<'a> {
             let position = |position| Scalar::I64(position).stored(dtype, self.mode);
             self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }
+        Ok(())
     }
 
-    fn scatter(&mut self, s: &ScatterAdd) {
+    fn scatter(&mut self, s: &ScatterAdd) -> Result<(), OutOfRange> {
         let dtype = s.target.access.dtype;
         for outer in 0..s.outer {
             for j in 0..s.count {
@@ -594,5 +589,6 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        Ok(())
     }
 }

@@ -371,6 +371,13 @@ fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunE
     Ok(())
 }
 
+/// A program that is over the limit of a workspace, made to take as much less, or as near to that as recomputation gets.
+fn fitted(work: &Workspace, program: &Program, scratch: usize) -> Option<Program> {
+    let Err(RunError::OverLimit(over)) = work.check(program, scratch, 0) else { return None };
+    let excess = over.need.total() - over.limit;
+    Some(program.within(program.work_bytes.saturating_sub(excess)))
+}
+
 /// A schedule prepared for a backend.
 #[derive(Debug)]
 pub struct Runner {
@@ -458,20 +465,18 @@ impl Runner {
         schedule: Arc<Schedule>,
         work: &Workspace,
     ) -> Result<Runner, UnsupportedOnBackend> {
-        let runner = Runner::new(backend.clone(), schedule)?;
-        let mut fitted = (*runner.schedule).clone();
-        let mut changed = false;
-        for (node, prepared) in fitted.segments.iter_mut().zip(&runner.prepared) {
-            if let (Segment::Program(program, _), Prepared::Program(executable)) =
-                (&mut node.segment, prepared)
-                && let Err(RunError::OverLimit(over)) = work.check(program, executable.scratch_bytes(), 0)
+        let mut runner = Runner::new(backend, schedule)?;
+        for (k, prepared) in runner.prepared.iter_mut().enumerate() {
+            if let Prepared::Program(executable) = prepared
+                && let Some(less) = fitted(work, executable.program(), executable.scratch_bytes())
+                && let Segment::Program(program, _) =
+                    &mut Arc::make_mut(&mut runner.schedule).segments[k].segment
             {
-                let excess = over.need.total() - over.limit;
-                *program = Arc::new(program.within(program.work_bytes.saturating_sub(excess)));
-                changed = true;
+                *program = Arc::new(less);
+                *prepared = Prepared::Program(runner.backend.compile(program.clone())?);
             }
         }
-        if changed { Runner::new(backend, Arc::new(fitted)) } else { Ok(runner) }
+        Ok(runner)
     }
 
     /// Checks that the programs of a schedule that are known already can be run within the limit of a workspace, as they
@@ -480,13 +485,8 @@ impl Runner {
     /// # Errors
     /// [`RunError::OverLimit`].
     pub fn check(schedule: &Schedule, work: &Workspace) -> Result<(), RunError> {
-        for program in schedule.programs() {
-            if let Err(RunError::OverLimit(over)) = work.check(program, 0, 0) {
-                let excess = over.need.total() - over.limit;
-                work.check(&program.within(program.work_bytes.saturating_sub(excess)), 0, 0)?;
-            }
-        }
-        Ok(())
+        let programs = schedule.programs().into_iter();
+        programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
     }
 
     /// What it runs.
