@@ -39,7 +39,7 @@ pub struct Workspace {
     /// Most iterations of a loop.
     pub(crate) iterations: u64,
     /// Inputs of the next run that its executable wants on the host.
-    kept: Vec<(BufferId, Vec<u8>)>,
+    pub(crate) kept: Vec<(BufferId, Vec<u8>)>,
     /// Who may end a run early.
     pub(crate) watch: Watch,
 }
@@ -192,11 +192,6 @@ impl Workspace {
             (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
         }
         Ok(self.reserve(need.work, need.scratch)?)
-    }
-
-    /// Keeps an input of the next run on the host.
-    pub(crate) fn keep(&mut self, id: BufferId, bytes: &[u8]) {
-        self.kept.push((id, bytes.to_vec()));
     }
 
     /// Gives the inputs that were kept for a run: see [`Executable::host_inputs`].

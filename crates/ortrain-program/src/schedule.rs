@@ -396,18 +396,7 @@ enum Prepared {
 }
 
 /// A branch that is prepared when it is taken first.
-#[derive(Debug, Default)]
-struct PreparedBranch(OnceLock<Result<Box<Runner>, String>>);
-
-impl PreparedBranch {
-    fn runner(&self, backend: &Arc<dyn Backend>, branch: &Branch) -> Result<&Runner, String> {
-        let prepare = || {
-            let runner = Runner::new(backend.clone(), branch.schedule()?.clone());
-            runner.map(Box::new).map_err(|error| error.to_string())
-        };
-        self.0.get_or_init(prepare).as_deref().map_err(Clone::clone)
-    }
-}
+type PreparedBranch = OnceLock<Result<Box<Runner>, String>>;
 
 impl Repeated for Runner {
     fn single(&self) -> Option<&dyn Executable> {
@@ -489,6 +478,15 @@ impl Runner {
         programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
     }
 
+    /// What runs a branch, made ready now if it was not before.
+    fn branch<'r>(&self, prepared: &'r PreparedBranch, branch: &Branch) -> Result<&'r Runner, String> {
+        let prepare = || {
+            let runner = Runner::new(self.backend.clone(), branch.schedule()?.clone());
+            runner.map(Box::new).map_err(|error| error.to_string())
+        };
+        prepared.get_or_init(prepare).as_deref().map_err(Clone::clone)
+    }
+
     /// What it runs.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
@@ -505,7 +503,7 @@ impl Runner {
             }
             (Segment::If(branches, _), Prepared::If(prepared)) => {
                 let both = branches.both().into_iter().zip(prepared);
-                let runners = both.filter_map(|((_, branch), own)| own.runner(&self.backend, branch).ok());
+                let runners = both.filter_map(|((_, branch), own)| self.branch(own, branch).ok());
                 runners.map(|runner| runner.need(work)).max_by_key(MemoryNeed::total).unwrap_or_default()
             }
             (_, Prepared::Repeat(body)) => body.need(work),
@@ -728,7 +726,7 @@ impl Runner {
                     let holds = repeat::flag(condition).map_err(RunError::about(label))?;
                     let taken = usize::from(!holds);
                     let (name, branch) = branches.both()[taken];
-                    let runner = prepared[taken].runner(&self.backend, branch);
+                    let runner = self.branch(&prepared[taken], branch);
                     let runner = runner.map_err(|message| RunError::Branch {
                         node: label.to_string(),
                         branch: name,

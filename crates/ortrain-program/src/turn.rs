@@ -162,12 +162,12 @@ impl<'a, 'o> Turn<'a, 'o> {
             self.work.prepare(program, executable.scratch_bytes(), self.between)?;
         }
         // Those of a run that ended before it began are of no use any more.
-        drop(self.work.kept());
+        self.work.kept.clear();
         let start = self.start();
         let mut copied = 0;
         for (&id, bytes) in takes.iter().zip(taken) {
             if executable.host_inputs().contains(&id) {
-                self.work.keep(id, bytes);
+                self.work.kept.push((id, bytes.to_vec()));
             }
             if let Place::Work(offset) = program.buffer(id).place {
                 self.work.arena().write(offset, bytes)?;
