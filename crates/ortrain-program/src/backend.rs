@@ -13,8 +13,8 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    AllocationError, Bindings, Buffer, BufferId, DeviceError, Entry, HOST, HostMemory, Interrupt, Memory,
-    Part, Program, RunError, is_work,
+    AllocationError, Bindings, Buffer, BufferId, Entry, HOST, HostMemory, Interrupt, Memory, Part, Program,
+    RunError, is_work,
 };
 
 /// Scalars that are the same for a whole run.
@@ -37,11 +37,11 @@ pub struct Workspace {
     limit: Option<usize>,
     held: usize,
     /// Most iterations of a loop.
-    iterations: u64,
+    pub(crate) iterations: u64,
     /// Inputs of the next run that its executable wants on the host.
-    kept: Vec<(BufferId, Vec<u8>)>,
+    pub(crate) kept: Vec<(BufferId, Vec<u8>)>,
     /// Who may end a run early.
-    watch: Watch,
+    pub(crate) watch: Watch,
 }
 
 /// How many iterations a loop may take where nobody says otherwise. What takes more is most likely endless.
@@ -91,12 +91,6 @@ impl Workspace {
         self
     }
 
-    /// The most iterations that a loop may take.
-    #[must_use]
-    pub fn most_iterations(&self) -> u64 {
-        self.iterations
-    }
-
     /// With somebody who may end a run early, between two instructions.
     #[must_use]
     pub fn interrupt(mut self, interrupt: Option<Interrupt>) -> Workspace {
@@ -121,11 +115,6 @@ impl Workspace {
         self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
     }
 
-    /// Called when a run ends: puts planes back as they were if it broke off.
-    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
-        self.watch.end(bindings, broke_off)
-    }
-
     /// Who may end a run early, to be asked between two instructions; [`Workspace::watch_again`] takes it back.
     pub fn watch(&mut self) -> Watch {
         std::mem::take(&mut self.watch)
@@ -134,14 +123,6 @@ impl Workspace {
     /// Takes back what [`Workspace::watch`] gave.
     pub fn watch_again(&mut self, watch: Watch) {
         self.watch = watch;
-    }
-
-    /// Asks whether a run shall end, after `ticks` of work.
-    ///
-    /// # Errors
-    /// [`RunError::Interrupted`].
-    pub(crate) fn check_interrupt(&mut self, ticks: u32) -> Result<(), RunError> {
-        self.watch.check(ticks)
     }
 
     /// Checks that `between` bytes between the segments of a schedule are within the limit, whatever else a run takes.
@@ -211,11 +192,6 @@ impl Workspace {
             (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
         }
         Ok(self.reserve(need.work, need.scratch)?)
-    }
-
-    /// Keeps an input of the next run on the host.
-    pub(crate) fn keep(&mut self, id: BufferId, bytes: &[u8]) {
-        self.kept.push((id, bytes.to_vec()));
     }
 
     /// Gives the inputs that were kept for a run: see [`Executable::host_inputs`].

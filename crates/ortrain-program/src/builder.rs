@@ -108,9 +108,7 @@ impl ProgramBuilder {
             return Err(ProgramError::faulty(node, &instruction, fault));
         }
         let hands_over = |instruction: &Instruction| matches!(instruction, Instruction::HandOver(_));
-        if hands_over(&instruction)
-            && self.instructions.iter().any(|earlier| hands_over(&earlier.instruction))
-        {
+        if hands_over(&instruction) && self.instructions().any(hands_over) {
             let fault = "a second point at which the caller takes over".to_owned();
             return Err(ProgramError::faulty(node, &instruction, fault));
         }

@@ -76,6 +76,11 @@ impl Draft {
         is_work(&self.buffers, id)
     }
 
+    /// Whether a buffer is seen outside of the work of the program.
+    pub(crate) fn is_seen(&self, id: BufferId) -> bool {
+        !self.is_work(id) || self.inputs.contains(&id) || self.outputs.contains(&id)
+    }
+
     /// Checks that no instruction reaches outside its buffers, and that each reads the versions that it was given.
     ///
     /// # Errors

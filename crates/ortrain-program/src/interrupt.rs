@@ -131,6 +131,7 @@ impl Watch {
         self.start = self.interrupt.is_some().then(Instant::now);
     }
 
+    /// Called when a run ends: puts planes back as they were if it broke off.
     pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
         let kept = std::mem::take(&mut self.kept);
         let disposable = std::mem::take(&mut self.disposable);
@@ -147,6 +148,10 @@ impl Watch {
         Ok(())
     }
 
+    /// Asks whether a run shall end, after `ticks` of work.
+    ///
+    /// # Errors
+    /// [`RunError::Interrupted`].
     pub(crate) fn check(&mut self, ticks: u32) -> Result<(), RunError> {
         let Some(interrupt) = &self.interrupt else { return Ok(()) };
         self.ticks = self.ticks.saturating_add(ticks);

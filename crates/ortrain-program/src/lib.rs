@@ -66,7 +66,7 @@ pub use reference::Reference;
 pub use repeat::{Along, Count, SEED_FACTOR, Stacked, iteration_seed};
 pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, place};
 pub use schedule::{
-    Branch, BranchSource, Branches, Code, Deliver, Given, Handed, HostFunction, PlanePlace, Repeat, Runner,
+    Branch, BranchSource, Branches, Deliver, Given, Handed, HostFunction, PlanePlace, Repeat, Runner,
     Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,
 };
 pub use scheduled::ScheduledInstruction;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ortrain_expr::{Access, DType, Inst};
+use ortrain_expr::{Access, DType, Dims, Inst};
 
 use crate::buffer::{Buffer, BufferId};
 
@@ -117,6 +117,11 @@ pub(crate) fn nest_buffers_mut(nest: &mut Nest, each: &mut dyn FnMut(&mut Buffer
 /// Whether a nest only moves elements: its one result is a load.
 pub(crate) fn only_moves(nest: &Nest) -> bool {
     matches!(nest.expr.insts(), [(Inst::Load(0), _)]) && matches!(nest.loads.as_slice(), [Load::Buffer(_)])
+}
+
+/// The space of the matrices of a batch, given their sizes.
+pub(crate) fn matrices(batch: &[usize], sizes: [usize; 2]) -> Dims {
+    batch.iter().copied().chain(sizes).collect()
 }
 
 /// How a load reaches its values: an accumulator is what a host has made, row-major over the space.

@@ -24,6 +24,22 @@ pub enum Part {
     After,
 }
 
+impl Part {
+    /// The ends of a part, what it takes and what it gives, of something with these inputs and outputs.
+    pub(crate) fn ends<'a, T>(
+        self,
+        [inputs, outputs]: [&'a [T]; 2],
+        hand_over: Option<&'a HandOver<T>>,
+    ) -> Result<[&'a [T]; 2], RunError> {
+        match (self, hand_over) {
+            (Part::Whole, _) => Ok([inputs, outputs]),
+            (Part::Before, Some(here)) => Ok([inputs, &here.given]),
+            (Part::After, Some(here)) => Ok([&here.taken, outputs]),
+            (Part::Before | Part::After, None) => Err(RunError::NoHandOver),
+        }
+    }
+}
+
 /// What a program does with a plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaneUse {
@@ -141,6 +157,11 @@ impl Program {
             (Part::Whole, Some((at, _))) => Err(RunError::HandOver { node: node(at) }),
             (Part::Before | Part::After, None) => Err(RunError::NoHandOver),
         }
+    }
+
+    /// The ends of a part: what it takes, and what it gives.
+    pub(crate) fn ends(&self, part: Part) -> Result<[&[BufferId]; 2], RunError> {
+        part.ends([&self.inputs, &self.outputs], self.hand_over().map(|(_, hand_over)| hand_over))
     }
 
     /// The instructions of an entry.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, BinaryOp, ConvPass, ConvShape, DType, Evaluation, IndexKind, InnerProduct, Mode, OutOfRange,
-    Precision, ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape, element_of,
+    Access, BinaryOp, ConvPass, ConvShape, DType, Dims, Evaluation, IndexKind, InnerProduct, Mode,
+    OutOfRange, Precision, ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
+    element_of,
 };
 
 use rustc_hash::FxHashSet;
@@ -86,7 +87,7 @@ impl Executable for ReferenceExecutable {
                 run.buffers[k] = Scalar::read_all(buffer.dtype, &memory.to_vec(offset, buffer.bytes())?);
             }
         }
-        let (before, after) = touched(program, part);
+        let [before, after] = touched(program, part)?;
         for &input in &before {
             let buffer = program.buffer(input);
             if let Place::Work(offset) = buffer.place {
@@ -117,27 +118,17 @@ impl Executable for ReferenceExecutable {
 }
 
 /// The buffers that hold something when a part begins, and those that must when it has ended.
-fn touched(program: &Program, part: Part) -> (Vec<BufferId>, Vec<BufferId>) {
-    let Some((at, hand_over)) = program.hand_over() else {
-        return (program.inputs.clone(), program.outputs.clone());
-    };
+fn touched(program: &Program, part: Part) -> Result<[Vec<BufferId>; 2], RunError> {
+    let mut touched = program.ends(part)?.map(<[BufferId]>::to_vec);
+    let Some((at, _)) = program.hand_over() else { return Ok(touched) };
     let (before, after) = program.instructions.split_at(at);
     let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
     let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
     let wanted = used.chain(program.outputs.iter().copied());
-    let mut kept = distinct(wanted.filter(|id| there.contains(id))).into_vec();
-    match part {
-        Part::Whole => (program.inputs.clone(), program.outputs.clone()),
-        Part::Before => {
-            kept.extend(&hand_over.given);
-            (program.inputs.clone(), kept)
-        }
-        Part::After => {
-            kept.extend(&hand_over.taken);
-            (kept, program.outputs.clone())
-        }
-    }
+    // The first part leaves it in the workspace for the second one.
+    touched[usize::from(part == Part::Before)].extend(distinct(wanted.filter(|id| there.contains(id))));
+    Ok(touched)
 }
 
 /// Runs a program without planes on given inputs (element by element, in the order of [`Program::inputs`]) and
@@ -174,20 +165,19 @@ struct Run<'a> {
 
 /// One point of a nest.
 struct Point<'a> {
+    run: &'a Run<'a>,
     nest: &'a Nest,
-    buffers: &'a [Vec<Scalar>],
     /// What is in the accumulators.
     given: &'a [Scalar],
     index: &'a [usize],
     reduced: &'a [Scalar],
-    scalars: Scalars,
 }
 
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
         match &self.nest.loads[slot] {
             Load::Accumulator(_) => self.given[slot],
-            Load::Buffer(from) => self.buffers[from.buffer.0 as usize][from.access.position(self.index)],
+            Load::Buffer(from) => self.run.buffers[from.buffer.0 as usize][from.access.position(self.index)],
         }
     }
 
@@ -196,7 +186,7 @@ impl Evaluation for Point<'_> {
             unreachable!("no accumulator is read by computed index")
         };
         let at = usize::try_from(index).ok().and_then(|index| access.offset.checked_add(index));
-        let elements = &self.buffers[buffer.0 as usize];
+        let elements = &self.run.buffers[buffer.0 as usize];
         match at.filter(|&at| at < access.len).map(|at| elements[at]) {
             Some(element) => element,
             None => Scalar::from_f64(Type::of(access.dtype), 0.0),
@@ -209,8 +199,8 @@ impl Evaluation for Point<'_> {
 
     fn run_scalar(&mut self, scalar: RunScalar) -> u64 {
         match scalar {
-            RunScalar::Seed => self.scalars.seed,
-            RunScalar::TrainStep => self.scalars.train_step,
+            RunScalar::Seed => self.run.scalars.seed,
+            RunScalar::TrainStep => self.run.scalars.train_step,
         }
     }
 
@@ -219,42 +209,46 @@ impl Evaluation for Point<'_> {
     }
 }
 
-/// Advances a row-major index; false after the last.
-fn advance(index: &mut [usize], dims: &[usize]) -> bool {
-    for axis in (0..dims.len()).rev() {
-        index[axis] += 1;
-        if index[axis] < dims[axis] {
-            return true;
+/// The indices of a box, row-major: along each axis from the first one to where it ends.
+fn points(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
+    let start = first.iter().zip(&end).all(|(first, end)| first < end).then(|| first.clone());
+    std::iter::successors(start, move |index| {
+        let mut next = index.clone();
+        for axis in (0..next.len()).rev() {
+            next[axis] += 1;
+            if next[axis] < end[axis] {
+                return Some(next);
+            }
+            next[axis] = first[axis];
         }
-        index[axis] = 0;
-    }
-    false
+        None
+    })
 }
 
-/// Moves an outer index of a map with segments on to the next point that exists, if it is at none; false if there is none.
-fn skip_gaps(nest: &Nest, index: &mut [usize]) -> bool {
-    let (Some(segments), &mut [ref mut segment, ref mut position]) = (&nest.segments, index) else {
-        return true;
+/// The indices of a space, row-major.
+fn all_points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    points(vec![0; dims.len()], dims.to_vec())
+}
+
+/// The rows of a nest, each as a box: its first index, and where its axes end. The outer axes are those of one index.
+fn rows(nest: &Nest) -> Box<dyn Iterator<Item = [Vec<usize>; 2]> + '_> {
+    let point = |index: Vec<usize>| {
+        let end = index.iter().map(|at| at + 1).collect();
+        [index, end]
     };
-    while *segment < segments.len() {
-        let range = segments.range(*segment);
-        *position = range.start.max(*position);
-        if *position < range.end {
-            return true;
-        }
-        (*segment, *position) = (*segment + 1, 0);
-    }
-    false
-}
-
-/// The first inner index of a row, and where it ends along each axis.
-fn row(nest: &Nest, outer: &[usize]) -> (Vec<usize>, Vec<usize>) {
-    match (&nest.segments, outer) {
-        (Some(segments), &[segment]) => {
-            let range = segments.range(segment);
-            (vec![range.start], vec![range.end])
-        }
-        _ => (vec![0; nest.inner], nest.inner_dims().to_vec()),
+    let Some(segments) = &nest.segments else {
+        return Box::new(all_points(nest.outer_dims()).map(point).map(|[mut first, mut end]| {
+            first.resize(nest.dims.len(), 0);
+            end.extend(nest.inner_dims());
+            [first, end]
+        }));
+    };
+    let segments = segments.iter().enumerate();
+    let rows = segments.map(|(k, range)| [vec![k, range.start], vec![k + 1, range.end]]);
+    if nest.is_map() {
+        Box::new(rows.flat_map(move |[first, end]| points(first, end).map(point)))
+    } else {
+        Box::new(rows)
     }
 }
 
@@ -297,14 +291,8 @@ impl<'a> Run<'a> {
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::Conv(c) => self.conv(c),
                 Instruction::Attention(a) => self.attention(a),
-                Instruction::Window(w) => {
-                    self.window(w);
-                    Ok(())
-                }
-                Instruction::ScatterAdd(s) => {
-                    self.scatter(s);
-                    Ok(())
-                }
+                Instruction::Window(w) => self.window(w),
+                Instruction::ScatterAdd(s) => self.scatter(s),
                 Instruction::HandOver(_) => Ok(()),
             };
             outcome.map_err(|failure| RunError::out_of_range(scheduled, failure))?;
@@ -320,70 +308,45 @@ impl<'a> Run<'a> {
         nest: &Nest,
         product: impl Fn(&Run<'_>, &[usize]) -> Option<Scalar>,
     ) -> Result<(), OutOfRange> {
-        let outer = nest.outer_dims();
-        let mut at_outer = vec![0; outer.len()];
-        if outer.contains(&0) || !skip_gaps(nest, &mut at_outer) {
-            return Ok(());
-        }
         // Stores happen after all loads: a store may alias a load through an equal access only, so this cannot differ.
         let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
         let mut regs = Vec::new();
         let evaluate = |index: &[usize], reduced: &[Scalar], needed: &[bool], regs: &mut Vec<Scalar>| {
             let given = product(self, index);
-            let mut point = self.point(nest, index, reduced, given.as_slice());
+            let mut point = Point { run: self, nest, given: given.as_slice(), index, reduced };
             let outcome = nest.expr.evaluate_into(self.mode, needed, &mut point, regs);
             outcome.map_err(|failure| OutOfRange { point: element_of(&nest.dims, index), ..failure })
         };
-        loop {
-            // A row ends before `inner`.
-            let (first, inner) = row(nest, &at_outer);
-            let is_empty = first.iter().zip(&inner).any(|(first, end)| first >= end);
+        let outer = nest.outer_dims().len();
+        let is_per_row = |store: &Operand| store.access.strides[outer..].iter().all(|&stride| stride == 0);
+        let per_row: Vec<bool> = nest.stores.iter().map(is_per_row).collect();
+        for [first, end] in rows(nest) {
+            let is_empty = first.iter().zip(&end).any(|(first, end)| first >= end);
             let mut reduced: Vec<Scalar> = Vec::new();
             for reduction in &nest.reductions {
                 let needed = nest.expr.needed_by(&[reduction.value]);
                 let ty = self.computed(nest.expr.ty(reduction.value));
                 let mut total = reduction.op.neutral(ty);
-                let mut at_inner = first.clone();
-                let mut is_left = !is_empty;
-                while is_left {
-                    let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
+                for index in points(first.clone(), end.clone()) {
                     evaluate(&index, &reduced, &needed, &mut regs)?;
                     total = reduction.op.combine(total, regs[usize::from(reduction.value.0)]);
-                    is_left = advance(&mut at_inner, &inner);
                 }
                 reduced.push(total);
             }
             // With an empty inner space only what is stored once per outer point is stored.
-            let mut at_inner = first.clone();
-            loop {
-                let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
-                let stores: Vec<bool> = nest
-                    .stores
-                    .iter()
-                    .map(|store| {
-                        let per_outer = store.access.strides[outer.len()..].iter().all(|&stride| stride == 0);
-                        if per_outer { at_inner == first } else { !is_empty }
-                    })
-                    .collect();
-                let wanted = nest.expr.outputs().iter().zip(&stores).filter(|&(_, &wanted)| wanted);
+            for index in std::iter::once(first.clone()).chain(points(first.clone(), end).skip(1)) {
+                let is_stored = |store: &usize| if per_row[*store] { index == first } else { !is_empty };
+                let stored: Vec<usize> = (0..per_row.len()).filter(is_stored).collect();
+                let results = stored.iter().map(|&store| nest.expr.outputs()[store]);
                 let guards = nest.expr.guards().filter(|_| !is_empty);
-                let needed =
-                    nest.expr.needed_by(&wanted.map(|(&reg, _)| reg).chain(guards).collect::<Vec<_>>());
+                let needed = nest.expr.needed_by(&results.chain(guards).collect::<Vec<_>>());
                 evaluate(&index, &reduced, &needed, &mut regs)?;
-                for (k, &wanted) in stores.iter().enumerate() {
-                    if wanted {
-                        let value = regs[usize::from(nest.expr.outputs()[k].0)];
-                        let Operand { buffer, access } = &nest.stores[k];
-                        let value = value.stored(access.dtype, self.mode);
-                        pending.push((buffer.0 as usize, access.position(&index), value));
-                    }
+                for store in stored {
+                    let Operand { buffer, access } = &nest.stores[store];
+                    let value =
+                        regs[usize::from(nest.expr.outputs()[store].0)].stored(access.dtype, self.mode);
+                    pending.push((buffer.0 as usize, access.position(&index), value));
                 }
-                if is_empty || !advance(&mut at_inner, &inner) {
-                    break;
-                }
-            }
-            if !advance(&mut at_outer, outer) || !skip_gaps(nest, &mut at_outer) {
-                break;
             }
         }
         for (buffer, at, value) in pending {
@@ -397,19 +360,9 @@ impl<'a> Run<'a> {
         if ty == Type::F32 && self.mode == Mode::Widened { Type::F64 } else { ty }
     }
 
-    fn point<'b>(
-        &'b self,
-        nest: &'b Nest,
-        index: &'b [usize],
-        reduced: &'b [Scalar],
-        given: &'b [Scalar],
-    ) -> Point<'b> {
-        Point { nest, buffers: &self.buffers, given, index, reduced, scalars: self.scalars }
-    }
-
     /// What a nest without reductions makes of given values at a point.
     fn value(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
-        let mut point = self.point(nest, index, &[], given);
+        let mut point = Point { run: self, nest, given, index, reduced: &[] };
         Ok(nest.expr.evaluate(self.mode, &mut point)?[0])
     }
 
@@ -432,8 +385,7 @@ impl<'a> Run<'a> {
         let mut output = vec![zero; heads * queries * width];
         let (mut of_q, mut of_k) = (vec![zero; heads * queries * size], vec![zero; heads * keys * size]);
         let mut of_v = vec![zero; heads * keys * width];
-        let mut index = vec![0; a.batch.len()];
-        for head in 0..heads {
+        for (head, index) in all_points(&a.batch).enumerate() {
             for i in 0..queries {
                 let at = |j: usize| index.iter().copied().chain([i, j]).collect::<Vec<usize>>();
                 let dot = |j: usize| {
@@ -479,7 +431,6 @@ impl<'a> Run<'a> {
                     }
                 }
             }
-            advance(&mut index, &a.batch);
         }
         let mut finish = |nest: &Nest, sums: &[Scalar]| {
             self.nest(nest, |_, index| Some(sums[element_of(&nest.dims, index)]))
@@ -521,25 +472,22 @@ impl<'a> Run<'a> {
         let a = &a[c.a.access.offset..];
         let mut sums = vec![InnerProduct::new(ty); dims.iter().product()];
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
-        let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
         // Every product of an input element and a filter element that the definition names, once.
-        let space: Vec<usize> = [batch, groups, channels_in, channels_out]
-            .into_iter()
-            .chain(outputs.iter().chain(&kernels).copied())
-            .collect();
-        let mut index = vec![0; space.len()];
+        let mut space = vec![batch, groups, channels_in, channels_out];
+        space.extend(sizes(|axis| axis.output));
+        let cells: Vec<Vec<usize>> = all_points(&sizes(|axis| axis.kernel)).collect();
         let (mut input, mut output, mut filter) = (a_dims.to_vec(), a_dims.to_vec(), a_dims.to_vec());
-        while !space.contains(&0) {
-            let [n, g, i, m] = [index[0], index[1], index[2], index[3]];
-            let (at, cell) = index[4..].split_at(axes.len());
+        for index in all_points(&space) {
+            let ([n, g, i, m], at) = ([index[0], index[1], index[2], index[3]], &index[4..]);
             (input[0], input[1]) = (n, g * channels_in + i);
             (output[0], output[1]) = (n, g * channels_out + m);
             (filter[0], filter[1]) = (g * channels_out + m, i);
             output[2..].copy_from_slice(at);
-            filter[2..].copy_from_slice(cell);
-            let positions = axes.iter().zip(at).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
-            if let Some(positions) = positions.collect::<Option<Vec<_>>>() {
+            for cell in &cells {
+                let positions = axes.iter().zip(at).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+                let Some(positions) = positions.collect::<Option<Dims>>() else { continue };
                 input[2..].copy_from_slice(&positions);
+                filter[2..].copy_from_slice(cell);
                 let (x, y, to) = match pass {
                     ConvPass::Output => (&input, &filter, &output),
                     ConvPass::InputGradient => (&output, &filter, &input),
@@ -548,18 +496,15 @@ impl<'a> Run<'a> {
                 let (x, y) = (a[element_of(&a_dims, x)], b[element_of(&b_dims, y)]);
                 sums[element_of(&dims, to)].add(c.precision, x, y);
             }
-            if !advance(&mut index, &space) {
-                break;
-            }
         }
         self.nest(&c.epilogue, |_, index| Some(sums[element_of(&dims, index)].result(c.precision)))
     }
 
-    fn window(&mut self, w: &Window) {
+    fn window(&mut self, w: &Window) -> Result<(), OutOfRange> {
         let WindowShape { pass, planes, ref axes } = w.shape;
         let dtype = w.target.access.dtype;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
-        let outputs = sizes(|axis| axis.output);
+        let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
         let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
         let ty = self.computed(Type::of(dtype));
         let start =
@@ -577,51 +522,44 @@ impl<'a> Run<'a> {
         let source = &self.buffers[w.source.buffer.0 as usize];
         for plane in 0..planes {
             let first = plane * per_input;
-            let mut at = vec![0; axes.len()];
-            for o in plane * per_output..(plane + 1) * per_output {
+            for (o, at) in (plane * per_output..).zip(all_points(&outputs)) {
+                let under = |number| SlidingAxis::under(axes, &at, number).map(|i| first + i);
                 if pass == WindowPass::MaxGradient {
                     let within = if numbered {
-                        SlidingAxis::under(axes, &at, index[o].unsigned_abs() as usize).map(|i| first + i)
+                        under(index[o].unsigned_abs() as usize)
                     } else {
                         usize::try_from(index[o]).ok().filter(|&i| i >= first && i < first + per_input)
                     };
                     if let Some(i) = within {
                         target[i] = ReduceOp::Sum.combine(target[i], source[o].convert(ty));
                     }
-                } else {
-                    let cells: Vec<_> = axes.iter().zip(&at).map(|(axis, &o)| axis.cells(o)).collect();
-                    let counts: Vec<usize> = cells.iter().map(ExactSizeIterator::len).collect();
-                    let mut cell = vec![0; axes.len()];
-                    let mut found = false;
-                    while !counts.contains(&0) {
-                        let number = (axes.iter().enumerate())
-                            .fold(0, |number, (k, axis)| number * axis.kernel + cells[k].start + cell[k]);
-                        let i = first
-                            + SlidingAxis::under(axes, &at, number).expect("the cell lies over the input");
-                        match pass {
-                            WindowPass::Max => {
-                                let (old, new) = (target[o], source[i].convert(ty));
-                                let larger = ReduceOp::Max.combine(old, new);
-                                let nan = |value: Scalar| value.to_f64().is_nan();
-                                if !found || (!nan(old) && (nan(new) || larger != old)) {
-                                    let position = if numbered { number } else { i };
-                                    (target[o], index[o], found) = (new, position as i64, true);
-                                }
+                    continue;
+                }
+                let cells = axes.iter().zip(&at).map(|(axis, &o)| axis.cells(o));
+                let (from, to) = cells.map(|cells| (cells.start, cells.end)).unzip();
+                let mut found = false;
+                for cell in points(from, to) {
+                    let number = element_of(&kernels, &cell);
+                    let i = under(number).expect("the cell lies over the input");
+                    match pass {
+                        WindowPass::Max => {
+                            let (old, new) = (target[o], source[i].convert(ty));
+                            let larger = ReduceOp::Max.combine(old, new);
+                            let nan = |value: Scalar| value.to_f64().is_nan();
+                            if !found || (!nan(old) && (nan(new) || larger != old)) {
+                                let position = if numbered { number } else { i };
+                                (target[o], index[o], found) = (new, position as i64, true);
                             }
-                            WindowPass::Sum => {
-                                target[o] = ReduceOp::Sum.combine(target[o], source[i].convert(ty));
-                            }
-                            WindowPass::SumGradient => {
-                                target[i] = ReduceOp::Sum.combine(target[i], source[o].convert(ty));
-                            }
-                            WindowPass::MaxGradient => unreachable!("has no windows"),
                         }
-                        if !advance(&mut cell, &counts) {
-                            break;
+                        WindowPass::Sum => {
+                            target[o] = ReduceOp::Sum.combine(target[o], source[i].convert(ty));
                         }
+                        WindowPass::SumGradient => {
+                            target[i] = ReduceOp::Sum.combine(target[i], source[o].convert(ty));
+                        }
+                        WindowPass::MaxGradient => unreachable!("has no windows"),
                     }
                 }
-                advance(&mut at, &outputs);
             }
         }
         let target = target.into_iter().map(|value| value.stored(dtype, self.mode)).collect();
@@ -631,9 +569,10 @@ impl<'a> Run<'a> {
             let position = |position| Scalar::I64(position).stored(dtype, self.mode);
             self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }
+        Ok(())
     }
 
-    fn scatter(&mut self, s: &ScatterAdd) {
+    fn scatter(&mut self, s: &ScatterAdd) -> Result<(), OutOfRange> {
         let dtype = s.target.access.dtype;
         for outer in 0..s.outer {
             for j in 0..s.count {
@@ -650,5 +589,6 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        Ok(())
     }
 }

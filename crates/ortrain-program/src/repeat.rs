@@ -10,7 +10,9 @@ use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::turn::Turn;
-use crate::{Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, RunError, Scalars};
+use crate::{
+    Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, Part, RunError, Scalars,
+};
 
 /// An axis along which the values of the iterations lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,11 +119,11 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn new(tensor: &'a Tensor, along: Along) -> Result<Source<'a>, Failure> {
+    fn new(tensor: &'a Tensor, along: Along) -> Result<Source<'a>, String> {
         let mut dims = tensor.dims().to_vec();
         let axis = along
             .of_axes(dims.len())
-            .map_err(|_| says(format!("axis {} of {tensor:?} is scanned, but there is none", along.axis)))?;
+            .map_err(|_| format!("axis {} of {tensor:?} is scanned, but there is none", along.axis))?;
         let (outer, inner) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product::<usize>());
         let count = dims.remove(axis);
         Ok(Source { tensor, along, around: (outer, count, inner * tensor.dtype().size()), dims })
@@ -140,7 +142,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn slice(&self, index: u64) -> Result<Tensor, Failure> {
+    fn slice(&self, index: u64) -> Result<Tensor, String> {
         let mut bytes = vec![0; self.bytes()];
         self.read(index, &mut bytes);
         tensor(self.tensor.dtype(), self.dims.clone(), bytes)
@@ -167,11 +169,12 @@ impl<'a> Stack<'a> {
     /// Makes room for the value of the next iteration: for all at once, if it is known how many there will be.
     fn make_room(
         &mut self,
+        node: &str,
         turn: &mut Turn<'_, '_>,
         (dtype, dims): (DType, &[usize]),
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         let Stack { spec: Stacked { label, along, .. }, done, .. } = self;
-        let is_first = self.dims.is_none();
+        let (says, is_first) = (RunError::about(node), self.dims.is_none());
         if let Some(first) = self.dims.as_deref().filter(|&first| first != dims) {
             return Err(says(format!(
                 "iteration {done} gives {label:?} the shape {dims:?}, but earlier ones {first:?}; what is collected has \
@@ -199,12 +202,7 @@ impl<'a> Stack<'a> {
         turn.work.check_between(turn.between.saturating_add(more))?;
         turn.between += more;
         let all = self.data.len().saturating_add(more);
-        let reserved = if self.total.is_some() {
-            self.data.try_reserve_exact(more)
-        } else {
-            self.data.try_reserve(more)
-        };
-        reserved.map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
+        self.data.try_reserve(more).map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
         self.data.resize(all, 0);
         Ok(())
     }
@@ -223,16 +221,16 @@ impl<'a> Stack<'a> {
         Ok(())
     }
 
-    fn finish(self) -> Result<Tensor, Failure> {
+    fn finish(self) -> Result<Tensor, String> {
         let Stacked { label, along, element: (dtype, known) } = self.spec;
         let mut whole = match (self.dims, known) {
             (Some(dims), _) => dims,
             // As other runtimes do: what nobody knows is empty.
             (None, Some(dims)) => dims.iter().map(|size| size.unwrap_or(0)).collect(),
             (None, None) => {
-                return Err(says(format!(
+                return Err(format!(
                     "nothing is iterated, so the number of axes of {label:?} is not known; declare its shape"
-                )));
+                ));
             }
         };
         whole.insert(along.of_axes(whole.len() + 1).unwrap_or(0), self.done as usize);
@@ -240,34 +238,16 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// What goes wrong in a repetition.
-enum Failure {
-    /// A sentence about its node.
-    Says(String),
-    Run(RunError),
-}
-
-impl From<RunError> for Failure {
-    fn from(error: RunError) -> Failure {
-        Failure::Run(error)
-    }
-}
-
-/// The failure that a sentence about the node says.
-fn says(message: String) -> Failure {
-    Failure::Says(message)
-}
-
 /// A tensor of elements that were put together here.
-fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, Failure> {
-    Tensor::new(dtype, dims, bytes.into()).map_err(|error| says(error.to_string()))
+fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, String> {
+    Tensor::new(dtype, dims, bytes.into()).map_err(|error| error.to_string())
 }
 
-/// A condition.
-fn flag(tensor: &Tensor) -> Result<bool, Failure> {
+/// A condition, or the sentence that says why the tensor is none.
+pub(crate) fn flag(tensor: &Tensor) -> Result<bool, String> {
     match tensor.data().first() {
         Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
-        _ => Err(says(format!("the condition is {tensor:?}, but one bool is needed"))),
+        _ => Err(format!("the condition is {tensor:?}, but one bool is needed")),
     }
 }
 
@@ -318,11 +298,7 @@ impl<B> Repeat<B> {
         let between = turn.between + bytes;
         let (entry, work) = (turn.entry, &mut *turn.work);
         let mut inner = Turn { bindings: &bindings, work, entry, scalars, observer, between };
-        let iterations = self.iterations(label, body, inputs);
-        iterations.and_then(|iterations| iterations.run(&mut inner)).map_err(|failure| match failure {
-            Failure::Says(message) => RunError::Host { node: label.to_owned(), message },
-            Failure::Run(error) => error,
-        })
+        self.iterations(label, body, inputs).map_err(RunError::about(label))?.run(&mut inner)
     }
 
     /// What is given, sorted.
@@ -331,7 +307,7 @@ impl<B> Repeat<B> {
         label: &'a str,
         body: &'a dyn Repeated,
         inputs: &'a [Tensor],
-    ) -> Result<Iterations<'a>, Failure> {
+    ) -> Result<Iterations<'a>, String> {
         let mut rest = inputs.iter();
         let mut next = || rest.next().expect("a segment has the inputs that its repetition names");
         let (mut holds, mut most) = (true, u64::MAX);
@@ -340,7 +316,7 @@ impl<B> Repeat<B> {
                 let tensor = next();
                 let count = tensor.to_i64().filter(|numbers| numbers.len() == 1);
                 let count = count.ok_or_else(|| {
-                    says(format!("the number of iterations is {tensor:?}, but one integer is needed"))
+                    format!("the number of iterations is {tensor:?}, but one integer is needed")
                 })?;
                 most = u64::try_from(count[0]).unwrap_or(0);
             }
@@ -355,7 +331,7 @@ impl<B> Repeat<B> {
             let counts: Vec<usize> = scanned.iter().map(|source| source.around.1).collect();
             most = counts.first().map_or(0, |&count| count as u64);
             if counts.iter().any(|&count| count as u64 != most) {
-                return Err(says(format!("the scanned values have lengths {counts:?}, which differ")));
+                return Err(format!("the scanned values have lengths {counts:?}, which differ"));
             }
         }
         let total = (self.count == Count::Scanned).then_some(most);
@@ -385,14 +361,16 @@ struct Iterations<'a> {
 
 impl Iterations<'_> {
     /// The results.
-    fn run(mut self, turn: &mut Turn<'_, '_>) -> Result<Vec<Tensor>, Failure> {
+    fn run(mut self, turn: &mut Turn<'_, '_>) -> Result<Vec<Tensor>, RunError> {
+        let says = RunError::about(self.label);
         let mut results = match self.body.single() {
             Some(executable) => {
-                let mut buffers = self.buffers(executable)?;
+                let mut buffers = self.buffers(executable).map_err(&says)?;
                 self.repeat(turn, |run, turn, index| run.run_program(turn, executable, &mut buffers, index))?;
                 let last = buffers.into_iter().skip(self.lead).zip(&self.carried);
                 last.map(|(bytes, first)| tensor(first.dtype(), first.dims().to_vec(), bytes))
-                    .collect::<Result<Vec<_>, _>>()?
+                    .collect::<Result<Vec<_>, _>>()
+                    .map_err(&says)?
             }
             None => {
                 let mut carried: Vec<Tensor> = self.carried.iter().copied().cloned().collect();
@@ -401,7 +379,7 @@ impl Iterations<'_> {
             }
         };
         for stack in self.stacks {
-            results.push(stack.finish()?);
+            results.push(stack.finish().map_err(&says)?);
         }
         Ok(results)
     }
@@ -410,13 +388,13 @@ impl Iterations<'_> {
     fn repeat(
         &mut self,
         turn: &mut Turn<'_, '_>,
-        mut iteration: impl FnMut(&mut Self, &mut Turn<'_, '_>, u64) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        let (base, limit) = (turn.scalars.seed, turn.work.most_iterations());
+        mut iteration: impl FnMut(&mut Self, &mut Turn<'_, '_>, u64) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let (base, limit) = (turn.scalars.seed, turn.work.iterations);
         let mut index = 0;
         while self.holds && index < self.most {
             if index >= limit {
-                return Err(RunError::Iterations { node: self.label.to_owned(), limit }.into());
+                return Err(RunError::Iterations { node: self.label.to_owned(), limit });
             }
             let position = |source: &Source<'_>| source.along.position(index, self.most);
             turn.scalars.seed = iteration_seed(base, self.scanned.first().map_or(index, position));
@@ -427,7 +405,7 @@ impl Iterations<'_> {
     }
 
     /// Buffers for the inputs of a body that is one program, what is carried and what stays the same in them.
-    fn buffers(&self, executable: &dyn Executable) -> Result<Vec<Vec<u8>>, Failure> {
+    fn buffers(&self, executable: &dyn Executable) -> Result<Vec<Vec<u8>>, String> {
         let Iterations { lead, carried, scanned, passed, .. } = self;
         let mut buffers = vec![vec![0; size_of::<u64>()]; *lead];
         buffers.extend(carried.iter().map(|tensor| tensor.data().to_vec()));
@@ -438,13 +416,13 @@ impl Iterations<'_> {
             let (found, wanted) = (bytes.len(), program.buffer(id).bytes());
             if found != wanted {
                 let (name, _) = self.body.input(k);
-                return Err(says(format!("its body takes {wanted} bytes as {name:?}, but is given {found}")));
+                return Err(format!("its body takes {wanted} bytes as {name:?}, but is given {found}"));
             }
         }
         for ((&id, bytes), name) in program.outputs[*lead..].iter().zip(&buffers[*lead..]).zip(self.names) {
             let (found, wanted) = (program.buffer(id).bytes(), bytes.len());
             if found != wanted {
-                return Err(says(format!("its body takes {wanted} bytes as {name:?}, but hands on {found}")));
+                return Err(format!("its body takes {wanted} bytes as {name:?}, but hands on {found}"));
             }
         }
         Ok(buffers)
@@ -457,32 +435,32 @@ impl Iterations<'_> {
         executable: &dyn Executable,
         buffers: &mut [Vec<u8>],
         index: u64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         let (number, rest) = buffers.split_at_mut(self.lead);
         number.iter_mut().for_each(|number| number.copy_from_slice(&index.to_le_bytes()));
         for (source, buffer) in self.scanned.iter().zip(&mut rest[self.carried.len()..]) {
             source.read(index, buffer);
         }
-        turn.program(executable, buffers.iter().map(Vec::as_slice))?;
+        turn.run(executable, Part::Whole, buffers.iter().map(Vec::as_slice))?;
         let program = executable.program();
         let (condition, outputs) = program.outputs.split_at(self.lead);
         let (carried, collected) = outputs.split_at(self.carried.len());
         let mut holds = [1];
         for &id in condition {
-            turn.result(program, id).copy_to(&mut holds).map_err(RunError::from)?;
+            turn.result(program, id).copy_to(&mut holds)?;
         }
         self.holds = holds != [0];
         let start = turn.start();
         let mut copied = 0;
         for (&id, buffer) in carried.iter().zip(&mut buffers[self.lead..]) {
-            turn.result(program, id).copy_to(buffer).map_err(RunError::from)?;
+            turn.result(program, id).copy_to(buffer)?;
             copied += buffer.len();
         }
         let first = self.lead + carried.len();
         for (k, (&id, stack)) in collected.iter().zip(&mut self.stacks).enumerate() {
             let Some((dtype, dims)) = self.body.output_type(first + k) else { continue };
             copied += program.buffer(id).bytes();
-            stack.make_room(turn, (*dtype, dims))?;
+            stack.make_room(self.label, turn, (*dtype, dims))?;
             stack.push(turn.result(program, id))?;
         }
         turn.copied(Copied::Outputs, copied, start);
@@ -495,20 +473,21 @@ impl Iterations<'_> {
         turn: &mut Turn<'_, '_>,
         carried: &mut [Tensor],
         index: u64,
-    ) -> Result<(), Failure> {
-        let lead = self.lead;
+    ) -> Result<(), RunError> {
+        let (says, lead) = (RunError::about(self.label), self.lead);
         let number = |k| {
             let dims = self.body.input(k).1.map_or(&[][..], |(_, dims)| dims);
             Tensor::i64(dims, &[index as i64])
         };
         let mut given: Vec<Tensor> = (0..lead).map(number).chain(carried.iter().cloned()).collect();
         for source in &self.scanned {
-            given.push(source.slice(index)?);
+            given.push(source.slice(index).map_err(&says)?);
         }
         given.extend(self.passed.iter().copied().cloned());
         let mut results = self.body.run_tensors(turn, given)?.into_iter();
         if lead == 1 {
-            self.holds = flag(&results.next().expect("a body gives its condition"))?;
+            let condition = flag(&results.next().expect("a body gives its condition"));
+            self.holds = condition.map_err(&says)?;
         }
         for (k, (value, name)) in carried.iter_mut().zip(self.names).enumerate() {
             let tensor = results.next().expect("a body gives what it carries on");
@@ -524,12 +503,12 @@ impl Iterations<'_> {
             let most = turn.work.most_grown();
             if bytes > before && bytes > most {
                 let (node, value) = (self.label.to_owned(), name.to_string());
-                return Err(RunError::Growing { node, value, iteration: index, bytes, most }.into());
+                return Err(RunError::Growing { node, value, iteration: index, bytes, most });
             }
             *value = tensor;
         }
         for (tensor, stack) in results.zip(&mut self.stacks) {
-            stack.make_room(turn, (tensor.dtype(), tensor.dims()))?;
+            stack.make_room(self.label, turn, (tensor.dtype(), tensor.dims()))?;
             stack.push(Delivered::Tensor(&tensor))?;
         }
         Ok(())

@@ -221,6 +221,11 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// Makes errors of sentences about a node that runs on the host.
+    pub(crate) fn about(node: &str) -> impl Fn(String) -> RunError + '_ {
+        move |message| RunError::Host { node: node.to_owned(), message }
+    }
+
     /// What a guard of an instruction that failed is to the user.
     #[must_use]
     pub fn out_of_range(scheduled: &ScheduledInstruction, failure: OutOfRange) -> RunError {

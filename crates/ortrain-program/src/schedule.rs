@@ -11,8 +11,8 @@ use ortrain_graph::Tensor;
 use crate::repeat::{self, Repeated};
 use crate::turn::Turn;
 use crate::{
-    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, Part, PlaneId, Program,
-    RunError, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Delivered, DeviceError, Executable, HandOver, MemoryNeed, Part, PlaneId,
+    Program, RunError, UnsupportedOnBackend, Workspace,
 };
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
@@ -112,27 +112,12 @@ impl Specialised {
     }
 }
 
-impl fmt::Display for Specialised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.schedule.fmt(f)
-    }
-}
-
 impl std::ops::Deref for Specialised {
     type Target = Schedule;
 
     fn deref(&self) -> &Schedule {
         &self.schedule
     }
-}
-
-/// The code of a program segment.
-#[derive(Clone, Debug)]
-pub enum Code {
-    /// Specialised already; with the shapes of its outputs.
-    Ready(Arc<Program>, Vec<Vec<usize>>),
-    /// Specialised when it is reached: its shapes depend on values computed before.
-    Late(Arc<dyn Specialise>),
 }
 
 /// A segment with the values it takes and makes.
@@ -208,8 +193,10 @@ pub type Repeat = repeat::Repeat<Schedule>;
 /// A part of a schedule.
 #[derive(Clone, Debug)]
 pub enum Segment {
-    /// Instructions on the backend.
-    Program(Code),
+    /// Instructions on the backend, specialised already; with the shapes of their results.
+    Program(Arc<Program>, Vec<Vec<usize>>),
+    /// Instructions that are specialised when they are reached: their shapes depend on values computed before.
+    Late(Arc<dyn Specialise>),
     /// A function on the host, with the node it came from.
     Host(Arc<dyn HostFunction>, Arc<str>),
     /// One of two schedules, by the first input (a `bool`); with the node it came from.
@@ -221,14 +208,8 @@ pub enum Segment {
 }
 
 /// What changes hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of its only
-/// program, by a [`HandOver`](crate::HandOver).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Handed {
-    /// What the caller is given, in order.
-    pub given: Vec<SlotId>,
-    /// What the caller hands in, in order.
-    pub taken: Vec<SlotId>,
-}
+/// program, by the instruction.
+pub type Handed = HandOver<SlotId>;
 
 /// Segments in order, and the values that pass between them.
 #[derive(Clone, Debug, Default)]
@@ -250,7 +231,7 @@ impl Schedule {
     #[must_use]
     pub fn single(&self) -> Option<&Arc<Program>> {
         match self.segments.as_slice() {
-            [SegmentNode { segment: Segment::Program(Code::Ready(program, _)), inputs, outputs }]
+            [SegmentNode { segment: Segment::Program(program, _), inputs, outputs }]
                 if *inputs == self.inputs && *outputs == self.outputs =>
             {
                 Some(program)
@@ -271,74 +252,64 @@ impl Schedule {
         let mut programs = Vec::new();
         for node in &self.segments {
             match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => programs.push(program),
+                Segment::Program(program, _) => programs.push(program),
                 Segment::If(branches, _) => {
                     let made = branches.both().into_iter().filter_map(|(_, branch)| branch.made());
                     programs.extend(made.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
-                Segment::Program(Code::Late(_)) | Segment::Host(..) | Segment::HandOver(_) => {}
+                Segment::Late(_) | Segment::Host(..) | Segment::HandOver(_) => {}
             }
         }
         programs
     }
+}
 
-    fn dump(&self, indent: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = |ids: &[SlotId]| {
             let names: Vec<String> =
                 ids.iter().map(|id| format!("{:?}", self.slots[id.0 as usize].label)).collect();
             names.join(", ")
         };
         let (count, bytes) = (self.segments.len(), self.work_bytes());
-        writeln!(f, "{indent}schedule: {count} segments, peak work {bytes} bytes")?;
-        for (k, node) in self.segments.iter().enumerate() {
-            let (from, to) = (names(&node.inputs), names(&node.outputs));
-            match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => {
-                    writeln!(f, "{indent}segment {k}: program ({from}) -> ({to})")?;
-                    for line in program.to_string().lines() {
-                        writeln!(f, "{indent}  {line}")?;
-                    }
+        writeln!(f, "schedule: {count} segments, peak work {bytes} bytes")?;
+        for (k, SegmentNode { inputs, outputs, segment }) in self.segments.iter().enumerate() {
+            let (kind, label, inside) = match segment {
+                Segment::Program(program, _) => ("program".into(), None, program.to_string()),
+                Segment::Late(late) => {
+                    ("program, specialised when it is reached".into(), None, late.describe())
                 }
-                Segment::Program(Code::Late(late)) => {
-                    writeln!(
-                        f,
-                        "{indent}segment {k}: program, specialised when it is reached ({from}) -> ({to})"
-                    )?;
-                    for line in late.describe().lines() {
-                        writeln!(f, "{indent}  {line}")?;
-                    }
-                }
-                Segment::Host(_, label) => {
-                    writeln!(f, "{indent}segment {k}: host ({from}) -> ({to})  # {label}")?;
-                }
-                Segment::HandOver(label) => {
-                    writeln!(f, "{indent}segment {k}: hand-over ({from}) -> ({to})  # {label}")?;
-                }
-                Segment::If(branches, label) => {
-                    writeln!(f, "{indent}segment {k}: if ({from}) -> ({to})  # {label}")?;
-                    for (name, branch) in [("then", &branches.then_branch), ("else", &branches.else_branch)] {
-                        writeln!(f, "{indent}  {name}")?;
-                        match branch.schedule() {
-                            Ok(schedule) => schedule.dump(&format!("{indent}    "), f)?,
-                            Err(message) => writeln!(f, "{indent}    cannot be taken: {message}")?,
-                        }
-                    }
-                }
-                Segment::Repeat(repeat, label) => {
-                    writeln!(f, "{indent}segment {k}: {repeat} ({from}) -> ({to})  # {label}")?;
-                    repeat.body.dump(&format!("{indent}  "), f)?;
-                }
+                Segment::Host(_, label) => ("host".into(), Some(label), String::new()),
+                Segment::HandOver(label) => ("hand-over".into(), Some(label), String::new()),
+                Segment::If(branches, label) => ("if".into(), Some(label), branches.to_string()),
+                Segment::Repeat(repeat, label) => (repeat.to_string(), Some(label), repeat.body.to_string()),
+            };
+            let label = label.map_or(String::new(), |label| format!("  # {label}"));
+            let (from, to) = (names(inputs), names(outputs));
+            writeln!(f, "segment {k}: {kind} ({from}) -> ({to}){label}")?;
+            write_inside(f, &inside)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Branches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, branch) in [("then", &self.then_branch), ("else", &self.else_branch)] {
+            writeln!(f, "{name}")?;
+            match branch.schedule() {
+                Ok(schedule) => write_inside(f, &schedule.to_string())?,
+                Err(message) => writeln!(f, "  cannot be taken: {message}")?,
             }
         }
         Ok(())
     }
 }
 
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.dump("", f)
-    }
+/// Writes the lines of what is inside of something else.
+fn write_inside(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.lines().try_for_each(|line| writeln!(f, "  {line}"))
 }
 
 /// A value given to a run: element type, shape and little-endian bytes.
@@ -387,12 +358,24 @@ fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
     given.iter().map(tensor).collect()
 }
 
+/// The bytes of the elements of tensors.
+fn bytes_of(tensors: &[Tensor]) -> usize {
+    tensors.iter().map(|tensor| tensor.data().len()).sum()
+}
+
 /// Hands tensors to the caller.
 fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunError> {
     for (k, tensor) in results.iter().enumerate() {
         deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor))?;
     }
     Ok(())
+}
+
+/// A program that is over the limit of a workspace, made to take as much less, or as near to that as recomputation gets.
+fn fitted(work: &Workspace, program: &Program, scratch: usize) -> Option<Program> {
+    let Err(RunError::OverLimit(over)) = work.check(program, scratch, 0) else { return None };
+    let excess = over.need.total() - over.limit;
+    Some(program.within(program.work_bytes.saturating_sub(excess)))
 }
 
 /// A schedule prepared for a backend.
@@ -413,18 +396,7 @@ enum Prepared {
 }
 
 /// A branch that is prepared when it is taken first.
-#[derive(Debug, Default)]
-struct PreparedBranch(OnceLock<Result<Box<Runner>, String>>);
-
-impl PreparedBranch {
-    fn runner(&self, backend: &Arc<dyn Backend>, branch: &Branch) -> Result<&Runner, String> {
-        let prepare = || {
-            let runner = Runner::new(backend.clone(), branch.schedule()?.clone());
-            runner.map(Box::new).map_err(|error| error.to_string())
-        };
-        self.0.get_or_init(prepare).as_deref().map_err(Clone::clone)
-    }
-}
+type PreparedBranch = OnceLock<Result<Box<Runner>, String>>;
 
 impl Repeated for Runner {
     fn single(&self) -> Option<&dyn Executable> {
@@ -436,7 +408,7 @@ impl Repeated for Runner {
 
     fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
-        turn.between += given.iter().map(|tensor| tensor.data().len()).sum::<usize>();
+        turn.between += bytes_of(&given);
         let results = self.run_counted(turn, given)?;
         turn.between = outside;
         Ok(results)
@@ -460,12 +432,8 @@ impl Runner {
     pub fn new(backend: Arc<dyn Backend>, schedule: Arc<Schedule>) -> Result<Runner, UnsupportedOnBackend> {
         let prepare = |node: &SegmentNode| {
             Ok(match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => {
-                    Prepared::Program(backend.compile(program.clone())?)
-                }
-                Segment::Program(Code::Late(_)) | Segment::Host(..) | Segment::HandOver(_) => {
-                    Prepared::Nothing
-                }
+                Segment::Program(program, _) => Prepared::Program(backend.compile(program.clone())?),
+                Segment::Late(_) | Segment::Host(..) | Segment::HandOver(_) => Prepared::Nothing,
                 Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
                     Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
@@ -486,20 +454,18 @@ impl Runner {
         schedule: Arc<Schedule>,
         work: &Workspace,
     ) -> Result<Runner, UnsupportedOnBackend> {
-        let runner = Runner::new(backend.clone(), schedule)?;
-        let mut fitted = (*runner.schedule).clone();
-        let mut changed = false;
-        for (node, prepared) in fitted.segments.iter_mut().zip(&runner.prepared) {
-            if let (Segment::Program(Code::Ready(program, _)), Prepared::Program(executable)) =
-                (&mut node.segment, prepared)
-                && let Err(RunError::OverLimit(over)) = work.check(program, executable.scratch_bytes(), 0)
+        let mut runner = Runner::new(backend, schedule)?;
+        for (k, prepared) in runner.prepared.iter_mut().enumerate() {
+            if let Prepared::Program(executable) = prepared
+                && let Some(less) = fitted(work, executable.program(), executable.scratch_bytes())
+                && let Segment::Program(program, _) =
+                    &mut Arc::make_mut(&mut runner.schedule).segments[k].segment
             {
-                let excess = over.need.total() - over.limit;
-                *program = Arc::new(program.within(program.work_bytes.saturating_sub(excess)));
-                changed = true;
+                *program = Arc::new(less);
+                *prepared = Prepared::Program(runner.backend.compile(program.clone())?);
             }
         }
-        if changed { Runner::new(backend, Arc::new(fitted)) } else { Ok(runner) }
+        Ok(runner)
     }
 
     /// Checks that the programs of a schedule that are known already can be run within the limit of a workspace, as they
@@ -508,13 +474,17 @@ impl Runner {
     /// # Errors
     /// [`RunError::OverLimit`].
     pub fn check(schedule: &Schedule, work: &Workspace) -> Result<(), RunError> {
-        for program in schedule.programs() {
-            if let Err(RunError::OverLimit(over)) = work.check(program, 0, 0) {
-                let excess = over.need.total() - over.limit;
-                work.check(&program.within(program.work_bytes.saturating_sub(excess)), 0, 0)?;
-            }
-        }
-        Ok(())
+        let programs = schedule.programs().into_iter();
+        programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
+    }
+
+    /// What runs a branch, made ready now if it was not before.
+    fn branch<'r>(&self, prepared: &'r PreparedBranch, branch: &Branch) -> Result<&'r Runner, String> {
+        let prepare = || {
+            let runner = Runner::new(self.backend.clone(), branch.schedule()?.clone());
+            runner.map(Box::new).map_err(|error| error.to_string())
+        };
+        prepared.get_or_init(prepare).as_deref().map_err(Clone::clone)
     }
 
     /// What it runs.
@@ -533,7 +503,7 @@ impl Runner {
             }
             (Segment::If(branches, _), Prepared::If(prepared)) => {
                 let both = branches.both().into_iter().zip(prepared);
-                let runners = both.filter_map(|((_, branch), own)| own.runner(&self.backend, branch).ok());
+                let runners = both.filter_map(|((_, branch), own)| self.branch(own, branch).ok());
                 runners.map(|runner| runner.need(work)).max_by_key(MemoryNeed::total).unwrap_or_default()
             }
             (_, Prepared::Repeat(body)) => body.need(work),
@@ -553,16 +523,11 @@ impl Runner {
     /// When the number or the sizes of the given values are not those the schedule was made for.
     pub fn run(
         &self,
-        mut turn: Turn<'_, '_>,
+        turn: Turn<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        turn.guarded(|turn| {
-            if let Some(executable) = self.single() {
-                return self.run_single(turn, executable, Part::Whole, given, deliver);
-            }
-            deliver_all(&self.run_tensors(turn, tensors_of(given))?, deliver)
-        })
+        self.run_part(turn, Part::Whole, Suspended::default(), given, deliver).map(drop)
     }
 
     /// Runs an entry up to where the caller takes over, and hands what it is given to `deliver`. The rest of the run,
@@ -575,23 +540,11 @@ impl Runner {
     /// As [`Runner::run`].
     pub fn run_before(
         &self,
-        mut turn: Turn<'_, '_>,
+        turn: Turn<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<Suspended, RunError> {
-        let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
-        turn.guarded(|turn| {
-            if let Some(executable) = self.single() {
-                self.run_single(turn, executable, Part::Before, given, deliver)?;
-                return Ok(Suspended::default());
-            }
-            let given = tensors_of(given);
-            turn.between = given.iter().map(|tensor| tensor.data().len()).sum();
-            let mut values = self.starting(given);
-            self.run_segments(turn, &mut values, 0..self.hand_over()?)?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, &handed.given)?, deliver)?;
-            Ok(Suspended { values, between: turn.between })
-        })
+        self.run_part(turn, Part::Before, Suspended::default(), given, deliver)
     }
 
     /// Runs the rest of what [`Runner::run_before`] began, in the same workspace, on what the caller hands in, and hands
@@ -605,23 +558,40 @@ impl Runner {
     pub fn run_after(
         &self,
         suspended: Suspended,
-        mut turn: Turn<'_, '_>,
+        turn: Turn<'_, '_>,
         taken: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
-        let Suspended { mut values, between } = suspended;
-        turn.between = between;
+        self.run_part(turn, Part::After, suspended, taken, deliver).map(drop)
+    }
+
+    /// Runs a part on what it takes, after what was kept before it, and returns what is to be kept behind it.
+    fn run_part(
+        &self,
+        mut turn: Turn<'_, '_>,
+        part: Part,
+        Suspended { mut values, between }: Suspended,
+        taken: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<Suspended, RunError> {
+        let Schedule { inputs, outputs, handed, .. } = &*self.schedule;
+        let [takes, gives] = part.ends([inputs, outputs], handed.as_ref())?;
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
-                return self.run_single(turn, executable, Part::After, taken, deliver);
+                self.run_single(turn, executable, part, taken, gives, deliver)?;
+                return Ok(Suspended::default());
             }
-            for (&slot, tensor) in handed.taken.iter().zip(tensors_of(taken)) {
-                turn.between += tensor.data().len();
-                values[slot.0 as usize] = Some(tensor);
-            }
-            self.run_segments(turn, &mut values, self.hand_over()? + 1..self.prepared.len())?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, &self.schedule.outputs)?, deliver)
+            let places = match part {
+                Part::Whole => 0..self.prepared.len(),
+                Part::Before => 0..self.hand_over()?,
+                Part::After => self.hand_over()? + 1..self.prepared.len(),
+            };
+            let taken = tensors_of(taken);
+            turn.between = between + bytes_of(&taken);
+            self.put(&mut values, takes, taken);
+            self.run_segments(turn, &mut values, places)?;
+            deliver_all(&self.fetch_all(turn.bindings, &values, gives)?, deliver)?;
+            Ok(Suspended { values, between: turn.between })
         })
     }
 
@@ -646,30 +616,23 @@ impl Runner {
         place.ok_or(RunError::NoHandOver)
     }
 
-    /// Runs a part of the only program.
+    /// Runs a part of the only program, which gives these values.
     fn run_single(
         &self,
         turn: &mut Turn<'_, '_>,
         executable: &dyn Executable,
         part: Part,
         given: &[Given<'_>],
+        slots: &[SlotId],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
         let program = executable.program();
-        let hand_over =
-            program.hand_over().map(|(_, hand_over)| hand_over).zip(self.schedule.handed.as_ref());
-        let last = (&program.outputs, &self.schedule.outputs);
-        let (inputs, (outputs, slots)) = match (part, hand_over) {
-            (Part::Whole, _) => (&program.inputs, last),
-            (Part::Before, Some((here, slots))) => (&program.inputs, (&here.given, &slots.given)),
-            (Part::After, Some((here, _))) => (&here.taken, last),
-            (Part::Before | Part::After, None) => return Err(RunError::NoHandOver),
-        };
+        let [inputs, outputs] = program.ends(part)?;
         for (&id, value) in inputs.iter().zip(given) {
             let buffer = program.buffer(id);
             assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
         }
-        turn.part(executable, part, inputs.iter().copied().zip(given.iter().map(|value| value.bytes)))?;
+        turn.run(executable, part, given.iter().map(|value| value.bytes))?;
         let start = turn.start();
         let mut bytes = 0;
         for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {
@@ -684,19 +647,19 @@ impl Runner {
     /// As [`Repeated::run_tensors`], with tensors that are counted between the segments already.
     fn run_counted(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
-        let mut values = self.starting(given);
+        let mut values = Vec::new();
+        self.put(&mut values, &self.schedule.inputs, given);
         self.run_segments(turn, &mut values, 0..self.prepared.len())?;
         turn.between = outside;
         self.fetch_all(turn.bindings, &values, &self.schedule.outputs)
     }
 
-    /// The values between segments before the first of these.
-    fn starting(&self, given: Vec<Tensor>) -> Vec<Option<Tensor>> {
-        let mut values: Vec<Option<Tensor>> = vec![None; self.schedule.slots.len()];
-        for (&slot, tensor) in self.schedule.inputs.iter().zip(given) {
+    /// Puts tensors among the values between segments, of which there may be none yet.
+    fn put(&self, values: &mut Vec<Option<Tensor>>, slots: &[SlotId], tensors: Vec<Tensor>) {
+        values.resize(self.schedule.slots.len(), None);
+        for (&slot, tensor) in slots.iter().zip(tensors) {
             values[slot.0 as usize] = Some(tensor);
         }
-        values
     }
 
     /// Some of the values between segments; what lies in planes is read there.
@@ -740,21 +703,19 @@ impl Runner {
         places: Range<usize>,
     ) -> Result<(), RunError> {
         for (node, prepared) in self.schedule.segments[places.clone()].iter().zip(&self.prepared[places]) {
-            turn.work.check_interrupt(SEGMENT_TICKS)?;
+            turn.work.watch.check(SEGMENT_TICKS)?;
             let inputs = self.fetch_all(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
-                (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
+                (Segment::Program(_, shapes), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
-                (Segment::Program(Code::Late(late)), _) => {
+                (Segment::Late(late), _) => {
                     let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;
                     self.runner_of(&specialised, turn)?.run_counted(turn, inputs)?
                 }
                 (Segment::Host(function, label), _) => {
                     let start = turn.start();
-                    let results = function
-                        .call(&inputs)
-                        .map_err(|message| RunError::Host { node: label.to_string(), message })?;
+                    let results = function.call(&inputs).map_err(RunError::about(label))?;
                     if let (Some(observer), Some(start)) = (&mut turn.observer, start) {
                         observer.host(label, start, Instant::now());
                     }
@@ -762,13 +723,10 @@ impl Runner {
                 }
                 (Segment::If(branches, label), Prepared::If(prepared)) => {
                     let (condition, captured) = inputs.split_first().expect("an If has a condition");
-                    if condition.dtype() != DType::Bool || condition.len() != 1 {
-                        let message = format!("the condition is {condition:?}, but one bool is needed");
-                        return Err(RunError::Host { node: label.to_string(), message });
-                    }
-                    let taken = usize::from(condition.data()[0] == 0);
+                    let holds = repeat::flag(condition).map_err(RunError::about(label))?;
+                    let taken = usize::from(!holds);
                     let (name, branch) = branches.both()[taken];
-                    let runner = prepared[taken].runner(&self.backend, branch);
+                    let runner = self.branch(&prepared[taken], branch);
                     let runner = runner.map_err(|message| RunError::Branch {
                         node: label.to_string(),
                         branch: name,
@@ -810,7 +768,7 @@ impl Runner {
                     "{branch} gives {:?} as {tensor:?}, but what follows was made for {dtype}{dims:?}",
                     spec.label
                 );
-                return Err(RunError::Host { node: label.to_owned(), message });
+                return Err(RunError::about(label)(message));
             }
         }
         Ok(())

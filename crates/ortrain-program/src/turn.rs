@@ -134,7 +134,7 @@ impl<'a, 'o> Turn<'a, 'o> {
     ) -> Result<T, RunError> {
         self.work.begin();
         let outcome = run(self);
-        self.work.end(self.bindings, outcome.is_err())?;
+        self.work.watch.end(self.bindings, outcome.is_err())?;
         outcome
     }
 
@@ -148,34 +148,26 @@ impl<'a, 'o> Turn<'a, 'o> {
         }
     }
 
-    /// Runs a program on the elements of its inputs; the results are in the arena.
-    pub(crate) fn program<'v>(
-        &mut self,
-        executable: &dyn Executable,
-        inputs: impl Iterator<Item = &'v [u8]>,
-    ) -> Result<(), RunError> {
-        self.part(executable, Part::Whole, executable.program().inputs.iter().copied().zip(inputs))
-    }
-
     /// Runs a part of a program on the elements of what it takes; what it makes is in the arena.
-    pub(crate) fn part<'v>(
+    pub(crate) fn run<'v>(
         &mut self,
         executable: &dyn Executable,
         part: Part,
-        taken: impl Iterator<Item = (BufferId, &'v [u8])>,
+        taken: impl Iterator<Item = &'v [u8]>,
     ) -> Result<(), RunError> {
         let program = executable.program();
+        let [takes, _] = program.ends(part)?;
         // The second part finds in the workspace what the first one left there.
         if part != Part::After {
             self.work.prepare(program, executable.scratch_bytes(), self.between)?;
         }
         // Those of a run that ended before it began are of no use any more.
-        drop(self.work.kept());
+        self.work.kept.clear();
         let start = self.start();
         let mut copied = 0;
-        for (id, bytes) in taken {
+        for (&id, bytes) in takes.iter().zip(taken) {
             if executable.host_inputs().contains(&id) {
-                self.work.keep(id, bytes);
+                self.work.kept.push((id, bytes.to_vec()));
             }
             if let Place::Work(offset) = program.buffer(id).place {
                 self.work.arena().write(offset, bytes)?;
@@ -204,7 +196,7 @@ impl<'a, 'o> Turn<'a, 'o> {
         shapes: &[Vec<usize>],
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
-        self.program(executable, inputs.iter().map(|tensor| &tensor.data()[..]))?;
+        self.run(executable, Part::Whole, inputs.iter().map(|tensor| &tensor.data()[..]))?;
         let start = self.start();
         let program = executable.program();
         let result = |(&id, dims): (&BufferId, &Vec<usize>)| -> Result<Tensor, RunError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
 use ortrain_onnx::{LoadedModel, ValueInfoProto};
 use ortrain_ops::training::append_stand_in;
-use ortrain_program::{Code, Entry, Program, Schedule, Segment};
+use ortrain_program::{Entry, Program, Schedule, Segment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::{ArtifactOptions, Artifacts, generate_loaded, message_graph};
@@ -299,8 +299,8 @@ impl Parts {
     fn add(&mut self, schedule: &Schedule) {
         for segment in &schedule.segments {
             match &segment.segment {
-                Segment::Program(Code::Ready(..)) | Segment::HandOver(_) => {}
-                Segment::Program(Code::Late(_)) => self.late += 1,
+                Segment::Program(..) | Segment::HandOver(_) => {}
+                Segment::Late(_) => self.late += 1,
                 Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
                 Segment::If(branches, label) => {
                     self.labels.insert(label.to_string());

@@ -145,7 +145,7 @@ mod tests {
         graph.outputs = vec![y];
         let schedule = crate::Specialiser::new(graph.clone(), vec![crate::Role::User]);
         let schedule = schedule.schedule(std::slice::from_ref(&x)).expect("it compiles");
-        assert!(schedule.single().is_some(), "{schedule}");
+        assert!(schedule.single().is_some(), "{}", schedule.schedule());
         assert_eq!(run(&graph, &[x]).expect("it runs")[0].dims(), [1, 2]);
     }
 }

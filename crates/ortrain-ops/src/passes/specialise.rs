@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ortrain_expr::Precision;
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, Value, ValueId, ValueType};
 use ortrain_program::{
-    Branch, BranchSource, Branches, Code, Count, Handed, PassLog, PlaneId, PlanePlace, Program,
-    ProgramBuilder, Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised,
-    Stacked, Target,
+    Branch, BranchSource, Branches, Count, Handed, PassLog, PlaneId, PlanePlace, Program, ProgramBuilder,
+    Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Stacked, Target,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -363,7 +362,7 @@ impl Specialise for Specialiser {
     fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, String> {
         let schedule = self.schedule(inputs).map_err(|error| error.to_string())?;
         // A part that stays as it was would be specialised again without end.
-        if let [SegmentNode { segment: Segment::Program(Code::Late(_)), .. }] = schedule.segments.as_slice() {
+        if let [SegmentNode { segment: Segment::Late(_), .. }] = schedule.segments.as_slice() {
             let node = &self.graph.nodes[0];
             let label = self.graph.node_label(node);
             return Err(format!(
@@ -779,15 +778,15 @@ impl SegmentMaker<'_> {
         // What lies in planes is reached there.
         let given: Vec<ValueId> =
             inputs.iter().copied().filter(|&id| matches!(self.role(id), None | Some(Role::User))).collect();
-        let code = if late {
-            Code::Late(Arc::new(self.late(members, inputs, outputs)))
+        let segment = if late {
+            Segment::Late(Arc::new(self.late(members, inputs, outputs)))
         } else {
             let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs, self.settings)?;
-            Code::Ready(Arc::new(program), shapes)
+            Segment::Program(Arc::new(program), shapes)
         };
         let inputs = given.into_iter().map(|id| self.slot(id)).collect();
         let outputs = outputs.iter().map(|&id| self.slot(id)).collect();
-        self.schedule.segments.push(SegmentNode { inputs, outputs, segment: Segment::Program(code) });
+        self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use ortrain_expr::{DType, Dims, count};
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId};
 use crate::cost::{Traffic, nest_flops};
-use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
+use crate::operand::{Load, Nest, Operand, Use, matrices, nest_buffers, nest_buffers_mut};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
 ///
@@ -127,11 +127,6 @@ impl Attention {
         Body::buffers(self, &mut |id, _| buffers.push(id));
         buffers
     }
-
-    /// The space of a part: batch and these sizes.
-    fn space(&self, sizes: [usize; 2]) -> Dims {
-        self.batch.iter().copied().chain(sizes).collect()
-    }
 }
 
 impl Body for Attention {
@@ -177,7 +172,7 @@ impl Body for Attention {
             return Some(format!("an attention of {dtype} over {:?} and {sizes:?}", self.batch));
         }
         for (operand, sizes) in self.operands() {
-            let (dims, access) = (self.space(sizes), &operand.access);
+            let (dims, access) = (matrices(&self.batch, sizes), &operand.access);
             let fits = access.dtype == dtype
                 && operand.fault(buffers).is_none()
                 && access.strides.len() == dims.len();
@@ -190,7 +185,7 @@ impl Body for Attention {
         }
         self.parts().iter().find_map(|part| {
             let Part { nest, name, accumulators, stores, sizes } = *part;
-            if nest.dims != self.space(sizes)
+            if nest.dims != matrices(&self.batch, sizes)
                 || nest.inner != 0
                 || nest.segments.is_some()
                 || nest.expr.can_fail()
@@ -214,7 +209,8 @@ impl Body for Attention {
     }
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
-        self.operands().for_each(|(operand, sizes)| traffic.read_over(operand, &self.space(sizes)));
+        self.operands()
+            .for_each(|(operand, sizes)| traffic.read_over(operand, &matrices(&self.batch, sizes)));
         self.parts().iter().for_each(|part| traffic.nest(part.nest));
     }
 
@@ -231,6 +227,6 @@ impl Body for Attention {
         };
         let products = (sizes * self.size as u64).saturating_add(widths * self.width as u64);
         let each = products.saturating_mul(2).saturating_add(others);
-        flops.saturating_add(count(self.space([self.queries, self.keys])).saturating_mul(each))
+        flops.saturating_add(count(matrices(&self.batch, [self.queries, self.keys])).saturating_mul(each))
     }
 }

@@ -28,24 +28,30 @@ pub(crate) trait Body {
         self.nest().map_or(0, nest_flops)
     }
 
+    /// The factors of its inner products, how exactly they are taken, and the nest that finishes the products, if that is what
+    /// it computes.
+    fn product(&self) -> Option<([&Operand; 2], Precision, &Nest)> {
+        None
+    }
+
+    /// The factors and the nest of a product, to be changed.
+    fn product_mut(&mut self) -> Option<([&mut Operand; 2], &mut Nest)> {
+        None
+    }
+
     /// The nest that it is, or its epilogue, if it has one and not several.
     fn nest(&self) -> Option<&Nest> {
-        None
+        self.product().map(|(_, _, epilogue)| epilogue)
     }
 
     /// The same, to be changed.
     fn nest_mut(&mut self) -> Option<&mut Nest> {
-        None
+        self.product_mut().map(|(_, epilogue)| epilogue)
     }
 
-    /// The factors of its inner products, and how exactly they are taken, if that is what it computes and finishes with its nest.
+    /// The factors of its inner products, and how exactly they are taken.
     fn factors(&self) -> Option<([&Operand; 2], Precision)> {
-        None
-    }
-
-    /// The same factors, to be changed.
-    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
-        None
+        self.product().map(|(factors, precision, _)| (factors, precision))
     }
 
     /// Calls a function with each buffer, and how it is used: operands first, then results.
@@ -57,7 +63,8 @@ pub(crate) trait Body {
 
     /// Calls a function with each buffer, to be changed, and how it is used.
     fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
-        self.factors_mut().into_iter().flatten().for_each(|factor| each(&mut factor.buffer, Use::Read));
+        let factors = self.product_mut().into_iter().flat_map(|(factors, _)| factors);
+        factors.for_each(|factor| each(&mut factor.buffer, Use::Read));
         self.nest_mut().into_iter().for_each(|nest| nest_buffers_mut(nest, each));
     }
 
@@ -82,7 +89,7 @@ pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]
 
 /// The fault of factors that are taken with less than they are, or of an epilogue that does not fit behind their products.
 pub(super) fn product_fault(product: &dyn Body, buffers: &[Buffer]) -> Option<String> {
-    let ((factors, precision), epilogue) = product.factors().zip(product.nest())?;
+    let (factors, precision, epilogue) = product.product()?;
     if epilogue.segments.is_some() {
         return Some(format!("segments with {} reduced axes", epilogue.inner));
     }

@@ -37,9 +37,8 @@ impl Body for Conv {
 
     fn fault(&self, buffers: &[Buffer]) -> Option<String> {
         let Conv { a, b, epilogue, shape, .. } = self;
-        let fault = product_fault(self, buffers).or_else(|| shape.fault());
-        if fault.is_some() {
-            return fault;
+        if let Some(fault) = product_fault(self, buffers).or_else(|| shape.fault()) {
+            return Some(fault);
         }
         let [a_dims, b_dims, result] = shape.operands();
         for (operand, dims) in [(a, &a_dims), (b, &b_dims)] {
@@ -76,19 +75,11 @@ impl Body for Conv {
         products.saturating_mul(2).saturating_add(nest_flops(&self.epilogue))
     }
 
-    fn nest(&self) -> Option<&Nest> {
-        Some(&self.epilogue)
+    fn product(&self) -> Option<([&Operand; 2], Precision, &Nest)> {
+        Some(([&self.a, &self.b], self.precision, &self.epilogue))
     }
 
-    fn nest_mut(&mut self) -> Option<&mut Nest> {
-        Some(&mut self.epilogue)
-    }
-
-    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
-        Some(([&self.a, &self.b], self.precision))
-    }
-
-    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
-        Some([&mut self.a, &mut self.b])
+    fn product_mut(&mut self) -> Option<([&mut Operand; 2], &mut Nest)> {
+        Some(([&mut self.a, &mut self.b], &mut self.epilogue))
     }
 }

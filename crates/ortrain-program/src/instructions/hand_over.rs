@@ -9,12 +9,12 @@ use crate::operand::Use;
 ///
 /// A forward pass ends here and its backward pass begins, with the gradients of what was given. Data alone decides which
 /// instructions come before: none of those that make what is given needs what is taken.
-#[derive(Clone, Debug)]
-pub struct HandOver {
-    /// What the caller is given.
-    pub given: Vec<BufferId>,
-    /// What the caller hands in. Buffers of the arena that nothing else writes.
-    pub taken: Vec<BufferId>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandOver<T = BufferId> {
+    /// What the caller is given, in order.
+    pub given: Vec<T>,
+    /// What the caller hands in, in order. Buffers are those of the arena that nothing else writes.
+    pub taken: Vec<T>,
 }
 
 impl Body for HandOver {

@@ -5,7 +5,7 @@ use ortrain_expr::{DType, Dims, Precision, UnaryOp, count};
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
 use crate::cost::{Traffic, nest_flops};
-use crate::operand::{Nest, Operand};
+use crate::operand::{Nest, Operand, matrices};
 
 /// Batched matrix product with an epilogue.
 ///
@@ -38,11 +38,7 @@ pub struct MatMul {
 impl MatMul {
     /// The spaces of the factors: `batch + [m, k]` and `batch + [k, n]`.
     pub(crate) fn spaces(&self) -> [Dims; 2] {
-        [self.with([self.m, self.k]), self.with([self.k, self.n])]
-    }
-
-    fn with(&self, sizes: [usize; 2]) -> Dims {
-        self.batch.iter().copied().chain(sizes).collect()
+        [[self.m, self.k], [self.k, self.n]].map(|sizes| matrices(&self.batch, sizes))
     }
 
     /// The factors, each with what it is rounded to.
@@ -84,7 +80,7 @@ impl Body for MatMul {
                 return Some(fault);
             }
         }
-        if epilogue.dims != self.with([self.m, self.n]) || epilogue.inner != 0 {
+        if epilogue.dims != matrices(&self.batch, [self.m, self.n]) || epilogue.inner != 0 {
             return Some("an epilogue over another space than the product".into());
         }
         epilogue.fault()
@@ -98,23 +94,15 @@ impl Body for MatMul {
     }
 
     fn flops(&self) -> u64 {
-        let products = count(self.with([self.m, self.n]).into_iter().chain([self.k]));
+        let products = count(matrices(&self.batch, [self.m, self.n]).into_iter().chain([self.k]));
         products.saturating_mul(2).saturating_add(nest_flops(&self.epilogue))
     }
 
-    fn nest(&self) -> Option<&Nest> {
-        Some(&self.epilogue)
+    fn product(&self) -> Option<([&Operand; 2], Precision, &Nest)> {
+        Some(([&self.a, &self.b], self.precision, &self.epilogue))
     }
 
-    fn nest_mut(&mut self) -> Option<&mut Nest> {
-        Some(&mut self.epilogue)
-    }
-
-    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
-        Some(([&self.a, &self.b], self.precision))
-    }
-
-    fn factors_mut(&mut self) -> Option<[&mut Operand; 2]> {
-        Some([&mut self.a, &mut self.b])
+    fn product_mut(&mut self) -> Option<([&mut Operand; 2], &mut Nest)> {
+        Some(([&mut self.a, &mut self.b], &mut self.epilogue))
     }
 }

@@ -12,7 +12,7 @@ use crate::buffer::add_work;
 use crate::operand::{read_by, written_by};
 use crate::scheduled::NewVersions;
 use crate::target::{BatchTiles, Target};
-use crate::{Buffer, BufferId, Conv, Instruction, Operand, ScheduledInstruction, is_work};
+use crate::{Buffer, Conv, Instruction, Operand, ScheduledInstruction, is_work};
 
 /// Pairs that are tried.
 const MOST: usize = 32;
@@ -25,7 +25,7 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let mut tried = draft.clone();
     let mut best: Option<(usize, usize, Draft)> = None;
     for pairs in 1..=MOST {
-        tried.instructions = in_parts(&mut tried.buffers, &tried.instructions, &found);
+        tried.instructions = in_parts(&mut tried, &found);
         let planned = arena(&tried)?;
         if planned < best.as_ref().map_or(whole - whole / tiles.worth, |best| best.0) {
             best = Some((planned, pairs, tried.clone()));
@@ -47,18 +47,17 @@ struct Pair {
 
 /// The pair whose result in between is the largest of those alive at an instruction.
 fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    let Draft { instructions, buffers, .. } = draft;
     let uses = draft.uses();
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
     let found = firsts.filter_map(|first| {
         let between = convolution(&instructions[first])?.epilogue.stores[0].buffer;
-        let is_seen = inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between);
         let mut readers = uses.readers(between).iter().filter(|&reader| reader != first);
         let second = readers.next().filter(|&second| second >= at && readers.next().is_none())?;
-        if is_seen || uses.writers(between).only() != Some(first) {
+        if draft.is_seen(between) || uses.writers(between).only() != Some(first) {
             return None;
         }
-        let images = images(draft, tiles, (first, second), between)?;
+        let images = images(draft, tiles, first, second)?;
         Some((buffers[between.0 as usize].bytes(), Pair { first, second, images }))
     });
     found.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
@@ -77,17 +76,13 @@ fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
 }
 
 /// How many images go through two convolutions at a time, if that can be and is worth it.
-fn images(
-    draft: &Draft,
-    tiles: BatchTiles,
-    (first, second): (usize, usize),
-    between: BufferId,
-) -> Option<usize> {
+fn images(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
     let (one, other) = (convolution(&instructions[first])?, convolution(&instructions[second])?);
     let (nest, next) = (&one.epilogue, &other.epilogue);
     let whole = Access::contiguous(nest.stores[0].access.dtype, &nest.dims);
     let batch = one.shape.batch;
+    let between = nest.stores[0].buffer;
     let bytes = buffers[between.0 as usize].bytes();
     let fits = nest.stores.len() == 1
         && nest.stores[0].access == whole
@@ -114,11 +109,8 @@ fn images(
 }
 
 /// The instructions with a pair in parts.
-fn in_parts(
-    buffers: &mut Vec<Buffer>,
-    instructions: &[ScheduledInstruction],
-    pair: &Pair,
-) -> Vec<ScheduledInstruction> {
+fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
+    let Draft { instructions, buffers, .. } = draft;
     let &Pair { first, second, images } = pair;
     let between = instructions[first].instruction.writes()[0];
     let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
@@ -126,7 +118,7 @@ fn in_parts(
     let batch = before.shape.batch;
     let part_len = len / batch * images;
     let id = add_work(buffers, label, dtype, part_len);
-    let mut new_versions = NewVersions::after(instructions);
+    let mut new_versions = NewVersions::after(instructions.iter());
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
     for (k, scheduled) in instructions.iter().enumerate() {
         if k != second {
@@ -176,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::reference::evaluate;
-    use crate::{Entries, Load, Nest, Program, ProgramBuilder, Scalars};
+    use crate::{BufferId, Entries, Load, Nest, Program, ProgramBuilder, Scalars};
 
     const IMAGES: usize = 4;
     const CHANNELS: usize = 64;

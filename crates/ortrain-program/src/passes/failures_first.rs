@@ -15,13 +15,11 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, .. } = draft;
     let writes_state =
         |i: &ScheduledInstruction| i.instruction.writes().iter().any(|&id| !is_work(buffers, id));
-    let Some(last_failing) = instructions.iter().rposition(|i| i.instruction.can_fail()) else {
-        return Ok(Changed(0));
-    };
-    if !instructions[..last_failing].iter().any(writes_state) {
+    let last_failing = instructions.iter().rposition(|i| i.instruction.can_fail()).unwrap_or(0);
+    let moved = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
+    if moved == 0 {
         return Ok(Changed(0));
     }
-    let moved = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
     let mut early = vec![false; instructions.len()];
     let mut wanted = vec![false; buffers.len()];
     // What is written early has been read, and written before, by then.

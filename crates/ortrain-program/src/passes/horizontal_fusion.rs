@@ -96,7 +96,8 @@ impl<'a> Groups<'a> {
     fn add(&mut self, scheduled: ScheduledInstruction) {
         let stays = scheduled.instruction.must_stay();
         let kind = if stays { None } else { Kind::of(&scheduled) };
-        let earliest = self.earliest(&scheduled);
+        let mut earliest = self.floor;
+        scheduled.instruction.buffers(&mut |id, used| earliest = earliest.max(self.spans.earliest(id, used)));
         let beside = kind.as_ref().and_then(|kind| self.last.get(kind)).copied();
         let fits = |&at: &usize| at >= earliest && self.places[at].len() < MOST;
         let beside = beside.filter(fits);
@@ -112,15 +113,6 @@ impl<'a> Groups<'a> {
         if stays {
             self.floor = self.places.len();
         }
-    }
-
-    /// The first place at which an instruction could run.
-    fn earliest(&self, scheduled: &ScheduledInstruction) -> usize {
-        let mut earliest = self.floor;
-        scheduled.instruction.buffers(&mut |id, used| {
-            earliest = earliest.max(self.spans.earliest(id, used));
-        });
-        earliest
     }
 }
 

@@ -13,12 +13,12 @@ use std::cmp::Reverse;
 use ortrain_expr::{Access, Builder, CompareOp, DType, Type};
 
 use super::Changed;
-use super::memory_plan::{arena, sharing};
+use super::memory_plan::{arena, shared};
 use crate::align;
-use crate::buffer::{add_work, flags};
+use crate::buffer::add_work;
 use crate::draft::Draft;
 use crate::error::ProgramError;
-use crate::liveness::{Life, alive};
+use crate::liveness::{Life, Liveness, alive};
 use crate::scheduled::NewVersions;
 use crate::target::Target;
 use crate::uses::Uses;
@@ -61,43 +61,17 @@ struct Choice<'a> {
     /// Elements of a mask, at least.
     least: usize,
     uses: Uses,
-    is_input: Vec<bool>,
-    is_output: Vec<bool>,
-    /// Of each buffer whose bytes it has, and between which places they are taken.
+    /// Of each buffer whose bytes it has, and between which instructions they are taken.
     owners: Vec<usize>,
-    lives: Vec<Option<Life>>,
+    lives: Liveness,
     /// Of each buffer how it is packed, if it is.
     packed: Vec<Option<Mask>>,
 }
 
 impl<'a> Choice<'a> {
     fn new(draft: &'a Draft, least: usize) -> Choice<'a> {
-        let count = draft.buffers.len();
-        let mut choice = Choice {
-            draft,
-            least,
-            uses: draft.uses(),
-            is_input: flags(count, &draft.inputs),
-            is_output: flags(count, &draft.outputs),
-            owners: sharing(draft),
-            lives: Vec::new(),
-            packed: vec![None; count],
-        };
-        choice.lives = (0..count).map(|k| choice.life(BufferId(k as u32))).collect();
-        for k in 0..count {
-            let owner = choice.owners[k];
-            let both = choice.lives[k].into_iter().chain(choice.lives[owner]);
-            choice.lives[owner] = both.reduce(Life::hull);
-        }
-        choice
-    }
-
-    /// The places at which a buffer holds something needed.
-    fn life(&self, id: BufferId) -> Option<Life> {
-        let k = id.0 as usize;
-        let given = self.is_input[k].then_some(0);
-        let wanted = self.is_output[k].then_some(self.places() as isize - 1);
-        Life::over(self.touched(id).map(|at| at as isize).chain(given).chain(wanted))
+        let (owners, lives) = shared(draft);
+        Choice { draft, least, uses: draft.uses(), owners, lives, packed: vec![None; draft.buffers.len()] }
     }
 
     /// The places at which a buffer is written or read.
@@ -115,9 +89,7 @@ impl<'a> Choice<'a> {
         let buffer = &self.draft.buffers[k];
         if buffer.dtype != DType::Bool
             || buffer.len < self.least
-            || !self.draft.is_work(id)
-            || self.is_input[k]
-            || self.is_output[k]
+            || self.draft.is_seen(id)
             || self.owners.iter().enumerate().any(|(other, &owner)| (owner == k) != (other == k))
         {
             return false;
@@ -180,11 +152,13 @@ impl<'a> Choice<'a> {
 
     /// Bytes that are alive at each place.
     fn alive(&self) -> Vec<i128> {
-        let mut lives: Vec<(Life, i128)> = Vec::with_capacity(self.lives.len());
+        let mut lives: Vec<(Life, i128)> = Vec::with_capacity(self.owners.len());
         let mut add = |bytes: usize, life: Option<Life>| {
             // Absurd sizes are refused when they are placed.
             lives.extend(life.map(|life| (life, align(bytes.min(1 << 48)) as i128)));
         };
+        // Inputs are there from the first place on, outputs up to the last one.
+        let place = |at: isize| (at * PLACES as isize).clamp(0, self.places() as isize - 1);
         for (k, buffer) in self.draft.buffers.iter().enumerate() {
             let id = BufferId(k as u32);
             if !self.draft.is_work(id) || self.owners[k] != k {
@@ -192,7 +166,8 @@ impl<'a> Choice<'a> {
             }
             let bytes = buffer.len.saturating_mul(buffer.dtype.size());
             let Some(Mask { writer, reader, .. }) = self.packed[k] else {
-                add(bytes, self.lives[k]);
+                let life = self.lives.life(k);
+                add(bytes, life.map(|Life { first, last }| Life { first: place(first), last: place(last) }));
                 continue;
             };
             let (packed, unpacked) = ((writer * PLACES + 1) as isize, (reader * PLACES - 1) as isize);
@@ -249,17 +224,11 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
-        let node = scheduled.node.clone();
-        let map = |map, versions| ScheduledInstruction {
-            instruction: Instruction::from(map),
-            entries: Entries::ALL,
-            node: node.clone(),
-            versions,
-        };
+        let given = ScheduledInstruction { entries: Entries::ALL, ..scheduled.clone() };
         let both = || masks.iter().zip(&made);
         for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
-            let versions = Versions::of_map(bits, again);
-            result.push(map(unpacking(bytes(mask), bits.0, again.0), versions));
+            let map = Instruction::from(unpacking(bytes(mask), bits.0, again.0));
+            result.push(given.with(map, &Versions::of_map(bits, again)));
         }
         let read = |id: BufferId| {
             let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
@@ -270,12 +239,11 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
             scheduled.versions = scheduled.versions.with_read(again, version);
         }
         scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
-        let written = scheduled.versions.clone();
         result.push(scheduled);
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
-            let versions = written.written(mask.buffer).map(|mask_made| (mask.buffer, mask_made));
-            let versions = versions.map(|mask_made| Versions::of_map(mask_made, bits)).unwrap_or_default();
-            result.push(map(packing(bytes(mask), mask.buffer, bits.0), versions));
+            let made = given.versions.written(mask.buffer).map(|version| (mask.buffer, version));
+            let versions = made.map(|made| Versions::of_map(made, bits)).unwrap_or_default();
+            result.push(given.with(Instruction::from(packing(bytes(mask), mask.buffer, bits.0)), &versions));
         }
     }
     *instructions = result;

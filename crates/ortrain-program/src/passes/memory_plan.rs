@@ -53,8 +53,7 @@ pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
 /// The blocks of a program, packed.
 fn packed(draft: &Draft) -> Result<Packed, ProgramError> {
     let Draft { instructions, buffers, .. } = draft;
-    let mut lives = draft.liveness();
-    let group = shared(draft, &mut lives);
+    let (group, lives) = shared(draft);
     let mut blocks = Vec::new();
     for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
         let Some(life) = lives.life(k) else { continue };
@@ -70,16 +69,10 @@ fn packed(draft: &Draft) -> Result<Packed, ProgramError> {
     Ok(Packed { group, blocks, offsets, total })
 }
 
-/// For each buffer the first of those that share its bytes, because results take the place of what is read last.
-pub(super) fn sharing(draft: &Draft) -> Vec<usize> {
-    shared(draft, &mut draft.liveness())
-}
-
 /// The instruction at which most is alive.
 pub(super) fn fullest(draft: &Draft) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
-    let mut lives = draft.liveness();
-    let group = shared(draft, &mut lives);
+    let (group, lives) = shared(draft);
     let is_block = |&(k, _): &(usize, Life)| group[k] == k && is_work(buffers, BufferId(k as u32));
     let blocks = lives.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
     let alive = alive(instructions.len(), blocks);
@@ -87,10 +80,11 @@ pub(super) fn fullest(draft: &Draft) -> Option<usize> {
     (0..instructions.len()).max_by_key(|&at| (alive[at + 1], Reverse(at)))
 }
 
-/// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes.
-/// Its life becomes that of all of them.
-fn shared(draft: &Draft, lives: &mut Liveness) -> Vec<usize> {
+/// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes,
+/// and the lives of buffers. That of the first one is the life of all of them.
+pub(super) fn shared(draft: &Draft) -> (Vec<usize>, Liveness) {
     let Draft { instructions, buffers, .. } = draft;
+    let mut lives = draft.liveness();
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, scheduled) in instructions.iter().enumerate() {
         let Some(nest) = scheduled.instruction.flexible_nest() else { continue };
@@ -126,7 +120,7 @@ fn shared(draft: &Draft, lives: &mut Liveness) -> Vec<usize> {
             }
         }
     }
-    group
+    (group, lives)
 }
 
 /// Whether a load and a store reach the same bytes at every point.

@@ -32,12 +32,11 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 
 /// The positions of a window, if only gradients of the same windows read them, and the type of numbers of cells.
 fn numbered_by(draft: &Draft, at: usize) -> Option<(BufferId, DType)> {
-    let Draft { instructions, inputs, outputs, .. } = draft;
+    let Draft { instructions, .. } = draft;
     let Instruction::Window(window) = &instructions[at].instruction else { return None };
     let Window { shape, index: Some(index), .. } = &**window else { return None };
     let id = index.operand.buffer;
-    let is_seen = inputs.contains(&id) || outputs.contains(&id) || !draft.is_work(id);
-    if is_seen || index.kind != IndexKind::Element {
+    if draft.is_seen(id) || index.kind != IndexKind::Element {
         return None;
     }
     let others = |other: &ScheduledInstruction| match &other.instruction {

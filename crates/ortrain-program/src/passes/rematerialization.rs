@@ -87,10 +87,35 @@ struct Order {
     roots: Vec<Value>,
 }
 
-/// Where each value is needed, and how many bytes are alive at each entry.
-struct Lives {
-    of_values: Liveness,
-    alive: Vec<i64>,
+/// The origins of the entries of a program as it was.
+fn origins(program: &Program, order: &[Entry]) -> Vec<Origin> {
+    let Program { buffers, instructions, inputs, outputs, .. } = program;
+    let mut writers = vec![0; buffers.len()];
+    order.iter().flat_map(|entry| &entry.writes).for_each(|&value| writers[value] += 1);
+    // Given from outside, or wanted there.
+    let [inputs, outputs] = [inputs, outputs].map(|ids| flags(buffers.len(), ids));
+    let origin = |entry: &Entry| {
+        let ScheduledInstruction { instruction, entries, .. } = &instructions[entry.origin];
+        let Cost { flops, bytes } = instruction.cost_over(buffers);
+        let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
+            && entry.writes.iter().all(|&value| writers[value] == 1 && !outputs[value]);
+        // Inputs, and what is made once.
+        let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!inputs[value]));
+        let is_plane = |id: &BufferId| matches!(buffers[id.0 as usize].place, Place::Plane(..));
+        let planes: BufferIds = instruction.reads().into_iter().filter(is_plane).collect();
+        let shares = |a: BufferId, b: BufferId| share_bytes(&buffers[a.0 as usize], &buffers[b.0 as usize]);
+        let changes = |later: &ScheduledInstruction| {
+            let written = later.instruction.writes();
+            written.iter().any(|&id| planes.iter().any(|&plane| shares(plane, id)))
+        };
+        let mut later = (entry.origin..instructions.len()).filter(|_| !planes.is_empty());
+        Origin {
+            seconds: flops as f64 / SPEED.flops + bytes as f64 / SPEED.bytes,
+            repeats: own && steady && *entries == Entries::ALL && !instruction.must_stay(),
+            until: later.find(|&later| changes(&instructions[later])).unwrap_or(usize::MAX),
+        }
+    };
+    order.iter().map(origin).collect()
 }
 
 struct Recomputation<'a> {
@@ -98,9 +123,6 @@ struct Recomputation<'a> {
     origins: Vec<Origin>,
     /// Bytes of each buffer in the work arena; of others, none.
     sizes: Vec<i64>,
-    /// Given from outside, or wanted there.
-    inputs: Vec<bool>,
-    outputs: Vec<bool>,
     order: Order,
 }
 
@@ -117,53 +139,14 @@ impl<'a> Recomputation<'a> {
             Place::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
             _ => 0,
         };
-        let mut work = Recomputation {
-            program,
-            origins: Vec::new(),
-            sizes: program.buffers.iter().map(size).collect(),
-            inputs: flags(program.buffers.len(), &program.inputs),
-            outputs: flags(program.buffers.len(), &program.outputs),
-            order: Order { entries, roots: (0..program.buffers.len()).collect() },
-        };
-        let mut writers = vec![0; program.buffers.len()];
-        work.order.entries.iter().flat_map(|entry| &entry.writes).for_each(|&value| writers[value] += 1);
-        work.origins = (0..program.instructions.len()).map(|at| work.origin(at, &writers)).collect();
-        work
+        let sizes = program.buffers.iter().map(size).collect();
+        let origins = origins(program, &entries);
+        let order = Order { entries, roots: (0..program.buffers.len()).collect() };
+        Recomputation { program, origins, sizes, order }
     }
 
-    fn origin(&self, at: usize, writers: &[usize]) -> Origin {
-        let Program { buffers, instructions, .. } = self.program;
-        let ScheduledInstruction { instruction, entries, .. } = &instructions[at];
-        let Cost { flops, bytes } = instruction.cost_over(buffers);
-        let entry = &self.order.entries[at];
-        let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
-            && entry.writes.iter().all(|&value| writers[value] == 1 && !self.outputs[value]);
-        // Inputs, and what is made once.
-        let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!self.inputs[value]));
-        let planes: Vec<&Buffer> = instruction
-            .reads()
-            .into_iter()
-            .map(|id| &buffers[id.0 as usize])
-            .filter(|buffer| matches!(buffer.place, Place::Plane(..)))
-            .collect();
-        let changes = |later: &ScheduledInstruction| {
-            let written = later.instruction.writes();
-            written.iter().any(|id| planes.iter().any(|plane| share_bytes(plane, &buffers[id.0 as usize])))
-        };
-        let until =
-            (at..instructions.len()).find(|&later| !planes.is_empty() && changes(&instructions[later]));
-        Origin {
-            seconds: flops as f64 / SPEED.flops + bytes as f64 / SPEED.bytes,
-            repeats: own && steady && *entries == Entries::ALL && !instruction.must_stay(),
-            until: until.unwrap_or(usize::MAX),
-        }
-    }
-
-    fn size(&self, order: &Order, value: Value) -> i64 {
-        self.sizes[order.roots[value]]
-    }
-
-    fn lives(&self, order: &Order) -> Lives {
+    /// Where each value is needed, and how many bytes are alive at each entry.
+    fn lives(&self, order: &Order) -> (Liveness, Vec<i64>) {
         let mut lives = Liveness::new(order.roots.len());
         // Inputs and outputs are alive in a program of no instructions, too.
         let places = order.entries.len().max(1);
@@ -172,22 +155,22 @@ impl<'a> Recomputation<'a> {
         for (at, entry) in order.entries.iter().enumerate() {
             entry.reads.iter().chain(&entry.writes).for_each(|&value| lives.touch(value, at as isize));
         }
-        let taken = lives.iter().map(|(value, life)| (life, i128::from(self.size(order, value))));
+        let taken = lives.iter().map(|(value, life)| (life, i128::from(self.sizes[order.roots[value]])));
         let alive = alive(places, taken)[1..=places].iter().map(|&bytes| bytes as i64).collect();
-        Lives { of_values: lives, alive }
+        (lives, alive)
     }
 
     fn peak(&self) -> i64 {
-        self.lives(&self.order).alive.into_iter().max().unwrap_or(0)
+        self.lives(&self.order).1.into_iter().max().unwrap_or(0)
     }
 
     /// Lets instructions run again until no more than `goal` bytes are alive anywhere; says whether that was possible.
     fn lower(&mut self, goal: i64) -> bool {
         loop {
-            let lives = self.lives(&self.order);
+            let (lives, alive) = self.lives(&self.order);
             let above = |alive: &[i64]| alive.iter().map(|&alive| (alive - goal).max(0)).sum::<i64>();
-            let excess = above(&lives.alive);
-            let Some(peak) = (0..lives.alive.len()).max_by_key(|&at| lives.alive[at]) else { return true };
+            let excess = above(&alive);
+            let Some(peak) = (0..alive.len()).max_by_key(|&at| alive[at]) else { return true };
             if excess == 0 {
                 return true;
             }
@@ -196,7 +179,7 @@ impl<'a> Recomputation<'a> {
                 for depth in DEPTHS {
                     let mut order = self.order.clone();
                     let seconds = self.make_again(&mut order, &lives, value, to, depth);
-                    let less = excess - above(&self.lives(&order).alive);
+                    let less = excess - above(&self.lives(&order).1);
                     let gain = less as f64 / seconds.max(1e-9);
                     // Of equal gains the first, so that the same program always becomes the same.
                     if less > 0 && best.as_ref().is_none_or(|(most, _)| gain > *most) {
@@ -211,20 +194,24 @@ impl<'a> Recomputation<'a> {
 
     /// Values that nothing uses at the peak, but something later, with the place of that: those that free most for what
     /// making them again takes.
-    fn candidates(&self, lives: &Lives, peak: usize) -> Vec<(Value, usize)> {
+    fn candidates(&self, lives: &Liveness, peak: usize) -> Vec<(Value, usize)> {
         let entries = &self.order.entries;
         let mut found: Vec<(f64, Value, usize)> = Vec::new();
         for (at, entry) in entries.iter().enumerate().take(peak) {
             let origin = &self.origins[entry.origin];
             for &value in &entry.writes {
                 let reads = |at: &usize| entries[*at].reads.contains(&value);
-                let alive = lives.of_values.life(value).is_some_and(|life| life.last > peak as isize);
+                let alive = lives.life(value).is_some_and(|life| life.last > peak as isize);
                 if !origin.repeats || !alive || reads(&peak) {
                     continue;
                 }
                 let Some(to) = (peak + 1..entries.len()).find(reads) else { continue };
                 debug_assert!(at < to);
-                found.push((self.size(&self.order, value) as f64 / origin.seconds.max(1e-9), value, to));
+                found.push((
+                    self.sizes[self.order.roots[value]] as f64 / origin.seconds.max(1e-9),
+                    value,
+                    to,
+                ));
             }
         }
         found.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -234,7 +221,7 @@ impl<'a> Recomputation<'a> {
 
     /// Puts copies of what makes a value before entry `to`, and of up to `depth` generations of what that needs and is
     /// gone by then; whoever comes after reads the copies. Returns the seconds that it costs.
-    fn make_again(&self, order: &mut Order, lives: &Lives, value: Value, to: usize, depth: usize) -> f64 {
+    fn make_again(&self, order: &mut Order, lives: &Liveness, value: Value, to: usize, depth: usize) -> f64 {
         let maker = |order: &Order, value: Value| {
             order.entries[..to].iter().rposition(|entry| entry.writes.contains(&value))
         };
@@ -263,26 +250,19 @@ impl<'a> Recomputation<'a> {
         let mut new: Vec<(Value, Value)> = Vec::new();
         let mut copies = Vec::new();
         for at in places {
-            let Entry { origin, reads, writes, .. } = order.entries[at].clone();
-            let reads = reads
-                .into_iter()
-                .map(|read| {
-                    let root = order.roots[read];
-                    let known = new.iter().find(|(other, _)| *other == root);
-                    known.map_or_else(|| self.version(order, lives, read, to).0, |pair| pair.1)
-                })
-                .collect();
-            let writes = writes
-                .into_iter()
-                .map(|write| {
-                    let root = order.roots[write];
-                    order.roots.push(root);
-                    new.push((root, order.roots.len() - 1));
-                    order.roots.len() - 1
-                })
-                .collect();
-            seconds += self.origins[origin].seconds;
-            copies.push(Entry { origin, reads, writes, is_copy: true });
+            let mut copy = Entry { is_copy: true, ..order.entries[at].clone() };
+            for read in &mut copy.reads {
+                let known = new.iter().find(|(root, _)| *root == order.roots[*read]);
+                *read = known.map_or_else(|| self.version(order, lives, *read, to).0, |pair| pair.1);
+            }
+            for write in &mut copy.writes {
+                let root = order.roots[*write];
+                *write = order.roots.len();
+                order.roots.push(root);
+                new.push((root, *write));
+            }
+            seconds += self.origins[copy.origin].seconds;
+            copies.push(copy);
         }
         for entry in &mut order.entries[to..] {
             for read in &mut entry.reads {
@@ -311,10 +291,10 @@ impl<'a> Recomputation<'a> {
     }
 
     /// The version of a value that lives longest among those made before an entry, and how long it lives.
-    fn version(&self, order: &Order, lives: &Lives, value: Value, to: usize) -> (Value, usize) {
+    fn version(&self, order: &Order, lives: &Liveness, value: Value, to: usize) -> (Value, usize) {
         let root = order.roots[value];
         // Values that are new have no lives yet.
-        let versions = lives.of_values.iter().filter_map(|(other, Life { first, last })| {
+        let versions = lives.iter().filter_map(|(other, Life { first, last })| {
             (order.roots[other] == root && first < to as isize).then_some((other, last.unsigned_abs()))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))

@@ -13,7 +13,6 @@ use crate::scheduled::NewVersions;
 use crate::uses::Places;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScatterAdd, ScheduledInstruction,
-    is_work,
 };
 
 /// Moves sums behind the maps that read their targets, one map after the other.
@@ -33,7 +32,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 
 /// The instructions with the sums at `at` behind the maps that read them, if that is all that becomes of them.
 fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec<ScheduledInstruction>> {
-    let Draft { instructions, buffers, inputs, outputs, .. } = draft;
+    let Draft { instructions, buffers, .. } = draft;
     let ScheduledInstruction { instruction: Instruction::ScatterAdd(sums), entries, versions, .. } =
         &instructions[at]
     else {
@@ -44,10 +43,8 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
     let buffer = |id: BufferId| &buffers[id.0 as usize];
     let in_a_plane = |id: BufferId| matches!(buffer(id).place, Place::Plane(..));
     if sums.last
-        || !is_work(buffers, target)
+        || draft.is_seen(target)
         || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
-        || inputs.contains(&target)
-        || outputs.contains(&target)
         || in_a_plane(source)
         || in_a_plane(index_buffer)
         // The source is needed for longer, and the target no more: that must be no loss.

@@ -21,65 +21,61 @@ use crate::uses::Uses;
 use crate::versions::Versions;
 use crate::{Buffer, BufferId, Entries, Instruction, MatMul, Nest, Operand, ScheduledInstruction};
 
-/// Products that read the same elements of a buffer between two writes to it.
+/// The right factor of products, with the length of their sums and the number of their columns.
+type Matrix = (Operand, [usize; 2]);
+
+/// Products that read the same matrix between two writes to its buffer.
 struct Group {
-    product: MatMul,
     readers: Vec<usize>,
     entries: Entries,
 }
 
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(panels) = target.panels else { return Ok(Changed(0)) };
-    let changes = lay_panels(panels, &mut draft.instructions, &mut draft.buffers);
+    let changes = lay_panels(panels, draft);
     // A map that moved elements to where a matrix was read may have become one into panels.
     Ok(Changed(changes + remove_unused(draft)))
 }
 
 /// Lays matrices in panels; returns their number.
-fn lay_panels(
-    shape: Panels,
-    instructions: &mut Vec<ScheduledInstruction>,
-    buffers: &mut Vec<Buffer>,
-) -> usize {
-    let uses = Uses::of(buffers, instructions);
-    let mut open: FxHashMap<(Operand, [usize; 2]), Group> = FxHashMap::default();
-    let mut groups: Vec<Group> = Vec::new();
+fn lay_panels(shape: Panels, draft: &mut Draft) -> usize {
+    let uses = draft.uses();
+    let Draft { instructions, buffers, .. } = draft;
+    let mut open: FxHashMap<Matrix, Group> = FxHashMap::default();
+    let mut groups: Vec<(Matrix, Group)> = Vec::new();
     for (at, scheduled) in instructions.iter().enumerate() {
         if let Instruction::MatMul(product) = &scheduled.instruction
             && fits(product, shape)
         {
             let key = (product.b.clone(), [product.k, product.n]);
-            let group = open.entry(key).or_insert_with(|| Group {
-                product: (**product).clone(),
-                readers: Vec::new(),
-                entries: Entries::NONE,
-            });
+            let group =
+                open.entry(key).or_insert_with(|| Group { readers: Vec::new(), entries: Entries::NONE });
             group.readers.push(at);
             group.entries = group.entries.or(scheduled.entries);
         }
         for written in scheduled.instruction.writes() {
-            let is_written = |key: &(Operand, [usize; 2])| uses.cell(key.0.buffer) == uses.cell(written);
-            groups.extend(open.extract_if(|key, _| is_written(key)).map(|(_, group)| group));
+            groups.extend(open.extract_if(|(b, _), _| uses.cell(b.buffer) == uses.cell(written)));
         }
     }
-    groups.extend(open.into_values());
-    groups.retain(|group| group.readers.len() >= shape.products);
+    groups.extend(open);
+    groups.retain(|(_, group)| group.readers.len() >= shape.products);
     // Maps of hashes have no order.
-    groups.sort_unstable_by_key(|group| group.readers[0]);
+    groups.sort_unstable_by_key(|(_, group)| group.readers[0]);
 
     let mut new_versions = NewVersions::after(instructions.iter());
     let mut maps: Vec<ScheduledInstruction> = Vec::with_capacity(groups.len());
-    for group in &groups {
-        let Group { product, readers, entries } = group;
-        let Buffer { label, dtype, .. } = &buffers[product.b.buffer.0 as usize];
+    for ((b, sides), group) in &groups {
+        let Group { readers, entries } = group;
+        let Buffer { label, dtype, .. } = &buffers[b.buffer.0 as usize];
         let (label, dtype) = (format!("{label} in panels"), *dtype);
-        let (panels, version) = (add_work(buffers, label, dtype, product.k * product.n), new_versions.next());
+        let (panels, version) = (add_work(buffers, label, dtype, sides[0] * sides[1]), new_versions.next());
         let seen = readers.iter().try_fold(Versions::default(), |seen, &reader| {
-            seen.reading_also(&instructions[reader].versions.read_of(product.b.buffer))
+            seen.reading_also(&instructions[reader].versions.read_of(b.buffer))
         });
         let seen = seen.expect("nothing writes a matrix between the products of a group");
-        let map = layout(product, panels, shape.columns);
-        let (map, seen) = moved(instructions, &uses, group, &map).unwrap_or((map, seen));
+        let dims = [sides[1] / shape.columns, sides[0], shape.columns];
+        let map = Nest::copy(&dims, parted(b, shape.columns), Operand::whole(panels, b.access.dtype, &dims));
+        let (map, seen) = moved(instructions, &uses, b.buffer, group, &map).unwrap_or((map, seen));
         let first = ScheduledInstruction { entries: *entries, ..instructions[readers[0]].clone() };
         maps.push(first.with(Instruction::from(map), &seen.with_write(panels, version)));
         for &reader in readers {
@@ -91,7 +87,7 @@ fn lay_panels(
         }
     }
     // From the last on, so that places stay what they are.
-    for (group, map) in groups.iter().zip(maps).rev() {
+    for ((_, group), map) in groups.iter().zip(maps).rev() {
         instructions.insert(group.readers[0], map);
     }
     groups.len()
@@ -121,22 +117,16 @@ fn parted(operand: &Operand, columns: usize) -> Operand {
     operand.with_access(Access { strides, ..operand.access.clone() })
 }
 
-/// The map that copies B of a product into panels.
-fn layout(product: &MatMul, panels: BufferId, columns: usize) -> Nest {
-    let dims = [product.n / columns, product.k, columns];
-    let to = Operand::whole(panels, product.b.access.dtype, &dims);
-    Nest::copy(&dims, parted(&product.b, columns), to)
-}
-
 /// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
 /// these products alone want them there; and the versions that the other map was given.
 fn moved(
     instructions: &[ScheduledInstruction],
     uses: &Uses,
+    value: BufferId,
     group: &Group,
     map: &Nest,
 ) -> Option<(Nest, Versions)> {
-    let (value, first) = (group.product.b.buffer, group.readers[0]);
+    let first = group.readers[0];
     let maker = uses.writers(value).only().filter(|&maker| maker < first)?;
     let ScheduledInstruction { instruction, entries, versions, .. } = &instructions[maker];
     let guest = instruction.as_map().filter(|guest| guest.stores.len() == 1 && only_moves(guest))?;

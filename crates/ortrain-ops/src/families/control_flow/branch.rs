@@ -335,7 +335,7 @@ mod tests {
     use std::sync::Arc;
 
     use ortrain_graph::Tensor;
-    use ortrain_program::{Code, Memory, PlaneId, RunError, Scalars, Schedule, Segment};
+    use ortrain_program::{Memory, PlaneId, RunError, Scalars, Schedule, Segment};
 
     use super::*;
     use crate::passes::infer::infer;
@@ -547,8 +547,7 @@ mod tests {
         let x = spread(&[3], 8);
         let graph = of_two_lengths(&x);
         let made = schedule(&graph, &[flag(true), x.clone()]);
-        let late =
-            made.segments.iter().filter(|node| matches!(node.segment, Segment::Program(Code::Late(_))));
+        let late = made.segments.iter().filter(|node| matches!(node.segment, Segment::Late(_)));
         assert_eq!(late.count(), 1, "{made}");
         for (condition, len) in [(true, 3), (false, 6)] {
             let inputs = [flag(condition), x.clone()];

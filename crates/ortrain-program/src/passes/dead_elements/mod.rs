@@ -163,9 +163,8 @@ fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
     seen
 }
 
-/// Where the results of a nest may be other than zero.
-fn parts_of_results(nest: &Nest, parts: &[Part]) -> Vec<Part> {
-    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+/// Notes of each result of a nest where it may be other than zero, if that is less than is known.
+fn note_results(nest: &Nest, parts: &[Part], results: &mut [Part]) {
     let nowhere = Part::Nowhere;
     for part in different(parts).into_iter().chain([&nowhere]) {
         let zero = zero_registers(nest, &zero_outside(parts, part), true);
@@ -175,7 +174,6 @@ fn parts_of_results(nest: &Nest, parts: &[Part]) -> Vec<Part> {
             }
         }
     }
-    results
 }
 
 /// Loads that find nothing but zeros.
@@ -204,7 +202,9 @@ fn zeros_of_nest(nest: &Nest, written: &[Band]) -> Zeros {
             }
         }
     }
-    Zeros { terms, results: parts_of_results(nest, &outer), loads: zero_loads(&parts) }
+    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+    note_results(nest, &outer, &mut results);
+    Zeros { terms, results, loads: zero_loads(&parts) }
 }
 
 /// Whether results of a nest are the same at all points along its reduced axes, where its stores are.
@@ -250,11 +250,7 @@ fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
             loads.push(0);
         }
         parts[0] = part.along(|axis| axis != sums);
-        for (result, found) in results.iter_mut().zip(parts_of_results(nest, &parts)) {
-            if found.share() < result.share() {
-                *result = found;
-            }
-        }
+        note_results(nest, &parts, &mut results);
     }
     Zeros { terms, results, loads }
 }

@@ -11,8 +11,8 @@ use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, 
 
 use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome, Target};
-use crate::editor::{Change, Editor, joined};
-use crate::operand::{only_moves, only_result, read_by, written_by};
+use crate::editor::{Change, Editor, node_names};
+use crate::operand::{matrices, only_moves, only_result, read_by, written_by};
 use crate::rewrite::embed::Embedding;
 use crate::rewrite::splice::{Link, append, inline, same};
 use crate::versions::Versions;
@@ -34,8 +34,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
                 changes += 1;
             }
         }
-        let instructions = work.finish();
-        draft.instructions = instructions;
+        draft.instructions = work.finish();
     }
     // What is not needed any more is left to be dropped.
     Ok(Changed(changes + remove_unused(draft)))
@@ -164,7 +163,7 @@ struct Space {
 
 impl Space {
     fn with(&self, sizes: [usize; 2]) -> Dims {
-        self.batch.iter().copied().chain(sizes).collect()
+        matrices(&self.batch, sizes)
     }
 
     /// True if operands over batch and these sizes are the same elements.
@@ -316,7 +315,7 @@ impl Editor<'_> {
         }
         let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
         let Instruction::MatMul(scores) = self.instruction(scores_at)? else { return None };
-        let dims: Dims = scores.batch.iter().copied().chain([scores.m, keys]).collect();
+        let dims = matrices(&scores.batch, [scores.m, keys]);
         let dtype = scores.a.access.dtype;
         let whole = Access::contiguous(dtype, &dims);
         let space = Space { batch: scores.batch.clone(), queries: scores.m, dims, whole, entries };
@@ -339,11 +338,10 @@ impl Editor<'_> {
         let k = self.through_moves(turned_operand(&scores.b), &space.with([keys, size]));
 
         // What weighs the values, made of the softmax, and the product that weighs them.
-        let (weights, sums_at) = self.find_behind(softmax, &space, |value, reader| {
+        let (weights, sums_at, sums) = self.find_behind(softmax, &space, |value, reader| {
             let view = self.product(reader, &space).and_then(|m| seen_from(m, value))?;
-            (view.m == space.queries && space.is_whole(&view.a.access)).then_some((value, reader))
+            (view.m == space.queries && space.is_whole(&view.a.access)).then_some(view)
         })?;
-        let sums = seen_from(self.product(sums_at, &space)?, weights)?;
         let width = sums.n;
         let of_weights = self.made_of(weights, &[softmax], &space)?;
         let v = self.through_moves(sums.b, &space.with([keys, width]));
@@ -417,14 +415,12 @@ impl Editor<'_> {
             if !fits || instruction.fault(self.buffers).is_some() {
                 return None;
             }
-            let mut nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
-            let mut first = nodes.next()?.clone();
-            for other in nodes {
-                first.node = joined(&first, other);
-            }
+            // None of them can fail.
+            let nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
+            let node = node_names(nodes.map(|scheduled| &*scheduled.node));
             let there = change.iter_mut().find(|(at, _)| at == place)?;
             let versions = self.versions_of_attention(instruction, &gone, *place)?;
-            let (instruction, node) = (instruction.clone(), first.node);
+            let instruction = instruction.clone();
             there.1 = Some(ScheduledInstruction { instruction, entries, node, versions });
         }
         Some(change)
@@ -481,12 +477,12 @@ impl Editor<'_> {
         }
         // The gradient of the softmax: what is left of the softmax, the instruction, and the gradients that this reads and
         // writes.
-        let gradient = self.find_behind(softmax, space, |value, reader| {
-            let (from, to) = softmax_gradient(self.instruction(reader)?, value)?;
-            Some((value, reader, [from, to, softmax]))
-        });
+        let gradient = self
+            .find_behind(softmax, space, |value, reader| softmax_gradient(self.instruction(reader)?, value));
         let behind = match gradient {
-            Some((kept, reader, ids)) => Some((kept, self.behind(reader, ids, forward, space)?)),
+            Some((kept, reader, (from, to))) => {
+                Some((kept, self.behind(reader, [from, to, softmax], forward, space)?))
+            }
             None => None,
         };
         let mut of_scores = self.made_of(softmax, &[softmax], space)?;
@@ -502,10 +498,9 @@ impl Editor<'_> {
             inside.extend([behind.product, behind.at]);
             let mut product = None;
             for (value, reader) in self.products_of(behind.of_operand, space)? {
-                if product.is_some_and(|known| known != value) {
+                if product.replace(value).is_some_and(|known| known != value) {
                     return None;
                 }
-                product = Some(value);
                 let view = seen_from(self.product(reader, space)?, value)?;
                 let of_q = (view.m, view.n) == (queries, size) && space.is_whole(&view.a.access);
                 let of_k = (view.m, view.n) == (keys, size) && space.is_turned(&view.a.access);
@@ -590,20 +585,21 @@ impl Editor<'_> {
         Some(products)
     }
 
-    /// The first instruction that `is_it` among the readers of a value and of what maps make of it.
+    /// The first instruction that `is_it` among the readers of a value and of what maps make of it: what it reads, its place,
+    /// and what `is_it` says.
     fn find_behind<T>(
         &self,
         value: BufferId,
         space: &Space,
         is_it: impl Fn(BufferId, usize) -> Option<T>,
-    ) -> Option<T> {
+    ) -> Option<(BufferId, usize, T)> {
         let mut values = vec![value];
         let mut next = 0;
         while let Some(&value) = values.get(next) {
             next += 1;
             for reader in self.readers(value).iter() {
                 if let Some(found) = is_it(value, reader) {
-                    return Some(found);
+                    return Some((value, reader, found));
                 }
                 if let Some(map) = self.map(reader)
                     && values.len() < MOST_MAPS
