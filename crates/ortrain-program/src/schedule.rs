@@ -207,8 +207,8 @@ pub enum Segment {
     HandOver(Arc<str>),
 }
 
-/// What changes hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of its only
-/// program, by the instruction.
+/// The values that change hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of
+/// its only program, by an instruction.
 pub type Handed = HandOver<SlotId>;
 
 /// Segments in order, and the values that pass between them.
@@ -478,7 +478,7 @@ impl Runner {
         programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
     }
 
-    /// What runs a branch, made ready now if it was not before.
+    /// The runner of a branch, made ready now if it was not before.
     fn branch<'r>(&self, prepared: &'r PreparedBranch, branch: &Branch) -> Result<&'r Runner, String> {
         let prepare = || {
             let runner = Runner::new(self.backend.clone(), branch.schedule()?.clone());
