@@ -76,7 +76,7 @@ impl Draft {
         is_work(&self.buffers, id)
     }
 
-    /// Whether a buffer is seen outside of the work of the program.
+    /// True if a buffer is seen outside of the work of the program.
     pub(crate) fn is_seen(&self, id: BufferId) -> bool {
         !self.is_work(id) || self.inputs.contains(&id) || self.outputs.contains(&id)
     }

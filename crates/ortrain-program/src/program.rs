@@ -161,7 +161,9 @@ impl Program {
 
     /// The ends of a part: what it takes, and what it gives.
     pub(crate) fn ends(&self, part: Part) -> Result<[&[BufferId]; 2], RunError> {
-        part.ends([&self.inputs, &self.outputs], self.hand_over().map(|(_, hand_over)| hand_over))
+        // A whole run, an iteration of a loop say, does not look for it.
+        let hand_over = if part == Part::Whole { None } else { self.hand_over() };
+        part.ends([&self.inputs, &self.outputs], hand_over.map(|(_, hand_over)| hand_over))
     }
 
     /// The instructions of an entry.

@@ -209,7 +209,7 @@ impl Evaluation for Point<'_> {
     }
 }
 
-/// The indices of a box, row-major: along each axis from the first one to where it ends.
+/// The indices of a box, row-major: along each axis those from the first one on that come before its end.
 fn points(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
     let start = first.iter().zip(&end).all(|(first, end)| first < end).then(|| first.clone());
     std::iter::successors(start, move |index| {

@@ -207,8 +207,8 @@ pub enum Segment {
     HandOver(Arc<str>),
 }
 
-/// What changes hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of its only
-/// program, by the instruction.
+/// The values that change hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of
+/// its only program, by an instruction.
 pub type Handed = HandOver<SlotId>;
 
 /// Segments in order, and the values that pass between them.
@@ -478,7 +478,7 @@ impl Runner {
         programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
     }
 
-    /// What runs a branch, made ready now if it was not before.
+    /// The runner of a branch, made ready now if it was not before.
     fn branch<'r>(&self, prepared: &'r PreparedBranch, branch: &Branch) -> Result<&'r Runner, String> {
         let prepare = || {
             let runner = Runner::new(self.backend.clone(), branch.schedule()?.clone());
@@ -581,10 +581,12 @@ impl Runner {
                 self.run_single(turn, executable, part, taken, gives, deliver)?;
                 return Ok(Suspended::default());
             }
+            let hands_over = |node: &SegmentNode| matches!(node.segment, Segment::HandOver(_));
+            let hand_over = self.schedule.segments.iter().position(hands_over).ok_or(RunError::NoHandOver);
             let places = match part {
                 Part::Whole => 0..self.prepared.len(),
-                Part::Before => 0..self.hand_over()?,
-                Part::After => self.hand_over()? + 1..self.prepared.len(),
+                Part::Before => 0..hand_over?,
+                Part::After => hand_over? + 1..self.prepared.len(),
             };
             let taken = tensors_of(taken);
             turn.between = between + bytes_of(&taken);
@@ -607,13 +609,6 @@ impl Runner {
             (_, Some((dtype, dims))) => (*dtype, dims),
             (_, None) => unreachable!("what was given has a shape"),
         }
-    }
-
-    /// The place of the segment in which the caller takes over.
-    fn hand_over(&self) -> Result<usize, RunError> {
-        let is_it = |node: &SegmentNode| matches!(node.segment, Segment::HandOver(_));
-        let place = self.schedule.segments.iter().position(is_it);
-        place.ok_or(RunError::NoHandOver)
     }
 
     /// Runs a part of the only program, which gives these values.
@@ -726,14 +721,11 @@ impl Runner {
                     let holds = repeat::flag(condition).map_err(RunError::about(label))?;
                     let taken = usize::from(!holds);
                     let (name, branch) = branches.both()[taken];
-                    let runner = self.branch(&prepared[taken], branch);
-                    let runner = runner.map_err(|message| RunError::Branch {
-                        node: label.to_string(),
-                        branch: name,
-                        message,
-                    })?;
+                    let refused =
+                        |message| RunError::Branch { node: label.to_string(), branch: name, message };
+                    let runner = self.branch(&prepared[taken], branch).map_err(refused)?;
                     let results = runner.run_tensors(turn, captured.to_vec())?;
-                    self.check_results(node, label, name, &results)?;
+                    self.check_results(node, name, &results).map_err(RunError::about(label))?;
                     results
                 }
                 (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
@@ -753,22 +745,15 @@ impl Runner {
     }
 
     /// Checks that the results of a branch have the shapes that what follows was made for.
-    fn check_results(
-        &self,
-        node: &SegmentNode,
-        label: &str,
-        branch: &str,
-        results: &[Tensor],
-    ) -> Result<(), RunError> {
+    fn check_results(&self, node: &SegmentNode, branch: &str, results: &[Tensor]) -> Result<(), String> {
         for (slot, tensor) in node.outputs.iter().zip(results) {
             let spec = &self.schedule.slots[slot.0 as usize];
             let Some((dtype, dims)) = &spec.ty else { continue };
             if *dtype != tensor.dtype() || dims != tensor.dims() {
-                let message = format!(
+                return Err(format!(
                     "{branch} gives {:?} as {tensor:?}, but what follows was made for {dtype}{dims:?}",
                     spec.label
-                );
-                return Err(RunError::about(label)(message));
+                ));
             }
         }
         Ok(())

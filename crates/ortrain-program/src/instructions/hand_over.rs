@@ -11,9 +11,9 @@ use crate::operand::Use;
 /// instructions come before: none of those that make what is given needs what is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandOver<T = BufferId> {
-    /// What the caller is given, in order.
+    /// The values that the caller is given, in order.
     pub given: Vec<T>,
-    /// What the caller hands in, in order. Buffers are those of the arena that nothing else writes.
+    /// The values that the caller hands in, in order. Buffers are those of the arena that nothing else writes.
     pub taken: Vec<T>,
 }
 

@@ -145,7 +145,7 @@ impl<'a> Recomputation<'a> {
         Recomputation { program, origins, sizes, order }
     }
 
-    /// Where each value is needed, and how many bytes are alive at each entry.
+    /// The lives of the values in an order, and how many bytes are alive at each entry.
     fn lives(&self, order: &Order) -> (Liveness, Vec<i64>) {
         let mut lives = Liveness::new(order.roots.len());
         // Inputs and outputs are alive in a program of no instructions, too.

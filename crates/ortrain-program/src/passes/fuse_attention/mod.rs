@@ -204,11 +204,9 @@ struct Replaced {
 
 /// The gradient of a softmax's operand on its way to the gradients of queries and keys.
 struct Behind {
-    at: usize,
     product: usize,
     of_weights: Nest,
     given: Operand,
-    of_operand: BufferId,
 }
 
 impl Editor<'_> {
@@ -479,25 +477,20 @@ impl Editor<'_> {
         // writes.
         let gradient = self
             .find_behind(softmax, space, |value, reader| softmax_gradient(self.instruction(reader)?, value));
-        let behind = match gradient {
-            Some((kept, reader, (from, to))) => {
-                Some((kept, self.behind(reader, [from, to, softmax], forward, space)?))
-            }
-            None => None,
-        };
         let mut of_scores = self.made_of(softmax, &[softmax], space)?;
         let mut of_softmax = of_scores.clone();
         let mut of_weights = self.made_of(softmax, &[softmax, softmax], space)?;
-        if let Some((kept, behind)) = behind {
+        if let Some((kept, at, (from, of_operand))) = gradient {
+            let behind = self.behind(at, [from, softmax], forward, space)?;
             of_softmax = self.made_of(kept, &[softmax], space)?;
             if given.as_ref().is_some_and(|known| !equal(known, &behind.given, [queries, width])) {
                 return None;
             }
             given = Some(behind.given);
             of_weights = behind.of_weights;
-            inside.extend([behind.product, behind.at]);
+            inside.extend([behind.product, at]);
             let mut product = None;
-            for (value, reader) in self.products_of(behind.of_operand, space)? {
+            for (value, reader) in self.products_of(of_operand, space)? {
                 if product.replace(value).is_some_and(|known| known != value) {
                     return None;
                 }
@@ -518,7 +511,7 @@ impl Editor<'_> {
                 };
                 *gradient = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
             }
-            of_scores = self.made_of(product?, &[behind.of_operand], space)?;
+            of_scores = self.made_of(product?, &[of_operand], space)?;
         }
         let (Some(given), Some(&place)) = (given, makers.iter().chain(&inside).min()) else {
             return Some(None);
@@ -533,7 +526,7 @@ impl Editor<'_> {
     fn behind(
         &self,
         at: usize,
-        [of_softmax, of_operand, softmax]: [BufferId; 3],
+        [of_softmax, softmax]: [BufferId; 2],
         forward: &Attention,
         space: &Space,
     ) -> Option<Behind> {
@@ -550,13 +543,7 @@ impl Editor<'_> {
         let v = self.through_moves(turned_operand(&m.b), &space.with([keys, width]));
         let given = self.through_moves(m.a.clone(), &space.with([queries, width]));
         let of_weights = self.made_of(of_softmax, &[of_weight, softmax], space)?;
-        space.are_equal(&v, &forward.v, [keys, width]).then_some(Behind {
-            at,
-            product,
-            of_weights,
-            given,
-            of_operand,
-        })
+        space.are_equal(&v, &forward.v, [keys, width]).then_some(Behind { product, of_weights, given })
     }
 
     /// The products that read a value, or what maps make of it, each with what it reads. `None` if anybody else does.
