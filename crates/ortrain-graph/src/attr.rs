@@ -1,6 +1,8 @@
 //! Attributes of nodes.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use crate::{Graph, Tensor};
 
@@ -66,7 +68,25 @@ pub enum AttrError {
 
 /// The attributes of a node, by name.
 #[derive(Clone, Debug, PartialEq, Default)]
-pub struct Attrs(pub BTreeMap<String, Attr>);
+pub struct Attrs(pub AttrMap);
+
+/// A map of attributes that copies share until one of them is changed: graphs are copied for each shape, with all of their nodes.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct AttrMap(Arc<BTreeMap<String, Attr>>);
+
+impl Deref for AttrMap {
+    type Target = BTreeMap<String, Attr>;
+
+    fn deref(&self) -> &BTreeMap<String, Attr> {
+        &self.0
+    }
+}
+
+impl DerefMut for AttrMap {
+    fn deref_mut(&mut self) -> &mut BTreeMap<String, Attr> {
+        Arc::make_mut(&mut self.0)
+    }
+}
 
 macro_rules! getter {
     ($(#[$doc:meta])* $name:ident, $variant:ident, $kind:literal, $ty:ty, $convert:expr) => {

@@ -12,7 +12,7 @@ mod import;
 mod shape;
 mod tensor;
 
-pub use attr::{Attr, AttrError, Attrs};
+pub use attr::{Attr, AttrError, AttrMap, Attrs};
 pub use error::GraphError;
 pub use export::tensor_to_proto;
 pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};

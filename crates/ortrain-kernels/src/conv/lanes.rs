@@ -112,12 +112,14 @@ impl<T: Real> Lanes<T> {
             ConvPass::InputGradient => [0, 2, 1],
             ConvPass::FilterGradient => [1, 2, 0],
         };
-        let mut list: Vec<[usize; 3]> =
-            products(shape)?.into_iter().map(|product| order.map(|i| product[i])).collect();
+        // There are so few places that a number holds all three, and numbers are sorted quickly.
+        let number = |product: [usize; 3]| order.iter().fold(0u64, |all, &i| all << 16 | product[i] as u64);
+        let mut list: Vec<u64> = products(shape)?.into_iter().map(number).collect();
         list.sort_unstable();
-        let ends = (0..places[2]).map(|place| list.partition_point(|product| product[0] <= place) as u32);
+        let ends = (0..places[2] as u64).map(|place| list.partition_point(|all| all >> 32 <= place) as u32);
         let ends = ends.collect();
-        let products = list.iter().map(|&[_, a, b]| (a as u32, b as u32)).collect();
+        let products =
+            list.iter().map(|&all| (u32::from((all >> 16) as u16), u32::from(all as u16))).collect();
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
         let mut room = |places: usize| {
             let at = layout.each;

@@ -68,30 +68,36 @@ enum Given {
 /// inferred from other inputs. The shapes of a few operators cannot be inferred, and stay.
 pub(crate) fn forget_shapes(graph: &mut Graph) {
     for index in 0..graph.nodes.len() {
-        let node = &graph.nodes[index];
-        let has_subgraphs = node.attrs.0.values().any(|attr| matches!(attr, Attr::Graph(_)));
-        let repeats = has_subgraphs.then(|| build(graph, node).ok().map(|op| op.placement())).flatten();
-        let node = &mut graph.nodes[index];
-        let captures = node.captures;
-        for attr in node.attrs.0.values_mut() {
-            let Attr::Graph(subgraph) = attr else { continue };
-            forget_shapes(subgraph);
-            // The number of an iteration and its condition stay as they are declared: numbers, or vectors of one.
-            let own = subgraph.inputs.len().saturating_sub(captures);
-            let lead = match &repeats {
-                Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
-                _ => own,
-            };
-            for k in lead..subgraph.inputs.len() {
-                forget_shape(subgraph, subgraph.inputs[k]);
-            }
+        if Graph::subgraphs(&graph.nodes[index]).next().is_some() {
+            forget_shapes_inside(graph, index);
         }
+        let node = &graph.nodes[index];
         let found = Registry::standard().find(&node.domain, &node.op);
         if found.is_some_and(|definition| definition.declared_shape) {
             continue;
         }
         for id in node.outputs.clone().into_iter().flatten() {
             forget_shape(graph, id);
+        }
+    }
+}
+
+/// Forgets the shapes of all values that are made in the subgraphs of a node.
+fn forget_shapes_inside(graph: &mut Graph, index: usize) {
+    let repeats = build(graph, &graph.nodes[index]).ok().map(|op| op.placement());
+    let node = &mut graph.nodes[index];
+    let captures = node.captures;
+    for attr in node.attrs.0.values_mut() {
+        let Attr::Graph(subgraph) = attr else { continue };
+        forget_shapes(subgraph);
+        // The number of an iteration and its condition stay as they are declared: numbers, or vectors of one.
+        let own = subgraph.inputs.len().saturating_sub(captures);
+        let lead = match &repeats {
+            Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
+            _ => own,
+        };
+        for k in lead..subgraph.inputs.len() {
+            forget_shape(subgraph, subgraph.inputs[k]);
         }
     }
 }

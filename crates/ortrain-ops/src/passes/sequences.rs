@@ -538,7 +538,7 @@ fn spread_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxH
         }
     }
     let mut all = FxHashMap::default();
-    for (name, attr) in &mut node.attrs.0 {
+    for (name, attr) in node.attrs.0.iter_mut() {
         let Attr::Graph(subgraph) = attr else { continue };
         let mut found = Sequences::default();
         let Some(formal) = subgraph.inputs.len().checked_sub(outer.len()) else { continue };
