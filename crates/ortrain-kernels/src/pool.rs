@@ -186,7 +186,7 @@ impl Pool {
         self.run_in(Direction::Backwards, tasks, limit, body);
     }
 
-    /// What `make` gives for each task of `0..tasks`, in order.
+    /// The results of `make` for the tasks `0..tasks`, in order.
     ///
     /// # Panics
     /// As [`Pool::run`].
