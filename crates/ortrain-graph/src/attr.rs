@@ -70,7 +70,8 @@ pub enum AttrError {
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Attrs(pub AttrMap);
 
-/// A map of attributes that copies share until one of them is changed: graphs are copied for each shape, with all of their nodes.
+/// A map of attributes that copies share until one of them is changed: graphs are copied for each shape, with all of their
+/// nodes.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct AttrMap(Arc<BTreeMap<String, Attr>>);
 

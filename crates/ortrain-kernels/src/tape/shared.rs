@@ -41,7 +41,8 @@ struct Codes {
 }
 
 /// Makes kernels that share code: what several of them have in common is made once, and all of it lies together. Several
-/// threads may make them at once. They may run when `make` is done. Where the system gives no memory for machine code they are made again, without any.
+/// threads may make them at once. They may run when `make` is done. Where the system gives no memory for machine code they
+/// are made again, without any.
 ///
 /// # Errors
 /// Those of `make`.

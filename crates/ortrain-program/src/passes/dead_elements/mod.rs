@@ -112,9 +112,6 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
             let reached = match (found.results.get(k), instruction.flexible_nest()) {
                 (Some(Part::Nowhere), _) => Band::none(len),
-                (Some(Part::Points(cuts)), Some(nest)) if cuts.is_empty() => {
-                    Band::reached(&nest.stores[k].access, &nest.dims)
-                }
                 (Some(Part::Points(cuts)), Some(nest)) => {
                     let left = Narrowed::new(&nest.dims, cuts);
                     Band::reached(&left.access(&nest.stores[k].access), &left.dims())
