@@ -336,6 +336,10 @@ pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [V
         (false, _) => value.text,
     });
     let less = if ty == Type::U64 { "lt_u64" } else { "lt_i64" };
+    // A driver may say of any number that it equals itself.
+    if ty == Type::F32 && a == b && op != CompareOp::Lt {
+        return Value::new(format!("(!is_nan({a}))"), Repr::Bool);
+    }
     let text = match (op, pairs) {
         (CompareOp::Eq, true) => format!("eq_pair({a}, {b})"),
         (CompareOp::Lt, true) => format!("{less}({a}, {b})"),

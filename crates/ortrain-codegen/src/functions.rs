@@ -61,14 +61,21 @@ fn logarithm() -> String {
     let (high, low, least) = (number(LN2_HIGH), number(LN2_LOW), SQRT_HALF_BITS);
     let q = polynomial("z", &LOG);
     format!(
-        "fn mantissa_of(x: f32) -> f32 {{
-    let bits = bitcast<u32>(select(x, x * 16777216.0f, bitcast<u32>(x) < 0x800000u));
+        "fn normal_bits(x: f32) -> vec2<u32> {{
+    // The bits of a number as those of a normal one, and by how many powers of two it was made larger: by integers, since drivers
+    // may take numbers below the least normal one for zeros.
+    let bits = bitcast<u32>(x);
+    let shift = countLeadingZeros(bits) - 8u;
+    let moved = (bits << shift) + ((24u - shift) << 23u);
+    return select(vec2<u32>(bits, 0u), vec2<u32>(moved, 24u), bits < 0x800000u);
+}}
+fn mantissa_of(x: f32) -> f32 {{
+    let bits = normal_bits(x).x;
     return bitcast<f32>(((bits - {least}u) & 0x7fffffu) + {least}u);
 }}
 fn exponent_of(x: f32) -> i32 {{
-    let small = bitcast<u32>(x) < 0x800000u;
-    let bits = bitcast<u32>(select(x, x * 16777216.0f, small));
-    return (bitcast<i32>(bits - {least}u) >> 23u) - select(0, 24, small);
+    let normal = normal_bits(x);
+    return (bitcast<i32>(normal.x - {least}u) >> 23u) - bitcast<i32>(normal.y);
 }}
 fn log_f32(x: f32) -> f32 {{
     let bits = bitcast<u32>(x);
@@ -241,7 +248,7 @@ fn pow_f32(x: f32, y: f32) -> f32 {{
     let size = abs_f32(y);
     let infinity = float_of(0x7f800000u);
     let negative = (bitcast<u32>(x) >> 31u) != 0u;
-    let whole = size >= 16777216.0f || floor(y) == y;
+    let whole = size >= 16777216.0f || (size >= 1.0f && floor(y) == y);
     let odd = whole && size < 16777216.0f && (i32(clamp(y, -16777216.0f, 16777216.0f)) & 1) != 0;
     var result = 1.0f;
     let bits = bitcast<u32>(magnitude);
