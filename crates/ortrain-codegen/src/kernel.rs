@@ -116,12 +116,18 @@ impl<'a> Kernel<'a> {
         self.line(&format!("{} = {};", to.text, value.text));
     }
 
-    /// Starts a loop; the name of its counter.
+    /// Starts a loop; the name of its counter. One that never turns is no loop: there are drivers that fail on such.
     pub(crate) fn counted(&mut self, from: &str, to: &str) -> String {
         let name = self.name();
-        let head = self.dialect.counted(&name, from, to);
-        self.line(&head);
-        self.depth += 1;
+        if from == to {
+            self.when("false");
+            let counter = self.dialect.define(&name, Repr::I32, from);
+            self.line(&counter);
+        } else {
+            let head = self.dialect.counted(&name, from, to);
+            self.line(&head);
+            self.depth += 1;
+        }
         name
     }
 
