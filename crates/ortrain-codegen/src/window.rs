@@ -102,14 +102,11 @@ fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) {
     kernel.assign(total, &sum);
 }
 
-/// The windows that cover an input position, in the order of the output.
-fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
-    let axes = &w.shape.axes;
-    let total = start(kernel, w, Scalar::I32(0))?;
-    let depth = kernel.depth();
-    let mut outputs = Vec::new();
-    let mut covered = Vec::new();
-    for (axis, i) in axes.iter().zip(&at[1..]) {
+/// Starts the loops over the windows that cover an input position, in the order of the output: their positions, and the number of
+/// the cell of each that lies over it, along every axis.
+fn covering(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], at: &[String]) -> (Vec<String>, Vec<String>) {
+    let (mut outputs, mut cells, mut covered) = (Vec::new(), Vec::new(), Vec::new());
+    for (axis, i) in axes.iter().zip(at) {
         let SlidingAxis { output, kernel: size, stride, dilation, before, .. } = axis;
         let far = kernel.define(Value::new(format!("{i} + ({before})"), Repr::I32)).text;
         let reach = size.saturating_sub(1) * dilation;
@@ -121,11 +118,21 @@ fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Stri
         let o = kernel.counted(&from, &to);
         let rest = kernel.define(Value::new(format!("{far} - {o} * {stride}"), Repr::I32)).text;
         covered.push(format!("{rest} >= 0i && {rest} % {dilation} == 0i && {rest} / {dilation} < {size}i"));
+        cells.push(format!("{rest} / {dilation}"));
         outputs.push(o);
     }
     if !covered.is_empty() {
         kernel.when(&covered.join(" && "));
     }
+    (outputs, cells)
+}
+
+/// The windows that cover an input position, in the order of the output.
+fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+    let axes = &w.shape.axes;
+    let total = start(kernel, w, Scalar::I32(0))?;
+    let depth = kernel.depth();
+    let (outputs, _) = covering(kernel, axes, &at[1..]);
     add(kernel, w, &total, &element(&at[0], &outputs, axes.iter().map(|axis| axis.output)));
     kernel.close_to(depth);
     let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
@@ -133,7 +140,8 @@ fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Stri
     Ok(())
 }
 
-/// The windows of the plane whose maximum lies at an input position, in the order of the output.
+/// The windows whose maximum lies at an input position, in the order of the output. A cell lies in its window, so that those which
+/// cover the position are all that there can be; an element may lie anywhere in the plane.
 fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
     let Some(WindowIndex { kind, operand }) = &w.index else {
@@ -143,8 +151,12 @@ fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
     let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
     let to = kernel.define(Value::new(to, Repr::I32)).text;
     let depth = kernel.depth();
-    let outputs: Vec<String> =
-        axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
+    let (outputs, cells) = match kind {
+        IndexKind::Element => {
+            (axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect(), Vec::new())
+        }
+        IndexKind::Cell => covering(kernel, axes, &at[1..]),
+    };
     let from = element(&at[0], &outputs, axes.iter().map(|axis| axis.output));
     let from = kernel.define(Value::new(from, Repr::I32)).text;
     let index = kernel.load(operand.buffer, &from);
@@ -153,35 +165,14 @@ fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
         IndexKind::Element => {
             format!("eq_pair({}, pair_of_i32({to}))", kernel.as_repr(&index, Repr::I64).text)
         }
-        IndexKind::Cell => under_cell(kernel, axes, &outputs, &index, (&at[0], &to), w.shape.inputs()),
+        IndexKind::Cell => {
+            let cell = element("0i", &cells, axes.iter().map(|axis| axis.kernel));
+            format!("{} == {cell}", kernel.as_repr(&index, Repr::I32).text)
+        }
     };
     kernel.when(&here);
     add(kernel, w, &total, &from);
     kernel.close_to(depth);
     kernel.store(w.target.buffer, &to, &total);
     Ok(())
-}
-
-/// True if the cell with a number lies over an element, which is `to` and lies in a plane.
-fn under_cell(
-    kernel: &mut Kernel<'_>,
-    axes: &[SlidingAxis],
-    outputs: &[String],
-    number: &Value,
-    (plane, to): (&str, &str),
-    inputs: usize,
-) -> String {
-    let mut rest = kernel.as_repr(number, Repr::I32).text;
-    let mut cells = vec![String::new(); axes.len()];
-    for (k, axis) in axes.iter().enumerate().rev() {
-        let size = axis.kernel.max(1);
-        cells[k] = kernel.define(Value::new(format!("{rest} % {size}"), Repr::I32)).text;
-        rest = kernel.define(Value::new(format!("{rest} / {size}"), Repr::I32)).text;
-    }
-    let mut place = String::from("0i");
-    for ((axis, o), k) in axes.iter().zip(outputs).zip(&cells) {
-        let SlidingAxis { input, stride, dilation, before, .. } = axis;
-        place = format!("({place} * {input} + ({o} * {stride} + {k} * {dilation} - ({before})))");
-    }
-    format!("{rest} == 0i && {place} + {plane} * {inputs} == {to}")
 }
