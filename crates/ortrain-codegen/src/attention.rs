@@ -1,20 +1,28 @@
-//! Attention: statistics of each row of scores first, then every result, for which scores are made again.
+//! Attention: statistics of each row of scores first, then every result. Scores that are not too many are kept from launch to
+//! launch; others are made again wherever they are needed.
 
 use ortrain_expr::{DType, Precision, ReduceOp};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
 
-use crate::dialect::Repr;
+use crate::dialect::{GROUP, Repr};
 use crate::expr::{Known, Point, position};
+use crate::fold::{Arrays, Slices, Span};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::points::coordinates;
 use crate::product::{Factors, LEFT};
-use crate::products;
 use crate::reduce::combine;
+use crate::rows::width_of;
+use crate::split::Target;
+use crate::{products, tile};
 
 /// Numbers that are kept of a row: the largest score, the sum of the powers, the sum of what comes back.
 const STATISTICS: usize = 3;
+/// Scores that are kept, at most. It depends on sizes alone, so that results have the same bits on every device.
+const KEPT: usize = 1 << 23;
+/// The longest queries and values whose products are kept: sums of more terms would be cut.
+const SHORT: usize = 256;
 
 /// A result of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +48,18 @@ struct Printer<'n> {
     scores: Known<'n>,
     weights: Known<'n>,
     back: Option<Back<'n>>,
+    /// The first words of what is kept in scratch, if it is: scores, and products of what comes back and values.
+    kept: Option<[usize; 2]>,
+}
+
+/// Products that are kept: of queries and keys, which become scores, or of what comes back and values.
+struct Pairs<'p, 'n> {
+    printer: &'p Printer<'n>,
+    factors: [&'p Operand; 2],
+    size: usize,
+    /// The first word.
+    first: usize,
+    are_scores: bool,
 }
 
 /// The nests of the way back.
@@ -54,9 +74,17 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
     if a.q.access.dtype == DType::F64 {
         return Err(float64());
     }
-    let printer = Printer::new(a)?;
-    cx.keep(a.batch.iter().product::<usize>() * a.queries * STATISTICS);
-    let mut launches = vec![printer.statistics(cx)?];
+    let mut printer = Printer::new(a)?;
+    let rows = a.batch.iter().product::<usize>() * a.queries;
+    cx.keep(rows * STATISTICS);
+    let mut launches = Vec::new();
+    if rows * a.keys <= KEPT && a.size.max(a.width) <= SHORT {
+        let scores = cx.keep(rows * a.keys);
+        let products = if printer.back.is_some() { cx.keep(rows * a.keys) } else { 0 };
+        printer.kept = Some([scores, products]);
+        launches.extend(printer.pairs(cx, [scores, products])?);
+    }
+    launches.push(printer.statistics(cx)?);
     let mut finish = |nest: &Nest, kind: Kind| {
         let sum = Sum { printer: &printer, kind };
         launches.extend(products::launches(cx, &sum, nest, &|kernel, at| Ok(vec![sum.alone(kernel, at)?]))?);
@@ -93,6 +121,60 @@ fn element(
 ) -> Result<Value, String> {
     let value = kernel.load(from.buffer, &position(from, &with(batch, last)));
     Ok(kernel.define(value))
+}
+
+/// True if neighbours in memory are terms of one line of an operand over lines and terms.
+fn runs_along_terms(operand: &Operand) -> bool {
+    let strides = &operand.access.strides;
+    let [line, term] = [2, 1].map(|back| strides[strides.len() - back].unsigned_abs());
+    term != 0 && (line == 0 || term < line)
+}
+
+impl Factors for Pairs<'_, '_> {
+    fn batch(&self) -> Vec<usize> {
+        self.printer.a.batch.to_vec()
+    }
+
+    fn sides(&self) -> [usize; 3] {
+        [self.printer.a.queries, self.printer.a.keys, self.size]
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn runs_along_terms(&self, side: usize) -> bool {
+        runs_along_terms(self.factors[side])
+    }
+
+    fn element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        side: usize,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String> {
+        let (line, batch) = line.split_last().expect("a line has a number");
+        element(kernel, self.factors[side], batch, [line, &term[0]])
+    }
+
+    /// Keeps the product.
+    fn finish(
+        &self,
+        kernel: &mut Kernel<'_>,
+        scores: &Known<'_>,
+        at: Vec<String>,
+        product: Value,
+    ) -> Result<(), String> {
+        let (batch, i, j) = split(&at);
+        let value = match self.are_scores {
+            true => Printer::through(kernel, scores, batch, [i, j], vec![product])?,
+            false => product,
+        };
+        let place = self.printer.kept_place(self.first, batch, i, j);
+        kernel.set_scratch(&place, &value);
+        Ok(())
+    }
 }
 
 impl Sum<'_, '_> {
@@ -152,11 +234,13 @@ impl Factors for Sum<'_, '_> {
     }
 
     fn is_costly(&self) -> bool {
-        true
+        self.printer.kept.is_none()
     }
 
+    /// Scores that are kept lie by rows.
     fn runs_along_terms(&self, side: usize) -> bool {
-        side == LEFT
+        let by_rows = matches!(self.kind, Kind::Output | Kind::Queries);
+        side == LEFT && (by_rows || self.printer.kept.is_none())
     }
 
     fn element(
@@ -185,7 +269,30 @@ impl<'n> Printer<'n> {
                 scores: Known::new(&gradients.scores)?,
             }),
         };
-        Ok(Printer { a, scores: Known::new(&a.scores)?, weights: Known::new(&a.weights)?, back })
+        let (scores, weights) = (Known::new(&a.scores)?, Known::new(&a.weights)?);
+        Ok(Printer { a, scores, weights, back, kept: None })
+    }
+
+    /// The launches that leave what is kept.
+    fn pairs(&self, cx: &Context<'_>, [scores, products]: [usize; 2]) -> Result<Vec<Launch>, String> {
+        let Attention { q, k, v, size, width, .. } = self.a;
+        let of = |factors, size, first, are_scores| Pairs { printer: self, factors, size, first, are_scores };
+        let mut all = vec![of([q, k], *size, scores, true)];
+        all.extend(self.back.as_ref().map(|back| of([&back.gradients.given, v], *width, products, false)));
+        let launches = |pairs: &Pairs<'_, '_>| tile::launches(cx, &Target::new(pairs, &self.a.scores)?);
+        all.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
+    }
+
+    /// The number of a row.
+    fn row(&self, batch: &[String], i: &str) -> String {
+        let batch = batch.iter().zip(&self.a.batch);
+        let head = batch.fold(String::from("0i"), |head, (at, size)| format!("({head} * {size} + {at})"));
+        format!("({head} * {} + {i})", self.a.queries)
+    }
+
+    /// The place of what is kept of a query and a key.
+    fn kept_place(&self, first: usize, batch: &[String], i: &str, j: &str) -> String {
+        format!("{first} + {} * {} + {j}", self.row(batch, i), self.a.keys)
     }
 
     /// A sum of products over so many positions.
@@ -232,15 +339,17 @@ impl<'n> Printer<'n> {
     }
 
     fn score(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
+        if let Some([scores, _]) = self.kept {
+            let kept = kernel.scratch(&self.kept_place(scores, batch, i, j), Repr::F32);
+            return Ok(kernel.define(kept));
+        }
         let product = self.product(kernel, batch, [(&self.a.q, i), (&self.a.k, j)], self.a.size)?;
         Printer::through(kernel, &self.scores, batch, [i, j], vec![product])
     }
 
     /// The place of a statistic of a row.
     fn place(&self, batch: &[String], i: &str, number: usize) -> String {
-        let batch = batch.iter().zip(&self.a.batch);
-        let head = batch.fold(String::from("0i"), |head, (at, size)| format!("({head} * {size} + {at})"));
-        format!("({head} * {} + {i}) * {STATISTICS} + {number}", self.a.queries)
+        format!("{} * {STATISTICS} + {number}", self.row(batch, i))
     }
 
     fn power(kernel: &mut Kernel<'_>, score: &Value, most: &Value) -> Value {
@@ -270,8 +379,16 @@ impl<'n> Printer<'n> {
         (batch, i, j): (&[String], &str, &str),
         softmax: &Value,
     ) -> Result<[Value; 2], String> {
-        let lines = [(&back.gradients.given, i), (&self.a.v, j)];
-        let of_weight = self.product(kernel, batch, lines, self.a.width)?;
+        let of_weight = match self.kept {
+            Some([_, products]) => {
+                let kept = kernel.scratch(&self.kept_place(products, batch, i, j), Repr::F32);
+                kernel.define(kept)
+            }
+            None => {
+                let lines = [(&back.gradients.given, i), (&self.a.v, j)];
+                self.product(kernel, batch, lines, self.a.width)?
+            }
+        };
         let given = vec![of_weight, softmax.clone()];
         let of_softmax = Printer::through(kernel, &back.weights, batch, [i, j], given)?;
         let kept = Printer::through(kernel, &back.softmax, batch, [i, j], vec![softmax.clone()])?;
@@ -295,40 +412,65 @@ impl<'n> Printer<'n> {
         Printer::through(kernel, &back.scores, batch, [i, j], vec![of_score])
     }
 
-    /// The launch that leaves the statistics of every row.
+    /// The launch that leaves the statistics of every row: some invocations of a group for each.
     fn statistics(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let Attention { batch, queries, keys, .. } = self.a;
         let dims: Vec<usize> = batch.iter().copied().chain([*queries]).collect();
-        let mut kernel = cx.kernel();
-        let at = coordinates(&mut kernel, "id", &dims);
+        let (rows, width) = (dims.iter().product::<usize>(), width_of(*keys));
+        let each = GROUP as usize / width;
+        let mut kernel = cx.group_kernel();
+        let number = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
+        let exists = (!rows.is_multiple_of(each)).then(|| format!("{number} < {rows}"));
+        // Behind the last row the last one is computed again, and not stored.
+        let row = match &exists {
+            Some(exists) => kernel.select(exists, &number, &(rows - 1).to_string()),
+            None => number,
+        };
+        let row = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32));
+        let at = coordinates(&mut kernel, &row.text, &dims);
         let (i, batch) = at.split_last().expect("there is an axis of queries");
-        let most = ReduceOp::Max.neutral(ortrain_expr::Type::F32);
-        let most = kernel.constant(most, Repr::F32);
-        let most = kernel.variable(&most);
-        let j = kernel.counted("0", &keys.to_string());
-        let score = self.score(&mut kernel, batch, i, &j)?;
-        let larger = combine(&kernel, ReduceOp::Max, &most, &score);
-        kernel.assign(&most, &larger);
-        kernel.close_to(0);
-        let total = kernel.variable(&Value::new("0.0f", Repr::F32));
-        let j = kernel.counted("0", &keys.to_string());
-        let score = self.score(&mut kernel, batch, i, &j)?;
-        let power = Printer::power(&mut kernel, &score, &most);
-        let sum = combine(&kernel, ReduceOp::Sum, &total, &power);
-        kernel.assign(&total, &sum);
-        kernel.close_to(0);
-        kernel.set_scratch(&self.place(batch, i, 0), &most);
-        kernel.set_scratch(&self.place(batch, i, 1), &total);
+        let slot = kernel.int(format!("lane % {width}"));
+        let end = (!keys.is_multiple_of(width)).then_some(*keys);
+        let span = Span { from: slot.clone(), step: width, count: keys.div_ceil(width), end };
+        let slices = Slices { number: &slot, count: width, stride: 1 };
+        let mut arrays = Arrays::default();
+        let mut over_row =
+            |kernel: &mut Kernel<'_>,
+             op: ReduceOp,
+             of: &dyn Fn(&mut Kernel<'_>, &str) -> Result<Value, String>| {
+                let neutral = kernel.constant(op.neutral(ortrain_expr::Type::F32), Repr::F32);
+                let total = kernel.variable(&neutral);
+                let depth = kernel.depth();
+                let j = span.walk(kernel);
+                let value = of(kernel, &j)?;
+                let both = combine(kernel, op, &total, &value);
+                kernel.assign(&total, &both);
+                kernel.close_to(depth);
+                Ok::<Value, String>(arrays.combined(kernel, &[op], &[total], &slices).remove(0))
+            };
+        let most = over_row(&mut kernel, ReduceOp::Max, &|kernel, j| self.score(kernel, batch, i, j))?;
+        let total = over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
+            let score = self.score(kernel, batch, i, j)?;
+            Ok(Printer::power(kernel, &score, &most))
+        })?;
+        let mut statistics = vec![most.clone(), total.clone()];
         if let Some(back) = &self.back {
-            let sum = self.over(&mut kernel, *keys, |kernel, j| {
+            statistics.push(over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
                 let score = self.score(kernel, batch, i, j)?;
                 let power = Printer::power(kernel, &score, &most);
                 let softmax = format!("{} / {}", power.text, total.text);
                 let softmax = kernel.define(Value::new(softmax, Repr::F32));
-                self.back(kernel, back, (batch, i, j), &softmax)
-            })?;
-            kernel.set_scratch(&self.place(batch, i, 2), &sum);
+                let [of_softmax, kept] = self.back(kernel, back, (batch, i, j), &softmax)?;
+                Ok(kernel.define(Value::new(format!("{} * {}", of_softmax.text, kept.text), Repr::F32)))
+            })?);
         }
-        cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product())
+        let depth = kernel.depth();
+        let is_first = [Some(format!("{slot} == 0i")), exists];
+        kernel.when_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
+        for (number, value) in statistics.iter().enumerate() {
+            kernel.set_scratch(&self.place(batch, i, number), value);
+        }
+        kernel.close_to(depth);
+        cx.finish_groups(kernel, rows.div_ceil(each) as u64)
     }
 }

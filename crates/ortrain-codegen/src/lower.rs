@@ -63,8 +63,10 @@ impl<'a> Context<'a> {
     }
 
     /// The same for words that all later launches of the instruction leave alone.
-    pub(crate) fn keep(&self, words: usize) {
-        self.kept.set(self.reserve(words) + words);
+    pub(crate) fn keep(&self, words: usize) -> usize {
+        let first = self.reserve(words);
+        self.kept.set(first + words);
+        first
     }
 
     /// True if two buffers of the instruction may share bytes.

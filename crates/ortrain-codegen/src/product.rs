@@ -3,6 +3,9 @@
 use ortrain_expr::{DType, Precision, Scalar};
 use ortrain_program::Operand;
 
+use crate::expr::Known;
+use crate::nest;
+
 use crate::dialect::Repr;
 use crate::kernel::{Kernel, Value, float64};
 
@@ -117,6 +120,18 @@ pub(crate) trait Factors {
     /// The result at a point of the epilogue, from the product as it was summed up.
     fn finished(&self, _kernel: &mut Kernel<'_>, _at: &[String], product: Value) -> Result<Value, String> {
         Ok(product)
+    }
+
+    /// Finishes the result at a point of the epilogue, from the product as it was summed up.
+    fn finish(
+        &self,
+        kernel: &mut Kernel<'_>,
+        epilogue: &Known<'_>,
+        at: Vec<String>,
+        product: Value,
+    ) -> Result<(), String> {
+        let result = self.finished(kernel, &at, product)?;
+        nest::finish(kernel, epilogue, at, vec![result])
     }
 
     /// True if neighbours in memory are terms of one line, and not the same term of lines.

@@ -12,7 +12,7 @@ use crate::reduce::{stages, stores};
 const LANES: usize = GROUP as usize;
 
 /// Invocations for a row of so many elements: at most four elements each, if there are enough invocations.
-fn width_of(size: usize) -> usize {
+pub(crate) fn width_of(size: usize) -> usize {
     size.div_ceil(4).next_power_of_two().clamp(32, LANES)
 }
 

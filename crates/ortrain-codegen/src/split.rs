@@ -94,8 +94,7 @@ impl<'t> Target<'t> {
         at: Vec<String>,
         result: Value,
     ) -> Result<(), String> {
-        let result = self.factors.finished(kernel, &at, result)?;
-        nest::finish(kernel, &self.known, at, vec![result])
+        self.factors.finish(kernel, &self.known, at, result)
     }
 
     /// Leaves a part of a sum at a point.

@@ -256,8 +256,16 @@ pub fn configs() -> Vec<Config> {
     configs
 }
 
+/// Configurations with elements so many that a backend may not keep what it makes of them.
+fn long() -> impl Iterator<Item = Config> {
+    let (source, dtype, seen) = (Source::Three, DType::F32, false);
+    let long =
+        move |spelling| Config { spelling, source, dtype, queries: 5, keys: 9, heads: 2, size: 260, seen };
+    SPELLINGS.into_iter().map(long)
+}
+
 /// A backend against the reference evaluator, forward and backward.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
-    configs().into_iter().map(|config| check_backend(&config.case(), backend, true)).collect()
+    configs().into_iter().chain(long()).map(|config| check_backend(&config.case(), backend, true)).collect()
 }
