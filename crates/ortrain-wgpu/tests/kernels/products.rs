@@ -139,6 +139,17 @@ fn products_of_many_large_tiles() {
     }
 }
 
+/// Tiles of 128 by 128, which are for products that have many of these, and do not cover much less.
+#[test]
+fn products_of_many_largest_tiles() {
+    let batch = vec![256];
+    let layouts = [Layout::Transposed, Layout::Plain];
+    Product { batch: batch.clone(), layouts, finish: Finish::Twice, ..Product::plain([128, 101, 16]) }
+        .agrees();
+    let layouts = [Layout::Strided, Layout::OneColumn];
+    Product { batch, layouts, finish: Finish::Activated, ..Product::plain([97, 128, 13]) }.agrees();
+}
+
 #[test]
 fn rounded_products() {
     for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
