@@ -48,6 +48,15 @@ class Network:
             for number, (call, inputs, output) in enumerate(self._calls)
         ]
 
+    def to(self, device: str) -> None:
+        """Move weights and constants to a device; `weights` are those there from now on."""
+        moved = {id(value): value.to(device) for value in self.weights.values()}
+        self.weights = {name: moved[id(value)] for name, value in self.weights.items()}
+        self._start = [
+            value if value is None else moved[id(value)] if id(value) in moved else value.to(device)
+            for value in self._start
+        ]
+
     def __call__(self, x: Any) -> Any:
         """The model's output."""
         values = self._start.copy()
