@@ -14,6 +14,10 @@ pub const STEP: f64 = 1e-5;
 /// few hundred terms, each rounded to 2^-24, and functions of a few ULP.
 pub const FLOAT32: f64 = 2e-5;
 
+/// The magnitude that a result of nothing but zeros is compared with instead of its own: zeros may be what is left where terms
+/// cancel, and not every device rounds quotients and square roots as the others do.
+pub const CANCELLED: f64 = 1e-3;
+
 /// [`FLOAT32`] where factors of products are rounded to bfloat16. A factor that was computed may differ in its last bit, and
 /// then what is rounded may differ by a step: of 8 bits, of 16, or none beyond those of float32. Twice that, for gradients
 /// of gradients.
