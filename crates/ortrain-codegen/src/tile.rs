@@ -65,8 +65,8 @@ impl Tile {
         self.each() / self.width()
     }
 
-    /// Values along an axis of the tile. Their first floats are rows or columns that lie side by side; the second ones lie so many
-    /// further, and so on.
+    /// Values along an axis of the tile. Their first floats are rows or columns that lie side by side; the second ones lie so
+    /// many further, and so on.
     fn stride(self) -> usize {
         self.values() * ACROSS
     }

@@ -140,8 +140,8 @@ fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Stri
     Ok(())
 }
 
-/// The windows whose maximum lies at an input position, in the order of the output. A cell lies in its window, so that those which
-/// cover the position are all that there can be; an element may lie anywhere in the plane.
+/// The windows whose maximum lies at an input position, in the order of the output. A cell lies in its window, so that those
+/// which cover the position are all that there can be; an element may lie anywhere in the plane.
 fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
     let Some(WindowIndex { kind, operand }) = &w.index else {

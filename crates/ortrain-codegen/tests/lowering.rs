@@ -153,8 +153,8 @@ fn groups_of(sides: [usize; 3]) -> Vec<(u32, bool)> {
     launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
 }
 
-/// Tiles of 128 by 128 where there are very many, of 64 by 64 where there are many, of 32 by 32 where a side is short, lines where
-/// it has few elements. Long sums of few tiles are cut: a second launch adds them up, and has an invocation per element.
+/// Tiles of 128 by 128 where there are very many, of 64 by 64 where there are many, of 32 by 32 where a side is short, lines
+/// where it has few elements. Long sums of few tiles are cut: a second launch adds them up, and has an invocation per element.
 #[test]
 fn products_are_computed_by_groups() {
     assert_eq!(groups_of([2048, 2048, 64]), [(256, true)]);

@@ -116,8 +116,8 @@ fn agrees(
     }
 }
 
-/// Floats that functions may be off by, and whether they are so for operands below the least normal number: the bounds of the CPU's vector code, and one or two more for quotients and square
-/// roots, which drivers need not round correctly.
+/// Floats that functions may be off by, and whether they are no further off for operands below the least normal number: the
+/// bounds of the CPU's vector code, and one or two more for quotients and square roots, which drivers need not round correctly.
 #[test]
 fn functions_of_one_number() {
     let functions = [
