@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use memmap2::{Mmap, MmapMut};
 use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
@@ -27,7 +27,7 @@ enum Pointer {
 /// Operations that become one function, before registers of the tape have their bytes.
 #[derive(Debug)]
 pub(in crate::tape) struct Group {
-    code: Assembled,
+    code: Arc<Assembled>,
     pointers: SmallVec<[Pointer; 8]>,
     folds: SmallVec<[Folded; 2]>,
     /// Registers of the tape.
@@ -110,7 +110,7 @@ impl Group {
         if pointers.len() > POINTERS {
             return None;
         }
-        Some(Group { code: emit(&lanes, wide)?, pointers, folds, reads, writes })
+        Some(Group { code: assembled(lanes, wide)?, pointers, folds, reads, writes })
     }
 
     /// Registers of the tape that it reads.
@@ -122,6 +122,27 @@ impl Group {
     pub(in crate::tape) fn writes(&self) -> &[Place] {
         &self.writes
     }
+}
+
+/// Functions of this many patterns of lanes are kept, of a few kilobytes each. Large networks have a few hundred.
+pub(super) const MOST_KEPT: usize = 1024;
+
+/// The code of a function for `lanes`, made now or kept from before: layers of a network compute the same over other sizes,
+/// and so do its programs for other batches. `None` if that takes more registers than there are.
+pub(super) fn assembled(lanes: Lanes, wide: bool) -> Option<Arc<Assembled>> {
+    type Kept = FxHashMap<Lanes, Option<Arc<Assembled>>>;
+    static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
+    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(code) = kept().get(&lanes) {
+        return code.clone();
+    }
+    let code = emit(&lanes, wide).map(Arc::new);
+    let mut kept = kept();
+    if kept.len() >= MOST_KEPT {
+        kept.clear();
+    }
+    kept.insert(lanes.finished(), code.clone());
+    code
 }
 
 /// A group while it is made.

@@ -3,6 +3,8 @@
 //! Elementary functions are spelled out here with the same operations in the same order as in [`crate::vecmath`], so
 //! that both have the same bits; a test compares them.
 
+use std::hash::{Hash, Hasher};
+
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
 use rustc_hash::FxHashMap;
 
@@ -89,7 +91,7 @@ pub(super) enum Set {
 }
 
 /// What becomes of a value.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Effect {
     Tile(Place, Value),
     /// Of a single index.
@@ -101,7 +103,7 @@ pub(super) enum Effect {
 }
 
 /// A reduction over all indices. What remains are 16 lanes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fold {
     pub(super) op: ReduceOp,
     /// Where they lie in the frame.
@@ -158,6 +160,25 @@ pub(super) struct Lanes {
     wide: bool,
 }
 
+/// Those that compute the same.
+impl PartialEq for Lanes {
+    fn eq(&self, other: &Lanes) -> bool {
+        self.all == other.all
+            && self.effects == other.effects
+            && self.folds == other.folds
+            && self.steps == other.steps
+            && self.wide == other.wide
+    }
+}
+
+impl Eq for Lanes {}
+
+impl Hash for Lanes {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.all, &self.effects, &self.folds, &self.steps, self.wide).hash(state);
+    }
+}
+
 const SIGN: u32 = 1 << 31;
 
 impl Lanes {
@@ -170,6 +191,11 @@ impl Lanes {
             known: FxHashMap::default(),
             wide,
         }
+    }
+
+    /// The same, to be compared with others: no value can be added any more.
+    pub(super) fn finished(self) -> Lanes {
+        Lanes { known: FxHashMap::default(), ..self }
     }
 
     pub(super) fn push(&mut self, lane: Lane) -> Value {

@@ -1,11 +1,15 @@
 //! With and without machine code, results have the same bits.
 
+use std::sync::Arc;
+
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, DType, Load, Nest, ReduceOp, Reduction, Reg, Segments, Type,
     UnaryOp,
 };
 use proptest::prelude::*;
 
+use super::assembler::Assembled;
+use super::code::{MOST_KEPT, assembled};
 use super::emit::{Order, emit_abreast};
 use super::lanes::{Effect, Lane, Lanes};
 use crate::isa::Isa;
@@ -505,6 +509,39 @@ fn vectors_side_by_side() {
 }
 
 /// Comparisons of coordinates with one number, of both orders and along every axis.
+/// Lanes that multiply what callers have by a number.
+fn lanes_of_product(factor: f32, wide: bool) -> Lanes {
+    let mut lanes = Lanes::new(wide);
+    let [x, factor] = [Lane::There(0), Lane::Constant(factor.to_bits())].map(|lane| lanes.push(lane));
+    let product = lanes.binary(BinaryOp::Mul, x, factor).expect("lanes have a product");
+    lanes.effects.push(Effect::There(1, product));
+    lanes.steps.extend([None, None]);
+    lanes
+}
+
+#[test]
+fn equal_lanes_share_their_code() {
+    let of = |factor: f32, wide: bool| assembled(lanes_of_product(factor, wide), wide).expect("few values");
+    let first = of(2.0, false);
+    assert!(Arc::ptr_eq(&first, &of(2.0, false)));
+    let mut stepping = lanes_of_product(2.0, false);
+    stepping.steps[0] = Some(4096);
+    let stepping = assembled(stepping, false).expect("few values");
+    for other in [of(3.0, false), of(2.0, true), stepping] {
+        assert!(!Arc::ptr_eq(&first, &other));
+    }
+    // Code that is forgotten is made again.
+    (0..=MOST_KEPT).for_each(|k| drop(of(4.0 + k as f32, false)));
+    let again = of(2.0, false);
+    assert!(!Arc::ptr_eq(&first, &again));
+    let bytes = |code: &Assembled| {
+        let mut bytes = Vec::new();
+        code.append_to(&mut bytes, |place| place);
+        bytes
+    };
+    assert_eq!(bytes(&first), bytes(&again));
+}
+
 #[test]
 fn coordinates_are_compared() {
     let dims = [3, 7, 40];
