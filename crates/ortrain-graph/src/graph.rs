@@ -137,7 +137,11 @@ impl Node {
     /// The operator with its domain, as messages show it.
     #[must_use]
     pub fn op_label(&self) -> String {
-        if self.domain.is_empty() { self.op.to_string() } else { format!("{}:{}", self.domain, self.op) }
+        let mut label = String::with_capacity(self.domain.len() + self.op.len() + 1);
+        if !self.domain.is_empty() {
+            label.extend([&*self.domain, ":"]);
+        }
+        label + &self.op
     }
 
     /// The inputs that are there.
@@ -351,12 +355,13 @@ impl Graph {
     /// How a message should name a node: by its name, or by its first output if it has none.
     #[must_use]
     pub fn node_label(&self, node: &Node) -> String {
+        let op = node.op_label();
         if !node.name.is_empty() {
-            return format!("node {:?} ({})", node.name, node.op_label());
+            return ["node ", &quoted(&node.name), " (", &op, ")"].concat();
         }
         match node.present_outputs().next() {
-            Some(output) => format!("the node that makes {:?} ({})", self.name_of(output), node.op_label()),
-            None => format!("an unnamed node ({})", node.op_label()),
+            Some(output) => ["the node that makes ", &quoted(self.name_of(output)), " (", &op, ")"].concat(),
+            None => format!("an unnamed node ({op})"),
         }
     }
 
@@ -504,11 +509,27 @@ impl Patch {
     }
 }
 
+/// A name between quotation marks, as `{name:?}` writes it: most have nothing that must be escaped, and need no look at every
+/// character.
+fn quoted(name: &str) -> String {
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+    if name.bytes().all(is_plain) { ["\"", name, "\""].concat() } else { format!("{name:?}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// The least number that is free, as if all were tried.
+    #[test]
+    fn names_are_quoted_as_rust_writes_them() {
+        for name in
+            ["", "/conv1/Conv_output_0", "two words", "a \"b\"", "back\\slash", "tab\t", "é", "\u{7f}", "'"]
+        {
+            assert_eq!(quoted(name), format!("{name:?}"));
+        }
+    }
+
     #[test]
     fn names_are_varied_by_the_least_free_number() {
         let mut graph = Graph::new("names");

@@ -72,6 +72,8 @@ pub(crate) struct Values {
     pub(crate) sequences: FxHashMap<ValueId, Vec<PlanePart>>,
     /// The value that says whether gradients overwrite or accumulate: it chooses the entry and has no buffer.
     pub(crate) reset_flag: Option<ValueId>,
+    /// A constant that is true, if there is one.
+    pub(crate) truth: Option<BufferId>,
 }
 
 /// One node while it is lowered. Every shape is a list of numbers.
@@ -254,6 +256,14 @@ impl Lower<'_> {
         if self.wants(k) {
             self.values.buffers.insert(self.output_id(k), buffer);
         }
+    }
+
+    /// Says that output `k`, a flag of one element, is true: in the constant that all nodes have for that.
+    pub fn say_true(&mut self, k: usize) {
+        let values = &mut *self.values;
+        let new = || self.builder.constant("true", &Tensor::filled(DType::Bool, &[1], 1.0));
+        let flag = *values.truth.get_or_insert_with(new);
+        self.alias_buffer(k, flag);
     }
 
     /// A buffer for something in between.

@@ -1,10 +1,11 @@
 //! Types and shapes of every value.
 
-use ortrain_graph::{Attr, Graph, ValueId, ValueType};
+use ortrain_expr::Dims;
+use ortrain_graph::{Attr, Dim, Graph, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
 use crate::infer::Infer;
-use crate::op::Placement;
+use crate::op::{Op, Placement};
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
@@ -157,6 +158,12 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     infer_noting(graph, index).map(|_| ())
 }
 
+/// As [`infer_node`], for a node whose operator was built.
+pub(crate) fn infer_by(graph: &mut Graph, index: usize, op: &dyn Op) -> Result<(), Error> {
+    inputs_are_addressable(graph, index)?;
+    infer_op(graph, index, op, Given::Advice).map(drop)
+}
+
 /// As [`infer_node`], for a part of a node that was decomposed: the types that its results were given are those of the
 /// node's, and must come out.
 pub(crate) fn infer_part(graph: &mut Graph, index: usize) -> Result<(), Error> {
@@ -169,11 +176,20 @@ pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Erro
 }
 
 fn infer_as(graph: &mut Graph, index: usize, given: Given) -> Result<bool, Error> {
+    inputs_are_addressable(graph, index)?;
+    let op = build(graph, &graph.nodes[index])?;
+    infer_op(graph, index, op.as_ref(), given)
+}
+
+fn inputs_are_addressable(graph: &Graph, index: usize) -> Result<(), Error> {
     let node = &graph.nodes[index];
-    for id in node.present_inputs() {
-        addressable(graph, id, &graph.value(id).ty).map_err(|source| Error::at(graph, node, source))?;
-    }
-    let op = build(graph, node)?;
+    let addressable = |id: ValueId| addressable(graph, id, &graph.value(id).ty);
+    node.present_inputs().try_for_each(addressable).map_err(|source| Error::at(graph, node, source))
+}
+
+/// Infers the types of what a node makes by its operator.
+fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Result<bool, Error> {
+    let node = &graph.nodes[index];
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
     let (found, subgraphs, mut contradicts) = (cx.outputs, cx.subgraphs, cx.contradicts);
@@ -232,7 +248,8 @@ fn check_given(graph: &Graph) -> Result<(), Error> {
 fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
     countable(graph, id, ty)?;
     let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
-    let Some(dims) = shape.concrete() else { return Ok(()) };
+    let dims: Option<Dims> = shape.iter().map(Dim::known).collect();
+    let Some(dims) = dims else { return Ok(()) };
     let outcome = ortrain_graph::byte_length(*dtype, &dims);
     outcome.map(|_| ()).map_err(|error| OpError::invalid(format!("{:?}: {error}", graph.name_of(id))))
 }

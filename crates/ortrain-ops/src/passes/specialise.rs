@@ -15,7 +15,7 @@ use crate::lower::{Lower, POSITIONS, PlanePart, Values};
 use crate::op::{Need, Op, Placement, Repetition};
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{forget_shapes, infer_known, infer_node};
+use crate::passes::infer::{forget_shapes, infer_by, infer_known, infer_node};
 use crate::passes::unroll::{
     UNROLLED_NODES, constant_condition, inline_branch, remove_idle, subgraph_of, unroll, write_out,
 };
@@ -400,6 +400,12 @@ enum Kind {
     HandOver,
 }
 
+/// A node's operator, its attributes read, and where its work goes.
+struct Placed {
+    op: Box<dyn Op>,
+    kind: Kind,
+}
+
 /// Makes a schedule. `known` has, for each user input, its shape if that is known.
 fn compile(
     source: &Graph,
@@ -449,42 +455,39 @@ fn compile(
             user += 1;
         }
     }
-    let mut kinds = Vec::with_capacity(graph.nodes.len());
+    let mut placed: Vec<Placed> = Vec::with_capacity(graph.nodes.len());
     let mut budget = settings.unrolled_nodes;
-    while kinds.len() < graph.nodes.len() {
-        let index = kinds.len();
-        let node = graph.nodes[index].clone();
-        let op = build(&graph, &node)?;
+    while placed.len() < graph.nodes.len() {
+        let index = placed.len();
+        let op = build(&graph, &graph.nodes[index])?;
         let placement = op.placement();
         if let Placement::If { then_branch, else_branch } = placement
-            && let Some(holds) = constant_condition(&graph, &node)
+            && let Some(holds) = constant_condition(&graph, &graph.nodes[index])
         {
             inline_branch(&mut graph, index, if holds { then_branch } else { else_branch })?;
             continue;
         }
         if matches!(placement, Placement::Composition) {
-            infer_node(&mut graph, index)?;
+            infer_by(&mut graph, index, op.as_ref())?;
             decompose_node(&mut graph, index)?.expect("a composition is made of something");
             continue;
         }
         if let Placement::Repeat(repetition) = &placement {
             // What it carries and scans tells how often it runs, so its types come first.
-            infer_node(&mut graph, index)?;
+            infer_by(&mut graph, index, op.as_ref())?;
             if unroll(&mut graph, index, repetition, &mut budget)? {
                 continue;
             }
         }
-        let any_late = node.present_inputs().any(|id| late.contains(&id));
+        let any_late = graph.nodes[index].present_inputs().any(|id| late.contains(&id));
+        // Types are needed in any case; shapes that depend on late ones are unknown.
+        infer_by(&mut graph, index, op.as_ref())?;
         if !any_late {
-            infer_node(&mut graph, index)?;
             fold_node(&mut graph, index)?;
-        } else {
-            // Types are needed all the same; shapes that depend on late ones are unknown.
-            infer_node(&mut graph, index)?;
         }
-        let outputs: Vec<ValueId> = node.present_outputs().collect();
-        if !outputs.is_empty() && outputs.iter().all(|&id| graph.value(id).constant.is_some()) {
-            kinds.push(Kind::Folded);
+        let outputs = || graph.nodes[index].present_outputs();
+        if outputs().next().is_some() && outputs().all(|id| graph.value(id).constant.is_some()) {
+            placed.push(Placed { op, kind: Kind::Folded });
             continue;
         }
         let concrete = |id: ValueId| match &graph.value(id).ty {
@@ -499,7 +502,7 @@ fn compile(
             Placement::HandOver => Kind::HandOver,
             Placement::Composition => unreachable!("written out above"),
         };
-        let mut open = !outputs.iter().all(|&id| concrete(id));
+        let mut open = !outputs().all(concrete);
         if kind == Kind::Program && !any_late {
             let mut wanted = values_behind(&graph, roles, index, op.as_ref(), open);
             // Those of which not even the shape is known make it late.
@@ -510,20 +513,20 @@ fn compile(
             }
         }
         if open {
-            late.extend(outputs);
+            late.extend(outputs());
         }
-        kinds.push(kind);
+        placed.push(Placed { op, kind });
     }
     if budget < settings.unrolled_nodes {
-        remove_idle(&mut graph, &mut kinds);
+        remove_idle(&mut graph, &mut placed);
     }
-    if kinds.contains(&Kind::HandOver) {
-        let in_program =
-            late.is_empty() && !kinds.iter().any(|kind| matches!(kind, Kind::Host | Kind::Control));
+    if placed.iter().any(|node| node.kind == Kind::HandOver) {
+        let is_outside = |node: &Placed| matches!(node.kind, Kind::Host | Kind::Control);
+        let in_program = late.is_empty() && !placed.iter().any(is_outside);
         let kind = if in_program { Kind::Program } else { Kind::Control };
-        kinds.iter_mut().filter(|known| **known == Kind::HandOver).for_each(|known| *known = kind);
+        placed.iter_mut().filter(|node| node.kind == Kind::HandOver).for_each(|node| node.kind = kind);
     }
-    segments(&graph, roles, &kinds, &late, settings).map(Compiled::Schedule)
+    segments(&graph, roles, &placed, &late, settings).map(Compiled::Schedule)
 }
 
 /// The user inputs (by position) that those inputs of a node come from whose values it needs; `open` says whether the
@@ -563,52 +566,53 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open:
 
 /// Which nodes go behind all others: those that write state, and those of programs that see what these made. A run
 /// that fails has changed nothing then. If something outside programs sees it, nodes stay where they are.
-fn written_last(graph: &Graph, kinds: &[Kind]) -> Result<Vec<bool>, Error> {
+fn written_last(graph: &Graph, placed: &[Placed]) -> Vec<bool> {
     let mut behind: FxHashSet<ValueId> = FxHashSet::default();
     let mut last = vec![false; graph.nodes.len()];
-    for (index, node) in graph.nodes.iter().enumerate() {
-        if kinds[index] == Kind::Folded {
+    for (index, (node, Placed { op, kind })) in graph.nodes.iter().zip(placed).enumerate() {
+        if *kind == Kind::Folded {
             continue;
         }
         let sees = node.present_inputs().any(|id| behind.contains(&id));
-        if sees && kinds[index] != Kind::Program {
-            return Ok(vec![false; graph.nodes.len()]);
+        if sees && *kind != Kind::Program {
+            return vec![false; graph.nodes.len()];
         }
-        last[index] = sees || build(graph, node)?.writes_state();
+        last[index] = sees || op.writes_state();
         if last[index] {
             behind.extend(node.present_outputs());
         }
     }
-    Ok(last)
+    last
 }
 
 /// The nodes of a late program, with those that tell the shapes of their results and are computed in another segment, too:
 /// here they are computed again.
-fn with_makers(graph: &Graph, members: &[usize]) -> Result<Vec<usize>, Error> {
+fn with_makers(graph: &Graph, placed: &[Placed], members: &[usize]) -> Vec<usize> {
     let mut all = members.to_vec();
     for &index in members {
-        let node = &graph.nodes[index];
-        let shaped_by = build(graph, node)?.shaped_by_maker_of();
-        let Some(id) = shaped_by.and_then(|k| node.inputs.get(k).copied().flatten()) else { continue };
+        let shaped_by = placed[index].op.shaped_by_maker_of();
+        let Some(id) = shaped_by.and_then(|k| graph.nodes[index].inputs.get(k).copied().flatten()) else {
+            continue;
+        };
         all.extend(
             graph.nodes[..index].iter().position(|maker| maker.present_outputs().any(|made| made == id)),
         );
     }
     all.sort_unstable();
     all.dedup();
-    Ok(all)
+    all
 }
 
 /// Cuts the nodes into segments and compiles those whose shapes are known.
 fn segments(
     graph: &Graph,
     roles: &[Role],
-    kinds: &[Kind],
+    placed: &[Placed],
     late: &FxHashSet<ValueId>,
     settings: &Settings,
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
-    let mut maker = SegmentMaker { graph, roles, schedule, slots, settings };
+    let mut maker = SegmentMaker { graph, roles, placed, schedule, slots, settings };
     maker.hand_over()?;
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
@@ -624,9 +628,9 @@ fn segments(
     // follows a host function and not several.
     let mut groups: Vec<(Kind, bool, Vec<usize>)> = Vec::new();
     let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
-    let last = written_last(graph, kinds)?;
+    let last = written_last(graph, placed);
     for (index, node) in graph.nodes.iter().enumerate() {
-        let kind = kinds[index];
+        let kind = placed[index].kind;
         if kind == Kind::Folded || last[index] {
             continue;
         }
@@ -669,7 +673,7 @@ fn segments(
     }
     let last_program = groups.iter().rposition(is_ready);
     for (_, _, members) in groups.iter_mut().filter(|(_, is_late, _)| *is_late) {
-        *members = with_makers(graph, members)?;
+        *members = with_makers(graph, placed, members);
     }
     let mut delivered: FxHashSet<ValueId> = FxHashSet::default();
     for (g, (kind, is_late, members)) in groups.iter().enumerate() {
@@ -731,6 +735,7 @@ fn segments(
 struct SegmentMaker<'a> {
     graph: &'a Graph,
     roles: &'a [Role],
+    placed: &'a [Placed],
     schedule: Schedule,
     slots: FxHashMap<ValueId, SlotId>,
     settings: &'a Settings,
@@ -781,13 +786,80 @@ impl SegmentMaker<'_> {
         let segment = if late {
             Segment::Late(Arc::new(self.late(members, inputs, outputs)))
         } else {
-            let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs, self.settings)?;
+            let (program, shapes) = self.lowered(members, &given, outputs)?;
             Segment::Program(Arc::new(program), shapes)
         };
         let inputs = given.into_iter().map(|id| self.slot(id)).collect();
         let outputs = outputs.iter().map(|&id| self.slot(id)).collect();
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
         Ok(())
+    }
+
+    /// A program of some nodes, all of whose shapes are numbers.
+    fn lowered(
+        &self,
+        members: &[usize],
+        inputs: &[ValueId],
+        outputs: &[ValueId],
+    ) -> Result<(Program, Vec<Vec<usize>>), Error> {
+        let SegmentMaker { graph, roles, placed, settings, .. } = *self;
+        let mut builder = ProgramBuilder::new().precision(settings.precision);
+        let mut values = Values::default();
+        let dims_of = |id: ValueId| -> Result<Vec<usize>, Error> {
+            graph.value(id).ty.shape().and_then(Shape::concrete).ok_or_else(|| {
+                Error::Graph(format!(
+                    "the shape of {:?} is not known: {}",
+                    graph.name_of(id),
+                    graph.value(id).ty
+                ))
+            })
+        };
+        let dtype_of = |id: ValueId| -> Result<DType, Error> {
+            let dtype = graph.value(id).ty.dtype();
+            dtype.ok_or_else(|| Error::Graph(format!("the type of {:?} is not known", graph.name_of(id))))
+        };
+        let mut buffers = Vec::with_capacity(inputs.len());
+        for &id in inputs {
+            let len = dims_of(id)?.iter().product();
+            let buffer = builder.work(graph.name_of(id), dtype_of(id)?, len);
+            values.buffers.insert(id, buffer);
+            buffers.push(buffer);
+        }
+        for (&id, role) in graph.inputs.iter().zip(roles) {
+            match role {
+                Role::User => {}
+                Role::Plane(plane, offset) => {
+                    let len = dims_of(id)?.iter().product();
+                    let buffer = builder.plane(graph.name_of(id), dtype_of(id)?, len, *plane, *offset);
+                    values.buffers.insert(id, buffer);
+                }
+                Role::Planes(parts) => {
+                    values.sequences.insert(id, parts.clone());
+                }
+                Role::ResetFlag => values.reset_flag = Some(id),
+            }
+        }
+        for &index in members {
+            let node = &graph.nodes[index];
+            let label: Arc<str> = graph.node_label(node).into();
+            let mut cx = Lower { graph, node, builder: &mut builder, values: &mut values, label };
+            placed[index].op.lower(&mut cx).map_err(|source| Error::at(graph, node, source))?;
+        }
+        let mut results = Vec::with_capacity(outputs.len());
+        let mut shapes = Vec::with_capacity(outputs.len());
+        for &id in outputs {
+            let buffer = match (values.buffers.get(&id), &graph.value(id).constant) {
+                (Some(&buffer), _) => buffer,
+                (None, Some(tensor)) => builder.constant(graph.name_of(id), tensor),
+                (None, None) => {
+                    return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id))));
+                }
+            };
+            results.push(buffer);
+            shapes.push(dims_of(id)?);
+        }
+        let program = builder.finish_for(&settings.target, buffers, results, settings.log.as_ref())?;
+        Ok((program, shapes))
     }
 
     /// The specialiser of a program segment whose shapes are not known yet.
@@ -804,8 +876,7 @@ impl SegmentMaker<'_> {
     fn outside(&mut self, index: usize) -> Result<(), Error> {
         let node = &self.graph.nodes[index];
         let label: Arc<str> = self.graph.node_label(node).into();
-        let op = build(self.graph, node)?;
-        let (inputs, outputs, segment) = match op.placement() {
+        let (inputs, outputs, segment) = match self.placed[index].op.placement() {
             Placement::Host(function) => {
                 // Constants it takes are given to it as they are.
                 self.deliver_constants(node.present_inputs())?;
@@ -861,8 +932,8 @@ impl SegmentMaker<'_> {
     /// Notes what changes hands, if anything does.
     fn hand_over(&mut self) -> Result<(), Error> {
         let graph = self.graph;
-        for node in &graph.nodes {
-            if !matches!(build(graph, node)?.placement(), Placement::HandOver) {
+        for (node, placed) in graph.nodes.iter().zip(self.placed) {
+            if !matches!(placed.op.placement(), Placement::HandOver) {
                 continue;
             }
             if self.schedule.handed.is_some() {
@@ -1096,69 +1167,4 @@ impl BranchSource for Child {
         let made = self.compiled().map_err(|error| error.to_string())?;
         made.ok_or_else(|| UNDETERMINED.to_owned())
     }
-}
-
-/// A program of some nodes, all of whose shapes are numbers.
-fn lower(
-    graph: &Graph,
-    roles: &[Role],
-    members: &[usize],
-    inputs: &[ValueId],
-    outputs: &[ValueId],
-    settings: &Settings,
-) -> Result<(Program, Vec<Vec<usize>>), Error> {
-    let mut builder = ProgramBuilder::new().precision(settings.precision);
-    let mut values = Values::default();
-    let dims_of = |id: ValueId| -> Result<Vec<usize>, Error> {
-        graph.value(id).ty.shape().and_then(Shape::concrete).ok_or_else(|| {
-            Error::Graph(format!("the shape of {:?} is not known: {}", graph.name_of(id), graph.value(id).ty))
-        })
-    };
-    let dtype_of = |id: ValueId| -> Result<DType, Error> {
-        let dtype = graph.value(id).ty.dtype();
-        dtype.ok_or_else(|| Error::Graph(format!("the type of {:?} is not known", graph.name_of(id))))
-    };
-    let mut buffers = Vec::with_capacity(inputs.len());
-    for &id in inputs {
-        let len = dims_of(id)?.iter().product();
-        let buffer = builder.work(graph.name_of(id), dtype_of(id)?, len);
-        values.buffers.insert(id, buffer);
-        buffers.push(buffer);
-    }
-    for (&id, role) in graph.inputs.iter().zip(roles) {
-        match role {
-            Role::User => {}
-            Role::Plane(plane, offset) => {
-                let len = dims_of(id)?.iter().product();
-                let buffer = builder.plane(graph.name_of(id), dtype_of(id)?, len, *plane, *offset);
-                values.buffers.insert(id, buffer);
-            }
-            Role::Planes(parts) => {
-                values.sequences.insert(id, parts.clone());
-            }
-            Role::ResetFlag => values.reset_flag = Some(id),
-        }
-    }
-    for &index in members {
-        let node = &graph.nodes[index];
-        let op = build(graph, node)?;
-        let label: Arc<str> = graph.node_label(node).into();
-        let mut cx = Lower { graph, node, builder: &mut builder, values: &mut values, label };
-        op.lower(&mut cx).map_err(|source| Error::at(graph, node, source))?;
-    }
-    let mut results = Vec::with_capacity(outputs.len());
-    let mut shapes = Vec::with_capacity(outputs.len());
-    for &id in outputs {
-        let buffer = match (values.buffers.get(&id), &graph.value(id).constant) {
-            (Some(&buffer), _) => buffer,
-            (None, Some(tensor)) => builder.constant(graph.name_of(id), tensor),
-            (None, None) => {
-                return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id))));
-            }
-        };
-        results.push(buffer);
-        shapes.push(dims_of(id)?);
-    }
-    let program = builder.finish_for(&settings.target, buffers, results, settings.log.as_ref())?;
-    Ok((program, shapes))
 }
