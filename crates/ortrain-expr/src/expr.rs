@@ -466,6 +466,16 @@ impl Builder {
         Builder::default()
     }
 
+    /// The instructions of an expression, each in its register.
+    #[must_use]
+    pub fn of(expr: &Expr) -> Builder {
+        let mut builder = Builder { insts: Vec::with_capacity(2 * expr.insts.len()), table: Vec::new() };
+        expr.insts.iter().for_each(|&(inst, ty)| {
+            builder.append(inst, ty);
+        });
+        builder
+    }
+
     /// The type of a register.
     #[must_use]
     pub fn ty(&self, reg: Reg) -> Type {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::align;
-use crate::buffer::{Buffer, BufferId, BufferIds, distinct, flags, is_work};
+use crate::buffer::{Buffer, BufferId, BufferIds, flags, is_work};
 use crate::draft::Draft;
 use crate::entries::Entries;
 use crate::instruction::Instruction;
@@ -146,7 +146,7 @@ impl<'a> Editor<'a> {
             new.instruction.buffers(&mut |id, _| touched.push(BufferId(self.uses.cell(id) as u32)));
         }
         self.slots[at] = new;
-        distinct(touched).into_iter().for_each(|id| self.alive.set(id.0 as usize, self.life(id)));
+        touched.into_iter().for_each(|id| self.alive.set(id.0 as usize, self.life(id)));
         old
     }
 
@@ -252,6 +252,9 @@ pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction
         (false, true) => return second.node.clone(),
         _ if first.node == second.node => return first.node.clone(),
         _ => {}
+    }
+    if first.node.ends_with(MORE_NODES) {
+        return first.node.clone();
     }
     node_names([&*first.node, &*second.node])
 }

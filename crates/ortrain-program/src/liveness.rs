@@ -70,13 +70,13 @@ pub(crate) fn alive(end: usize, lives: impl IntoIterator<Item = (Life, i128)>) -
     sums
 }
 
-/// How much is alive at each of some positions while lives change: sums over ranges and the largest of them, in a segment tree.
+/// The most that is alive at any of some positions while lives change: what begins and ends at each position, and sums of
+/// that from the first position on, in a segment tree.
 #[derive(Debug, Default)]
 pub(crate) struct AliveTree {
     leaves: usize,
-    /// For each node what was added to all of its positions, and the largest sum below it (its own included).
-    added: Vec<i64>,
-    largest: Vec<i64>,
+    /// For each node the sum of its positions, and the largest sum of the first of them, none included.
+    sums: Vec<(i64, i64)>,
     /// For each buffer the positions it is counted at.
     ranges: Vec<Option<(usize, usize)>>,
     bytes: Vec<usize>,
@@ -85,59 +85,51 @@ pub(crate) struct AliveTree {
 impl AliveTree {
     /// Buffers of so many bytes that are alive over these of so many positions, both ends included.
     pub(crate) fn new(positions: usize, bytes: Vec<usize>, ranges: Vec<Option<(usize, usize)>>) -> AliveTree {
-        let leaves = positions.max(1).next_power_of_two();
-        let life = |(first, last)| Life { first: first as isize, last: last as isize };
-        let taken = |(range, &n): (&Option<(usize, usize)>, &usize)| Some((range.map(life)?, n as i128));
-        let alive = alive(leaves, ranges.iter().zip(&bytes).filter_map(taken));
-        let mut largest = vec![0; 2 * leaves];
-        largest[leaves..].iter_mut().zip(&alive[1..]).for_each(|(largest, &alive)| *largest = alive as i64);
-        for node in (1..leaves).rev() {
-            largest[node] = largest[2 * node].max(largest[2 * node + 1]);
+        let leaves = (positions.max(1) + 1).next_power_of_two();
+        let mut tree = AliveTree { leaves, sums: vec![(0, 0); 2 * leaves], ranges, bytes };
+        for (range, &bytes) in tree.ranges.iter().zip(&tree.bytes) {
+            let Some((first, last)) = *range else { continue };
+            tree.sums[leaves + first].0 += bytes as i64;
+            tree.sums[leaves + last + 1].0 -= bytes as i64;
         }
-        AliveTree { leaves, added: vec![0; 2 * leaves], largest, ranges, bytes }
+        tree.sums[leaves..].iter_mut().for_each(|(sum, largest)| *largest = (*sum).max(0));
+        (1..leaves).rev().for_each(|node| tree.join(node));
+        tree
     }
 
     /// The most bytes alive at any position.
     pub(crate) fn peak(&self) -> i64 {
-        self.largest[1]
+        self.sums[1].1
     }
 
     /// Says that a buffer is alive from the first to the last position given, both included, or never.
     pub(crate) fn set(&mut self, buffer: usize, range: Option<(usize, usize)>) {
-        if self.ranges[buffer] == range {
-            return;
-        }
-        let bytes = self.bytes[buffer] as i64;
         let old = std::mem::replace(&mut self.ranges[buffer], range);
-        let changed = match (old, range) {
-            // Most lives become longer or shorter at their end.
-            (Some((first, old)), Some((same, new))) if first == same => {
-                let bytes = if old < new { bytes } else { -bytes };
-                [Some((old.min(new) + 1, old.max(new), bytes)), None]
+        let (begin, end) = (|range: (usize, usize)| range.0, |range: (usize, usize)| range.1 + 1);
+        let bytes = self.bytes[buffer] as i64;
+        for (old, new, bytes) in
+            [(old.map(begin), range.map(begin), bytes), (old.map(end), range.map(end), -bytes)]
+        {
+            if old != new {
+                old.into_iter().for_each(|at| self.add(at, -bytes));
+                new.into_iter().for_each(|at| self.add(at, bytes));
             }
-            _ => [
-                old.map(|(first, last)| (first, last, -bytes)),
-                range.map(|(first, last)| (first, last, bytes)),
-            ],
-        };
-        for (first, last, bytes) in changed.into_iter().flatten() {
-            self.add(1, 0, self.leaves, first, last + 1, bytes);
         }
     }
 
-    fn add(&mut self, node: usize, from: usize, to: usize, first: usize, end: usize, bytes: i64) {
-        if end <= from || to <= first {
-            return;
+    fn add(&mut self, at: usize, bytes: i64) {
+        let mut node = self.leaves + at;
+        let sum = self.sums[node].0 + bytes;
+        self.sums[node] = (sum, sum.max(0));
+        while node > 1 {
+            node /= 2;
+            self.join(node);
         }
-        if first <= from && to <= end {
-            self.added[node] += bytes;
-            self.largest[node] += bytes;
-            return;
-        }
-        let middle = usize::midpoint(from, to);
-        self.add(2 * node, from, middle, first, end, bytes);
-        self.add(2 * node + 1, middle, to, first, end, bytes);
-        self.largest[node] = self.added[node] + self.largest[2 * node].max(self.largest[2 * node + 1]);
+    }
+
+    fn join(&mut self, node: usize) {
+        let ((left, most), (right, more)) = (self.sums[2 * node], self.sums[2 * node + 1]);
+        self.sums[node] = (left + right, most.max(left + more));
     }
 }
 

@@ -66,30 +66,35 @@ fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
         return SmallVec::from_elem(1, insts.len());
     }
     // Reductions that do not need each other share a pass; the results are made in the last one.
-    let mut pass_of: Vec<usize> = Vec::new();
-    let mut roots: Vec<Vec<Reg>> = Vec::new();
+    let mut pass_of: SmallVec<[usize; 8]> = SmallVec::new();
+    let mut roots: SmallVec<[(usize, Reg); 16]> = SmallVec::new();
     for reduction in &nest.reductions {
-        let needed = nest.expr.needed_by(&[reduction.value]);
-        let after = insts.iter().zip(&needed).filter(|&(_, &needed)| needed);
-        let pass = after
-            .filter_map(|((inst, _), _)| match *inst {
-                Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
-                _ => None,
-            })
-            .max()
-            .unwrap_or(0);
+        // The first reduction needs none.
+        let pass = if pass_of.is_empty() { 0 } else { pass_behind(nest, reduction.value, &pass_of) };
         pass_of.push(pass);
-        if roots.len() <= pass {
-            roots.resize(pass + 1, Vec::new());
-        }
-        roots[pass].push(reduction.value);
+        roots.push((pass, reduction.value));
     }
+    let last = pass_of.iter().max().map_or(0, |pass| pass + 1);
+    roots.extend(nest.expr.outputs().iter().map(|&output| (last, output)));
     let mut needed = SmallVec::from_elem(0u64, insts.len());
-    for roots in roots.iter().map(Vec::as_slice).chain([nest.expr.outputs()]) {
-        let mask = nest.expr.needed_by(roots);
+    for pass in 0..=last {
+        let roots: SmallVec<[Reg; 8]> =
+            roots.iter().filter(|root| root.0 == pass).map(|root| root.1).collect();
+        let mask = nest.expr.needed_by(&roots);
         needed.iter_mut().zip(mask).for_each(|(n, needed)| *n += u64::from(needed));
     }
     needed
+}
+
+/// The first pass in which a value can be made, behind those of the reductions that it needs.
+fn pass_behind(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
+    let needed = nest.expr.needed_by(&[value]);
+    let needed = nest.expr.insts().iter().zip(&needed).filter(|&(_, &needed)| needed);
+    let behind = |((inst, _), _): (&(Inst, Type), &bool)| match *inst {
+        Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
+        _ => None,
+    };
+    needed.filter_map(behind).max().unwrap_or(0)
 }
 
 /// Everything but the least traffic: arithmetic, repeated reads, uneven walks.

@@ -64,6 +64,8 @@ struct Choice<'a> {
     /// Of each buffer whose bytes it has, and between which instructions they are taken.
     owners: Vec<usize>,
     lives: Liveness,
+    /// How many buffers have the bytes of each.
+    sharers: Vec<usize>,
     /// Of each buffer how it is packed, if it is.
     packed: Vec<Option<Mask>>,
 }
@@ -71,7 +73,10 @@ struct Choice<'a> {
 impl<'a> Choice<'a> {
     fn new(draft: &'a Draft, least: usize) -> Choice<'a> {
         let (owners, lives) = shared(draft);
-        Choice { draft, least, uses: draft.uses(), owners, lives, packed: vec![None; draft.buffers.len()] }
+        let mut sharers = vec![0; owners.len()];
+        owners.iter().for_each(|&owner| sharers[owner] += 1);
+        let packed = vec![None; owners.len()];
+        Choice { draft, least, uses: draft.uses(), owners, lives, sharers, packed }
     }
 
     /// The places at which a buffer is written or read.
@@ -90,7 +95,8 @@ impl<'a> Choice<'a> {
         if buffer.dtype != DType::Bool
             || buffer.len < self.least
             || self.draft.is_seen(id)
-            || self.owners.iter().enumerate().any(|(other, &owner)| (owner == k) != (other == k))
+            || self.owners[k] != k
+            || self.sharers[k] != 1
         {
             return false;
         }

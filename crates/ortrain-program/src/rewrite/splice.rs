@@ -196,18 +196,6 @@ impl Guest<'_> {
     }
 }
 
-/// Appends a host's expression; `loads` are its own.
-fn copy_host(
-    b: &mut Builder,
-    expr: &Expr,
-    known: impl Fn(&mut Builder, usize, Type) -> Option<Reg>,
-) -> Vec<Reg> {
-    b.copy(expr, |b, inst, ty| match inst {
-        Inst::Load(slot) => known(b, usize::from(slot), ty).unwrap_or_else(|| b.push(inst, ty)),
-        other => b.push(other, ty),
-    })
-}
-
 /// The part of a loop that makes the results to be kept. `None` if that is all of it.
 pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     if keep.iter().all(|&keep| keep) {
@@ -310,8 +298,9 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
     let value = regs[usize::from(guest.expr.outputs()[0].0)];
-    let own = copy_host(&mut b, &nest.expr, |b, load, ty| {
-        (load == slot).then(|| reloaded(b, value, place.dtype, ty))
+    let own = b.copy(&nest.expr, |b, inst, ty| match inst {
+        Inst::Load(load) if usize::from(load) == slot => reloaded(b, value, place.dtype, ty),
+        other => b.push(other, ty),
     });
     let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
     leave_out_roundings(&b, &mut outputs, &nest.stores);
@@ -357,10 +346,8 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     let embedding = Embedding::new(space, at, map, &place, split)?;
     let mut nest = embedding.refined(host);
     let mut loads = Loads(std::mem::take(&mut nest.loads));
-    let mut b = Builder::new();
-    let own = copy_host(&mut b, &nest.expr, |_, _, _| None);
-    let moved = |reg: &Reg| own[usize::from(reg.0)];
-    let results: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
+    let mut b = Builder::of(&nest.expr);
+    let results = nest.expr.outputs();
     let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
     // Results of the host are read exactly as they were written, or not at all.
     let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.loads.len());
@@ -386,6 +373,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
     leave_out_roundings(&b, &mut outputs, &stores);
+    let own: Vec<Reg> = (0..nest.expr.insts().len() as u16).map(Reg).collect();
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
     loads.finish(Nest { expr, reductions, stores, ..nest })
 }

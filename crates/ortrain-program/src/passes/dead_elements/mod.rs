@@ -110,8 +110,14 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
         };
         for (k, id) in instruction.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
+            if written[id].is_whole() {
+                continue;
+            }
             let reached = match (found.results.get(k), instruction.flexible_nest()) {
                 (Some(Part::Nowhere), _) => Band::none(len),
+                (Some(Part::Points(cuts)), Some(nest)) if cuts.is_empty() => {
+                    Band::reached(&nest.stores[k].access, &nest.dims)
+                }
                 (Some(Part::Points(cuts)), Some(nest)) => {
                     let left = Narrowed::new(&nest.dims, cuts);
                     Band::reached(&left.access(&nest.stores[k].access), &left.dims())
@@ -183,9 +189,15 @@ fn zeros_of_nest(nest: &Nest, written: &[Band]) -> Zeros {
         return Zeros::default();
     }
     let parts = parts_of_loads(nest, written);
+    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+    let mut terms = Cuts::new();
+    let is_zero = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Const(value) if value.to_f64() == 0.0);
+    if parts.iter().all(|part| *part == Part::anywhere()) && !nest.expr.insts().iter().any(is_zero) {
+        // Nothing that is zero makes anything zero.
+        return Zeros { terms, results, loads: Vec::new() };
+    }
     let kept = nest.dims.len() - nest.inner;
     let outer: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis < kept)).collect();
-    let mut terms = Cuts::new();
     if nest.inner > 0 && is_made_of_sums_alone(nest) {
         let inner: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis >= kept)).collect();
         for part in different(&inner) {
@@ -199,7 +211,6 @@ fn zeros_of_nest(nest: &Nest, written: &[Band]) -> Zeros {
             }
         }
     }
-    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
     note_results(nest, &outer, &mut results);
     Zeros { terms, results, loads: zero_loads(&parts) }
 }
@@ -301,16 +312,18 @@ impl Demand {
             self.overwritten[id.0 as usize] = None;
         }
         let Some(nest) = nest_of(instruction) else { return };
-        for store in &nest.stores {
-            self.overwritten[store.buffer.0 as usize] =
-                written_whole(&store.access, &nest.dims).map(|band| (band, entries));
+        for Operand { buffer, access } in &nest.stores {
+            let id = buffer.0 as usize;
+            if self.writers[id] > 1 {
+                self.overwritten[id] = written_whole(access, &nest.dims).map(|band| (band, entries));
+            }
         }
     }
 
     /// Takes in what an instruction reads.
     fn read(&mut self, instruction: &Instruction, buffers: &[Buffer]) {
         bands(instruction, buffers, Use::Read, |k, band| {
-            self.wanted[k] = self.wanted[k].hull(band, buffers[k].len);
+            take_in(&mut self.wanted[k], band, buffers[k].len);
             self.overwritten[k] = None;
         });
     }
@@ -382,7 +395,8 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
             }
         }
         demand.read(&scheduled.instruction, buffers);
-        let (at, given) = (reversed.len(), scheduled.versions.clone());
+        let at = reversed.len();
+        let given = (!before.is_empty()).then(|| scheduled.versions.clone()).unwrap_or_default();
         for map in before {
             let (to, version) = (map.stores[0].buffer, new_versions.next());
             scheduled.versions = scheduled.versions.with_read(to, version);
@@ -421,15 +435,28 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
+/// Adds the elements of another band, of a buffer of `len`.
+fn take_in(band: &mut Band, other: &dyn Fn() -> Band, len: usize) {
+    if !band.is_whole() {
+        *band = band.hull(other(), len);
+    }
+}
+
 /// Calls a function with the parts of buffers, by their numbers, that an instruction reads, or those that it writes.
-fn bands(instruction: &Instruction, buffers: &[Buffer], used: Use, mut each: impl FnMut(usize, Band)) {
+fn bands(
+    instruction: &Instruction,
+    buffers: &[Buffer],
+    used: Use,
+    mut each: impl FnMut(usize, &dyn Fn() -> Band),
+) {
     let Some(nest) = nest_of(instruction) else {
         let ids = if used.reads() { instruction.reads() } else { instruction.writes() };
-        return ids.into_iter().for_each(|id| each(id.0 as usize, Band::whole(buffers[id.0 as usize].len)));
+        let whole = |id: BufferId| Band::whole(buffers[id.0 as usize].len);
+        return ids.into_iter().for_each(|id| each(id.0 as usize, &|| whole(id)));
     };
     let mut reached = |Operand { buffer, access }: &Operand, dims: Option<&[usize]>| {
-        let band = dims.map_or(Band::whole(access.len), |dims| Band::reached(access, dims));
-        each(buffer.0 as usize, band);
+        let band = || dims.map_or(Band::whole(access.len), |dims| Band::reached(access, dims));
+        each(buffer.0 as usize, &band);
     };
     if used.writes() {
         return nest.stores.iter().for_each(|store| reached(store, Some(&nest.dims)));
@@ -479,7 +506,7 @@ fn compact(draft: &mut Draft) {
     let mut used = seen_outside(buffers, &[inputs, outputs]);
     for ScheduledInstruction { instruction, .. } in instructions.iter() {
         for kind in [Use::Read, Use::Write] {
-            bands(instruction, buffers, kind, |k, band| used[k] = used[k].hull(band, buffers[k].len));
+            bands(instruction, buffers, kind, |k, band| take_in(&mut used[k], band, buffers[k].len));
         }
     }
     let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_whole() && !band.is_none());

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::Changed;
-use crate::buffer::distinct;
+use crate::buffer::{BufferIds, distinct};
 use crate::draft::Draft;
 use crate::editor::{Change, Editor, PLACES, joined, result_of};
 use crate::error::ProgramError;
@@ -294,7 +294,7 @@ impl<'a> Fusion<'a> {
             }
             seen = seen.or(entries);
         }
-        self.append_all(maker, &readers.iter().collect::<Vec<_>>())
+        self.append_all(maker, &readers.iter().collect::<SmallVec<[usize; 4]>>())
     }
 
     /// Maps behind a host. They stand where they stood, if the host's results are not needed before, or where the host
@@ -308,7 +308,8 @@ impl<'a> Fusion<'a> {
             !self.is_work(id) || self.is_output(id) || read_elsewhere
         };
         let keep: Vec<bool> = written_by(nest).map(keeps).collect();
-        let kept: Vec<BufferId> = written_by(nest).filter(|&id| keeps(id)).collect();
+        let kept: BufferIds =
+            written_by(nest).zip(&keep).filter(|&(_, &keep)| keep).map(|(id, _)| id).collect();
         if followers.len() > 1 && !kept.is_empty() || followers.len() > PLACES {
             return None;
         }
@@ -319,7 +320,7 @@ impl<'a> Fusion<'a> {
         for &at in followers {
             let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
             let entries = follower.entries;
-            let (made, others): (Vec<BufferId>, Vec<BufferId>) =
+            let (made, others): (BufferIds, BufferIds) =
                 read_by(map).partition(|&id| written_by(nest).any(|written| written == id));
             // What the host makes is taken from where it is made: nothing may have changed it on the way.
             let as_made = self.unchanged(&made, maker, at, entries);
@@ -328,7 +329,7 @@ impl<'a> Fusion<'a> {
                 && self.untouched(&kept, maker, at, entries);
             up &= as_made
                 && self.unchanged(&others, maker, at, entries)
-                && self.untouched(&written_by(map).collect::<Vec<_>>(), maker, at, entries);
+                && self.untouched(&written_by(map).collect::<BufferIds>(), maker, at, entries);
             if !down && !up {
                 return None;
             }
