@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::align;
 use crate::buffer::{Buffer, BufferId, BufferIds, flags, is_work};
 use crate::draft::Draft;
@@ -259,10 +261,26 @@ pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction
     node_names([&*first.node, &*second.node])
 }
 
+/// The nodes between [`NODES`]. To look for one character of that is faster than to look for all of it.
+fn each_node(mut nodes: &str) -> SmallVec<[&str; MOST_NODES + 1]> {
+    let (mut each, mut from) = (SmallVec::new(), 0);
+    while let Some(plus) = nodes[from..].find('+') {
+        from += plus + 1;
+        if let Some((first, rest)) =
+            (nodes[..from - 1].strip_suffix(' ')).zip(nodes[from..].strip_prefix(' '))
+        {
+            each.push(first);
+            (nodes, from) = (rest, 0);
+        }
+    }
+    each.push(nodes);
+    each
+}
+
 /// The nodes of instructions that became one.
 pub(crate) fn node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<str> {
     let mut nodes: Vec<&str> = Vec::new();
-    for node in of.into_iter().flat_map(|nodes| nodes.split(NODES)) {
+    for node in of.into_iter().flat_map(each_node) {
         if nodes.len() <= MOST_NODES && !nodes.contains(&node) {
             nodes.push(node);
         }
@@ -278,4 +296,16 @@ pub(crate) fn node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<str> 
 pub(crate) fn result_of(map: &Nest, result: usize) -> Nest {
     let keep: Vec<bool> = (0..map.stores.len()).map(|k| k == result).collect();
     with_results(map, &keep).unwrap_or_else(|| map.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_told_apart() {
+        for names in ["", "a", "a + b", "a+b + c", "+", " + ", "a +b + ", "a + + b", "a + b + c + …"] {
+            assert_eq!(each_node(names).as_slice(), names.split(NODES).collect::<Vec<_>>());
+        }
+    }
 }

@@ -157,6 +157,12 @@ mod tests {
     }
 
     #[test]
+    fn the_peak_of_no_instructions_is_that_of_what_is_handed_on() {
+        assert_eq!(AliveTree::new(0, vec![5, 3], vec![Some((0, 0)), None]).peak(), 5);
+        assert_eq!(AliveTree::new(0, Vec::new(), Vec::new()).peak(), 0);
+    }
+
+    #[test]
     fn the_peak_is_that_of_the_positions() {
         let bytes = vec![5, 7, 11, 2];
         let mut ranges = [None, Some((1, 3)), None, None];
