@@ -520,7 +520,6 @@ fn quoted(name: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The least number that is free, as if all were tried.
     #[test]
     fn names_are_quoted_as_rust_writes_them() {
         for name in
@@ -530,6 +529,7 @@ mod tests {
         }
     }
 
+    /// The least number that is free, as if all were tried.
     #[test]
     fn names_are_varied_by_the_least_free_number() {
         let mut graph = Graph::new("names");
