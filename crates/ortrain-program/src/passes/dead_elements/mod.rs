@@ -24,6 +24,7 @@ use super::{Changed, Draft, Outcome, Target};
 use crate::operand::only_result;
 use crate::rewrite::splice::{is_injective, with_constants};
 use crate::scheduled::NewVersions;
+use crate::versions::Versions;
 use crate::{
     Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, Use, is_work,
 };
@@ -396,7 +397,7 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
         }
         demand.read(&scheduled.instruction, buffers);
         let at = reversed.len();
-        let given = (!before.is_empty()).then(|| scheduled.versions.clone()).unwrap_or_default();
+        let given = if before.is_empty() { Versions::default() } else { scheduled.versions.clone() };
         for map in before {
             let (to, version) = (map.stores[0].buffer, new_versions.next());
             scheduled.versions = scheduled.versions.with_read(to, version);
