@@ -4,10 +4,10 @@
     python benches/new_shapes.py bert_mini               one of them
     python benches/new_shapes.py --old VENV/bin/python   beside another version of ours, in turns
 
-Sizes of batches grow, shrink, and grow again. For each, a line has the time of the first step, that of later ones, and
-the difference as a share of a later step; the last line has the median of planning alone, which needs no memory for
-values. A step of a larger batch touches memory for the first time: on a machine that gets it from a host only then,
-run something large before.
+Sizes of batches change, in modules that begin anew. For each but the largest a line has how much longer the first step
+takes than a later one, as a share of that step and of a step of the workload's own size; medians, and all shares from
+the least to the largest. The largest size comes first, so that the memory of a step is there for the others: a machine
+may get it from a host only then. The last line has the median of planning alone, which needs no memory for values.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module
 
 NAMES = ("resnet18_224", "mobilenetv2_224", "bert_mini", "gpt2_small6")
-# Sizes in order, beside the first one.
-CHANGES = (0, 1, -1, 2, 3, -2)
-STEPS = 5
+# Sizes in order, beside the workload's own.
+CHANGES = (3, 0, 1, -1, 2, -2)
+REPEATS = 5
+STEPS = 6
 PLANNED = 15
 
 
@@ -40,10 +41,26 @@ def module_of(name: str, folder: Path) -> Module:
         loss=artifacts.LossType.CrossEntropyLoss,
         artifact_directory=str(folder),
     )
+    return new_module(folder)
+
+
+def new_module(folder: Path) -> Module:
+    """A module of artifacts, which has planned nothing."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
     module.train()
     return module
+
+
+def first_and_later(module: Module, inputs: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+    """The seconds of the first step on inputs of a size, and of later ones, the median."""
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        module(*inputs)
+        times.append(time.perf_counter() - start)
+        module.lazy_reset_grad()
+    return times[0], statistics.median(times[1:])
 
 
 def measure(name: str) -> None:
@@ -55,19 +72,22 @@ def measure(name: str) -> None:
         return np.resize(x, (size, *x.shape[1:])), np.resize(labels, size * each)
 
     with tempfile.TemporaryDirectory() as folder:
-        module = module_of(name, Path(folder))
-        for change in CHANGES:
-            inputs = batch(rows + change)
-            times = []
-            for _ in range(STEPS):
-                start = time.perf_counter()
-                module(*inputs)
-                times.append(time.perf_counter() - start)
-                module.lazy_reset_grad()
-            later = statistics.median(times[1:])
+        module_of(name, Path(folder))
+        times: dict[int, list[tuple[float, float]]] = {}
+        for _ in range(REPEATS):
+            module = new_module(Path(folder))
+            for change in CHANGES:
+                pair = first_and_later(module, batch(rows + change))
+                times.setdefault(rows + change, []).append(pair)
+        own = statistics.median(later for _, later in times[rows])
+        for size in sorted(times)[:-1]:
+            more = statistics.median(first - later for first, later in times[size])
+            step = statistics.median(later for _, later in times[size])
+            shares = sorted(first / later - 1 for first, later in times[size])
+            of_step = f"{statistics.median(shares):5.2f} ({shares[0]:5.2f} to {shares[-1]:5.2f})"
             print(
-                f"{name:16} {rows + change:3} rows: first step {times[0] * 1e3:7.1f} ms, later {later * 1e3:7.1f} ms, "
-                f"more by {(times[0] - later) / later:5.2f}",
+                f"{name:16} {size:3} rows: first step more by {more * 1e3:5.1f} ms, later {step * 1e3:6.1f} ms; "
+                f"a share of {of_step}, {more / own:5.2f} of a step of {rows} rows",
                 flush=True,
             )
         planned = []
