@@ -104,7 +104,7 @@ def make(name: str, folder: Path) -> dict[str, Any]:
 def of_torch(folder: Path, settings: dict[str, Any], device: str) -> Callable[[int], float]:
     """The step of PyTorch: eager, with its fused AdamW."""
     import torch
-    from onnx_in_torch import Network
+    from onnx_in_torch import Network, adamw
     from torch.nn import functional as F  # noqa: N812
 
     with np.load(folder / "batches.npz") as stored:
@@ -118,14 +118,7 @@ def of_torch(folder: Path, settings: dict[str, Any], device: str) -> Callable[[i
     network: Any = Network(onnx.load(folder / "graph.onnx"), weights, settings["trainable"], batches[0][0])
     network.to(device)
     trained = [network.weights[name].requires_grad_() for name in settings["trainable"]]
-    optimizer = torch.optim.AdamW(
-        trained,
-        lr=settings["learning_rate"],
-        betas=tuple(settings["betas"]),
-        eps=settings["epsilon"],
-        weight_decay=settings["weight_decay"],
-        fused=True,
-    )
+    optimizer = adamw(trained, settings)
 
     def step(number: int) -> float:
         x, labels = (value.to(device) for value in batches[number % len(batches)])

@@ -23,6 +23,18 @@ OVERWRITABLE = {"BatchNormalization", "Conv", "Gemm", "Add"}
 MASKED = -1e4
 
 
+def adamw(trained: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """PyTorch's fused AdamW with the settings of a workload."""
+    return torch.optim.AdamW(
+        trained,
+        lr=settings["learning_rate"],
+        betas=tuple(settings["betas"]),
+        eps=settings["epsilon"],
+        weight_decay=settings["weight_decay"],
+        fused=True,
+    )
+
+
 class Network:
     """The forward pass of a model for batches of one shape; its `weights` are tensors by name."""
 

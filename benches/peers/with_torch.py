@@ -24,7 +24,7 @@ def main() -> None:
         import torch
     # A user has a module, and reads no graph.
     import onnx
-    from onnx_in_torch import Network
+    from onnx_in_torch import Network, adamw
     from torch.nn import functional as F  # noqa: N812
 
     assert variant <= {"eager", "channels-last", "bf16", "compile"}, variant
@@ -49,14 +49,7 @@ def main() -> None:
         forward: Any = Network(model, weights, settings["trainable"], batches[0][0])
         if "compile" in variant:
             forward = torch.compile(forward)
-        optimizer = torch.optim.AdamW(
-            trained,
-            lr=settings["learning_rate"],
-            betas=tuple(settings["betas"]),
-            eps=settings["epsilon"],
-            weight_decay=settings["weight_decay"],
-            fused=True,
-        )
+        optimizer = adamw(trained, settings)
 
         def step(number: int) -> float:
             x, labels = batches[number % len(batches)]

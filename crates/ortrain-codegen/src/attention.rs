@@ -4,16 +4,15 @@
 use ortrain_expr::{DType, Precision, ReduceOp};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
 
-use crate::dialect::{GROUP, Repr};
+use crate::dialect::Repr;
 use crate::expr::{Known, Point, position};
-use crate::fold::{Arrays, Slices, Span};
+use crate::fold::Arrays;
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::points::coordinates;
 use crate::product::{Factors, LEFT};
 use crate::reduce::combine;
-use crate::rows::width_of;
+use crate::rows::Row;
 use crate::split::Target;
 use crate::{products, tile};
 
@@ -416,23 +415,9 @@ impl<'n> Printer<'n> {
     fn statistics(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let Attention { batch, queries, keys, .. } = self.a;
         let dims: Vec<usize> = batch.iter().copied().chain([*queries]).collect();
-        let (rows, width) = (dims.iter().product::<usize>(), width_of(*keys));
-        let each = GROUP as usize / width;
         let mut kernel = cx.group_kernel();
-        let number = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
-        let exists = (!rows.is_multiple_of(each)).then(|| format!("{number} < {rows}"));
-        // Behind the last row the last one is computed again, and not stored.
-        let row = match &exists {
-            Some(exists) => kernel.select(exists, &number, &(rows - 1).to_string()),
-            None => number,
-        };
-        let row = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32));
-        let at = coordinates(&mut kernel, &row.text, &dims);
-        let (i, batch) = at.split_last().expect("there is an axis of queries");
-        let slot = kernel.int(format!("lane % {width}"));
-        let end = (!keys.is_multiple_of(width)).then_some(*keys);
-        let span = Span { from: slot.clone(), step: width, count: keys.div_ceil(width), end };
-        let slices = Slices { number: &slot, count: width, stride: 1 };
+        let row = Row::of(&mut kernel, &dims, *keys);
+        let (i, batch) = row.at.split_last().expect("there is an axis of queries");
         let mut arrays = Arrays::default();
         let mut over_row =
             |kernel: &mut Kernel<'_>,
@@ -441,12 +426,12 @@ impl<'n> Printer<'n> {
                 let neutral = kernel.constant(op.neutral(ortrain_expr::Type::F32), Repr::F32);
                 let total = kernel.variable(&neutral);
                 let depth = kernel.depth();
-                let j = span.walk(kernel);
+                let j = row.span.walk(kernel);
                 let value = of(kernel, &j)?;
                 let both = combine(kernel, op, &total, &value);
                 kernel.assign(&total, &both);
                 kernel.close_to(depth);
-                Ok::<Value, String>(arrays.combined(kernel, &[op], &[total], &slices).remove(0))
+                Ok::<Value, String>(arrays.combined(kernel, &[op], &[total], &row.slices()).remove(0))
             };
         let most = over_row(&mut kernel, ReduceOp::Max, &|kernel, j| self.score(kernel, batch, i, j))?;
         let total = over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
@@ -465,12 +450,11 @@ impl<'n> Printer<'n> {
             })?);
         }
         let depth = kernel.depth();
-        let is_first = [Some(format!("{slot} == 0i")), exists];
-        kernel.when_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
+        row.when_first(&mut kernel);
         for (number, value) in statistics.iter().enumerate() {
             kernel.set_scratch(&self.place(batch, i, number), value);
         }
         kernel.close_to(depth);
-        cx.finish_groups(kernel, rows.div_ceil(each) as u64)
+        cx.finish_groups(kernel, row.groups)
     }
 }

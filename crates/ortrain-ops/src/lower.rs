@@ -258,7 +258,7 @@ impl Lower<'_> {
         }
     }
 
-    /// Says that output `k`, a flag of one element, is true: in the constant that all nodes have for that.
+    /// Makes output `k`, a flag of one element, true: the constant that all nodes have for that.
     pub fn say_true(&mut self, k: usize) {
         let values = &mut *self.values;
         let new = || self.builder.constant("true", &Tensor::filled(DType::Bool, &[1], 1.0));

@@ -64,7 +64,7 @@ struct Choice<'a> {
     /// Of each buffer whose bytes it has, and between which instructions they are taken.
     owners: Vec<usize>,
     lives: Liveness,
-    /// How many buffers have the bytes of each.
+    /// The number of buffers that have the bytes of each.
     sharers: Vec<usize>,
     /// Of each buffer how it is packed, if it is.
     packed: Vec<Option<Mask>>,

@@ -160,7 +160,7 @@ pub(super) struct Lanes {
     wide: bool,
 }
 
-/// Those that compute the same.
+/// Lanes are equal if they compute the same.
 impl PartialEq for Lanes {
     fn eq(&self, other: &Lanes) -> bool {
         self.all == other.all
