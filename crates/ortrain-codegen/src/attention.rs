@@ -10,7 +10,7 @@ use crate::fold::Arrays;
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::product::{Factors, LEFT};
+use crate::product::{Factors, LEFT, terms_lie_closer};
 use crate::reduce::combine;
 use crate::rows::Row;
 use crate::split::Target;
@@ -122,13 +122,6 @@ fn element(
     Ok(kernel.define(value))
 }
 
-/// True if neighbours in memory are terms of one line of an operand over lines and terms.
-fn runs_along_terms(operand: &Operand) -> bool {
-    let strides = &operand.access.strides;
-    let [line, term] = [2, 1].map(|back| strides[strides.len() - back].unsigned_abs());
-    term != 0 && (line == 0 || term < line)
-}
-
 impl Factors for Pairs<'_, '_> {
     fn batch(&self) -> Vec<usize> {
         self.printer.a.batch.to_vec()
@@ -143,7 +136,9 @@ impl Factors for Pairs<'_, '_> {
     }
 
     fn runs_along_terms(&self, side: usize) -> bool {
-        runs_along_terms(self.factors[side])
+        let strides = &self.factors[side].access.strides;
+        let [lines, terms] = [2, 1].map(|back| strides[strides.len() - back]);
+        terms_lie_closer(lines, terms)
     }
 
     fn element(

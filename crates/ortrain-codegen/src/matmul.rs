@@ -8,7 +8,7 @@ use crate::expr::position;
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::product::{Factors, InnerProduct, LEFT, refuse_doubles};
+use crate::product::{Factors, InnerProduct, LEFT, refuse_doubles, terms_lie_closer};
 use crate::products;
 
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
@@ -61,9 +61,9 @@ impl Factors for Matrices<'_> {
 
     fn runs_along_terms(&self, side: usize) -> bool {
         let axes = self.0.batch.len();
-        let stride = |axis: usize| [&self.0.a, &self.0.b][side].access.strides[axes + axis].unsigned_abs();
-        let (along, across) = if side == LEFT { (stride(1), stride(0)) } else { (stride(0), stride(1)) };
-        along != 0 && (across == 0 || along < across)
+        let stride = |axis: usize| [&self.0.a, &self.0.b][side].access.strides[axes + axis];
+        let (lines, terms) = if side == LEFT { (0, 1) } else { (1, 0) };
+        terms_lie_closer(stride(lines), stride(terms))
     }
 
     fn element(

@@ -3,11 +3,16 @@
 use ortrain_expr::{DType, Precision, Scalar};
 use ortrain_program::Operand;
 
+use crate::dialect::Repr;
 use crate::expr::Known;
+use crate::kernel::{Kernel, Value, float64};
 use crate::nest;
 
-use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value, float64};
+/// True if neighbours in memory are terms of one line, of a factor with these strides from line to line and from term to term.
+pub(crate) fn terms_lie_closer(lines: isize, terms: isize) -> bool {
+    let (lines, terms) = (lines.unsigned_abs(), terms.unsigned_abs());
+    terms != 0 && (lines == 0 || terms < lines)
+}
 
 /// An inner product while it is summed up.
 pub(crate) struct InnerProduct {

@@ -110,7 +110,7 @@ impl Group {
         if pointers.len() > POINTERS {
             return None;
         }
-        Some(Group { code: assembled(lanes, wide)?, pointers, folds, reads, writes })
+        Some(Group { code: assembled(lanes)?, pointers, folds, reads, writes })
     }
 
     /// Registers of the tape that it reads.
@@ -129,14 +129,14 @@ pub(super) const MOST_KEPT: usize = 1024;
 
 /// The code of a function for `lanes`, made now or kept from before: layers of a network compute the same over other sizes,
 /// and so do its programs for other batches. `None` if that takes more registers than there are.
-pub(super) fn assembled(lanes: Lanes, wide: bool) -> Option<Arc<Assembled>> {
+pub(super) fn assembled(lanes: Lanes) -> Option<Arc<Assembled>> {
     type Kept = FxHashMap<Lanes, Option<Arc<Assembled>>>;
     static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = kept().get(&lanes) {
         return code.clone();
     }
-    let code = emit(&lanes, wide).map(Arc::new);
+    let code = emit(&lanes).map(Arc::new);
     let mut kept = kept();
     if kept.len() >= MOST_KEPT {
         kept.clear();

@@ -97,7 +97,8 @@ fn commutes(two: Two) -> bool {
 
 /// The code of a function for `lanes`, with the most vectors side by side. `None` if any takes more registers than there
 /// are.
-pub(super) fn emit(lanes: &Lanes, wide: bool) -> Option<Assembled> {
+pub(super) fn emit(lanes: &Lanes) -> Option<Assembled> {
+    let wide = lanes.wide;
     let order = Order::new(lanes);
     let most = 2 * ROUND / lanes_of_vector(wide);
     let fits = |&abreast: &usize| abreast <= most;

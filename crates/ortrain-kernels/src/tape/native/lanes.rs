@@ -157,7 +157,7 @@ pub(super) struct Lanes {
     pub(super) steps: Vec<Option<i32>>,
     known: FxHashMap<Lane, Value>,
     /// Whether lanes are those of AVX-512.
-    wide: bool,
+    pub(super) wide: bool,
 }
 
 /// Lanes are equal if they compute the same.

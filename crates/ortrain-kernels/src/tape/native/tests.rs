@@ -521,12 +521,12 @@ fn lanes_of_product(factor: f32, wide: bool) -> Lanes {
 
 #[test]
 fn equal_lanes_share_their_code() {
-    let of = |factor: f32, wide: bool| assembled(lanes_of_product(factor, wide), wide).expect("few values");
+    let of = |factor: f32, wide: bool| assembled(lanes_of_product(factor, wide)).expect("few values");
     let first = of(2.0, false);
     assert!(Arc::ptr_eq(&first, &of(2.0, false)));
     let mut stepping = lanes_of_product(2.0, false);
     stepping.steps[0] = Some(4096);
-    let stepping = assembled(stepping, false).expect("few values");
+    let stepping = assembled(stepping).expect("few values");
     for other in [of(3.0, false), of(2.0, true), stepping] {
         assert!(!Arc::ptr_eq(&first, &other));
     }
