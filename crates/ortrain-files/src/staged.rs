@@ -248,14 +248,45 @@ impl Drop for FolderLock {
     }
 }
 
-/// Removes the files that saves to `target` were writing when their process was killed. Those of saves that go on are
-/// locked.
+/// Removes the files that saves to `target` were writing when their process was killed, and those of names that differ
+/// in numbers only: a training that counts its checkpoints up never writes to one path twice. Files of saves that go on
+/// are locked.
 pub fn sweep(target: &Path) {
-    sweep_named(target, |rest| {
-        rest.strip_suffix(b".tmp").is_some_and(|middle| {
+    let Some(name) = target.file_name() else { return };
+    let stem = stem(name);
+    sweep_named(target, |found, rest| {
+        let alike = || {
+            let (first, numbers) = found.strip_suffix(b".tmp").and_then(|left| split_at_last_dot(left))?;
+            let same = counted_alike(first, stem.as_encoded_bytes());
+            let parts: Vec<&[u8]> = numbers.split(|&byte| byte == b'-').collect();
+            let digits = parts.iter().all(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit));
+            Some(same && parts.len() == 2 && digits)
+        };
+        let same = rest.and_then(|rest| rest.strip_suffix(b".tmp")).is_some_and(|middle| {
             !middle.is_empty() && middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-')
-        })
+        });
+        same || alike() == Some(true)
     });
+}
+
+/// The parts of a name before and after its last dot.
+fn split_at_last_dot(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = name.iter().rposition(|&byte| byte == b'.')?;
+    Some((&name[..at], &name[at + 1..]))
+}
+
+/// Returns true if two first parts of names are equal but for their numbers, or if both stand for long names.
+fn counted_alike(a: &[u8], b: &[u8]) -> bool {
+    let hashed = |name: &[u8]| {
+        name.strip_prefix(b"~").is_some_and(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
+    };
+    let without_numbers = |name: &[u8]| {
+        let mut kept: Vec<u8> =
+            name.iter().map(|&byte| if byte.is_ascii_digit() { b'0' } else { byte }).collect();
+        kept.dedup_by(|next, before| *next == b'0' && *before == b'0');
+        kept
+    };
+    hashed(a) && hashed(b) || without_numbers(a) == without_numbers(b)
 }
 
 /// Removes the files that wait beside their place, `target`, under the name of a checksum, for a file that never came to
@@ -263,11 +294,14 @@ pub fn sweep(target: &Path) {
 ///
 /// To be called when nothing that is there waits for them.
 pub fn sweep_waiting(target: &Path) {
-    sweep_named(target, |rest| rest.len() == 8 && rest.iter().all(u8::is_ascii_hexdigit));
+    sweep_named(target, |_, rest| {
+        rest.is_some_and(|rest| rest.len() == 8 && rest.iter().all(u8::is_ascii_hexdigit))
+    });
 }
 
-/// Removes the files called as `target`, with a dot and something more that is `wanted`, that nobody has locked.
-fn sweep_named(target: &Path, wanted: impl Fn(&[u8]) -> bool) {
+/// Removes the `wanted` files in the folder of `target` that nobody has locked. `wanted` takes the name of a file, and
+/// what follows the name of `target` and a dot in it.
+fn sweep_named(target: &Path, wanted: impl Fn(&[u8], Option<&[u8]>) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let stem = stem(name);
     // The second is what versions before 0.2 called models that they were writing.
@@ -276,7 +310,7 @@ fn sweep_named(target: &Path, wanted: impl Fn(&[u8]) -> bool) {
         let found = entry.file_name();
         let rest = prefixes.iter().find_map(|prefix| found.as_encoded_bytes().strip_prefix(&**prefix));
         // To open a pipe is to wait for its other end.
-        if !rest.is_some_and(&wanted) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+        if !wanted(found.as_encoded_bytes(), rest) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
         // Whatever cannot be swept stays: it is in nobody's way.
@@ -284,5 +318,68 @@ fn sweep_named(target: &Path, wanted: impl Fn(&[u8]) -> bool) {
         if opened.is_ok_and(|file| file.try_lock().is_ok()) {
             let _ = fs::remove_file(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of files in a folder.
+    fn names(folder: &Path) -> Vec<String> {
+        let mut found: Vec<String> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn leftovers_of_counted_names_are_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let ours = ["step-9.ckpt.77-0.tmp", "step-10.ckpt.4194304-12.tmp", "step-11.ckpt.77-1.tmp"];
+        let others = [
+            "step-9.ckpt",
+            "steps-9.ckpt.77-0.tmp",
+            "step-9.ckpt.77.tmp",
+            "step-9.ckpt.77-0-1.tmp",
+            "a.77-0.tmp",
+        ];
+        for name in ours.iter().chain(&others) {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        let mut staged = Staged::beside(&folder.path().join("step-12.ckpt")).unwrap();
+        staged.append(b"new").unwrap();
+        staged.sync().unwrap();
+        staged.place().unwrap();
+        let mut wanted = others.map(str::to_owned).to_vec();
+        wanted.push("step-12.ckpt".to_owned());
+        wanted.sort();
+        assert_eq!(names(folder.path()), wanted);
+    }
+
+    #[test]
+    fn saves_that_go_on_are_not_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saves: Vec<Staged> =
+            (0..4).map(|at| Staged::beside(&folder.path().join(format!("step-{at}"))).unwrap()).collect();
+        assert_eq!(names(folder.path()).len(), saves.len());
+        for (at, save) in saves.iter_mut().enumerate() {
+            save.append(at.to_string().as_bytes()).unwrap();
+        }
+        for save in saves {
+            save.place().unwrap();
+        }
+        assert_eq!(names(folder.path()), ["step-0", "step-1", "step-2", "step-3"]);
+    }
+
+    #[test]
+    fn long_names_that_are_hashed_count_as_alike() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = |at: u32| folder.path().join(format!("{}-{at}", "x".repeat(240)));
+        fs::write(beside(&long(1), "77-0.tmp"), "half").unwrap();
+        Staged::beside(&long(2)).unwrap().place().unwrap();
+        assert_eq!(names(folder.path()).len(), 1);
     }
 }

@@ -11,17 +11,14 @@ array([0., 0., 0.], dtype=float32)
 
 from __future__ import annotations
 
-import fcntl
-import itertools
 import os
 import pickle
-import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from ortrain._files import placed
 from ortrain._near import hint
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
@@ -32,9 +29,6 @@ __all__ = ["NoCheckpointError", "check_readable", "from_serialized_hex", "load",
 
 # The protocol of every Python that onnxruntime-training ran on.
 _PROTOCOL = 4
-# A suffix is two numbers and an ending.
-_LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
-_counter = itertools.count()
 
 
 class NoCheckpointError(NoSuchFileError, InvalidArgumentError):
@@ -257,124 +251,3 @@ def _wrong(value: Any, where: str) -> TypeError:
     of = f" of {value.dtype}" if hasattr(value, "dtype") else ""
     kind = type(value).__name__
     return TypeError(f"{where!r} is a {kind}{of}, but a checkpoint holds dicts, arrays of numbers, numbers and texts")
-
-
-# A file and its place.
-
-
-@contextmanager
-def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
-    """A file that is written beside its place, and gets there when all is written.
-
-    A process that is killed changes nothing at the place. The next call for the same place removes what is left.
-
-    Args:
-        path: the place.
-        replace: whether a file that is there is replaced.
-
-    Raises:
-        FileExistsError: if there is a file, and nothing is to be replaced.
-        NoSuchFileError: if the folder is not there.
-        OSError: when the operating system refuses.
-
-    """
-    place = Path(os.path.realpath(path) if replace else os.fspath(path))
-    if not place.parent.is_dir():
-        raise NoSuchFileError(f"there is no folder {place.parent}, and none is made")
-    _sweep(place)
-    if not replace and os.path.lexists(place):
-        raise _exists(place)
-    file = _beside(place)
-    try:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-        _put(Path(file.name), place, replace)
-    finally:
-        with suppress(FileNotFoundError):
-            Path(file.name).unlink()
-        file.close()
-    folder = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _put(file: Path, place: Path, replace: bool) -> None:
-    """Give a file its place."""
-    if replace:
-        file.replace(place)
-        return
-    try:
-        # A link, unlike a rename, fails where a file came to be meanwhile.
-        os.link(file, place)
-    except FileExistsError as error:
-        raise _exists(place) from error
-    except OSError:
-        _put_without_links(file, place)
-
-
-def _put_without_links(file: Path, place: Path) -> None:
-    """Give a file its place where the file system has no links: an empty file takes the place for a moment."""
-    try:
-        place.open("xb").close()
-    except FileExistsError as error:
-        raise _exists(place) from error
-    try:
-        file.replace(place)
-    except OSError:
-        place.unlink()
-        raise
-
-
-def _exists(place: Path) -> FileExistsError:
-    return FileExistsError(f"there is {place} already, and a checkpoint is written to a new file")
-
-
-def _beside(place: Path) -> BinaryIO:
-    """A new file beside a place, locked, so that a sweep leaves the file alone."""
-    while True:
-        name = place.with_name(f"{_stem(place)}.{os.getpid()}-{next(_counter)}.tmp")
-        try:
-            file = name.open("xb")
-        except FileExistsError:
-            # Left by a process of the same number that was killed.
-            continue
-        _locked(file)
-        # A sweep may have come before the lock.
-        if name.exists():
-            return file
-        file.close()
-
-
-def _stem(place: Path) -> str:
-    """The first part of names beside a file: its own name, or what stands for one that is too long to be added to."""
-    name = os.fsencode(place.name)
-    if len(name) + _LONGEST_SUFFIX <= _LONGEST_NAME:
-        return place.name
-    # FNV-1a, the same in every process.
-    number = 0xCBF29CE484222325
-    for byte in name:
-        number = (number ^ byte) * 0x0100000001B3 % 2**64
-    return f"~{number:016x}"
-
-
-def _sweep(place: Path) -> None:
-    """Remove what killed processes were writing to a place. Whatever cannot be removed stays."""
-    left = re.compile(re.escape(_stem(place)) + r"\.[0-9]+-[0-9]+\.tmp")
-    with suppress(OSError):
-        for found in place.parent.iterdir():
-            if left.fullmatch(found.name) and found.is_file() and not found.is_symlink():
-                with found.open("rb") as file:
-                    if _locked(file):
-                        found.unlink()
-
-
-def _locked(file: BinaryIO) -> bool:
-    """Lock a file, and say if that went. Some file systems have no locks; nothing is swept there."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

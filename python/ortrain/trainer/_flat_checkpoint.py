@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ortrain import _files
 from ortrain._near import hint
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError
-from ortrain.trainer import _checkpoint_storage
 from ortrain.trainer._merging import Arrays, add_whole, shaped
 from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, RANDOM, model_state, statistics_of
 from ortrain.trainer._values import as_array
@@ -404,7 +404,7 @@ def _torch_save(torch: Any, file: Path, values: dict[str, Any]) -> None:
     """Write values to a file, whole or not at all, with a warning to the caller's caller if the file is replaced."""
     if file.exists():
         warnings.warn(f"{file} already exists, overwriting.", stacklevel=3)
-    with _checkpoint_storage.placed(file, replace=True) as written:
+    with _files.placed(file, replace=True) as written:
         torch.save(values, written)
 
 

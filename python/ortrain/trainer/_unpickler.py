@@ -1,18 +1,25 @@
-"""An unpickler that makes data, and calls nothing that a pickle names.
+"""A reader of pickles that makes data and calls nothing that a pickle names.
 
-Known are numbers, texts, containers, arrays, types of arrays, and dates. The operations of a pickle are done here, one
-by one: a pickle can name what it likes, and nothing of that is imported. The length of a pickle bounds the memory and
-the time that its values take.
+Known are numbers, texts, containers, arrays, types of arrays, and dates. The standard library's ``pickle.Unpickler``
+reads the pickle; it finds a checked stand-in for each class (:class:`_Maker`), so that no function of Python or NumPy
+is called with arguments of the file. A type of arrays is described by the file and made once, after the whole
+description was checked; an array is made with its elements, after their size was checked, and owns its memory.
+
+Before that, :class:`_Checker` follows the operations with kinds in place of values. It refuses operations that a kind
+does not have, and bounds memory and time by the length of the pickle. ``tests/pickle_grammar.py`` makes pickles by a
+grammar and damages others; the tests check both bounds, and that each array owns its bytes.
 """
 
 from __future__ import annotations
 
 import collections
 import datetime
+import io
 import math
+import pickle
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,28 +28,53 @@ from ortrain.errors import InvalidArgumentError
 
 __all__ = ["UnknownClassError", "loads"]
 
-# Tuples and frozen sets within each other that a key may be.
-_DEEPEST_KEY = 32
+# Nesting of tuples and frozen sets in a key: hashing and comparing recurse.
+_MAX_KEY_DEPTH = 32
+# Python hashes an integer to its remainder by this prime. Smaller integers have different hashes.
+_HASH_MODULUS = 2**61 - 1
+# Keys with one number, in runs of consecutive integers: a file can choose them so that a dict probes many slots.
+_MAX_KNOWN_KEYS = 1 << 17
+# Comparisons of keys that a file can give one hash, in parts of a key.
+_MAX_COMPARISONS = 1 << 27
+# Parts of keys that are hashed, for each byte of a pickle.
+_WORK_FACTOR = 64
+# Deques and defaultdicts directly within each other: Python frees such a chain by recursion.
+_MAX_CHAINED = 512
+# Bytes of memory for each byte of a pickle, and bytes for any pickle.
+_MEMORY_FACTOR, _MEMORY_ALLOWANCE = 64, 1 << 22
+# Nesting of types of arrays, and types within one type.
+_MAX_TYPE_DEPTH, _MAX_TYPE_PARTS = 32, 1 << 16
+# Sizes fit into NumPy's index type.
+_MAX_SIZE = 2**63 - 1
+_MAX_CODE_POINT = 0x10FFFF
+# The operation that begins a frame, with its size.
+_FRAME_BYTES = 9
+# Characters of a text that is kept, since it may be the name of a class.
+_MAX_NAME = 64
 _CODE = re.compile(r"b1|[iufc]\d{1,2}|[SUV]\d*|[mM]8")
 _UNIT = re.compile(r"[A-Za-zμ]{1,7}")
-_MARK = object()
+_LONGEST_STEP = 2**31 - 1
 
 
 def loads(data: bytes) -> Any:
     """The value of a pickle.
 
     Args:
-        data: a pickle of protocol 3 or 4. Others are read if there is nothing special in them.
+        data: a pickle of protocol 3 or 4. Others are read if they need no further operations.
 
     Raises:
-        InvalidArgumentError: for what is no pickle, and for a class that is not known; the error names the class.
+        InvalidArgumentError: for other bytes, and for a class that is not known; the error names the class.
 
     """
     try:
-        return _Machine(len(data)).run(data)
+        _Checker(data).check()
+        return _Reader(data).value()
     except InvalidArgumentError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        *(ArithmeticError, AttributeError, BufferError, EOFError, LookupError, MemoryError, pickle.UnpicklingError),
+        *(RecursionError, TypeError, ValueError),
+    ) as error:
         raise InvalidArgumentError(f"the values of the user are damaged: {error}") from error
 
 
@@ -57,221 +89,591 @@ class UnknownClassError(InvalidArgumentError):
         self.name = name
 
 
-class _Machine:
-    """The stack of a pickle and its memo."""
+# Operations, checked before any of them runs.
 
-    def __init__(self, length: int) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        # Bytes and items that may be copied, and items that may be looked at.
-        self.space = length
-        self.work = 64 * length
 
-    def run(self, data: bytes) -> Any:
-        """The value that the operations make."""
+class _Keys:
+    """The work of hashing and comparing values, if they become keys of a dict or items of a set."""
+
+    __slots__ = ("chosen", "chosen_work", "depth", "known", "last", "work")
+
+    def __init__(self, values: Iterable[_Abstract] = ()) -> None:
+        self.work = self.depth = self.known = self.chosen = self.chosen_work = 0
+        # A run of consecutive integers counts once.
+        self.last: int | None = None
+        for value in values:
+            if isinstance(value, str):
+                self.work += 1
+            elif isinstance(value, int):
+                self.work += 1
+                self.known += self.last is None or value != self.last + 1
+                self.last = value
+            else:
+                self.work += value.work
+                self.depth = max(self.depth, value.depth)
+                if value.numbers > 1:
+                    self.chosen += 1
+                    self.chosen_work += value.work
+                else:
+                    self.known += value.numbers
+
+    def add(self, other: _Keys) -> None:
+        """Add further values."""
+        self.work += other.work
+        self.depth = max(self.depth, other.depth)
+        self.known += other.known
+        self.chosen += other.chosen
+        self.chosen_work += other.chosen_work
+
+
+class _Kind:
+    """A value of the stack as far as the check needs it.
+
+    Args:
+        kind: its kind, of which the operations depend that it has.
+        numbers: the numbers in it, at most 2. The hash of a text is a secret of the process; a file knows the hash of
+            a number, and with two it can make many keys of one hash.
+        work: the parts that hashing it visits.
+        depth: the tuples within each other.
+        keys: the items of a list or the keys of a dict, where there are some.
+        only: the only part of a tuple, if that is a list or a dict.
+
+    """
+
+    __slots__ = ("depth", "keys", "kind", "name", "numbers", "only", "work")
+
+    def __init__(self, kind: str, numbers: int = 2, work: int = 1, depth: int = 0, name: str = "") -> None:
+        self.kind, self.numbers, self.work, self.depth, self.name = kind, numbers, work, depth, name
+        self.keys: _Keys | None = None
+        self.only: _Abstract | None = None
+
+
+# Small integers and short texts stand for themselves.
+_Abstract: TypeAlias = "_Kind | int | str"
+_SECRET, _FLOAT, _CHOSEN, _BYTES = _Kind("value", 0), _Kind("value", 1), _Kind("value"), _Kind("bytearray")
+_SCALAR_WORK = 4
+
+_PUSHED = frozenset(
+    """
+    INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES
+    SHORT_BINBYTES BINBYTES8 BYTEARRAY8 NONE NEWTRUE NEWFALSE
+    """.split()
+)
+_EMPTY = {"EMPTY_LIST": ("list", 72), "EMPTY_DICT": ("dict", 80), "EMPTY_SET": ("set", 232)}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_PUTS, _GETS = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
+# Bytes of objects, of entries of the memo and of the stack, of items, and of a container that has items.
+_PUSHED_BYTES, _TUPLE_BYTES, _SET_BYTES, _MEMO_BYTES, _STACK_BYTES = 40, 56, 232, 24, 8
+_LIST_ITEM_BYTES, _DICT_ITEM_BYTES, _SET_ITEM_BYTES = 16, 64, 120
+_FILLED_BYTES = {"list": 40, "deque": 0, "dict": 100, "defaultdict": 100, "set": 0}
+# A container is looked at again where stand-ins are replaced.
+_REPLACED_BYTES = 120
+
+
+class _Checker:
+    """The operations of a pickle, followed with kinds of values."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.stack: list[_Abstract | None] = []  # None is a mark.
+        self.memo: list[_Abstract | None] = []
+        self.puts = 0
+        self.memory = _MEMORY_ALLOWANCE + _MEMORY_FACTOR * len(data)
+        self.work = _WORK_FACTOR * len(data)
+        self.known, self.chosen, self.comparisons = _MAX_KNOWN_KEYS, 0, _MAX_COMPARISONS
+        self.chained = _MAX_CHAINED
+        self.filled = 0
+        self.has_classes = False
+
+    def check(self) -> None:
+        """Check that all operations are known and have values of their kinds, and bound memory and time.
+
+        Raises:
+            UnknownClassError: for a class that is not known.
+            ValueError: for operations that are unknown, damaged, or take too much.
+
+        """
         # Only a checkpoint with values of the user needs it.
         import pickletools
 
-        for operation, argument, _ in pickletools.genops(data):
+        frame_end = 0
+        for operation, argument, at in pickletools.genops(self.data):
             name = operation.name
-            if name in _PUSHED:
-                self.stack.append(argument)
-            elif name in _OPERATIONS:
-                _OPERATIONS[name](self, argument)
-            elif name == "STOP":
+            if name == "STOP":
                 break
-            elif name == "INST":
-                raise UnknownClassError(str(argument).replace(" ", ".", 1))
-            elif name not in ("PROTO", "FRAME"):
-                raise ValueError(f"they need the operation {name}")
-        if len(self.stack) != 1 or self.stack[0] is _MARK:
+            if name == "FRAME":
+                begin = int(at or 0)
+                # Frames within each other are read more than once.
+                if begin < frame_end:
+                    raise ValueError("a frame overlaps another")
+                frame_end = begin + _FRAME_BYTES + _size(argument)
+                if frame_end > len(self.data):
+                    raise ValueError("a frame is longer than the pickle")
+            elif name != "PROTO":
+                self.follow(name, argument)
+            if self.memory < self.has_classes * self.filled * _REPLACED_BYTES:
+                raise ValueError("they would take far more memory than their pickle has bytes")
+        if len(self.stack) != 1 or self.stack[0] is None:
             raise ValueError("the pickle makes not one value")
-        return self.stack[0]
 
-    def pop(self) -> Any:
+    def follow(self, name: str, argument: Any) -> None:
+        """Follow an operation."""
+        if name in _PUSHED:
+            self.push(_pushed(argument), _PUSHED_BYTES)
+        elif name in _PUTS:
+            self.put(name, argument)
+        elif name in _GETS:
+            found = self.memo[argument if name != "GET" else _size(argument)]
+            if found is None:
+                raise ValueError("a place of the memo is empty")
+            self.push(found, 0)
+        elif name in _EMPTY:
+            kind, size = _EMPTY[name]
+            self.push(_Kind(kind), size)
+        elif name in _TUPLES:
+            self.make_tuple([self.pop() for _ in range(_TUPLES[name])][::-1])
+        elif name in ("APPEND", "SETITEM"):
+            self.fill(name, [self.pop() for _ in range(1 if name == "APPEND" else 2)][::-1])
+        elif name in _MARKED:
+            _MARKED[name](self, self.marked())
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            names = argument.split(" ", 1) if name == "GLOBAL" else [self.pop(), self.pop()][::-1]
+            if not all(isinstance(part, str) for part in names):
+                raise ValueError("the name of a class is no text")
+            self.push(_class(*names), _PUSHED_BYTES)
+            self.has_classes = True
+        elif name == "INST":
+            raise UnknownClassError(str(argument).replace(" ", ".", 1))
+        elif name == "MARK":
+            self.push(None, 0)
+        elif name == "POP":
+            self.stack.pop()
+        elif name == "REDUCE":
+            self.call()
+        elif name == "BUILD":
+            self.pop()
+            if _kind(self.top()) not in ("type", "array"):
+                raise TypeError(f"a {_kind(self.top())} is given a state")
+        else:
+            raise ValueError(f"they need the operation {name}")
+
+    def push(self, value: _Abstract | None, size: int) -> None:
+        """Push a value that takes some bytes."""
+        self.memory -= size + _STACK_BYTES
+        self.stack.append(value)
+
+    def pop(self) -> _Abstract:
         """The value on top."""
         value = self.stack.pop()
-        if value is _MARK:
+        if value is None:
             raise ValueError("a value is missing")
         return value
 
-    def top(self) -> Any:
+    def top(self) -> _Abstract:
         """The value on top, which stays."""
-        if self.stack[-1] is _MARK:
+        value = self.stack[-1]
+        if value is None:
             raise ValueError("a value is missing")
-        return self.stack[-1]
+        return value
 
-    def marked(self) -> list[Any]:
+    def marked(self) -> list[_Abstract]:
         """The values above the last mark."""
-        values: list[Any] = []
-        while (value := self.stack.pop()) is not _MARK:
+        values: list[_Abstract] = []
+        while (value := self.stack.pop()) is not None:
             values.append(value)
         values.reverse()
         return values
 
+    def put(self, name: str, argument: Any) -> None:
+        """Put the value on top into the memo."""
+        self.memory -= _MEMO_BYTES
+        at = len(self.memo) if name == "MEMOIZE" else _size(argument)
+        # The places of Python's memo are an array, too. Some writers begin at 1.
+        if at > len(self.memo) + 1 or (name == "MEMOIZE" and None in self.memo[:2]):
+            raise ValueError("a place of their memo is out of range")
+        if at >= len(self.memo):
+            if at > 1 and at > len(self.memo):
+                raise ValueError("a place of their memo is out of range")
+            self.memo += [None] * (at + 1 - len(self.memo))
+        self.memo[at] = self.top()
+
+    def make_tuple(self, parts: list[_Abstract]) -> None:
+        """Push a tuple."""
+        self.filled += 1
+        whole = _joined("tuple", parts)
+        if len(parts) == 1 and _kind(parts[0]) in ("list", "dict"):
+            whole.only = parts[0]
+        self.push(whole, (_TUPLE_BYTES + 8 * len(parts)) if parts else 0)
+
+    def take_keys(self, keys: _Keys) -> None:
+        """Take the time that it takes to put keys into a dict or a set."""
+        self.work -= keys.work
+        self.known -= keys.known
+        self.chosen += keys.chosen
+        self.comparisons -= keys.chosen_work * self.chosen
+        if keys.depth > _MAX_KEY_DEPTH:
+            raise ValueError("a key has too many tuples, one in the other")
+        if self.work < 0:
+            raise ValueError("their keys have too many parts")
+        if self.known < 0 or self.comparisons < 0:
+            raise ValueError("too many of their keys are numbers without an order or tuples of numbers")
+
+    def fill(self, name: str, values: list[_Abstract]) -> None:
+        """Put values into the container on top."""
+        place = self.top()
+        kind = _kind(place)
+        if kind not in _FILLED[name] or not isinstance(place, _Kind):
+            raise TypeError(f"{name} finds a {kind}")
+        is_list = name in ("APPEND", "APPENDS")
+        by_pairs = name in ("SETITEM", "SETITEMS")
+        if by_pairs and len(values) % 2:
+            raise ValueError("a key has no value")
+        keys = _Keys(values[::2] if by_pairs else values)
+        if not is_list:
+            self.take_keys(keys)
+        if place.keys is None:
+            place.keys = _Keys()
+        place.keys.add(keys)
+        if kind in _CHAINED:
+            self.chained -= sum(_kind(value) in _CHAINED for value in values)
+            if self.chained < 0:
+                raise ValueError("too many deques and defaultdicts lie directly in another one")
+        each = _LIST_ITEM_BYTES if is_list else _DICT_ITEM_BYTES // 2 if by_pairs else _SET_ITEM_BYTES
+        self.memory -= each * len(values) + _FILLED_BYTES[kind]
+        self.filled += 1
+
+    def make(self, kind: str, name: str, values: list[_Abstract]) -> None:
+        """Push a container of values."""
+        self.push(_Kind(kind), 80)
+        self.fill(name, values)
+
+    def make_frozenset(self, values: list[_Abstract]) -> None:
+        """Push a frozen set of values."""
+        self.take_keys(_Keys(values))
+        whole = _joined("frozenset", values)
+        whole.numbers = 2
+        self.push(whole, _SET_BYTES + _SET_ITEM_BYTES * len(values))
+
+    def call(self) -> None:
+        """Push the result of a class that is called with a tuple."""
+        arguments, called = self.pop(), self.pop()
+        if not isinstance(called, _Kind) or called.kind != "class" or called.name not in _RESULTS:
+            raise TypeError("something is called that makes no value")
+        if not isinstance(arguments, _Kind) or arguments.kind != "tuple":
+            raise TypeError(f"{called.name} is called with no tuple")
+        kind, size = _RESULTS[called.name]
+        # A list or a dict whose items are hashed again.
+        again = arguments.only.keys if kind in _HASHED and isinstance(arguments.only, _Kind) else None
+        work = _SCALAR_WORK if kind == "scalar" else 1 + arguments.work
+        made = _Kind(kind, 2, work, 1 + arguments.depth)
+        if again is not None:
+            self.take_keys(again)
+            made.work += again.work
+            made.keys = _Keys()
+            made.keys.add(again)
+        self.push(made, size)
+
+
+def _pushed(argument: Any) -> _Abstract:
+    """The abstract value of an argument."""
+    if isinstance(argument, str):
+        return argument if len(argument) <= _MAX_NAME else _SECRET
+    if isinstance(argument, bool) or argument is None or isinstance(argument, bytes):
+        return _SECRET
+    if isinstance(argument, int):
+        if abs(argument) < _HASH_MODULUS:
+            return argument
+        return _Kind("value", 2, 1 + argument.bit_length() // 64)
+    if isinstance(argument, float):
+        return _CHOSEN if math.isnan(argument) else _FLOAT
+    return _BYTES
+
+
+def _class(module: Any, name: Any) -> _Kind:
+    """The abstract value of a class."""
+    full = f"{module}.{name}"
+    if full not in _NAMED:
+        raise UnknownClassError(full)
+    return _Kind("class", name=full)
+
+
+def _kind(value: _Abstract) -> str:
+    return value.kind if isinstance(value, _Kind) else "number" if isinstance(value, int) else "text"
+
+
+def _joined(kind: str, parts: list[_Abstract]) -> _Kind:
+    """The abstract value of a tuple or a frozen set."""
+    work, depth, numbers = 1, 0, 0
+    for part in parts:
+        if isinstance(part, _Kind):
+            work, depth, numbers = work + part.work, max(depth, part.depth), numbers + part.numbers
+        else:
+            work, numbers = work + 1, numbers + isinstance(part, int)
+    return _Kind(kind, min(numbers, 2), work, depth + 1)
+
+
+_HASHED = ("set", "frozenset", "dict")
+_CHAINED = ("deque", "defaultdict")
+_FILLED = {
+    **dict.fromkeys(("APPEND", "APPENDS"), ("list", "deque")),
+    **dict.fromkeys(("SETITEM", "SETITEMS"), ("dict", "defaultdict")),
+    "ADDITEMS": ("set",),
+}
+_MARKED: dict[str, Callable[[_Checker, list[_Abstract]], None]] = {
+    "POP_MARK": lambda checker, values: None,
+    "TUPLE": lambda checker, values: checker.make_tuple(values),
+    "LIST": lambda checker, values: checker.make("list", "APPENDS", values),
+    "DICT": lambda checker, values: checker.make("dict", "SETITEMS", values),
+    "FROZENSET": lambda checker, values: checker.make_frozenset(values),
+    **{
+        name: lambda checker, values, name=name: checker.fill(name, values)  # type: ignore[misc]
+        for name in ("APPENDS", "SETITEMS", "ADDITEMS")
+    },
+}
+
+
+# Stand-ins for classes.
+
+
+class _Standin:
+    """Base of stand-ins: a pickle cannot set attributes of them."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is given an attribute")
+
+    def __setstate__(self, state: Any) -> None:
+        raise TypeError(f"a {type(self).__name__} is given a state")
+
+
+class _Maker(_Standin):
+    """A class that a pickle names: a function that checks its arguments, and the class as a value."""
+
+    __slots__ = ("kind", "make")
+    kind: Any
+    make: Callable[..., Any]
+
+    def __init__(self, kind: Any, make: Callable[..., Any]) -> None:
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "make", make)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.make(*arguments)
+
+
+class _Type(_Standin):
+    """A type of arrays: a code, then perhaps a state, then the type, which is made once."""
+
+    __slots__ = ("code", "made", "parts", "state")
+    code: str
+    state: tuple[Any, ...] | None
+    made: np.dtype[Any] | None
+    parts: int
+
+    def __init__(self, code: str) -> None:
+        for name, value in (("code", code), ("state", None), ("made", None), ("parts", 1)):
+            object.__setattr__(self, name, value)
+
+    def __setstate__(self, state: Any) -> None:
+        if self.state is not None or self.made is not None or not isinstance(state, tuple):
+            raise TypeError("a type of arrays is given a second state")
+        object.__setattr__(self, "state", state)
+
+    def dtype(self, depth: int = 0) -> np.dtype[Any]:
+        """The type, checked whole."""
+        if self.made is not None:
+            return self.made
+        if depth > _MAX_TYPE_DEPTH:
+            raise ValueError("types of arrays are too deep, one in the other")
+        made, code = self._dtype(depth), np.dtype(self.code)
+        if made.hasobject or made.itemsize != code.itemsize:
+            raise ValueError(f"a type of {code.itemsize} bytes is described as one of {made.itemsize}")
+        object.__setattr__(self, "made", made)
+        return made
+
+    def _dtype(self, depth: int) -> np.dtype[Any]:
+        plain: np.dtype[Any] = np.dtype(self.code)
+        if self.state is None:
+            return plain
+        _, order, base, names, fields, *rest = self.state
+        if order not in ("<", ">", "|", "="):
+            raise ValueError("an order of bytes is unknown")
+        if base is not None:
+            inner, shape = base
+            subarray: np.dtype[Any] = np.dtype((self._inner(inner, depth), _sizes(shape)))
+            return subarray
+        if names is not None:
+            if type(names) is not tuple or not all(isinstance(name, str) for name in names):
+                raise TypeError("the names of fields are no texts")
+            parts = [fields[name] for name in names]
+            formats = [self._inner(part[0], depth) for part in parts]
+            offsets = [_size(part[1]) for part in parts]
+            size = _size(rest[0])
+            if any(at + kind.itemsize > size for at, kind in zip(offsets, formats, strict=True)):
+                raise ValueError("a field lies outside of its type")
+            made: np.dtype[Any] = np.dtype(
+                {"names": list(names), "formats": formats, "offsets": offsets, "itemsize": size}
+            )
+            return made
+        if plain.kind in "mM":
+            return np.dtype(f"{order}{plain.kind}8{_unit(rest[3][1])}")
+        # The state of texts and bytes repeats their length.
+        ordered: np.dtype[Any] = plain.newbyteorder(order)
+        return ordered
+
+    def _inner(self, kind: Any, depth: int) -> np.dtype[Any]:
+        """The type of a field or of the elements of a subarray."""
+        made = _dtype_of(kind, depth)
+        object.__setattr__(self, "parts", self.parts + kind.parts)
+        if self.parts > _MAX_TYPE_PARTS:
+            raise ValueError("a type of arrays has too many parts")
+        return made
+
+
+class _Array(_Standin):
+    """An array: a state, then the array; or a structured scalar."""
+
+    __slots__ = ("array", "reader")
+    reader: _Reader
+    array: Any
+
+    def __init__(self, reader: _Reader, array: Any = None) -> None:
+        object.__setattr__(self, "reader", reader)
+        object.__setattr__(self, "array", array)
+
+    def __setstate__(self, state: Any) -> None:
+        if self.array is not None:
+            raise TypeError("an array is given a second state")
+        _, shape, kind, by_columns, data = state
+        dtype, sizes = _dtype_of(kind), _sizes(shape)
+        if not isinstance(data, bytes) or not dtype.itemsize or dtype.subdtype is not None:
+            raise TypeError("an array has wrong elements")
+        if math.prod(sizes) * dtype.itemsize != len(data):
+            raise ValueError(f"an array of shape {sizes} has {len(data)} bytes")
+        self.reader.copy(len(data))
+        array: npt.NDArray[Any] = np.empty(sizes, dtype, order="F" if by_columns else "C")
+        if data:
+            # A view of the bytes in the order of memory.
+            elements = (array.T if by_columns else array).reshape(-1)
+            elements.view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+        if dtype.names is None and not dtype.isnative:
+            # As NumPy reads them.
+            array = array.astype(dtype.newbyteorder("="))
+        _check_elements(array)
+        object.__setattr__(self, "array", array)
+
+
+class _Reader(pickle.Unpickler):
+    """The standard library's reader, which finds stand-ins alone."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        # Bytes and items that may be copied.
+        self.space = len(data)
+        self.makers: dict[str, _Maker] = {}
+
+    def value(self) -> Any:
+        """The value of the pickle, its stand-ins replaced."""
+        value = self.load()
+        return _resolved(value) if self.makers else value
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full not in _NAMED:
+            raise UnknownClassError(full)
+        if full not in self.makers:
+            kind, make = _NAMED[full]
+            self.makers[full] = _Maker(kind, lambda *arguments: make(self, *arguments))
+        return self.makers[full]
+
     def copy(self, count: int) -> None:
-        """Take some of the space that a pickle of this length may fill."""
+        """Take some of the space that the values of a pickle of this length may be copied to."""
         self.space -= count
         if self.space < 0:
             raise ValueError("they would take more memory than their pickle has bytes")
 
-    def look(self, count: int) -> None:
-        """Take some of the time that a pickle of this length may need."""
-        self.work -= count
-        if self.work < 0:
-            raise ValueError("their keys have too many parts")
 
-    def key(self, key: Any) -> Any:
-        """A key of a dict or an item of a set. To hash one may take long, or end the process."""
-        waiting = [(key, 0)]
-        while waiting:
-            item, depth = waiting.pop()
-            if depth > _DEEPEST_KEY:
-                raise ValueError("a key has too many tuples, one in the other")
-            self.look(1)
-            if isinstance(item, tuple | frozenset):
-                self.look(len(item))
-                waiting += [(part, depth + 1) for part in item]
-            elif isinstance(item, int):
-                self.look(item.bit_length() // 8)
-        return key
-
-    # Containers.
-
-    def append(self, values: list[Any]) -> None:
-        """Put values at the end of a list or a deque."""
-        place = self.top()
-        if not isinstance(place, list | collections.deque):
-            raise TypeError(f"something is appended to a {type(place).__name__}")
-        place.extend(_inner(value, place) for value in values)
-
-    def set_items(self, values: list[Any]) -> None:
-        """Put keys and values, by turns, into a dict."""
-        place = self.top()
-        if not isinstance(place, dict) or len(values) % 2:
-            raise TypeError(f"items are put into a {type(place).__name__}")
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            place[self.key(key)] = _inner(value, place)
-
-    def add(self, values: list[Any]) -> None:
-        """Put values into a set."""
-        place = self.top()
-        if not isinstance(place, set):
-            raise TypeError(f"items are added to a {type(place).__name__}")
-        place.update(map(self.key, values))
-
-    def as_dict(self, values: list[Any]) -> None:
-        """Push a dict of keys and values, by turns."""
-        self.stack.append({})
-        self.set_items(values)
-
-    def as_tuple(self, count: int) -> None:
-        """Push a tuple of the last values."""
-        values = [self.pop() for _ in range(count)]
-        self.stack.append(tuple(reversed(values)))
-
-    # Objects.
-
-    def find(self, module: Any, name: Any) -> None:
-        """Push what a pickle names."""
-        full = f"{module}.{name}"
-        if full not in _NAMED:
-            raise UnknownClassError(full)
-        self.stack.append(_NAMED[full])
-
-    def find_by_stack(self) -> None:
-        """Push what a pickle names by two texts."""
-        name, module = self.pop(), self.pop()
-        self.find(module, name)
-
-    def call(self) -> None:
-        """Push what a known class makes of a tuple of arguments."""
-        arguments, called = self.pop(), self.pop()
-        # Other values may have no hash.
-        maker = _MAKERS.get(called) if callable(called) else None
-        if maker is None or not isinstance(arguments, tuple):
-            raise TypeError("something is called that makes no value")
-        self.stack.append(maker(self, *arguments))
-
-    def build(self) -> None:
-        """Give the value on top its state."""
-        state, value = self.pop(), self.top()
-        if isinstance(value, np.dtype):
-            self.build_dtype(value, *state)
-        elif isinstance(value, np.ndarray):
-            self.build_array(value, *state)
-        else:
-            raise TypeError(f"a {type(value).__name__} is given a state")
-
-    def build_array(self, array: Any, version: Any, shape: Any, dtype: Any, by_columns: Any, data: Any) -> None:
-        """Give an array its shape and its elements."""
-        if array.size or not isinstance(dtype, np.dtype) or not all(isinstance(size, int) for size in shape):
-            raise TypeError("an array has a wrong state")
-        _without_objects(dtype)
-        if not isinstance(data, bytes) or min(shape, default=0) < 0 or not dtype.itemsize:
-            raise TypeError("an array has wrong elements")
-        if math.prod(shape) * dtype.itemsize != len(data):
-            raise ValueError(f"an array of shape {shape} has {len(data)} bytes")
-        self.copy(len(data))
-        # The array goes on in the memory of these bytes, which nothing else has.
-        array.__setstate__((1, shape, dtype, bool(by_columns), bytes(bytearray(data))))
-
-    def build_dtype(self, dtype: Any, version: Any, order: Any, base: Any, names: Any, fields: Any, *rest: Any) -> None:
-        """Give a type of arrays the order of its bytes, its unit, its fields."""
-        if base is not None:
-            self.look(self.parts(base[0]))
-            made: np.dtype[Any] = np.dtype((_without_objects(base[0]), base[1]))
-        elif names is not None:
-            own = [fields[name][:2] for name in names]
-            self.look(sum(self.parts(of) for of, _ in own))
-            made = np.dtype(
-                {
-                    "names": list(names),
-                    "formats": [_without_objects(of) for of, _ in own],
-                    "offsets": [offset for _, offset in own],
-                    "itemsize": rest[0],
-                }
-            )
-        elif dtype.kind in "mM":
-            made = np.dtype(f"{_order(order)}{dtype.kind}8{_unit(rest[3][1])}")
-        else:
-            made = dtype.newbyteorder(_order(order))
-        # The state comes from a type that NumPy made: a state of the pickle could lie about objects.
-        dtype.__setstate__(made.__reduce__()[2])
-        if dtype != made:
-            raise ValueError("a type of arrays has a wrong state")
-
-    def parts(self, dtype: Any) -> int:
-        """The number of types within a type."""
-        self.look(1)
-        if not isinstance(dtype, np.dtype):
-            raise TypeError("a field has no type")
-        if dtype.subdtype is not None:
-            return 1 + self.parts(dtype.subdtype[0])
-        return 1 + sum(self.parts(field[0]) for field in (dtype.fields or {}).values())
+def _resolved(root: Any) -> Any:
+    """The value with arrays, types and classes in place of stand-ins. Containers but tuples are changed in place."""
+    seen: set[int] = set()
+    waiting, found = [root], []
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, tuple | list | dict | collections.deque) or not value or id(value) in seen:
+            continue
+        seen.add(id(value))
+        found.append(value)
+        waiting.extend(value.values() if isinstance(value, dict) else value)
+    # Tuples that were made anew, the inner ones first; tuples without a list between them make no circle.
+    tuples: dict[int, tuple[Any, ...] | None] = {}
+    for value in found:
+        branch = [value] if isinstance(value, tuple) else []
+        while branch:
+            last = branch[-1]
+            if tuples.get(id(last)) is not None:
+                branch.pop()
+            elif id(last) not in tuples:
+                tuples[id(last)] = None
+                branch.extend(part for part in last if isinstance(part, tuple) and part and not tuples.get(id(part)))
+            else:
+                branch.pop()
+                made = tuple(_final(part, tuples) for part in last)
+                is_new = any(new is not part for new, part in zip(made, last, strict=True))
+                tuples[id(last)] = made if is_new else last
+    for value in found:
+        if isinstance(value, dict):
+            for key, part in value.items():
+                value[key] = _final(part, tuples)
+        elif not isinstance(value, tuple):
+            for at, part in enumerate(value):
+                value[at] = _final(part, tuples)
+    return _final(root, tuples)
 
 
-def _inner(value: Any, place: Any) -> Any:
-    """A value that is put into a container. A long chain of some kinds ends the process when Python frees the chain."""
-    kinds = (collections.deque, collections.defaultdict)
-    if isinstance(place, kinds) and isinstance(value, kinds):
-        raise TypeError(f"a {type(value).__name__} lies directly in a {type(place).__name__}")
-    return value
+def _final(part: Any, tuples: dict[int, tuple[Any, ...] | None]) -> Any:
+    """A part of a value without its stand-in."""
+    if isinstance(part, _Array):
+        if part.array is None:
+            raise TypeError("an array has no elements")
+        return part.array
+    if isinstance(part, _Type):
+        return part.dtype()
+    if isinstance(part, _Maker):
+        if part.kind not in _FACTORIES:
+            raise TypeError("a class is no value")
+        return part.kind
+    return tuples.get(id(part), part) if isinstance(part, tuple) else part
 
 
-def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """A type of arrays whose elements are no objects."""
-    if not isinstance(dtype, np.dtype):
+def _dtype_of(kind: Any, depth: int = 0) -> np.dtype[Any]:
+    """The type of arrays that a stand-in describes."""
+    if not isinstance(kind, _Type):
         raise TypeError("a type of arrays is missing")
-    if dtype.hasobject:
-        raise UnknownClassError("an array of objects")
-    return dtype
+    return kind.dtype(depth + 1)
 
 
-def _order(order: Any) -> str:
-    if order not in ("<", ">", "|", "="):
-        raise ValueError("an order of bytes is unknown")
-    return str(order)
+def _check_elements(array: Any) -> None:
+    """Check that elements are values of their type, which NumPy takes for granted."""
+    if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        raise ValueError("a boolean is neither 0 nor 1")
+    if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
+        points = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
+        if points.max() > _MAX_CODE_POINT:
+            raise ValueError("a text has a character that is not there")
+
+
+def _size(size: Any) -> int:
+    if type(size) is not int or not 0 <= size <= _MAX_SIZE:
+        raise TypeError("a size is no number of elements")
+    return size
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, tuple):
+        raise TypeError("a shape is no tuple")
+    return tuple(map(_size, shape))
 
 
 def _unit(unit: Any) -> str:
@@ -279,7 +681,7 @@ def _unit(unit: Any) -> str:
     name, count = unit[0].decode() if isinstance(unit[0], bytes) else unit[0], unit[1]
     if name == "generic":
         return ""
-    if not _UNIT.fullmatch(name) or not isinstance(count, int):
+    if not _UNIT.fullmatch(name) or type(count) is not int or not 1 <= count <= _LONGEST_STEP:
         raise ValueError("a unit of dates is unknown")
     return f"[{count}{name}]"
 
@@ -287,55 +689,61 @@ def _unit(unit: Any) -> str:
 # Functions that make values, in the place of classes that a pickle calls.
 
 
-def _complex(machine: _Machine, real: float, imaginary: float) -> complex:
+def _none(reader: _Reader, *arguments: Any) -> NoReturn:
+    raise TypeError("something is called that makes no value")
+
+
+def _complex(reader: _Reader, real: float, imaginary: float) -> complex:
     return complex(float(real), float(imaginary))
 
 
-def _set(machine: _Machine, items: Any = ()) -> set[Any]:
-    if not isinstance(items, list | tuple):
+def _set(reader: _Reader, items: Any = ()) -> set[Any]:
+    # The check before has counted the items of a list.
+    if items != () and type(items) is not list:
         raise TypeError("a set is made of no list")
-    machine.copy(len(items))
-    return set(map(machine.key, items))
+    reader.copy(len(items))
+    return set(items)
 
 
-def _frozenset(machine: _Machine, items: Any = ()) -> frozenset[Any]:
-    return frozenset(_set(machine, items))
+def _frozenset(reader: _Reader, items: Any = ()) -> frozenset[Any]:
+    return frozenset(_set(reader, items))
 
 
-def _bytearray(machine: _Machine, data: bytes = b"") -> bytearray:
+def _bytearray(reader: _Reader, data: bytes = b"") -> bytearray:
     if not isinstance(data, bytes):
         raise TypeError("a bytearray is made of no bytes")
-    machine.copy(len(data))
+    reader.copy(len(data))
     return bytearray(data)
 
 
-def _ordered(machine: _Machine) -> collections.OrderedDict[Any, Any]:
+def _ordered(reader: _Reader) -> collections.OrderedDict[Any, Any]:
     return collections.OrderedDict()
 
 
-def _defaultdict(machine: _Machine, factory: Any = None) -> collections.defaultdict[Any, Any]:
-    if not (factory is None or any(factory is kind for kind in _FACTORIES)):
+def _defaultdict(reader: _Reader, factory: Any = None) -> collections.defaultdict[Any, Any]:
+    kind = factory.kind if isinstance(factory, _Maker) else factory
+    if not (kind is None or any(kind is one for one in _FACTORIES)):
         raise TypeError("a defaultdict makes something unknown")
-    return collections.defaultdict(factory)
+    return collections.defaultdict(kind)
 
 
-def _deque(machine: _Machine, items: Any = (), longest: Any = None) -> collections.deque[Any]:
+def _deque(reader: _Reader, items: Any = (), longest: Any = None) -> collections.deque[Any]:
     if items != () or not (longest is None or isinstance(longest, int)):
         raise TypeError("a deque has wrong arguments")
     return collections.deque(maxlen=longest)
 
 
-def _counter(machine: _Machine, counts: dict[Any, Any]) -> collections.Counter[Any]:
-    if not isinstance(counts, dict):
+def _counter(reader: _Reader, counts: dict[Any, Any]) -> collections.Counter[Any]:
+    if type(counts) is not dict:
         raise TypeError("a Counter is made of no dict")
-    machine.copy(len(counts))
+    reader.copy(len(counts))
     return collections.Counter(counts)
 
 
 def _date(kind: Any) -> Callable[..., Any]:
     """A function that makes dates of a class."""
 
-    def make(machine: _Machine, *arguments: Any) -> Any:
+    def make(reader: _Reader, *arguments: Any) -> Any:
         known = (int, float, bytes, str, datetime.timedelta, datetime.timezone)
         if not all(isinstance(argument, known) for argument in arguments):
             raise TypeError(f"a {kind.__name__} has wrong arguments")
@@ -346,45 +754,35 @@ def _date(kind: Any) -> Callable[..., Any]:
     return make
 
 
-def _dtype(machine: _Machine, code: str, align: bool = False, copied: bool = False) -> np.dtype[Any]:
+def _dtype(reader: _Reader, code: str, align: bool = False, copied: bool = False) -> _Type:
     if code in ("O", "O8"):
         raise UnknownClassError("an array of objects")
     if not isinstance(code, str) or not _CODE.fullmatch(code):
         raise UnknownClassError(f"the type {code!r} of arrays")
-    # One of its own, since its state is still to come.
-    return np.dtype(code, copy=True)
+    return _Type(code)
 
 
-def _reconstruct(machine: _Machine, kind: Any, shape: Any, code: Any) -> npt.NDArray[Any]:
-    if kind is not np.ndarray or shape != (0,):
+def _reconstruct(reader: _Reader, kind: Any, shape: Any, code: Any) -> _Array:
+    if not isinstance(kind, _Maker) or kind.kind is not np.ndarray or shape != (0,):
         raise TypeError("an array is made of something else")
-    return np.empty(0, np.int8)
+    return _Array(reader)
 
 
-def _scalar(machine: _Machine, dtype: np.dtype[Any], data: bytes) -> Any:
-    _without_objects(dtype)
-    if not isinstance(data, bytes) or len(data) != dtype.itemsize:
+def _scalar(reader: _Reader, kind: Any, data: bytes) -> Any:
+    dtype = _dtype_of(kind)
+    if not isinstance(data, bytes) or len(data) != dtype.itemsize or dtype.subdtype is not None:
         raise ValueError("a number has wrong bytes")
-    machine.copy(len(data))
-    return np.frombuffer(data, dtype)[0].copy() if data else np.zeros((), dtype)[()]
+    reader.copy(len(data))
+    if not data:
+        return np.zeros((), dtype)[()]
+    array = np.frombuffer(data, dtype)
+    _check_elements(array)
+    scalar = array[0].copy()
+    # Hashing a structure takes long, and its fields can be set.
+    return _Array(reader, scalar) if dtype.kind == "V" else scalar
 
 
 _FACTORIES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
-_NAMED: dict[str, Any] = {
-    **{f"builtins.{kind.__name__}": kind for kind in _FACTORIES},
-    **{
-        f"collections.{kind.__name__}": kind
-        for kind in (collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter)
-    },
-    **{
-        f"datetime.{kind.__name__}": kind
-        for kind in (datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
-    },
-    "numpy.dtype": np.dtype,
-    "numpy.ndarray": np.ndarray,
-    **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
-}
 _MAKERS: dict[Any, Callable[..., Any]] = {
     complex: _complex,
     set: _set,
@@ -398,44 +796,34 @@ _MAKERS: dict[Any, Callable[..., Any]] = {
         kind: _date(kind)
         for kind in (datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
     },
-    np.dtype: _dtype,
-    _reconstruct: _reconstruct,
-    _scalar: _scalar,
 }
-
-# Operations that push their argument.
-_PUSHED = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE"),
-    *("SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+_NAMED: dict[str, tuple[Any, Callable[..., Any]]] = {
+    **{f"builtins.{kind.__name__}": (kind, _MAKERS.get(kind, _none)) for kind in _FACTORIES},
+    **{
+        f"{kind.__module__}.{kind.__qualname__}": (kind, make)
+        for kind, make in _MAKERS.items()
+        if kind not in _FACTORIES
+    },
+    "numpy.dtype": (np.dtype, _dtype),
+    "numpy.ndarray": (np.ndarray, _none),
+    **{f"numpy.{core}.multiarray._reconstruct": (None, _reconstruct) for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": (None, _scalar) for core in ("core", "_core")},
 }
-_OPERATIONS: dict[str, Callable[[_Machine, Any], object]] = {
-    "NONE": lambda machine, _: machine.stack.append(None),
-    "NEWTRUE": lambda machine, _: machine.stack.append(True),
-    "NEWFALSE": lambda machine, _: machine.stack.append(False),
-    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
-    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
-    "EMPTY_SET": lambda machine, _: machine.stack.append(set()),
-    "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
-    "MARK": lambda machine, _: machine.stack.append(_MARK),
-    "POP": lambda machine, _: machine.stack.pop(),
-    "POP_MARK": lambda machine, _: machine.marked(),
-    "LIST": lambda machine, _: machine.stack.append(machine.marked()),
-    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.marked())),
-    "TUPLE1": lambda machine, _: machine.as_tuple(1),
-    "TUPLE2": lambda machine, _: machine.as_tuple(2),
-    "TUPLE3": lambda machine, _: machine.as_tuple(3),
-    "DICT": lambda machine, _: machine.as_dict(machine.marked()),
-    "FROZENSET": lambda machine, _: machine.stack.append(frozenset(map(machine.key, machine.marked()))),
-    "APPEND": lambda machine, _: machine.append([machine.pop()]),
-    "APPENDS": lambda machine, _: machine.append(machine.marked()),
-    "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
-    "SETITEMS": lambda machine, _: machine.set_items(machine.marked()),
-    "ADDITEMS": lambda machine, _: machine.add(machine.marked()),
-    "MEMOIZE": lambda machine, _: machine.memo.update({len(machine.memo): machine.top()}),
-    "GLOBAL": lambda machine, names: machine.find(*names.split(" ", 1)),
-    "STACK_GLOBAL": lambda machine, _: machine.find_by_stack(),
-    "REDUCE": lambda machine, _: machine.call(),
-    "BUILD": lambda machine, _: machine.build(),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda machine, at: machine.memo.update({at: machine.top()})),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, at: machine.stack.append(machine.memo[at])),
+# Kind and bytes of the result of each call. A deque has room for 64 items from the start.
+_RESULTS: dict[str, tuple[str, int]] = {
+    "builtins.complex": ("value", 32),
+    "builtins.set": ("set", _SET_BYTES),
+    "builtins.frozenset": ("frozenset", _SET_BYTES),
+    "builtins.bytearray": ("bytearray", 80),
+    "collections.OrderedDict": ("dict", 400),
+    "collections.defaultdict": ("defaultdict", 100),
+    "collections.deque": ("deque", 780),
+    "collections.Counter": ("dict", 400),
+    **{
+        f"datetime.{kind.__name__}": ("value", 80)
+        for kind in (datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
+    },
+    "numpy.dtype": ("type", 300),
+    **{f"numpy.{core}.multiarray._reconstruct": ("array", 300) for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": ("scalar", 120) for core in ("core", "_core")},
 }

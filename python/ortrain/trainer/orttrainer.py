@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortrain import _seeds
+from ortrain import _files, _seeds
 from ortrain._near import hint
 from ortrain._sources import PathLike
 from ortrain.classic import TrainingSession
@@ -354,9 +354,7 @@ class ORTTrainer:
         session = self._training_session
         trained = session.get_model_state()["full_precision"] | _state.statistics_of(session)
         _state.put_weights(self._onnx_model, trained)
-        import onnx
-
-        onnx.save(self._onnx_model, path)
+        _files.write(path, self._onnx_model.SerializeToString())
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
         """Everything that training changes, as nested dicts of arrays and numbers: copies.

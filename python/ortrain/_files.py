@@ -1,0 +1,233 @@
+"""Atomic writes of files: into a temporary file beside the path, flushed, renamed.
+
+The core writes its files in the same way (``ortrain-files``). A reader of the path finds the old file or the new one,
+whole, even if the process is killed.
+
+>>> from ortrain import _files
+>>> _files.write("greeting.txt", b"hello")
+>>> with open("greeting.txt", "rb") as file:
+...     file.read()
+b'hello'
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ortrain._sources import PathLike
+from ortrain.errors import NoSuchFileError, OrtrainError
+
+__all__ = ["placed", "write"]
+
+# A suffix is two numbers and an ending.
+_LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
+_counter = itertools.count()
+# Windows has no `fcntl`. There an open file can neither be removed nor renamed, which takes the place of a lock.
+_lock: Callable[[int], None] | None
+try:
+    import fcntl
+except ImportError:
+    _lock = None
+else:
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+_OPEN_FILES_STAY = os.name == "nt"
+
+
+def write(path: PathLike, data: bytes) -> None:
+    """Write a file, whole or not at all. One that is there is replaced.
+
+    Raises:
+        NoSuchFileError: if the folder is not there.
+        OrtrainError: if the path is a pipe or a device.
+        OSError: when the operating system refuses.
+
+    """
+    with placed(path, replace=True) as file:
+        file.write(data)
+
+
+@contextmanager
+def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
+    """A file that is written beside its place, and gets there when all is written.
+
+    A process that is killed changes nothing at the place. The next call for the same place, or one whose name differs
+    in numbers only, removes what is left.
+
+    Args:
+        path: the place.
+        replace: whether a file that is there is replaced. Its mode stays, and a symbolic link leads to the new file.
+
+    Raises:
+        FileExistsError: if there is a file, and nothing is to be replaced.
+        NoSuchFileError: if the folder is not there.
+        OrtrainError: if the path is a pipe or a device.
+        OSError: when the operating system refuses.
+
+    """
+    place = Path(os.path.realpath(path) if replace else os.fspath(path))
+    if not place.parent.is_dir():
+        raise NoSuchFileError(f"there is no folder {place.parent}, and none is made")
+    mode = _mode_of(place, path) if replace else None
+    _sweep(place)
+    if not replace and os.path.lexists(place):
+        raise _exists(place)
+    file = _beside(place)
+    try:
+        if mode is not None:
+            with suppress(OSError):
+                Path(file.name).chmod(mode)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        if _OPEN_FILES_STAY:
+            file.close()
+        _put(Path(file.name), place, replace)
+    finally:
+        if _OPEN_FILES_STAY:
+            file.close()
+        with suppress(FileNotFoundError):
+            Path(file.name).unlink()
+        _close(file)
+    _flush_folder(place.parent)
+
+
+def _mode_of(place: Path, path: PathLike) -> int | None:
+    """The mode of a file that is replaced, if there is one."""
+    try:
+        found = place.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found):
+        raise IsADirectoryError(f"cannot write {os.fspath(path)}: it is a folder; name a file in it")
+    if not stat.S_ISREG(found):
+        kind = "pipe" if stat.S_ISFIFO(found) else "socket" if stat.S_ISSOCK(found) else "device"
+        raise OrtrainError(
+            f"cannot write {os.fspath(path)}: it is a {kind}, and only regular files are replaced; name another file"
+        )
+    return stat.S_IMODE(found)
+
+
+def _close(file: BinaryIO) -> None:
+    """Close a file. An error of its buffer has been raised before."""
+    try:
+        file.close()
+    except OSError:
+        with suppress(OSError):
+            file.close()
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename last through a loss of power. Windows opens no folders."""
+    if _OPEN_FILES_STAY:
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _put(file: Path, place: Path, replace: bool) -> None:
+    """Give a file its place."""
+    if replace:
+        file.replace(place)
+        return
+    try:
+        # A link, unlike a rename, fails where a file came to be meanwhile.
+        os.link(file, place)
+    except FileExistsError as error:
+        raise _exists(place) from error
+    except OSError:
+        _put_without_links(file, place)
+
+
+def _put_without_links(file: Path, place: Path) -> None:
+    """Give a file its place where the file system has no links: an empty file takes the place for a moment."""
+    try:
+        place.open("xb").close()
+    except FileExistsError as error:
+        raise _exists(place) from error
+    try:
+        file.replace(place)
+    except OSError:
+        place.unlink()
+        raise
+
+
+def _exists(place: Path) -> FileExistsError:
+    return FileExistsError(f"there is {place} already, and a checkpoint is written to a new file")
+
+
+def _beside(place: Path) -> BinaryIO:
+    """A new file beside a place, locked, so that a sweep leaves the file alone."""
+    while True:
+        name = place.with_name(f"{_stem(place)}.{os.getpid()}-{next(_counter)}.tmp")
+        try:
+            file = name.open("xb")
+        except FileExistsError:
+            # Left by a process of the same number that was killed.
+            continue
+        _locked(file)
+        # A sweep may have come before the lock.
+        if name.exists():
+            return file
+        file.close()
+
+
+def _stem(place: Path) -> str:
+    """The first part of names beside a file: its own name, or what stands for one that is too long to be added to."""
+    name = os.fsencode(place.name)
+    if len(name) + _LONGEST_SUFFIX <= _LONGEST_NAME:
+        return place.name
+    # FNV-1a, the same in every process.
+    number = 0xCBF29CE484222325
+    for byte in name:
+        number = (number ^ byte) * 0x0100000001B3 % 2**64
+    return f"~{number:016x}"
+
+
+def _sweep(place: Path) -> None:
+    """Remove what killed processes were writing to a place, and to places whose names differ in numbers only.
+
+    A training that counts its checkpoints up never writes to one path twice. Whatever cannot be removed stays.
+    """
+    stem = _stem(place)
+    alike = "~[0-9a-f]{16}" if stem != place.name else "[0-9]+".join(map(re.escape, re.split("[0-9]+", stem)))
+    left = re.compile(rf"(?:{alike})\.[0-9]+-[0-9]+\.tmp", re.DOTALL)
+    with suppress(OSError):
+        for found in place.parent.iterdir():
+            if left.fullmatch(found.name) and found.is_file() and not found.is_symlink():
+                with suppress(OSError):
+                    _remove_left(found)
+
+
+def _remove_left(found: Path) -> None:
+    """Remove a file that no process writes any more."""
+    if _OPEN_FILES_STAY:
+        found.unlink()
+        return
+    with found.open("rb") as file:
+        if _locked(file):
+            found.unlink()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Lock a file; False where that fails. Some file systems have no locks, and nothing is swept there."""
+    if _lock is None:
+        return False
+    try:
+        _lock(file.fileno())
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,21 @@
+"""A million damaged pickles and ten thousand of a grammar, in processes with little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "pickle_grammar.py"
+SEEDS = range(10)
+MADE, DAMAGED = 1000, 100_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_made_and_damaged_pickles(seed: int) -> None:
+    arguments = [f"--seed={seed}", f"--made={MADE}", f"--damaged={DAMAGED}"]
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    print(done.stdout)
