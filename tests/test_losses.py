@@ -201,3 +201,97 @@ def test_what_does_not_fit(loss: Loss, sentence: str, tmp_path: Path) -> None:
         artifacts.generate_artifacts(model(["n", 3]), ["w"], loss=loss, artifact_directory=tmp_path)
     assert str(error.value) == sentence
     assert not list(tmp_path.iterdir())
+
+
+def two_heads() -> onnx.ModelProto:
+    """Scores ``a`` [b, 1] and ``c`` [b, 5] of one input."""
+    declare = helper.make_tensor_value_info
+    chance = np.random.default_rng(3)
+    nodes = [helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "ac"]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [declare("x", TensorProto.FLOAT, ["b", 4])],
+        [declare("a", TensorProto.FLOAT, ["b", 1]), declare("c", TensorProto.FLOAT, ["b", 5])],
+        [
+            numpy_helper.from_array(chance.standard_normal((4, size)).astype(np.float32), f"w{name}")
+            for name, size in (("a", 1), ("c", 5))
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_each_term_has_a_target_of_its_own(tmp_path: Path) -> None:
+    losses = [Loss(LossType.MSELoss, scores="a"), Loss(LossType.BCEWithLogitsLoss, scores="c")]
+    artifacts.generate_artifacts(two_heads(), loss=losses, artifact_directory=tmp_path)
+    module = Module(tmp_path / "training_model.onnx", CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
+    assert module.input_names() == ["x", "target_a", "target_c"]
+    x, a, c = np.ones((2, 4), np.float32), np.ones((2, 1), np.float32), np.ones((2, 5), np.float32)
+    assert np.isfinite(module(x, a, c))
+    with pytest.raises(ortrain.InvalidArgumentError, match="target_c"):
+        module(x, a, a)
+    # Terms that compare one value, or name one target, share an input.
+    for again, names in [
+        ([Loss(LossType.MSELoss, scores="c"), Loss(LossType.L1Loss, scores="c")], ["x", "target"]),
+        ([Loss(LossType.MSELoss, scores="a", target="t"), Loss(LossType.L1Loss, scores="a", target="t")], ["x", "t"]),
+        ([Loss(LossType.MSELoss, scores="a"), Loss(LossType.L1Loss, scores="c", target="t")], ["x", "target", "t"]),
+    ]:
+        artifacts.generate_artifacts(two_heads(), loss=again, artifact_directory=tmp_path)
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        assert Module(tmp_path / "training_model.onnx", state).input_names() == names
+
+
+def test_scores_and_targets_are_not_broadcast(tmp_path: Path) -> None:
+    losses = [Loss(LossType.MSELoss, scores=name, target="t") for name in "ac"]
+    with pytest.raises(ortrain.InvalidModelError) as error:
+        artifacts.generate_artifacts(two_heads(), loss=losses, artifact_directory=tmp_path)
+    assert str(error.value).endswith(
+        'the squared error of "c" (float32[b, 5]) needs a target of type float32[b, 5], but "t" is float32[b, 1]; neither '
+        "is broadcast: give this loss a target of its own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("axis", "sentence"),
+    [
+        (0, 'class_axis is 0, which is the batch of "c" (float32[b, 5]); classes are on a later axis'),
+        (-2, 'class_axis is -2, which is the batch of "c" (float32[b, 5]); classes are on a later axis'),
+        (2, 'class_axis is 2, but "c" (float32[b, 5]) has axes 0 to 1'),
+        (2**63 - 1, "has axes 0 to 1"),
+    ],
+)
+def test_axes_that_are_no_classes(axis: int, sentence: str, tmp_path: Path) -> None:
+    loss = Loss(LossType.CrossEntropyLoss, scores="c", class_axis=axis)
+    with pytest.raises(ortrain.InvalidModelError) as error:
+        artifacts.generate_artifacts(two_heads(), loss=loss, artifact_directory=tmp_path)
+    assert sentence in str(error.value)
+    with pytest.raises(ortrain.InvalidModelError, match="the squared error has no class_axis"):
+        artifacts.generate_artifacts(
+            two_heads(), loss=Loss(LossType.MSELoss, scores="c", class_axis=1), artifact_directory=tmp_path
+        )
+
+
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1, "weight": np.arange(1.0, 6.0)}, {"ignore_index": 2}])
+def test_classes_on_the_last_axis(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Scores [b, s, classes] have the loss of their rows."""
+    declare = helper.make_tensor_value_info
+    weight = numpy_helper.from_array(np.random.default_rng(4).standard_normal((4, 5)).astype(np.float32), "w")
+    x = np.random.default_rng(5).standard_normal((2, 3, 4)).astype(np.float32)
+    labels = np.array([[0, 2, 4], [1, 1, 3]])
+    found = []
+    for shape, axis in (([2, 3, 4], -1), ([6, 4], None)):
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])],
+            "graph",
+            [declare("x", TensorProto.FLOAT, shape)],
+            [declare("y", TensorProto.FLOAT, None)],
+            [weight],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        loss = Loss(LossType.CrossEntropyLoss, class_axis=axis, **settings)
+        artifacts.generate_artifacts(made, loss=loss, artifact_directory=tmp_path)
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        module = Module(tmp_path / "training_model.onnx", state)
+        found.append((float(module(x.reshape(shape), labels.reshape(shape[:-1]))), state.parameters["w"].grad.copy()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)

@@ -133,11 +133,11 @@ class Cells(html.parser.HTMLParser):
 def test_an_inspection_as_a_table() -> None:
     found = ortrain.inspect(CASE / "forward.onnx")
     page = Cells(found._repr_html_())
-    assert page.rows[0] == ["name", "type", "shape", "elements", "what becomes of it", "why"]
+    assert page.rows[0] == ["name", "type", "shape", "elements", "what becomes of it", "confidence", "why"]
     assert len(page.rows) == 1 + len(found.parameters)
     first = found.parameters[0]
     assert page.rows[1][:5] == [first.name, "float32", str(list(first.shape)), "240", "trained"]
-    assert page.rows[1][5] == first.reason
+    assert page.rows[1][5:] == [first.confidence, first.reason]
     assert "a forward model" in page.text
 
 
@@ -627,5 +627,5 @@ def test_every_public_name_is_there_in_the_types() -> None:
     """What is imported late is declared early, and ``dir`` has it."""
     source = inspect.getsource(ortrain)
     for name in ortrain._LATER:
-        assert re.search(rf"import .*\b{name}\b", source), name
+        assert re.search(rf"import (?:\([^)]*|.*)\b{name}\b", source), name
     assert {*ortrain._LATER, *ortrain._MODULES} <= set(dir(ortrain))

@@ -117,18 +117,20 @@ def test_preparation_of_inputs() -> None:
 
 
 def test_first_states() -> None:
-    """Zeros that an exporter wrote, as a value or expanded to the batch; a state that somebody named is learned."""
+    """States of one value are given, as a value or expanded to the batch; others are learned."""
     weights = {"w": drawn(1, 12, 4), "r": drawn(1, 12, 3)}
     lines = "a = LSTM(x, w, r, , , {h}, {c}) hidden_size=3\ny = Relu(a)"
     zeros = np.zeros((1, 2, 3), np.float32)
-    state = 'it is a first state of zeros, in node "/a" (LSTM)'
+    state = 'it is a first state whose values are all equal, in node "/a" (LSTM)'
     given = model(
         lines.format(h="h_Constant_0", c="c0"),
-        weights | {"c0": zeros},
+        weights | {"c0": zeros + 0.5},
         {"x": [5, 2, 4]},
         constants={"h_Constant_0": zeros},
     )
-    assert trained(given) == {"w": "", "r": "", "c0": "", "h_Constant_0": state}
+    assert trained(given) == {"w": "", "r": "", "c0": state, "h_Constant_0": state}
+    given = model(lines.format(h="h0", c="h0"), weights | {"h0": drawn(1, 2, 3)}, {"x": [5, 2, 4]})
+    assert trained(given) == {"w": "", "r": "", "h0": ""}
     expanded = (
         "size = Shape(x)\nrows = Slice(size, one, two)\n"
         "shape = Concat(one, rows, three) axis=0\nh = Expand(zero, shape)\n"
@@ -349,6 +351,264 @@ def test_neutral_scales_of_normalizations() -> None:
     assert trained(fresh) == {"w": "", "norm.weight": "", "norm.bias": ""}
 
 
+def reasons(given: onnx.ModelProto) -> dict[str, tuple[str, str, str]]:
+    """Role, confidence and reason of each constant of floats."""
+    found = ortrain.inspect(given)
+    return {
+        info.name: (info.role, info.confidence, info.reason) for info in found.parameters if info.dtype == "float32"
+    }
+
+
+def test_groups_of_one() -> None:
+    """GroupNorm of one group is an InstanceNormalization of one channel with scale 1 and offset 0."""
+    given = model(
+        """
+        a = Conv(x, w)
+        b = Reshape(a, group)
+        c = InstanceNormalization(b, one, zero)
+        d = Shape(a)
+        e = Reshape(c, d)
+        f = Mul(e, norm.weight)
+        y = Add(f, norm.bias)
+        """,
+        {
+            "w": drawn(4, 3, 1, 1),
+            "group": np.array([0, 1, -1]),
+            "norm.weight": np.ones((4, 1, 1)),
+            "norm.bias": np.zeros((4, 1, 1)),
+        },
+        {"x": ["n", 3, 4, 4]},
+        constants={"one": np.ones(1, np.float32), "zero": np.zeros(1, np.float32)},
+    )
+    neutral = 'it changes nothing in node "/c" (InstanceNormalization): that has no scale and bias of its own'
+    assert trained(given) == {"w": "", "norm.weight": "", "norm.bias": "", "one": neutral, "zero": neutral}
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "value"),
+    [
+        ("b = ScatterND({c}, at, a)", "val_20", 0.0),
+        ("b = ScatterElements({c}, index, a) axis=0", "full", -2.0),
+        ("b = ScatterElements({c}, index, a) axis=0", "canvas", 0.5),
+        ("b = ScatterND(a, at, {c})", "val_43", 1.0),
+        ("b = Concat(a, {c}) axis=1", "zeros_3", 0.0),
+        ("b = Where(mask, {c}, a)", "val_1", 7.0),
+        ("b = Max(a, {c})", "full_2", -1e9),
+    ],
+)
+def test_filled_tensors(node: str, name: str, value: float) -> None:
+    """A tensor that a program filled is no parameter; a fresh token of a class is one."""
+    initializers = {
+        "w": drawn(4, 4),
+        name: np.full((3, 4), value),
+        "at": np.array([[2], [0], [1]]),
+        "index": np.array([[1] * 4, [0] * 4, [2] * 4]),
+        "v": drawn(4, 2) if "Concat" not in node else drawn(8, 2),
+    }
+    lines = "mask = Cast(x) to=9\na = MatMul(x, w)\n" + node.format(c=name) + "\ny = MatMul(b, v)"
+    given = model(lines, initializers, {"x": [3, 4]})
+    found = trained(given)
+    assert found.pop(name)
+    assert found == {"w": "", "v": ""}
+    if "Concat" in node or "Where" in node:
+        token = model(lines.replace(name, "cls_token"), initializers | {"cls_token": np.zeros((3, 4))}, {"x": [3, 4]})
+        assert trained(token)["cls_token"] == ""
+
+
+CELLS = np.stack(np.meshgrid(np.arange(4), np.arange(5)), -1).reshape(20, 2) + 0.5
+TABLES = {
+    "points": CELLS,
+    "head.anchors": 8 * CELLS,
+    "normalized": CELLS.T / 5,
+    "strides": np.repeat([8.0, 16.0], [16, 4])[:, None],
+    "stride": np.full((20, 1), 8.0),
+    "counts": np.arange(20.0)[:, None],
+    "slopes": np.arange(1, 21)[:, None] * np.arange(0, 1.2, 0.3),
+    "sizes": np.array([[10.0, 13.0], [16.0, 30.0], [33.0, 23.0], [30.0, 61.0]] * 5),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_cells(name: str) -> None:
+    """Points, strides and sizes by which a detector decodes its boxes, however they are named."""
+    table = TABLES[name]
+    rows = table.shape if table.shape[0] == 20 else table.shape[::-1]
+    lines = f"a = MatMul(x, w)\nb = Reshape(a, shape)\nc = Mul(b, {name})\ny = MatMul(c, v)"
+    shape = [1, *table.shape]
+    initializers = {
+        "w": drawn(4, int(np.prod(rows))),
+        "shape": np.array(shape),
+        name: table,
+        "v": drawn(table.shape[1], 2),
+    }
+    found = reasons(model(lines, initializers, {"x": [1, 4]}))
+    assert found[name][:2] == ("constant", "likely"), found[name]
+    assert found["w"][0] == found["v"][0] == "trained"
+
+
+def test_bins_of_a_distribution() -> None:
+    """Numbers that count are values of bins, by a product or by a convolution of one channel; others are weights."""
+    lines = "a = MatMul(x, w)\nb = Softmax(a) axis=-1\ny = MatMul(b, bins)"
+    for bins, role in [(np.arange(6.0), "constant"), (drawn(6), "trained"), (np.zeros(6), "trained")]:
+        given = model(lines, {"w": drawn(4, 6), "bins": bins[:, None]}, {"x": ["n", 4]})
+        assert reasons(given)["bins"][0] == role
+    lines = "a = Conv(x, w)\nb = Softmax(a) axis=1\ny = Conv(b, dfl.weight)"
+    given = model(
+        lines, {"w": drawn(6, 3, 1, 1), "dfl.weight": np.arange(6.0).reshape(1, 6, 1, 1)}, {"x": ["n", 3, 4, 4]}
+    )
+    assert reasons(given)["dfl.weight"][0] == "constant"
+
+
+def test_coordinates_of_a_bias() -> None:
+    """Swin multiplies a table of coordinates with the weights of a small network; queries are learned."""
+    at = np.stack(np.meshgrid(np.arange(-3, 4), np.arange(-3, 4)), -1).reshape(49, 2)
+    table = np.sign(at) * np.log2(1 + np.abs(at)) / 3
+    lines = "a = MatMul(x, w)\nb = MatMul({t}, mlp.weight)\nc = Relu(b)\nd = ReduceMean(c)\ny = Add(a, d)"
+    weights = {"w": drawn(4, 8), "mlp.weight": drawn(2, 8)}
+    found = reasons(model(lines.format(t="coords"), weights | {"coords": table}, {"x": ["n", 4]}))
+    assert found["coords"] == (
+        "constant",
+        "likely",
+        'it is a table of coordinates that a weight is multiplied with, in node "/b" (MatMul)',
+    )
+    assert found["mlp.weight"][0] == "trained"
+    found = reasons(model(lines.format(t="queries"), weights | {"queries": drawn(5, 2)}, {"x": ["n", 4]}))
+    assert found["queries"][0] == found["mlp.weight"][0] == "trained"
+
+
+def test_vectors_of_a_power_iteration() -> None:
+    """Spectral normalization: sigma is u W v, with vectors of norm one that are no parameters."""
+    u, v = drawn(4), drawn(3)
+    given = model(
+        """
+        a = MatMul(fc.weight_orig, fc.weight_v)
+        sigma = MatMul(fc.weight_u, a)
+        b = Div(fc.weight_orig, sigma)
+        c = Transpose(b)
+        y = Gemm(x, c, fc.bias)
+        """,
+        {
+            "fc.weight_orig": drawn(4, 3),
+            "fc.weight_u": u / np.linalg.norm(u),
+            "fc.weight_v": v / np.linalg.norm(v),
+            "fc.bias": drawn(4),
+        },
+        {"x": ["n", 3]},
+    )
+    reason = "it is a vector of the power iteration of a spectral norm, in node"
+    assert trained(given) == {
+        "fc.weight_orig": "",
+        "fc.bias": "",
+        "fc.weight_u": f'{reason} "/sigma" (MatMul)',
+        "fc.weight_v": f'{reason} "/a" (MatMul)',
+    }
+
+
+def test_fixed_filters_and_masks() -> None:
+    """A blur is one filter for all channels; windows of an attention hide by -100."""
+    blur = np.outer([0.25, 0.5, 0.25], [0.25, 0.5, 0.25])
+    image = model(
+        "a = Conv(x, w)\nb = Conv(a, filt) group=4\ny = Conv(b, depth.weight) group=4",
+        {"w": drawn(4, 3, 1, 1), "filt": np.tile(blur, (4, 1, 1, 1)), "depth.weight": drawn(4, 1, 3, 3)},
+        {"x": ["n", 3, 8, 8]},
+    )
+    found = trained(image)
+    assert found == {"w": "", "filt": 'it is one filter for all channels, in node "/b" (Conv)', "depth.weight": ""}
+    windows = model(
+        "q = MatMul(x, w)\nk = Transpose(x)\ns = MatMul(q, k)\na = Add(s, m)\nb = Reshape(a, flat)\n"
+        "p = Softmax(b) axis=-1\ny = MatMul(p, x)",
+        {"w": drawn(5, 5), "flat": np.array([5, 5]), "m": np.where(np.eye(5), 0.0, -100.0)},
+        {"x": [5, 5]},
+    )
+    assert trained(windows) == {"w": "", "m": 'it is a mask of the scores of an attention, in node "/a" (Add)'}
+
+
+def test_numbers_that_a_program_has() -> None:
+    """Constants that PyTorch's older exporter names are never parameters."""
+    given = model(
+        "a = MatMul(x, w)\nb = Mul(a, /layer/Constant_3_output_0)\ny = Add(b, bias)",
+        {"w": drawn(4, 4), "bias": drawn(4)},
+        {"x": ["n", 4]},
+        constants={"/layer/Constant_3_output_0": drawn(4)},
+    )
+    assert trained(given) == {
+        "w": "",
+        "bias": "",
+        "/layer/Constant_3_output_0": 'it was written in the program of the network, in node "/b" (Mul)',
+    }
+
+
+def test_parameters_that_share_an_initializer(tmp_path: Path) -> None:
+    """An exporter stores equal tensors once, with Identity nodes for other layers; each is trained on its own."""
+    given = model(
+        """
+        var2 = Identity(ones)
+        n2.weight = Identity(n1.weight)
+        a = Conv(x, w)
+        b = BatchNormalization(a, ones, zeros, zeros, ones)
+        c = BatchNormalization(b, n1.weight, n1.bias, mean, var)
+        y = BatchNormalization(c, n2.weight, n2.bias, mean2, var2)
+        """,
+        {
+            "w": drawn(4, 3, 1, 1),
+            "ones": np.ones(4),
+            "zeros": np.zeros(4),
+            "n1.weight": np.ones(4),
+            "n1.bias": drawn(4),
+            "n2.bias": drawn(4),
+            "mean": drawn(4),
+            "var": drawn(4) ** 2,
+            "mean2": drawn(4),
+        },
+        {"x": ["n", 3, 4, 4]},
+    )
+    roles = {name: role for name, (role, _, _) in reasons(given).items()}
+    assert roles == {
+        **dict.fromkeys(("w", "ones", "zeros", "n1.weight", "n1.bias", "n2.weight", "n2.bias"), "trained"),
+        **dict.fromkeys(("zeros/statistic", "ones/statistic", "mean", "var", "mean2", "var2"), "statistic"),
+    }
+    artifacts.generate_artifacts(given, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    state = ortrain.api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = ortrain.api.Module(tmp_path / "training_model.onnx", state)
+    module(drawn(2, 3, 4, 4), drawn(2, 4, 4, 4))
+    found = {name: parameter.data for name, parameter in state.parameters}
+    assert not np.array_equal(found["ones/statistic"], found["var2"])
+    assert np.all(found["ones"] == 1)
+
+
+def test_guesses(tmp_path: Path) -> None:
+    """Reports begin with guesses, and artifacts warn once."""
+    given = model(
+        "a = MatMul(x, w)\nb = Mul(a, val_3)\nc = Add(b, bias)\nd = Relu(c)\ny = MatMul(d, w)",
+        {"w": drawn(4, 4), "bias": drawn(4), "val_3": drawn(4)},
+        {"x": ["n", 4]},
+    )
+    found = reasons(given)
+    assert {name: confidence for name, (_, confidence, _) in found.items()} == {
+        "w": "certain",
+        "bias": "likely",
+        "val_3": "guess",
+    }
+    assert found["w"][2] == 'it is a weight of node "/a" (MatMul); 2 nodes share it'
+    text = str(ortrain.inspect(given)).splitlines()
+    assert text[2] == '  val_3: float32[4]: a guess: its floats go into node "/b" (Mul)'
+    sentence = (
+        '"val_3" may be no parameter but is trained by default (its floats go into node "/b" (Mul)); name the '
+        "parameters in requires_grad, or leave constants as they are with frozen_params"
+    )
+    assert f"  {sentence}" in text
+    with pytest.warns(ortrain.TrainingWarning) as warned:
+        artifacts.generate_artifacts(given, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    assert [str(one.message) for one in warned] == [sentence]
+    for options in ({"requires_grad": ["w", "val_3"]}, {"frozen_params": ["val_3"]}):
+        artifacts.generate_artifacts(
+            given,
+            loss=artifacts.LossType.MSELoss,
+            artifact_directory=tmp_path,
+            **options,  # type: ignore[arg-type]
+        )
+
+
 def test_single_numbers() -> None:
     """Those that were learned: by their names, their axes, and what becomes of them."""
     given = model(
@@ -380,6 +640,50 @@ def test_single_numbers() -> None:
     )
     found = ortrain.inspect(given)
     assert found.names("trained") == ["w", "fc.bias", "act.slope", "gate", "logit_scale"]
+
+
+def test_single_numbers_that_the_file_calls_parameters() -> None:
+    """By position, or by a path of attributes as exporters give it."""
+    given = model(
+        """
+        slope = Reshape(act.weight, axes)
+        a = MatMul(x, w)
+        b = PRelu(a, slope)
+        c = Mul(b, blocks.0.gates.1)
+        d = Add(c, layers.3.beta)
+        n = ReduceL2(fc.weight_v)
+        s = Div(fc.weight_g, n)
+        e = Mul(fc.weight_v, s)
+        f = MatMul(d, e)
+        g = Mul(f, embed.embed_scale)
+        h = Add(g, norm.eps)
+        i = MatMul(x, v)
+        j = Add(i, onnx::Add_7)
+        k = Mul(h, j)
+        y = Mul(k, factor)
+        """,
+        {
+            "act.weight": drawn(1),
+            "axes": np.array([1]),
+            "w": drawn(4, 4),
+            "blocks.0.gates.1": drawn(),
+            "layers.3.beta": drawn(),
+            "fc.weight_v": drawn(4, 3),
+            "fc.weight_g": drawn(),
+            "embed.embed_scale": drawn(),
+            "norm.eps": np.array(1e-5),
+            "v": drawn(4, 1),
+            "onnx::Add_7": drawn(1),
+            "factor": np.array(0.5),
+        },
+        {"x": ["n", 4]},
+    )
+    found = {name: (role, confidence) for name, (role, confidence, _) in reasons(given).items()}
+    assert {name for name, (role, _) in found.items() if role == "trained"} == {
+        *("act.weight", "w", "blocks.0.gates.1", "layers.3.beta", "fc.weight_v", "fc.weight_g", "v", "onnx::Add_7"),
+    }
+    assert found["norm.eps"][1] == found["embed.embed_scale"][1] == "certain"
+    assert found["factor"][1] == "guess"
 
 
 def test_nodes_and_layers(tmp_path: Path) -> None:

@@ -85,7 +85,16 @@ if TYPE_CHECKING:
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._devices import DeviceInfo, devices
     from ortrain._dump import dump
-    from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
+    from ortrain._inspect import (
+        GradientStop,
+        Inspection,
+        NodeNote,
+        Obstacle,
+        ParameterInfo,
+        StepCost,
+        StopCandidate,
+        inspect,
+    )
     from ortrain.artifacts import Loss, LossType, OptimType, generate_artifacts
     from ortrain.session import TrainingSession
 
@@ -125,6 +134,7 @@ __all__ = [
     "RunOptions",
     "SessionOptions",
     "StepCost",
+    "StopCandidate",
     "TrainingSession",
     "TrainingWarning",
     "UnsupportedError",
@@ -174,6 +184,7 @@ _LATER = {
     "OptimType": "artifacts",
     "ParameterInfo": "_inspect",
     "StepCost": "_inspect",
+    "StopCandidate": "_inspect",
     "TrainingSession": "session",
     "devices": "_devices",
     "dump": "_dump",

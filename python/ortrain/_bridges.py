@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortrain import _ortrain
+from ortrain import _files, _ortrain
 from ortrain._inspect import inspection
 from ortrain._near import hint
 from ortrain._operators import Plain, Source
@@ -82,10 +82,7 @@ def trained_model(source: Source, values: Sequence[tuple[str, _ortrain.OrtValue]
     """
     model = _ortrain.with_initializers(source, values)
     if path is not None:
-        try:
-            Path(path).write_bytes(model)
-        except FileNotFoundError as error:
-            raise NoSuchFileError(f"there is no folder {Path(path).parent}") from error
+        _files.write(path, model)
     return model
 
 

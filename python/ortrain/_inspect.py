@@ -9,13 +9,22 @@ from math import prod
 from typing import Any, Literal, overload
 
 from ortrain import _ortrain
-from ortrain._operators import OperatorLibrary, Source, with_operators
+from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
 from ortrain._sources import ModelLike, model_source
 from ortrain.api.module import Module
 from ortrain.api.norms import Norms, ParameterNorms
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["GradientStop", "Inspection", "NodeNote", "Obstacle", "ParameterInfo", "StepCost", "inspect"]
+__all__ = [
+    "GradientStop",
+    "Inspection",
+    "NodeNote",
+    "Obstacle",
+    "ParameterInfo",
+    "StepCost",
+    "StopCandidate",
+    "inspect",
+]
 
 
 # Constants that a table in a notebook has at most, so that the page stays a light one.
@@ -31,8 +40,8 @@ class ParameterInfo:
     >>> first = found.parameters[0]
     >>> first.name, first.dtype, first.shape, first.role
     ('fc1.weight', 'float32', (96, 64), 'trained')
-    >>> first.reason
-    'it is a weight of node "fc1" (Gemm)'
+    >>> first.reason, first.confidence
+    ('it is a weight of node "fc1" (Gemm)', 'certain')
     >>> first.nodes, first.layer
     (['fc1'], 2)
     """
@@ -46,6 +55,9 @@ class ParameterInfo:
     role: Literal["trained", "statistic", "constant"]
     """What becomes of it if nobody says otherwise: it is trained; it is a running statistic, in the checkpoint but not
     trained; or it stays in the models as it is."""
+    confidence: Literal["certain", "likely", "guess"]
+    """Strength of the evidence for the role: the type of the constant or its input of an operator (``"certain"``), its
+    name, its values or a pattern of nodes (``"likely"``), or none of these (``"guess"``)."""
     reason: str
     """Why."""
     nodes: list[str]
@@ -100,6 +112,21 @@ class GradientStop:
     """The constants that are not trained for it: no gradient reaches them on another way."""
     fix: str
     """What helps, if it should not be so."""
+
+
+@dataclass(frozen=True)
+class StopCandidate:
+    """A value at which PyTorch may pass no gradient, for ``detach`` and ``no_grad`` leave no trace in a file.
+
+    >>> import ortrain
+    >>> ortrain.inspect(ortrain.examples.convnet()).stop_candidates  # no result decides about others
+    []
+    """
+
+    value: str
+    """Its name, for ``stop_gradients``."""
+    reason: str
+    """What the graph shows of it."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +221,10 @@ class Inspection:
     """Everything that stands in the way, with what helps."""
     stops: list[GradientStop]
     """Nodes between constants and the loss through which no gradient goes back. That may well be meant so."""
+    stop_candidates: list[StopCandidate]
+    """Values that look as if PyTorch passed no gradient to them: floats that TopK chose, or that are multiplied by what
+    the model's own results decided, and then weight other results. Where a detector assigns targets to its predictions
+    they belong into ``stop_gradients``; the weights of experts do not."""
     warnings: list[str]
     """What may not be meant so, and which value to name instead: an output that is no logit, a loss in the model on
     what it was not made for."""
@@ -213,6 +244,7 @@ class Inspection:
     """The inputs that a run is given, with their types."""
     optimizer: dict[str, Any] | None
     """Of an optimizer model, and of a checkpoint with settings: the optimizer, its settings, slots and groups."""
+    _about_guesses: str | None = field(repr=False)
     _text: str = field(repr=False)
     _everything: str = field(repr=False)
     _json: str = field(repr=False)
@@ -252,10 +284,10 @@ class Inspection:
         # Only a notebook needs it.
         from ortrain._html import paragraph, table
 
-        heads = ["name", "type", "shape", "elements", "what becomes of it", "why"]
+        heads = ["name", "type", "shape", "elements", "what becomes of it", "confidence", "why"]
         rows = [
-            (info.name, info.dtype, list(info.shape), prod(info.shape), info.role, info.reason)
-            for info in self.parameters[:_ROWS]
+            (info.name, info.dtype, list(info.shape), prod(info.shape), info.role, info.confidence, info.reason)
+            for info in sorted(self.parameters, key=lambda info: info.confidence != "guess")[:_ROWS]
         ]
         more = len(self.parameters) - _ROWS
         rest = paragraph(f"and {more:,} more: print(report(everything=True)) has all of them") if more > 0 else ""
@@ -274,6 +306,7 @@ def inspect(
     batch_size: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     operators: OperatorLibrary | None = None,
+    stop_gradients: Sequence[str] | None = None,
 ) -> Inspection: ...
 def inspect(
     model: ModelLike | Module,
@@ -282,6 +315,7 @@ def inspect(
     batch_size: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     operators: OperatorLibrary | None = None,
+    stop_gradients: Sequence[str] | None = None,
 ) -> Inspection | Norms:
     """Say what of a model would be trained, what stands in the way, and what a step takes. Nothing is written.
 
@@ -299,12 +333,16 @@ def inspect(
     - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
     - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
       integers;
-    - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own, and zeros that
-      it wrote as the first state of a recurrent layer;
-    - what hides scores of an attention from its softmax;
-    - single numbers in arithmetic (an epsilon, an exponent). An initializer of one element that is added to what a
-      layer made, or multiplied by it, is trained, unless its name was made up by an exporter, or it has no axis and
-      its name does not say that it was learned (``bias``, ``logit_scale``).
+    - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own, and first states
+      of recurrent layers whose values are all equal;
+    - tensors of one number that a program filled, then wrote parts of other values into, joined or chose from;
+    - tables that count, points of a grid, strides, sizes of boxes, coordinates that a small network turns into a bias;
+    - what hides scores of an attention from its softmax, one filter for all channels, the vectors of a power iteration;
+    - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained where its input of a
+      node is one for weights, where it is the bias of one output, and where its name says so: a word (``bias``,
+      ``logit_scale``) or a path of attributes (``blocks.0.gate``), as exporters give it to parameters.
+
+    Each has the strength of the evidence (:attr:`ParameterInfo.confidence`), and reports begin with the guesses.
 
     A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
 
@@ -314,6 +352,8 @@ def inspect(
         batch_size: the size of first axes of inputs that are open, to plan a step for it.
         shapes: shapes of inputs, by name, for the same purpose. A step is planned if all shapes are known with these.
         operators: operators and gradients of one's own.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            :func:`ortrain.artifacts.generate_artifacts`.
 
     Raises:
         InvalidModelError, UnsupportedError: if the file cannot be read, or a loss or a step is asked for and it is no
@@ -334,14 +374,15 @@ def inspect(
 
     """
     if isinstance(model, Module):
-        if (loss_input_names, batch_size, shapes, operators) != (None, None, None, None):
+        given = (loss_input_names, batch_size, shapes, operators, stop_gradients)
+        if any(argument is not None for argument in given):
             raise InvalidArgumentError("a module is inspected alone: its loss and its shapes are chosen")
         return Norms([ParameterNorms(*row) for row in model._native.norms()])
     if isinstance(loss_input_names, str):
         raise TypeError("loss_input_names is a list of names, not one name")
     sizes = [(str(name), _sizes(name, dims)) for name, dims in (shapes or {}).items()]
     rows = None if batch_size is None else _size("batch_size", batch_size)
-    source = with_operators(model_source(model), operators)
+    source = with_stops(with_operators(model_source(model), operators), stop_gradients)
     return inspection(source, list(loss_input_names or []), strict=False, batch_size=rows, shapes=sizes)
 
 
@@ -385,6 +426,7 @@ def inspection(
         obstacle=found["obstacle"],
         obstacles=[Obstacle(**obstacle) for obstacle in found["obstacles"]],
         stops=[GradientStop(**stop) for stop in found["stops"]],
+        stop_candidates=[StopCandidate(**candidate) for candidate in found["stop_candidates"]],
         warnings=found["warnings"],
         host_steps=[NodeNote(**note) for note in found["host_steps"]],
         control_flow=[NodeNote(**note) for note in found["control_flow"]],
@@ -393,6 +435,7 @@ def inspection(
         kind=found["kind"],
         inputs=found["inputs"],
         optimizer=found["optimizer"],
+        _about_guesses=found["about_guesses"],
         _text=text,
         _everything=everything,
         _json=json_text,

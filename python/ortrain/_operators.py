@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from ortrain import _ortrain
@@ -127,3 +128,29 @@ def _message(function: FunctionLike) -> bytes:
     if isinstance(function, SupportsSerializeToString):
         return function.SerializeToString()
     raise TypeError(f"a function is bytes or an onnx.FunctionProto, not {type(function).__name__}")
+
+
+def stopped_names(stop_gradients: str | Iterable[str] | None) -> list[str]:
+    """The names and patterns of values that pass no gradient.
+
+    Raises:
+        TypeError: for what is no list of texts.
+
+    """
+    if stop_gradients is None:
+        return []
+    names = [stop_gradients] if isinstance(stop_gradients, str) else list(stop_gradients)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"stop_gradients is a list of names of values, but has {name!r}")
+    return names
+
+
+def with_stops(source: WithOperators, stop_gradients: str | Iterable[str] | None) -> Source:
+    """A model with values that pass no gradient, if there are any."""
+    names = stopped_names(stop_gradients)
+    if not names:
+        return source
+    changes = _ortrain.ModelChanges()
+    changes.stop_gradients(names)
+    return source, changes

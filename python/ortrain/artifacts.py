@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._inspect import ParameterInfo, inspection
+from ortrain._inspect import Inspection, ParameterInfo, inspection
 from ortrain._near import near_to_pattern
-from ortrain._operators import OperatorLibrary, Plain, Source, with_operators
+from ortrain._operators import OperatorLibrary, Plain, Source, with_operators, with_stops
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, TrainingWarning, UnsupportedError
 from ortrain.optim import OptimizerConfig
@@ -49,7 +49,8 @@ class LossType(enum.IntEnum):
     """The losses that :func:`generate_artifacts` can put on a model.
 
     The target has the type and the shape of the scores; ``labels`` are int64 and have the shape of the scores without
-    axis 1. With y the scores, t the target and means over all elements:
+    the axis of the classes, axis 1 unless :attr:`Loss.class_axis` names another one. With y the scores, t the target
+    and means over all elements:
 
     ======================  ========================================================================================
     ``MSELoss``             mean of ``(y - t)**2``
@@ -102,14 +103,19 @@ class Loss:
     """Of ``BCEWithLogitsLoss``: floats that the losses of positive targets are multiplied by, broadcast."""
     ignore_index: int | None = None
     """Of ``CrossEntropyLoss``: a label whose elements count for nothing."""
+    class_axis: int | None = None
+    """Of ``CrossEntropyLoss``: the axis of the classes in the scores, -1 for the last one. ``None`` is axis 1, as in ONNX;
+    where that cannot be, as for the scores ``[batch, sequence, classes]`` of a language model, it is the last one, and a
+    :class:`~ortrain.TrainingWarning` says so."""
     label_smoothing: float = 0.0
     """Of ``CrossEntropyLoss``: the share of the target, from 0 to 1, that all classes get alike
     (Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016). Needs opset 13."""
     scores: str | None = None
     """The value that is compared; ``None`` for the model's output."""
     target: str | None = None
-    """What it is compared to. Without a name, or where there is no such value, it is a new input of the models:
-    ``target``, or for class labels ``labels``."""
+    """The value that the scores are compared to. Without a name, or where there is no such value, it is a new input of the
+    models: ``target``, or for class labels ``labels``. Losses of several scores have inputs of their own, called after
+    these (``target_boxes``), unless they name the same one. Scores and targets have one shape; neither is broadcast."""
     factor: float = 1.0
     """What the loss is multiplied by in a sum of several."""
     name: str | None = None
@@ -123,6 +129,7 @@ class Loss:
             "weight": _floats(self.weight),
             "pos_weight": _floats(self.pos_weight),
             "ignore_index": self.ignore_index,
+            "class_axis": self.class_axis,
             "label_smoothing": self.label_smoothing,
             "scores": self.scores,
             "target": self.target,
@@ -238,6 +245,7 @@ def generate_artifacts(
     external_data: bool = False,
     last: int | None = None,
     master_weights: Literal["float32"] | None = None,
+    stop_gradients: Sequence[str] | None = None,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
@@ -287,15 +295,21 @@ def generate_artifacts(
         master_weights: ``"float32"`` for trained weights of float16 or bfloat16 that are float32 in the checkpoint: the
             models read them through a cast, so that small updates add up, and exports have the type of the model again.
             ``None`` trains them in their own type. An error where no weight that is trained is as narrow.
+        stop_gradients: values that pass no gradient, as those that PyTorch computes behind ``detach`` or under
+            ``no_grad``, which leave no trace in a file: names of floats that nodes compute, in subgraphs too, or
+            patterns (``"*/assigner/*"``). :func:`ortrain.inspect` lists values that look like it
+            (:attr:`~ortrain.Inspection.stop_candidates`).
 
     Warns:
         TrainingWarning: if a loss is put on what it was not made for: one that takes logits on a softmax or a sigmoid,
             the negative log-likelihood on logits. The sentence names the value to take instead. If weights of float16
-            or bfloat16 are trained in that type, for small updates are lost.
+            or bfloat16 are trained in that type, for small updates are lost. If a constant is trained by default that
+            may be no parameter (:attr:`ortrain.ParameterInfo.confidence` is ``"guess"``).
 
     Raises:
         InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
-            frozen, and if nothing is left to train.
+            frozen, if nothing is left to train, and for one of ``stop_gradients`` that is a weight, an input or no
+            float.
         InvalidModelError, UnsupportedError: if the model cannot be read or differentiated, or a loss cannot be put on
             it: scores of another type or rank, a setting that the loss does not have, an opset before 12 or 13.
         NoSuchFileError, OrtrainError: if a file is not there or cannot be written.
@@ -333,7 +347,7 @@ def generate_artifacts(
     given = model_source(model)
     source: Plain = given
     optimizer_model = None
-    chosen = _Choice(with_operators(source, operators), loss, loss_input_names)
+    chosen = _Choice(with_stops(with_operators(source, operators), stop_gradients), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
     trained = chosen.trained(requires_grad, frozen, last)
     if _is_block(loss) or _is_block(optimizer):
@@ -353,7 +367,7 @@ def generate_artifacts(
     if isinstance(optimizer, AdamW | SGD):
         settings, optimizer = optimizer._settings(), OptimType[type(optimizer).__name__]
     doubts = _ortrain.generate_artifacts(
-        with_operators(source, operators),
+        with_stops(with_operators(source, operators), stop_gradients),
         requires_grad=trained,
         frozen_params=frozen,
         losses=[term._described() for term in _losses(loss)],
@@ -371,7 +385,8 @@ def generate_artifacts(
         optimizer_spec=spec,
         own_optimizer=own,
     )
-    for sentence in doubts:
+    by_default = requires_grad is None or last is not None
+    for sentence in [*(chosen.about_guesses(trained) if by_default else []), *doubts]:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)
 
 
@@ -455,8 +470,19 @@ class _Choice:
         self._values, self._first_output = values, loss is None
 
     @functools.cached_property
+    def _inspection(self) -> Inspection:
+        return inspection(self._source, self._values, first_output=self._first_output)
+
+    @property
     def _found(self) -> list[ParameterInfo]:
-        return inspection(self._source, self._values, first_output=self._first_output).parameters
+        return self._inspection.parameters
+
+    def about_guesses(self, trained: Sequence[str]) -> list[str]:
+        """The sentence about parameters that are trained by default and may be constants, if there are any."""
+        names = set(trained)
+        guesses = any(info.confidence == "guess" and info.name in names for info in self._found)
+        sentence = self._inspection._about_guesses if guesses else None
+        return [] if sentence is None else [sentence]
 
     def trained(
         self,

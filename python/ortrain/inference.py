@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ortrain import _ortrain
+from ortrain import _files, _ortrain
 from ortrain._inputs import Described, as_given, input_value, is_ortvalue, native_value
 from ortrain._near import hint
 from ortrain._operators import OperatorLibrary, with_operators
@@ -461,8 +461,8 @@ class InferenceSession:
             moment = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(second))
             path = Path(f"{self._options.profile_file_prefix}_{moment}.json")
             try:
-                with path.open("x", encoding="utf-8") as file:
-                    file.write(self._profile)
+                with _files.placed(path) as file:
+                    file.write(self._profile.encode())
                 break
             except FileExistsError:
                 # Another session began in this second.

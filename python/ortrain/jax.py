@@ -25,7 +25,7 @@ from ortrain import _ortrain
 from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
 from ortrain._inputs import Described
 from ortrain._near import hint
-from ortrain._operators import OperatorLibrary, Source, with_operators
+from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
 from ortrain._options import native_options
 from ortrain._sources import ModelLike, PathLike
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
@@ -71,6 +71,7 @@ def as_function(
     *,
     operators: OperatorLibrary | None = None,
     session_options: SessionOptions | None = None,
+    stop_gradients: Iterable[str] | None = None,
 ) -> OnnxFunction:
     """A model as a function of jax.
 
@@ -84,6 +85,8 @@ def as_function(
             ``[]``: none.
         operators: operators and gradients of one's own.
         session_options: threads, bytes, precision.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            :func:`ortrain.artifacts.generate_artifacts`.
 
     Returns:
         The function.
@@ -116,7 +119,8 @@ def as_function(
 
     """
     _require_jax()
-    return OnnxFunction(with_operators(kept_source(model), operators), wrt, session_options)
+    source = with_stops(with_operators(kept_source(model), operators), stop_gradients)
+    return OnnxFunction(source, wrt, session_options)
 
 
 def _require_jax() -> None:

@@ -80,7 +80,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
         if constants.contains_key(&info.name) {
             continue;
         }
-        let ty = value_type(info).map_err(|error| with_users(error, proto))?;
+        let ty = declared_value_type(info).map_err(|error| with_users(error, proto))?;
         let id = define(&mut graph, &info.name, ty, "the graph's inputs")?;
         graph.inputs.push(id);
     }
@@ -92,7 +92,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     let mut declared: FxHashMap<&str, ValueType> = FxHashMap::default();
     for info in proto.value_info.iter().chain(&proto.output) {
         // A type that cannot be represented is found by inference if the value matters.
-        declared.insert(&info.name, value_type(info).unwrap_or_default());
+        declared.insert(&info.name, declared_value_type(info).unwrap_or_default());
     }
 
     // Every output gets its value first, so that order does not matter; the nodes are sorted afterwards.
@@ -268,8 +268,11 @@ fn declared_type(info: &ValueInfoProto, number: i32) -> String {
     format!("{name}[{}]", sizes.join(", "))
 }
 
-/// The type a message declares.
-fn value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
+/// Returns the declared type of a value; `Unknown` without a declaration.
+///
+/// # Errors
+/// When the type is unknown here.
+pub fn declared_value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
     let Some(ty) = &info.r#type else { return Ok(ValueType::Unknown) };
     let unsupported = |found: &str| GraphError::UnsupportedType {
         value: info.name.clone(),

@@ -16,6 +16,7 @@ pub use attr::{Attr, AttrError, AttrMap, Attrs};
 pub use error::GraphError;
 pub use export::tensor_to_proto;
 pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};
+pub use import::declared_value_type;
 pub use ortrain_expr::DType;
 pub use shape::{Dim, Shape};
 pub use tensor::{Tensor, TensorError, aligned_copy, byte_length};

@@ -21,14 +21,16 @@ mod modes;
 mod one_graph;
 mod parameters;
 mod scores;
+mod shared_initializers;
+mod stop_gradients;
 mod training_mode;
 
-pub use crate::families::features::may_declare;
 pub use batch::{FixedBatch, OpenShape, first_along, fixed_batches, sizes_behind_first};
 pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
 pub use head::{Head, find_head};
 pub use losses::{
-    Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,
+    Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, default_target,
+    name_value,
 };
 pub(crate) use master_weights::master_weight_node;
 pub use master_weights::{about_narrow, add_master_weights, is_narrow, remove_master_weights};
@@ -40,8 +42,10 @@ pub use one_graph::{
     ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, Updates, append_scaled_loss, append_updates,
     has_shared_counter, optimizer_of_nodes, trained_without_choice,
 };
-pub use parameters::{ConstantUses, Judgement, ParameterRole};
-pub use scores::{about_label, check_scores, doubtful_losses, probabilities};
+pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
+pub use scores::{about_label, check_scores, class_axis_of_tokens, doubtful_losses, probabilities};
+pub use shared_initializers::separate_initializers;
+pub use stop_gradients::{StopCandidate, stop_candidates, stop_gradients, stop_of, stopped_values};
 pub use training_mode::{
     TRAINING_MODE, choose_statistics, free_training_mode, modes_of_batch_normalizations, share_training_mode,
 };
@@ -173,6 +177,10 @@ fn attribute(name: &str, kind: AttributeType) -> AttributeProto {
 
 fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto { i: value, ..attribute(name, AttributeType::Int) }
+}
+
+fn ints(name: &str, values: Vec<i64>) -> AttributeProto {
+    AttributeProto { ints: values, ..attribute(name, AttributeType::Ints) }
 }
 
 fn float(name: &str, value: f32) -> AttributeProto {

@@ -52,9 +52,12 @@ impl GradientGraph {
         x: Vec<String>,
         loss: &str,
         plain: bool,
+        stops: Vec<String>,
     ) -> PyResult<GradientGraph> {
         let model = Bytes::from_owner(model);
-        let graph = py.detach(|| gradient::GradientGraph::new(model, y, x, loss, plain)).map_err(raise)?;
+        let graph = py
+            .detach(|| gradient::GradientGraph::new(model, y, x, loss, plain)?.stop_gradients(stops))
+            .map_err(raise)?;
         Ok(GradientGraph { graph })
     }
 

@@ -84,6 +84,10 @@ impl ModelChanges {
         self.changes.sizes.push((name, size));
     }
 
+    fn stop_gradients(&mut self, values: Vec<String>) {
+        self.changes.stops.extend(values);
+    }
+
     fn size_of_denotation(&mut self, denotation: String, size: usize) {
         self.changes.denoted.push((denotation, size));
     }
@@ -394,6 +398,7 @@ pub(crate) struct Term {
     weight: Option<Py<OrtValue>>,
     pos_weight: Option<Py<OrtValue>>,
     ignore_index: Option<i64>,
+    class_axis: Option<i64>,
     label_smoothing: f32,
     scores: Option<String>,
     target: Option<String>,
@@ -416,6 +421,7 @@ impl Term {
             weight: tensor(self.weight)?,
             pos_weight: tensor(self.pos_weight)?,
             ignore_index: self.ignore_index,
+            class_axis: self.class_axis,
             label_smoothing: self.label_smoothing,
         };
         Ok(LossTerm {

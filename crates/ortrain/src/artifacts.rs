@@ -14,15 +14,15 @@ use ortrain_onnx::{
     OperatorSetIdProto, StagedModels, ToWrite, ValueInfoProto, stage, visit_tensors_mut,
 };
 use ortrain_ops::passes::{
-    differentiate::differentiate,
+    differentiate::{differentiate, reached_by},
     functions::{keeps_nodes, write_out, write_out_nodes},
     infer::infer,
     versions::{downgrade, upgrade},
 };
 use ortrain_ops::training::{
     Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
-    check_scores, doubtful_losses, for_inference, for_training, is_narrow, may_declare, name_value,
-    running_statistics,
+    check_scores, class_axis_of_tokens, default_target, doubtful_losses, for_inference, for_training,
+    is_narrow, name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -36,6 +36,7 @@ use crate::optim::{OptimizerFunction, OptimizerSpec, optimizer_model_of_function
 use crate::optimizer::check_optimizer_model;
 use crate::origins::Origins;
 use crate::source::make_internal;
+use crate::stops::nothing_trained;
 use crate::{Error, ModelSource, Result};
 use crate::{scores, tail};
 
@@ -589,12 +590,16 @@ pub(crate) fn generate_loaded(
     }
     let mut names = Names::new();
     let graph = message_graph(label, &mut forward.proto)?;
-    let (loss, compared) = match options.losses.is_empty() {
-        true => (first_output(label, graph, options)?, Vec::new()),
+    let AppendedLosses { sum: loss, compared, notes } = match options.losses.is_empty() {
+        true => {
+            let sum = first_output(label, graph, options)?;
+            AppendedLosses { sum, compared: Vec::new(), notes: Vec::new() }
+        }
         false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let mut warnings = doubtful_losses(&typed, &compared);
+    warnings.extend(notes);
     let additional = &options.additional_output_names;
     // A loss that has a name comes behind the sum, unless it is the sum, or stands among the other outputs.
     let named = options.losses.iter().filter_map(|term| term.name.as_ref());
@@ -797,6 +802,9 @@ fn choose<'a>(
     let parameters = Parameters { trainable: options.trained(), frozen };
     if parameters.trainable.is_empty() && options.input_gradients.is_empty() {
         // Of a model without parameters there are artifacts, too: its loss is computed in both modes.
+        if let Some(error) = model.proto.graph.as_ref().and_then(nothing_trained) {
+            return Err(error);
+        }
         let optimized = options.optimizer.is_some();
         let found = inspect_loaded(label, model, &Scope::Outputs)?;
         if optimized || found.names(ParameterRole::Trained).next().is_some() {
@@ -912,7 +920,17 @@ fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> R
     graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
 }
 
-/// Puts the losses behind the model. Returns the name of their sum, and each loss with the scores that it compares.
+/// The losses that were appended to a model.
+struct AppendedLosses {
+    /// The name of their sum.
+    sum: String,
+    /// Each loss with the scores that it compares.
+    compared: Vec<(Loss, ValueId)>,
+    /// A sentence about each axis of classes that was inferred.
+    notes: Vec<String>,
+}
+
+/// Appends the losses to the model.
 fn append_losses(
     label: &str,
     graph: &mut GraphProto,
@@ -920,24 +938,47 @@ fn append_losses(
     typed: &Graph,
     options: &ArtifactOptions,
     opset: i64,
-) -> Result<(String, Vec<(Loss, ValueId)>)> {
-    let (mut terms, mut compared) = (Vec::new(), Vec::new());
+) -> Result<AppendedLosses> {
+    let (mut terms, mut compared, mut notes) = (Vec::new(), Vec::new(), Vec::new());
     let mut dtype = DType::F32;
     // Targets that a loss adds are no outputs of the model.
     let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    let mut chosen = Vec::new();
     for term in &options.losses {
         let (scores, target) = match &term.scores {
             Some(scores) => (scores.clone(), None),
             None => loss_inputs(&forward, options)?,
         };
-        let target = term.target.clone().or(target);
-        let id = typed.find(&scores).ok_or_else(|| unknown_value(typed, &scores, "compared by the loss"))?;
+        chosen.push((term, scores, term.target.clone().or(target)));
+    }
+    // Terms that compare other scores have a target of their own, unless they name one.
+    let shared = |term: &LossTerm, scores: &str| {
+        let mut others = chosen.iter().filter(|(other, _, target)| {
+            target.is_none() && default_target(other.loss) == default_target(term.loss)
+        });
+        others.all(|(_, other, _)| other == scores)
+    };
+    for (term, scores, target) in &chosen {
+        let own = || format!("{}_{scores}", default_target(term.loss));
+        let target = target.clone().or_else(|| (!shared(term, scores)).then(own));
+        let id = typed.find(scores).ok_or_else(|| unknown_value(typed, scores, "compared by the loss"))?;
         check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
         compared.push((term.loss, id));
         let ty = &typed.value(id).ty;
         dtype = ty.dtype().unwrap_or(dtype);
-        let (loss, settings) = (term.loss, &term.settings);
-        let appended = append_loss(graph, names, loss, settings, &scores, ty, target.as_deref(), opset);
+        let (loss, mut settings) = (term.loss, term.settings.clone());
+        if loss == Loss::CrossEntropyLoss && settings.class_axis.is_none() {
+            let labels = target.as_deref().and_then(|target| typed.find(target));
+            let labels = labels.and_then(|labels| typed.value(labels).ty.shape());
+            if let Some((axis, reason)) = class_axis_of_tokens(typed, id, labels) {
+                settings.class_axis = Some(axis as i64);
+                notes.push(format!(
+                    "the classes of {scores:?} ({ty}) are taken to be on axis {axis}, the last one, for {reason}; say so by \
+                     class_axis={axis}, or class_axis=1 if they are on axis 1"
+                ));
+            }
+        }
+        let appended = append_loss(graph, names, loss, &settings, scores, ty, target.as_deref(), opset);
         let mut output = appended.map_err(|source| Error::model(label, source))?;
         if let Some(name) = &term.name {
             if !name_value(graph, &output, name) {
@@ -949,7 +990,8 @@ fn append_losses(
         }
         terms.push((output, term.factor));
     }
-    Ok((append_sum(graph, names, &terms, dtype).expect("there is a loss"), compared))
+    let sum = append_sum(graph, names, &terms, dtype).expect("there is a loss");
+    Ok(AppendedLosses { sum, compared, notes })
 }
 
 /// The scores, and the target if it is named.
@@ -973,7 +1015,7 @@ pub(crate) fn declare(name: &str, ty: ValueType) -> ValueInfoProto {
     graph.value_info(id)
 }
 
-/// Makes these values the outputs, and declares the types of all others.
+/// Makes these values the outputs. Values that were outputs stay declared.
 fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[String]) -> Result<()> {
     let graph = message_graph(label, proto)?;
     let mut infos = Vec::with_capacity(outputs.len());
@@ -990,23 +1032,10 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
         infos.push(typed.value_info(id));
     }
     let outgoing = std::mem::replace(&mut graph.output, infos);
-    let mut declared: FxHashSet<String> = graph.value_info.iter().map(|info| info.name.clone()).collect();
-    declared.extend(outputs.iter().cloned());
-    let made = graph.node.iter().filter(|node| may_declare(node));
-    let made: Vec<String> = made.flat_map(|node| node.output.iter().cloned()).collect();
-    for name in made {
-        if name.is_empty() || !declared.insert(name.clone()) {
-            continue;
-        }
-        let info = match outgoing.iter().find(|info| info.name == name) {
-            Some(info) => Some(info.clone()),
-            None => typed
-                .find(&name)
-                .filter(|&id| typed.value(id).ty.dtype().is_some())
-                .map(|id| typed.value_info(id)),
-        };
-        graph.value_info.extend(info);
-    }
+    // Shapes that were inferred are left out: a reader that infers another one would refuse the file.
+    let declared: FxHashSet<String> =
+        graph.value_info.iter().map(|info| info.name.clone()).chain(outputs.iter().cloned()).collect();
+    graph.value_info.extend(outgoing.into_iter().filter(|info| !declared.contains(&info.name)));
     Ok(())
 }
 
@@ -1038,6 +1067,12 @@ fn training_model(
         |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(graph, name, "trained"));
     let targets = targets.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
+    let reached = reached_by(&graph, &[loss]);
+    if !targets.iter().any(|target| reached.contains(target))
+        && let Some(error) = forward.proto.graph.as_ref().and_then(nothing_trained)
+    {
+        return Err(error);
+    }
     let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;
 
     gather_gradients(&mut graph, &targets, &gradients, outputs.len())?;

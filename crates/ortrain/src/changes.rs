@@ -29,6 +29,8 @@ pub struct ModelChanges {
     pub sizes: Vec<(String, usize)>,
     /// Sizes, by the denotations of axes: see [`ModelChanges::size_of_denotation`].
     pub denoted: Vec<(String, usize)>,
+    /// Values that pass no gradient: see [`ModelChanges::stop_gradients`].
+    pub stops: Vec<String>,
 }
 
 impl ModelChanges {
@@ -72,7 +74,27 @@ impl ModelChanges {
         self
     }
 
-    /// Makes the changes.
+    /// With values that pass no gradient back, as those that PyTorch computes behind `detach` or under `no_grad`: results of
+    /// nodes, of the graph or of subgraphs, by their names or by patterns (`*`, `?`, `[...]`) of floats. Models that are made have
+    /// no trace of it beside their gradients.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ModelChanges, ModelSource, ParameterRole, Scope, inspect};
+    ///
+    /// let changes = ModelChanges::default().stop_gradients(["hidden"]);
+    /// let found = inspect(ModelSource::from(setup::MODEL).with_changes(changes), &Scope::Outputs)?;
+    /// let trained: Vec<&str> = found.names(ParameterRole::Trained).collect();
+    /// assert_eq!(trained, ["fc2.weight", "fc2.bias"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn stop_gradients<S: Into<String>>(mut self, values: impl IntoIterator<Item = S>) -> ModelChanges {
+        self.stops.extend(values.into_iter().map(Into::into));
+        self
+    }
+
+    /// Makes the changes of tensors and sizes.
     pub(crate) fn make(&self, label: &str, graph: &mut GraphProto) -> Result<()> {
         self.set_sizes(label, graph)?;
         replace(label, graph, &self.initializers)

@@ -33,7 +33,7 @@ use crate::inspect::obstacle;
 use crate::kind::some_of;
 use crate::nearest::hint;
 use crate::source::taken_in;
-use crate::{Error, ErrorKind, ModelSource, Result, tail};
+use crate::{Error, ErrorKind, ModelChanges, ModelSource, Result, tail};
 
 /// How messages name the model that a builder is given.
 const LABEL: &str = "the model";
@@ -153,6 +153,7 @@ pub struct GradientGraph {
     x: Vec<String>,
     loss: String,
     plain: bool,
+    stops: Vec<String>,
     built: Option<Bytes>,
 }
 
@@ -194,7 +195,42 @@ impl GradientGraph {
             unique(&x).into_iter().filter(|name| !inner.iter().any(|inner| inner == name)).collect();
         check_names(LABEL, &message, &outer, BUILDER_WORDS.1)?;
         check_names(LABEL, &message, &[loss], "loss_node_arg_name")?;
-        Ok(GradientGraph { source: model, y, x, loss: loss.to_owned(), plain, built: None })
+        Ok(GradientGraph {
+            source: model,
+            y,
+            x,
+            loss: loss.to_owned(),
+            plain,
+            stops: Vec::new(),
+            built: None,
+        })
+    }
+
+    /// The same builder with values that pass no gradient, as [`ModelChanges::stop_gradients`] has them.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::gradient::GradientGraph;
+    ///
+    /// let model = ortrain::Bytes::from(std::fs::read(setup::MODEL)?);
+    /// let (y, x) = (vec!["logits".into()], vec!["x".into()]);
+    /// let builder = GradientGraph::new(model, y, x, "logits", true)?;
+    /// let error = builder.stop_gradients(vec!["hidden".into()])?.build().unwrap_err();
+    /// assert!(error.to_string().contains("where stop_gradients ends the gradient"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a name is that of no value of floats that a node computes.
+    pub fn stop_gradients(mut self, values: Vec<String>) -> Result<GradientGraph> {
+        self.stops.extend(values);
+        self.source().load_for_gradients()?;
+        Ok(self)
+    }
+
+    fn source(&self) -> ModelSource {
+        let changes = ModelChanges::default().stop_gradients(self.stops.iter().cloned());
+        ModelSource::Bytes(self.source.clone()).with_changes(changes)
     }
 
     /// Adds the gradients.
@@ -226,7 +262,7 @@ impl GradientGraph {
             self.built = Some(self.source.clone());
             return Ok(());
         }
-        let mut model = ModelSource::Bytes(self.source.clone()).load_for_gradients()?;
+        let mut model = self.source().load_for_gradients()?;
         self.check_seeds(message_graph(LABEL, &mut model.proto)?)?;
         let options = GradientOptions { of: vec![self.loss.clone()], wrt: self.x.clone(), plain: self.plain };
         let made = gradient_model(LABEL, model, &options, Seeds::Ones, BUILDER_WORDS)?;

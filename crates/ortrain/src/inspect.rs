@@ -9,7 +9,8 @@ use ortrain_ops::passes::{
     versions::upgrade_known,
 };
 use ortrain_ops::training::{
-    ConstantUses, Judgement, about_narrow, doubtful_losses, is_narrow, probabilities,
+    ConstantUses, Judgement, about_guesses, about_narrow, doubtful_losses, is_narrow, probabilities,
+    stop_candidates, stop_of,
 };
 use ortrain_ops::{Placement, build};
 
@@ -36,18 +37,18 @@ use crate::{scores, tail};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
-pub use ortrain_ops::training::ParameterRole;
+pub use ortrain_ops::training::{Confidence, ParameterRole};
 
 /// A constant of a model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::{ParameterInfo, ParameterRole, Scope, inspect};
+/// use ortrain::{Confidence, ParameterInfo, ParameterRole, Scope, inspect};
 ///
 /// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
-/// let ParameterInfo { name, dims, role, reason, nodes, layer, .. } = &found.parameters[0];
+/// let ParameterInfo { name, dims, role, confidence, reason, nodes, layer, .. } = &found.parameters[0];
 /// assert_eq!((name.as_str(), dims.as_slice()), ("fc1.weight", &[96, 64][..]));
-/// assert_eq!(*role, ParameterRole::Trained);
+/// assert_eq!((*role, *confidence), (ParameterRole::Trained, Confidence::Certain));
 /// assert_eq!(reason, r#"it is a weight of node "fc1" (Gemm)"#);
 /// assert_eq!((nodes.as_slice(), *layer), (&["fc1".to_owned()][..], Some(2)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -62,6 +63,8 @@ pub struct ParameterInfo {
     pub dims: Vec<usize>,
     /// What becomes of it if nobody says otherwise.
     pub role: ParameterRole,
+    /// Strength of the evidence for the role.
+    pub confidence: Confidence,
     /// Why, as a part of a sentence.
     pub reason: String,
     /// The nodes that use it, by their names; a node without one by the name of its first result.
@@ -132,6 +135,20 @@ pub struct GradientStop {
     pub fix: String,
 }
 
+/// A value at which PyTorch may pass no gradient, for `detach` and `no_grad` leave no trace in a file.
+///
+/// ```
+/// use ortrain::{Scope, StopCandidate, inspect};
+///
+/// # let convnet = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/convnet.onnx");
+/// let found = inspect(convnet.into(), &Scope::Outputs)?;
+/// let values: Vec<&StopCandidate> = found.stop_candidates.iter().collect();
+/// assert!(values.is_empty(), "no result decides about others");
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::StopCandidate;
+
 /// A node that does not run as a part of one program.
 ///
 /// ```
@@ -182,9 +199,13 @@ pub struct Inspection {
     pub obstacles: Vec<Obstacle>,
     /// Nodes between constants and the loss through which no gradient goes back. That may well be meant so.
     pub stops: Vec<GradientStop>,
+    /// Values at which PyTorch may have passed no gradient, and why they look like it.
+    pub stop_candidates: Vec<StopCandidate>,
     /// What may not be meant so, and which value to name instead: an output that is no logit, a loss in the model on what
     /// it was not made for.
     pub warnings: Vec<String>,
+    /// A sentence about trained constants that may be no parameters, if there are any.
+    pub about_guesses: Option<String>,
     /// Nodes that run on the host.
     pub host_steps: Vec<NodeNote>,
     /// Nodes that choose or repeat subgraphs.
@@ -245,12 +266,16 @@ pub enum Scope {
 /// - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
 /// - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
 ///   integers;
-/// - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own;
-/// - single numbers in arithmetic (an epsilon, an exponent). An initializer of one element that is added to what a layer
-///   made, or multiplied by it, is trained, unless its name was made up by an exporter, or it has no axis and its name
-///   does not say that it was learned (`bias`, `logit_scale`).
+/// - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own, and first states of
+///   recurrent layers whose values are all equal;
+/// - tensors of one number that a program filled, then wrote parts of other values into, joined or chose from;
+/// - tables that count, points of a grid, strides, sizes of boxes, coordinates that a small network turns into a bias;
+/// - terms that hide scores of an attention from its softmax, one filter for all channels, the vectors of a power iteration;
+/// - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained where its input of a node is
+///   one for weights, where it is the bias of one output, and where its name says so: a word (`bias`, `logit_scale`) or a path
+///   of attributes (`blocks.0.gate`), as exporters give it to parameters.
 ///
-/// Each has its reason in the report; whoever knows better names it, and it is trained.
+/// Each has its reason and the strength of the evidence in the report; `requires_grad` of artifacts names others.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -459,7 +484,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         let ValueType::Tensor(dtype, Some(shape)) = &whole.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
-        let Judgement { mut role, mut reason, nodes } = uses.judge(id, dtype, &dims);
+        let Judgement { mut role, confidence, mut reason, nodes } = uses.judge(id, dtype, &dims);
         match graph.find(&name) {
             _ if role != ParameterRole::Trained => {}
             Some(id) => wanted.push((inspection.parameters.len(), id)),
@@ -469,7 +494,16 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
                 reason = "it is part of an operator with a gradient of its own".into();
             }
         }
-        inspection.parameters.push(ParameterInfo { name, dtype, dims, role, reason, nodes, layer: None });
+        inspection.parameters.push(ParameterInfo {
+            name,
+            dtype,
+            dims,
+            role,
+            confidence,
+            reason,
+            nodes,
+            layer: None,
+        });
     }
     notes(&whole, &mut inspection);
     inspection.warnings = doubtful_losses(&whole, &[]);
@@ -478,6 +512,8 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     inspection.warnings.extend(outputs.filter_map(|output| probabilities(&whole, output)));
     inspection.obstacles = wrong.iter().map(|error| obstacle(error, label)).collect();
     inspection.obstacle = failure.as_ref().map(ToString::to_string);
+    let weights: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
+    inspection.stop_candidates = stop_candidates(&graph, &weights);
     if failure.is_none() {
         gradients(label, graph, &seeds, &wanted, &mut inspection);
     }
@@ -489,6 +525,11 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         .filter(|(_, dtype)| is_narrow(*dtype))
         .collect();
     inspection.warnings.extend(about_narrow(&narrow, trained.len()));
+    let guesses: Vec<(&str, &str)> = (trained.iter())
+        .filter(|(info, _)| info.confidence == Confidence::Guess)
+        .map(|(info, _)| (info.name.as_str(), info.reason.as_str()))
+        .collect();
+    inspection.about_guesses = about_guesses(&guesses);
     let ids: Vec<ValueId> = trained.iter().map(|&(_, id)| id).collect();
     for ((info, _), layer) in trained.iter_mut().zip(uses.layers(&ids)) {
         info.layer = layer;
@@ -512,6 +553,13 @@ fn gradients(
     let mut cut = Vec::new();
     for index in cuts(&graph, &to, &targets) {
         let node = &graph.nodes[index];
+        let before = names(&graph, &depends_on(&graph, index, &targets));
+        if let Some((values, operator)) = stop_of(&graph, node) {
+            let values: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
+            let reason = format!("stop_gradients ends the gradient at {}", values.join(", "));
+            cut.push((graph.node_label(node), operator, reason, before));
+            continue;
+        }
         let types: Vec<DType> = node.present_outputs().filter_map(|id| graph.value(id).ty.dtype()).collect();
         let reason = match types.iter().find(|dtype| !dtype.is_float()) {
             Some(dtype) if !types.iter().any(|dtype| dtype.is_float()) => {
@@ -519,7 +567,6 @@ fn gradients(
             }
             _ => "its derivative is zero almost everywhere".to_owned(),
         };
-        let before = names(&graph, &depends_on(&graph, index, &targets));
         cut.push((graph.node_label(node), node.op_label(), reason, before));
     }
     let (found, stops) = match gradients_known(&mut graph, seeds, &targets) {
@@ -560,6 +607,7 @@ fn gradients(
     for (&(at, id), found) in wanted.iter().zip(found) {
         if !found && !kept.contains(&id) {
             inspection.parameters[at].role = ParameterRole::Constant;
+            inspection.parameters[at].confidence = Confidence::Certain;
             inspection.parameters[at].reason = "no gradient of the loss reaches it".into();
         }
     }

@@ -10,7 +10,9 @@ use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, parameter_of_gradient};
 use crate::optim::OptimizerSpec;
-use crate::{CheckpointState, Error, Inspection, ModelSource, ParameterInfo, ParameterRole, Result};
+use crate::{
+    CheckpointState, Confidence, Error, Inspection, ModelSource, ParameterInfo, ParameterRole, Result,
+};
 
 /// What a file is.
 ///
@@ -179,7 +181,17 @@ fn start_of(path: &Path) -> Option<Vec<u8>> {
 
 fn parameter(name: String, dtype: DType, dims: Vec<usize>, trained: bool, reason: &str) -> ParameterInfo {
     let role = if trained { ParameterRole::Trained } else { ParameterRole::Constant };
-    ParameterInfo { name, dtype, dims, role, reason: reason.to_owned(), nodes: Vec::new(), layer: None }
+    let confidence = Confidence::Certain;
+    ParameterInfo {
+        name,
+        dtype,
+        dims,
+        role,
+        confidence,
+        reason: reason.to_owned(),
+        nodes: Vec::new(),
+        layer: None,
+    }
 }
 
 fn of_tensors(tensors: Vec<NamedTensor>) -> Vec<ParameterInfo> {

@@ -111,6 +111,7 @@ mod source;
 mod state;
 mod step_cost;
 mod step_inputs;
+mod stops;
 mod tail;
 mod trace;
 mod training_session;
@@ -128,7 +129,8 @@ pub use inputs::ValueInfo;
 #[doc(hidden)]
 pub use inspect::inspect_strictly;
 pub use inspect::{
-    GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope, inspect, inspect_with,
+    Confidence, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope,
+    StopCandidate, inspect, inspect_with,
 };
 pub use kind::FileKind;
 pub use lr_scheduler::LrScheduler;

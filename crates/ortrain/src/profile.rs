@@ -4,6 +4,8 @@ use std::fmt::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use ortrain_files::Staged;
+use ortrain_onnx::OnnxError;
 use ortrain_program::Limits;
 use ortrain_program::{Copied, MemoryNeed, Observer, Precision, Program};
 use rustc_hash::FxHashMap;
@@ -454,9 +456,13 @@ impl Profile {
     /// # Errors
     /// When it cannot be written.
     pub fn chrome_trace(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        std::fs::write(path, self.chrome_trace_json())
-            .map_err(|source| Error::Write { path: path.to_owned(), source })
+        let write = || {
+            let mut file = Staged::beside(path.as_ref())?;
+            file.append(self.chrome_trace_json().as_bytes())?;
+            file.sync()?;
+            file.place()
+        };
+        write().map_err(|error| Error::Onnx(OnnxError::from(error)))
     }
 }
 

@@ -7,7 +7,10 @@ use ortrain_graph::byte_length;
 
 use crate::optim::OptimizerSpec;
 use crate::profile::json;
-use crate::{FileKind, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, StepCost};
+use crate::{
+    Confidence, FileKind, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole,
+    StepCost, StopCandidate,
+};
 
 /// Lines of a list that a short report has.
 const SHOWN: usize = 8;
@@ -49,8 +52,10 @@ impl fmt::Display for Inspection {
             (ParameterRole::Constant, others),
         ];
         for (role, title) in titles {
-            let found: Vec<&ParameterInfo> =
+            let mut found: Vec<&ParameterInfo> =
                 self.parameters.iter().filter(|info| info.role == role).collect();
+            // A person decides about guesses, so these come first.
+            found.sort_by_key(|info| info.confidence != Confidence::Guess);
             // That a forward model trains nothing is worth a line.
             if found.is_empty() && !(role == ParameterRole::Trained && self.kind == FileKind::ForwardModel) {
                 continue;
@@ -71,8 +76,9 @@ impl fmt::Display for Inspection {
                 counted(elements, "element"),
                 readable_bytes(bytes as u64)
             )?;
-            lines(f, &found, |f, ParameterInfo { name, dtype, dims, reason, .. }| {
-                writeln!(f, "  {name}: {dtype}{dims:?}: {reason}")
+            lines(f, &found, |f, ParameterInfo { name, dtype, dims, confidence, reason, .. }| {
+                let guess = if *confidence == Confidence::Guess { "a guess: " } else { "" };
+                writeln!(f, "  {name}: {dtype}{dims:?}: {guess}{reason}")
             })?;
         }
         if self.kind != FileKind::ForwardModel {
@@ -96,9 +102,17 @@ impl fmt::Display for Inspection {
                 writeln!(f, "    what helps: {}", stop.fix)
             })?;
         }
-        if !self.warnings.is_empty() {
+        if !self.stop_candidates.is_empty() {
+            let count = counted(self.stop_candidates.len(), "value");
+            writeln!(f, "detach or no_grad, perhaps (stop_gradients): {count}")?;
+            lines(f, &self.stop_candidates, |f, StopCandidate { value, reason }| {
+                writeln!(f, "  {value}: {reason}")
+            })?;
+        }
+        let warnings: Vec<&String> = self.about_guesses.iter().chain(&self.warnings).collect();
+        if !warnings.is_empty() {
             writeln!(f, "look at this first:")?;
-            lines(f, &self.warnings, |f, warning| writeln!(f, "  {warning}"))?;
+            lines(f, &warnings, |f, warning| writeln!(f, "  {warning}"))?;
         }
         for (title, list) in [("on the host", &self.host_steps), ("control flow", &self.control_flow)] {
             if !list.is_empty() {
@@ -263,6 +277,7 @@ impl Inspection {
                 ("dtype", json(&info.dtype.to_string())),
                 ("shape", numbers(&info.dims)),
                 ("role", json(info.role.name())),
+                ("confidence", json(info.confidence.name())),
                 ("reason", json(&info.reason)),
                 ("nodes", texts(&info.nodes)),
                 ("layer", info.layer.map_or_else(|| "null".to_owned(), |layer| layer.to_string())),
@@ -284,6 +299,9 @@ impl Inspection {
                 ("parameters", texts(&stop.parameters)),
                 ("fix", json(&stop.fix)),
             ])
+        };
+        let candidate = |StopCandidate { value, reason }: &StopCandidate| {
+            object(&[("value", json(value)), ("reason", json(reason))])
         };
         let step = |step: &StepCost| {
             let inputs: Vec<(&str, String)> =
@@ -314,7 +332,9 @@ impl Inspection {
             ("obstacle", maybe(&self.obstacle)),
             ("obstacles", list(self.obstacles.iter().map(obstacle).collect())),
             ("stops", list(self.stops.iter().map(stop).collect())),
+            ("stop_candidates", list(self.stop_candidates.iter().map(candidate).collect())),
             ("warnings", texts(&self.warnings)),
+            ("about_guesses", maybe(&self.about_guesses)),
             ("host_steps", list(self.host_steps.iter().map(note).collect())),
             ("control_flow", list(self.control_flow.iter().map(note).collect())),
             ("open_inputs", typed(&self.open_inputs)),

@@ -9,10 +9,12 @@ use ortrain_onnx::{
     ExternalData, GraphProto, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut,
 };
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
+use ortrain_ops::training::separate_initializers;
 use ortrain_program::ALIGNMENT;
 
 use crate::changes::{ModelChanges, replace};
 use crate::scores::write_out_weights;
+use crate::stops::stop_gradients;
 use crate::{Error, OperatorLibrary, Result};
 
 /// A model: a file, or the bytes of one; perhaps with operators and gradients of the user's.
@@ -172,12 +174,15 @@ impl ModelSource {
         Ok(proto)
     }
 
-    /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it, and weights that
-    /// lie in attributes are initializers.
+    /// Reads a model that is differentiated. Nodes with a gradient of the user's keep it, weights in attributes become
+    /// initializers, and parameters and running statistics that share an initializer get one of their own.
     pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
         let label = self.label("the model");
+        let stops = self.stops();
         let mut model = self.load_as(inline_for_gradients)?;
+        model.proto.graph.as_mut().map(separate_initializers);
         write_out_weights(&label, &mut model)?;
+        stop_gradients(&label, &mut model, &stops)?;
         Ok(model)
     }
 
@@ -192,6 +197,19 @@ impl ModelSource {
         let (mut model, library) = self.read()?;
         inline(&mut model.proto, library.inner()).map_err(|source| Error::model(&label, source))?;
         Ok(model)
+    }
+
+    /// The values that pass no gradient, as the caller names them.
+    fn stops(&self) -> Vec<String> {
+        match self {
+            ModelSource::Path(_) | ModelSource::Bytes(_) | ModelSource::BytesIn(..) => Vec::new(),
+            ModelSource::WithOperators(source, _) => source.stops(),
+            ModelSource::Changed(source, changes) => {
+                let mut stops = source.stops();
+                stops.extend(changes.stops.iter().cloned());
+                stops
+            }
+        }
     }
 
     fn read(self) -> Result<(LoadedModel, OperatorLibrary)> {

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from ortrain import _ortrain
+from ortrain import _files, _ortrain
 from ortrain._near import hint
 from ortrain._options import native_options
 from ortrain._ortrain import OrtValue
@@ -188,7 +188,7 @@ def _save(model: onnx.ModelProto, folder: PathLike, name: str) -> str:
     path = Path(folder) / name
     if path.exists():
         warnings.warn(f"{path} is overwritten", UserWarning, stacklevel=3)
-    path.write_bytes(model.SerializeToString())
+    _files.write(path, model.SerializeToString())
     return str(path)
 
 

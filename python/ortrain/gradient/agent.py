@@ -19,6 +19,7 @@ from typing import Any
 
 from ortrain import _ortrain
 from ortrain._near import hint
+from ortrain._operators import Source
 from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
@@ -277,7 +278,7 @@ class OrtModuleGraphBuilder:
     """
 
     def __init__(self) -> None:
-        self._source: str | bytes | None = None
+        self._source: Source | None = None
         self._config = OrtModuleGraphBuilderConfiguration()
         self._options: SessionOptions | None = None
         self._device = "cpu"
@@ -303,7 +304,7 @@ class OrtModuleGraphBuilder:
         self._initialize(model, config, None)
 
     def _initialize(
-        self, source: str | bytes, config: OrtModuleGraphBuilderConfiguration, options: SessionOptions | None
+        self, source: Source, config: OrtModuleGraphBuilderConfiguration, options: SessionOptions | None
     ) -> None:
         others = [name for name in config.initializer_names if name not in config.initializer_names_to_train]
         if others:

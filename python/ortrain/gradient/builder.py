@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 
 from ortrain import _ortrain
+from ortrain._operators import stopped_names
 from ortrain._sources import PathLike
 from ortrain.gradient._names import listed
 from ortrain.inference import SessionOptions
@@ -39,6 +40,8 @@ class GradientGraphBuilder:
             those of the sum of its elements.
         options: taken for the sake of the reference; nothing in it changes a gradient.
         plain: whether the result is plain ONNX.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            :func:`ortrain.artifacts.generate_artifacts`.
 
     Raises:
         TypeError: for a model that is not ``bytes``, for names that are a ``str``.
@@ -70,6 +73,7 @@ class GradientGraphBuilder:
         options: SessionOptions | None = None,
         *,
         plain: bool = True,
+        stop_gradients: Iterable[str] | None = None,
     ) -> None:
         if not isinstance(serialized_model, bytes):
             raise TypeError(
@@ -82,7 +86,10 @@ class GradientGraphBuilder:
             raise TypeError(f"loss_node_arg_name is a name, not {type(loss_node_arg_name).__name__}")
         if options is not None and not isinstance(options, SessionOptions):
             raise TypeError(f"options are ortrain.SessionOptions, not {type(options).__name__}")
-        self._graph = _ortrain.GradientGraph(serialized_model, y_names, x_names, loss_node_arg_name, bool(plain))
+        stops = stopped_names(stop_gradients)
+        self._graph = _ortrain.GradientGraph(
+            serialized_model, y_names, x_names, loss_node_arg_name, bool(plain), stops
+        )
 
     def build(self) -> None:
         """Adds the gradients.

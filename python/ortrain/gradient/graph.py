@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ortrain import _ortrain
-from ortrain._operators import OperatorLibrary, with_operators
+from ortrain._operators import OperatorLibrary, with_operators, with_stops
 from ortrain._sources import ModelLike, model_source
 from ortrain.gradient._names import listed
 
@@ -27,6 +27,7 @@ def grad(
     plain: bool = True,
     *,
     operators: OperatorLibrary | None = None,
+    stop_gradients: Iterable[str] | None = None,
 ) -> bytes:
     """A model that computes what ``model`` does, and the gradients of ``of`` with respect to ``wrt``.
 
@@ -45,6 +46,8 @@ def grad(
         plain: whether the result has no operators but those of ``ai.onnx``, so that any runtime runs it. Otherwise the
             gradients are ONNX Runtime's own operators where it has some (``com.microsoft``), as in a training model.
         operators: operators and gradients of one's own; the result holds plain nodes and needs none.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            :func:`ortrain.artifacts.generate_artifacts`.
 
     Returns:
         The bytes of the model.
@@ -65,9 +68,8 @@ def grad(
     array([8., 8., 8., 8., 8., 8., 8., 8., 8., 8.], dtype=float32)
 
     """
-    return _ortrain.grad(
-        with_operators(model_source(model), operators), _some(of, "of"), _some(wrt, "wrt"), bool(plain)
-    )
+    source = with_stops(with_operators(model_source(model), operators), stop_gradients)
+    return _ortrain.grad(source, _some(of, "of"), _some(wrt, "wrt"), bool(plain))
 
 
 def vjp(
@@ -77,6 +79,7 @@ def vjp(
     plain: bool = True,
     *,
     operators: OperatorLibrary | None = None,
+    stop_gradients: Iterable[str] | None = None,
 ) -> bytes:
     """A model that computes what ``model`` does, and products of vectors that it is given with the Jacobian.
 
@@ -90,6 +93,7 @@ def vjp(
         wrt: the values whose gradients are wanted. None of them is in ``of``.
         plain: as in :func:`grad`.
         operators: as in :func:`grad`.
+        stop_gradients: as in :func:`grad`.
 
     Returns:
         The bytes of the model.
@@ -112,7 +116,7 @@ def vjp(
     array([0., 0., 4., 0.], dtype=float32)
 
     """
-    source = with_operators(model_source(model), operators)
+    source = with_stops(with_operators(model_source(model), operators), stop_gradients)
     return _ortrain.vjp(source, _some(of, "of"), _some(wrt, "wrt"), bool(plain))
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from ortrain import _files
 from ortrain._near import hint
 from ortrain._options import RunOptions
 from ortrain._ortrain import OrtDevice
@@ -374,7 +375,7 @@ def _rate(number: float) -> npt.NDArray[np.float32]:
 def _save_gradient(model: onnx.ModelProto, weights: list[str], loss: str, path: Path) -> None:
     """Writes the model with its gradients, and with the updates of the weights as well."""
     gradients = grad(model, of=loss, wrt=weights)
-    path.write_bytes(gradients)
+    _files.write(path, gradients)
     whole = onnx.load_from_string(gradients)
     types = {entry.name: entry.data_type for entry in whole.graph.initializer}
     kinds = {types[name] for name in weights}
@@ -389,4 +390,4 @@ def _save_gradient(model: onnx.ModelProto, weights: list[str], loss: str, path: 
         whole.graph.node.append(onnx.helper.make_node("Sub", [name, f"{name}_step"], [f"{name}_updated"]))
         value = next(entry for entry in whole.graph.initializer if entry.name == name)
         whole.graph.output.append(onnx.helper.make_tensor_value_info(f"{name}_updated", types[name], value.dims))
-    Path(f"{path}.training.onnx").write_bytes(whole.SerializeToString())
+    _files.write(f"{path}.training.onnx", whole.SerializeToString())

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ortrain import _ortrain
+from ortrain import _files, _ortrain
 from ortrain._devices import device_of_provider
 from ortrain._near import hint
+from ortrain._operators import stopped_names, with_stops
 from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
 from ortrain._sources import ModelLike, PathLike, model_source
@@ -78,6 +79,8 @@ class OrtGradientForwardBackward:
         enable_logging: whether the logger ``onnxcustom`` is told what is done.
         debug: whether each call checks that it is given as many values as there are devices.
         ordered: whether the order of the weights is checked; with ``False`` any order will do, and gradients have it.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            :func:`ortrain.artifacts.generate_artifacts`.
 
     Raises:
         InvalidArgumentError: for weights that are not in alphabetical order, not in the order of the model, named
@@ -124,6 +127,7 @@ or say ordered=False
         debug: bool = False,
         *,
         ordered: bool = True,
+        stop_gradients: Sequence[str] | None = None,
     ) -> None:
         self.onnx_model = onnx_model
         self.sess_options = sess_options
@@ -132,6 +136,7 @@ or say ordered=False
         self.enable_logging = bool(enable_logging)
         self.debug = bool(debug)
         self.ordered = bool(ordered)
+        self.stop_gradients = stopped_names(stop_gradients)
         self.providers, self.provider_options, self.device_index = _providers(providers, provider_options, device_index)
         if class_name is None:
             class_name = f"OrtGradientForwardBackwardFunction_{id(self)}"
@@ -161,7 +166,7 @@ or say ordered=False
             config.build_gradient_graph = True
         self._info("weights_to_train=%r", names)
         builder = OrtModuleGraphBuilder()
-        builder._initialize(source, config, self.sess_options)
+        builder._initialize(with_stops(source, self.stop_gradients), config, self.sess_options)
         builder._device = _ortrain.device_name(device_of_provider(self.providers[0]) or self.providers[0])
         builder.build()
         native = builder._native
@@ -339,6 +344,7 @@ or say ordered=False
             "provider_options",
             "providers",
             "sess_options",
+            "stop_gradients",
             "weights_to_train",
         )
         return {name: getattr(self, name) for name in names} | {"run_options": None, "graph_builder_config": None}
@@ -351,6 +357,7 @@ or say ordered=False
             if name not in ("weights_to_train", "input_names", "output_names"):
                 setattr(self, name, value)
         self.run_options = RunOptions() if self.run_options is None else self.run_options
+        self.stop_gradients = stopped_names(state.get("stop_gradients"))
         self._build(state["weights_to_train"], state.get("input_names"), state.get("output_names"))
 
 
@@ -662,8 +669,7 @@ class OrtGradientForwardBackwardFunction:
             path = os.path.join(place, file)  # noqa: PTH118
             if os.path.exists(path):  # noqa: PTH110
                 warnings.warn(f"{path} is overwritten", UserWarning, stacklevel=2)
-            with open(path, "wb") as out:  # noqa: PTH123
-                out.write(cls._models[name])
+            _files.write(path, cls._models[name])
             paths[name] = path
         return paths
 

@@ -44,8 +44,15 @@ __all__ = [
     "ReduceSum",
     "SequenceConstruct",
     "Sigmoid",
+    "StopGradient",
     "Sub",
 ]
+
+
+# The function that passes no gradient: domain and name.
+_STOP_GRADIENT = ("ai.ortrain", "StopGradient")
+# The first version of files in which models bring functions along.
+_IR_OF_FUNCTIONS = 8
 
 
 def _node(block: Block, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
@@ -531,3 +538,35 @@ def import_set(model: onnx.ModelProto, domain: str, version: int = 1) -> None:
     """Let the model use a set of operators."""
     if all(entry.domain != domain for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, version))
+
+
+class StopGradient(Block):
+    """A value that passes no gradient, as ``detach`` of PyTorch.
+
+    The node calls a function of the model, an ``Identity``, so that every runtime of ONNX 15 and newer runs it. Artifacts
+    have the ``Identity`` alone.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Mul()("logits", onnxblock.blocks.StopGradient()("logits"))
+    'onnx::mul_output::3'
+    """
+
+    def build(self, stop_gradient_input_name: str) -> str:
+        """Return the name of the value without a gradient.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     detached = onnxblock.blocks.StopGradient()("logits")
+        >>> accessor.model.functions[0].name
+        'StopGradient'
+
+        """
+        model, (domain, name) = self.base, _STOP_GRADIENT
+        if not any((function.domain, function.name) == _STOP_GRADIENT for function in model.functions):
+            # Identity is of the same meaning in all versions.
+            imports = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+            body = [helper.make_node("Identity", ["x"], ["y"])]
+            model.functions.append(helper.make_function(domain, name, ["x"], ["y"], body, imports))
+        if all(entry.domain != domain for entry in model.opset_import):
+            model.opset_import.append(helper.make_opsetid(domain, 1))
+        model.ir_version = max(model.ir_version, _IR_OF_FUNCTIONS)
+        return _node(self, name, [stop_gradient_input_name], domain)

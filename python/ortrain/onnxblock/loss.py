@@ -132,7 +132,7 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class CrossEntropyLoss(_Loss):
-    """Cross-entropy of the softmax of scores along axis 1: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
+    """Cross-entropy of the softmax of scores along the axis of classes: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
 
     Labels are int64; the scores have a float type.
 
@@ -142,6 +142,7 @@ class CrossEntropyLoss(_Loss):
         ignore_index: a label whose elements count for nothing.
         label_smoothing: the share of the target, from 0 to 1, that all classes get alike (Szegedy et al., "Rethinking
             the Inception Architecture for Computer Vision", 2016).
+        class_axis: the axis of the classes, -1 for the last one.
 
     >>> with onnxblock.base(model) as accessor:
     ...     name = onnxblock.loss.CrossEntropyLoss(weight=np.ones(10))("logits")
@@ -156,12 +157,19 @@ class CrossEntropyLoss(_Loss):
         reduction: Literal["mean", "sum", "none"] = "mean",
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
+        class_axis: int = 1,
     ) -> None:
-        settings = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-        super().__init__(LossType.CrossEntropyLoss, weight=weight, **settings)
+        super().__init__(
+            LossType.CrossEntropyLoss,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            class_axis=class_axis,
+        )
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
-        """Return the name of the loss. Labels have the shape of the scores without axis 1.
+        """Return the name of the loss. Labels have the shape of the scores without the axis of classes.
 
         >>> with onnxblock.base(model) as accessor:
         ...     name = onnxblock.loss.CrossEntropyLoss()("logits", labels_name="digit")

@@ -32,6 +32,7 @@ def as_module(
     batch_norm: str = "auto",
     seed: int = 0,
     session_options: SessionOptions | None = None,
+    stop_gradients: Iterable[str] | None = None,
 ) -> OnnxModule:
     """A ``torch.nn.Module`` that computes what a model computes, and whose parameters are the model's weights.
 
@@ -52,6 +53,8 @@ def as_module(
             parameter that requires a gradient uses the running ones.
         seed: the seed of the masks of Dropout.
         session_options: threads, bytes, precision.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            :func:`ortrain.artifacts.generate_artifacts`.
 
     Returns:
         The module, in training mode. ``state_dict`` has the names of the model, running statistics are buffers.
@@ -87,7 +90,7 @@ def as_module(
     _require_torch()
     from ortrain.torch._module import OnnxModule
 
-    return OnnxModule._of(model, wrt, batch_norm, seed, session_options)
+    return OnnxModule._of(model, wrt, batch_norm, seed, session_options, stop_gradients)
 
 
 def _require_torch() -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ortrain import _ortrain
-from ortrain._operators import Plain
+from ortrain._operators import Source
 from ortrain._options import native_options
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions
@@ -33,7 +33,7 @@ class Settings:
 
     def native(
         self,
-        source: Plain,
+        source: Source,
         weights: list[str] | None,
         inputs: list[str] | None,
         *,
@@ -56,7 +56,7 @@ class Settings:
 class Plan:
     """What is known of a model before it runs."""
 
-    source: Plain
+    source: Source
     settings: Settings
     weights: list[str]
     """The initializers that are parameters, in the order of the model."""
@@ -70,7 +70,7 @@ class Plan:
     """Whether the model is the gradient of another one, so that its gradient is the second order."""
 
     @staticmethod
-    def of(source: Plain, weights: list[str], reached: set[str], settings: Settings) -> Plan:
+    def of(source: Source, weights: list[str], reached: set[str], settings: Settings) -> Plan:
         """The plan for some weights; ``reached`` are the initializers that a gradient reaches."""
         training = settings.native(source, weights, None, training=True)
         statistics = {name: value.data_type() for name, value in training.statistics()}
@@ -285,7 +285,7 @@ def _no_second_order(reason: str) -> UnsupportedError:
     return UnsupportedError(f"no second order exists for this backward pass, which was asked for one: {reason}")
 
 
-def _depending(source: Plain, outputs: list[str], names: list[str]) -> list[str]:
+def _depending(source: Source, outputs: list[str], names: list[str]) -> list[str]:
     """Those outputs that depend on one of the values."""
 
     def depends(output: str) -> bool:

@@ -14,7 +14,7 @@ import torch
 from ortrain import _ortrain
 from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
 from ortrain._near import hint
-from ortrain._operators import Plain
+from ortrain._operators import Source, with_stops
 from ortrain._sources import ModelLike, PathLike
 from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import SessionOptions
@@ -94,12 +94,13 @@ class OnnxModule(_Group):
         batch_norm: str,
         seed: int,
         options: SessionOptions | None,
+        stop_gradients: Iterable[str] | None,
     ) -> OnnxModule:
         if batch_norm not in _MODES:
             raise InvalidArgumentError(f"batch_norm is one of {', '.join(map(repr, _MODES))}, not {batch_norm!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed is an integer, not {type(seed).__name__}")
-        source = kept_source(model)
+        source = with_stops(kept_source(model), stop_gradients)
         settings = Settings(batch_norm, seed, options)
         plan = Plan.of(source, *_weights(source, wrt, settings), settings)
         return cls(plan, Engine(plan))
@@ -296,7 +297,7 @@ class OnnxModule(_Group):
         self._places = self._all_places()
 
 
-def _weights(source: Plain, wrt: str | Iterable[str] | None, settings: Settings) -> tuple[list[str], set[str]]:
+def _weights(source: Source, wrt: str | Iterable[str] | None, settings: Settings) -> tuple[list[str], set[str]]:
     """The weights in the order of the model, checked, and all initializers that a gradient reaches."""
     reached = settings.native(source, None, None).weight_names()
     names = chosen_weights(source, wrt, reached)

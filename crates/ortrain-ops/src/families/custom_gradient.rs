@@ -9,6 +9,7 @@
 //! the gradients of all outputs; its outputs are the gradients of the inputs that the attribute `of` lists.
 
 use ortrain_graph::{Attr, Attrs, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_onnx::{AttributeProto, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::control_flow::{forget_folded, is_used, subgraph, type_captures, type_nodes};
@@ -30,6 +31,23 @@ pub(crate) const INPUTS: &str = "inputs";
 pub(crate) const OF: &str = "of";
 /// How messages name the gradient.
 pub(crate) const LABEL: &str = "label";
+/// The label of the empty gradient of values that pass none.
+pub(crate) const STOP: &str = "stop_gradients";
+/// The function that passes no gradient, in a model that brings it along.
+pub(crate) const STOP_FUNCTION: &str = "StopGradient";
+
+/// Returns true for a node whose gradient is empty because its results pass none.
+pub(crate) fn is_stop(node: &Node) -> bool {
+    *node.domain == *DOMAIN
+        && *node.op == *NAME
+        && node.attrs.string(LABEL).is_ok_and(|label| label == Some(STOP))
+}
+
+/// [`is_stop`] for the message of a node.
+pub(crate) fn is_stop_message(node: &NodeProto) -> bool {
+    let stops = |attr: &AttributeProto| attr.name == LABEL && *attr.s == *STOP.as_bytes();
+    node.domain == DOMAIN && node.op_type == NAME && node.attribute.iter().any(stops)
+}
 
 struct CustomGradient {
     inputs: usize,
@@ -322,7 +340,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
 #[cfg(test)]
 mod tests {
     use ortrain_onnx::{
-        FunctionProto, GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
+        FunctionProto, GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, ValueInfoProto,
     };
 
     use super::*;

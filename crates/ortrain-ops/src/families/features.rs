@@ -9,11 +9,9 @@
 //! - Of several equal keys LabelEncoder takes the first. NaN is equal to NaN.
 //!
 //! Texts are refused by name. A training model has Normalizer as its parts: where onnxruntime knows that shapes are equal it
-//! works in place, and its norm L2 then takes signs from what it has written already. For the same reason nobody declares
-//! shapes of what these operators make ([`may_declare`]).
+//! works in place, and its norm L2 then takes signs from what it has written already.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
-use ortrain_onnx::NodeProto;
 
 use super::norm::cast;
 use crate::OpError;
@@ -24,12 +22,6 @@ use crate::rewrite::Rewrite;
 
 /// The domain of the operators of classical machine learning.
 pub(crate) const DOMAIN: &str = "ai.onnx.ml";
-
-/// True where the type of a node's results may be declared in a message that did not declare it.
-#[must_use]
-pub fn may_declare(node: &NodeProto) -> bool {
-    node.domain != DOMAIN
-}
 
 /// The type that is computed in, and the result rounded from.
 fn computed(dtype: DType) -> DType {

@@ -4,11 +4,12 @@
 //! modes and any number of axes, 22 bfloat16. The grid holds coordinates between -1 and 1, that of the last axis first. They
 //! follow the reference implementation of the standard: a coordinate beyond the border is clipped or reflected, where
 //! `padding_mode` says so, then the elements around it are weighed, and those outside are zeros, the nearest ones or reflected
-//! ones. Integers are interpolated in float64 and truncated; `nearest` takes the even one of two neighbours.
+//! ones. For `cubic` with `border` the coordinate stays and each of the four elements of an axis is clipped on its own, as in
+//! PyTorch and ONNX Runtime: far outside the border's value remains, and near the border the kernel has all of its weights. Integers are interpolated in float64 and truncated; `nearest` takes the even one of two neighbours.
 //!
 //! It is a composition: the positions and weights of the elements around every point, products over the axes, one GatherND
-//! and a sum. So both inputs have gradients: that of the grid is zero for `nearest`, and outside and on the edge of what
-//! `border` clips; `reflection` turns its sign; with `zeros` there is a slope across the last half of a cell. A coordinate that
+//! and a sum. So both inputs have gradients: that of the grid is zero for `nearest`, and outside and on the edge of
+//! coordinates that `border` clips; `reflection` turns its sign; with `zeros` there is a slope across the last half of a cell. A coordinate that
 //! is no number makes `linear` and `cubic` give none.
 //!
 //! Limits: the rank of the input must be known.
@@ -177,18 +178,13 @@ impl Axis {
     fn padded(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> ValueId {
         match op.padding {
             Padding::Zeros => x,
+            // Each of the elements that count is clipped on its own.
+            Padding::Border if op.mode == Mode::Cubic => x,
             Padding::Reflection => self.reflected(rw, x),
-            // Where only neighbours count, or the axis ends at its last elements, what lies on the edge may be clipped
-            // too: it stays what it is but for its slope.
-            Padding::Border if op.mode != Mode::Cubic || op.aligned => {
+            // The outer halves of the outer cells have the values of the outer elements, so clipping them changes slopes alone.
+            Padding::Border => {
                 let before = apply(rw, "LessOrEqual", &[x, self.zero]);
                 let behind = apply(rw, "LessOrEqual", &[self.last, x]);
-                let below = apply(rw, "Where", &[behind, self.last, x]);
-                apply(rw, "Where", &[before, self.zero, below])
-            }
-            Padding::Border => {
-                let [least, most] = self.ends(rw);
-                let (before, behind) = (apply(rw, "Less", &[x, least]), apply(rw, "Less", &[most, x]));
                 let below = apply(rw, "Where", &[behind, self.last, x]);
                 apply(rw, "Where", &[before, self.zero, below])
             }

@@ -11,6 +11,7 @@ use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
 use crate::passes::infer::{infer_added, infer_part};
 use crate::registry::{Registry, build};
+use crate::training::stop_of;
 use crate::{Error, OpError};
 
 /// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the
@@ -152,6 +153,25 @@ fn passes_back(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = Valu
     let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
     let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
     floats && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
+}
+
+/// Returns true if a gradient may go back through a node to one of its inputs.
+pub(crate) fn passes_back_to(graph: &Graph, node: &Node, input: ValueId) -> bool {
+    passes_back(graph, node, [input])
+}
+
+/// The values that a gradient of some others may reach, these included.
+#[must_use]
+pub fn reached_by(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
+    let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
+    for node in graph.nodes.iter().rev() {
+        if node.present_outputs().any(|output| reached.contains(&output)) {
+            let inputs: Vec<ValueId> =
+                node.present_inputs().filter(|&input| passes_back_to(graph, node, input)).collect();
+            reached.extend(inputs);
+        }
+    }
+    reached
 }
 
 /// The targets that a node depends on by ways on which a gradient may come back.
@@ -433,8 +453,18 @@ pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
             return Error::NoPath { value, reason };
         }
         let cuts = cuts(graph, from, &[target]);
+        let stops: Vec<Option<(Vec<String>, String)>> =
+            cuts.iter().map(|&index| stop_of(graph, &graph.nodes[index])).collect();
+        let stopped: Vec<String> =
+            stops.iter().flatten().flat_map(|(values, _)| values).map(|value| format!("{value:?}")).collect();
+        let others = stops.iter().filter(|stop| stop.is_none()).count();
         let cuts: Vec<String> = cuts.into_iter().map(|index| graph.node_label(&graph.nodes[index])).collect();
-        if cuts.is_empty() {
+        if !stopped.is_empty() && others == 0 {
+            format!(
+                "every path from it to {names} goes through {}, where stop_gradients ends the gradient",
+                stopped.join(", ")
+            )
+        } else if cuts.is_empty() {
             let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
             let users = users.join(", ");
             format!("what reaches {names} of {users}, which it goes into, does not depend on it")

@@ -99,6 +99,75 @@ pub fn is_custom_gradient(node: &NodeProto) -> bool {
     node.domain == custom_gradient::DOMAIN && node.op_type == custom_gradient::NAME
 }
 
+/// A node that keeps the nodes of `call` together with their gradient: a graph whose inputs are `inputs` inputs of the call, its
+/// outputs and the gradients of these, and whose outputs are the gradients of the inputs that `of` lists.
+fn kept_node(
+    call: &NodeProto,
+    forward: Vec<NodeProto>,
+    gradient: GraphProto,
+    (inputs, of): (usize, Vec<i64>),
+    label: String,
+) -> NodeProto {
+    let given = |name: &&String| !name.is_empty();
+    let forward = GraphProto {
+        name: custom_gradient::FORWARD.into(),
+        node: forward,
+        output: call.output.iter().filter(given).cloned().map(untyped).collect(),
+        ..GraphProto::default()
+    };
+    let attribute = |name: &str, kind: AttributeType| {
+        let mut attribute = AttributeProto { name: name.into(), ..AttributeProto::default() };
+        attribute.set_type(kind);
+        attribute
+    };
+    let graph = |name: &str, graph: GraphProto| AttributeProto {
+        g: Some(Box::new(graph)),
+        ..attribute(name, AttributeType::Graph)
+    };
+    NodeProto {
+        name: call.name.clone(),
+        domain: custom_gradient::DOMAIN.into(),
+        op_type: custom_gradient::NAME.into(),
+        input: call.input.clone(),
+        output: call.output.clone(),
+        attribute: vec![
+            graph(custom_gradient::FORWARD, forward),
+            graph(custom_gradient::GRADIENT, gradient),
+            AttributeProto { i: inputs as i64, ..attribute(custom_gradient::INPUTS, AttributeType::Int) },
+            AttributeProto { ints: of, ..attribute(custom_gradient::OF, AttributeType::Ints) },
+            AttributeProto {
+                s: label.into_bytes().into(),
+                ..attribute(custom_gradient::LABEL, AttributeType::String)
+            },
+        ],
+        ..NodeProto::default()
+    }
+}
+
+/// Returns true for a call of the function that passes no gradient.
+fn is_stop_function(node: &NodeProto) -> bool {
+    node.domain == custom_gradient::DOMAIN && node.op_type == custom_gradient::STOP_FUNCTION
+}
+
+/// A node that keeps another one together with an empty gradient: no gradient goes back through it.
+pub(crate) fn node_without_gradient(node: NodeProto) -> NodeProto {
+    let (inputs, outputs) = (node.input.len(), node.output.len());
+    let first = node.output.iter().find(|name| !name.is_empty()).map_or("", String::as_str);
+    let names = (0..inputs + 2 * outputs).map(|k| untyped(format!("{first}/{}/{k}", custom_gradient::STOP)));
+    let gradient = GraphProto {
+        name: custom_gradient::GRADIENT.into(),
+        input: names.collect(),
+        ..GraphProto::default()
+    };
+    let call = NodeProto {
+        name: node.name.clone(),
+        input: node.input.clone(),
+        output: node.output.clone(),
+        ..NodeProto::default()
+    };
+    kept_node(&call, vec![node], gradient, (inputs, Vec::new()), custom_gradient::STOP.to_owned())
+}
+
 fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: bool) -> Result<(), Error> {
     let gradients = differentiated && !library.gradients().is_empty();
     if model.functions.is_empty() && library.functions().is_empty() && !gradients {
@@ -127,6 +196,7 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
     let mut inliner = Inliner {
         functions: found,
         library,
+        differentiated,
         gradients,
         used: HashSet::new(),
         opsets: model.opset_import.iter().map(|set| (domain(&set.domain).to_owned(), set.version)).collect(),
@@ -214,6 +284,8 @@ struct Inliner<'a> {
     /// Functions, and how many bytes a copy of each takes.
     functions: HashMap<Key, (&'a FunctionProto, usize)>,
     library: &'a OperatorLibrary,
+    /// Whether the model will be differentiated.
+    differentiated: bool,
     /// Whether gradients of the library are put in where the inliner is.
     gradients: bool,
     /// The gradients that were.
@@ -254,6 +326,11 @@ impl<'a> Inliner<'a> {
     fn expanded(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, Error> {
         let mut result = Vec::with_capacity(nodes.len());
         for node in nodes {
+            if self.differentiated && is_stop_function(&node) {
+                let nodes = self.one(node)?;
+                result.extend(nodes.into_iter().map(node_without_gradient));
+                continue;
+            }
             let gradient = if self.gradients { self.library.gradient_of(&node) } else { None };
             let Some(gradient) = gradient else {
                 result.extend(self.one(node)?);
@@ -357,41 +434,8 @@ impl<'a> Inliner<'a> {
             }),
         })?;
 
-        let given = |name: &&String| !name.is_empty();
-        let forward = GraphProto {
-            name: custom_gradient::FORWARD.into(),
-            node: forward,
-            output: call.output.iter().filter(given).cloned().map(untyped).collect(),
-            ..GraphProto::default()
-        };
         let of = (0i64..).zip(&rule.function.output).filter(|(_, name)| !name.is_empty()).map(|(k, _)| k);
-        let attribute = |name: &str, kind: AttributeType| {
-            let mut attribute = AttributeProto { name: name.into(), ..AttributeProto::default() };
-            attribute.set_type(kind);
-            attribute
-        };
-        let graph = |name: &str, graph: GraphProto| AttributeProto {
-            g: Some(Box::new(graph)),
-            ..attribute(name, AttributeType::Graph)
-        };
-        Ok(NodeProto {
-            name: call.name.clone(),
-            domain: custom_gradient::DOMAIN.into(),
-            op_type: custom_gradient::NAME.into(),
-            input: call.input.clone(),
-            output: call.output.clone(),
-            attribute: vec![
-                graph(custom_gradient::FORWARD, forward),
-                graph(custom_gradient::GRADIENT, gradient),
-                AttributeProto { i: inputs as i64, ..attribute(custom_gradient::INPUTS, AttributeType::Int) },
-                AttributeProto { ints: of.collect(), ..attribute(custom_gradient::OF, AttributeType::Ints) },
-                AttributeProto {
-                    s: rule.label().into_bytes().into(),
-                    ..attribute(custom_gradient::LABEL, AttributeType::String)
-                },
-            ],
-            ..NodeProto::default()
-        })
+        Ok(kept_node(call, forward, gradient, (inputs, of.collect()), rule.label()))
     }
 
     /// The gradient of a call as a graph of its own, with the attributes that the call has.

@@ -652,7 +652,8 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
         ))),
     };
     let lengths = ints(graph, node, 1, "the sizes of its parts")?;
-    let single = lengths.is_none();
+    // onnxruntime takes the axis away from parts of one element also where a scalar says that they have one.
+    let single = lengths.as_ref().is_none_or(|(lengths, vector)| !vector && *lengths == [1]);
     let lengths: Vec<i64> = match lengths {
         None => vec![1; most(size?)?],
         Some((lengths, true)) => lengths,

@@ -1,9 +1,9 @@
 //! Losses as nodes behind a model.
 
-use ortrain_graph::{DType, Shape, Tensor, ValueType, tensor_to_proto};
+use ortrain_graph::{DType, Dim, Shape, Tensor, ValueType, declared_value_type, tensor_to_proto};
 use ortrain_onnx::GraphProto;
 
-use super::{Append, Names, declaration, int, text};
+use super::{Append, Names, declaration, int, ints, text};
 use crate::Error;
 
 /// A loss that can be put behind a model.
@@ -11,7 +11,7 @@ use crate::Error;
 pub enum Loss {
     /// Squared differences.
     MSELoss,
-    /// Cross-entropy of the softmax along axis 1, with integer labels.
+    /// Cross-entropy of the softmax along the axis of classes, with integer labels.
     CrossEntropyLoss,
     /// Binary cross-entropy of the sigmoid.
     BCEWithLogitsLoss,
@@ -72,11 +72,42 @@ pub struct LossSettings {
     pub pos_weight: Option<Tensor>,
     /// Of [`Loss::CrossEntropyLoss`]: a label whose elements count for nothing.
     pub ignore_index: Option<i64>,
+    /// Of [`Loss::CrossEntropyLoss`]: the axis of the classes, from the end if it is negative. `None` is axis 1, as in ONNX.
+    pub class_axis: Option<i64>,
     /// Of [`Loss::CrossEntropyLoss`]: the share of the target, from 0 to 1, that all classes get alike.
     pub label_smoothing: f32,
 }
 
 impl LossSettings {
+    /// Returns the axis of the classes of these scores.
+    fn axis_of_classes(&self, scores: &str, ty: &ValueType) -> Result<usize, Error> {
+        let Some(shape) = ty.shape() else {
+            return match self.class_axis {
+                None | Some(1) => Ok(1),
+                Some(axis) => Err(Error::Loss(format!(
+                    "class_axis is {axis}, but the number of axes of {scores:?} is not known; declare its shape in the model"
+                ))),
+            };
+        };
+        let rank = shape.rank();
+        if rank < 2 {
+            return Err(Error::Loss(format!(
+                "cross-entropy needs scores of rank 2 or more, the batch and the classes, but {scores:?} is {ty}"
+            )));
+        }
+        let axis = self.class_axis.unwrap_or(1);
+        match usize::try_from(if axis < 0 { axis.saturating_add(rank as i64) } else { axis }) {
+            Ok(0) => Err(Error::Loss(format!(
+                "class_axis is {axis}, which is the batch of {scores:?} ({ty}); classes are on a later axis"
+            ))),
+            Ok(found) if found < rank => Ok(found),
+            _ => Err(Error::Loss(format!(
+                "class_axis is {axis}, but {scores:?} ({ty}) has axes 0 to {}",
+                rank - 1
+            ))),
+        }
+    }
+
     /// That the loss knows what is set.
     fn check(&self, loss: Loss) -> Result<(), Error> {
         let (weighted, binary, classes) = match loss {
@@ -88,6 +119,7 @@ impl LossSettings {
             ("weight", self.weight.is_some(), weighted),
             ("pos_weight", self.pos_weight.is_some(), binary),
             ("ignore_index", self.ignore_index.is_some(), classes),
+            ("class_axis", self.class_axis.is_some(), classes),
             ("label_smoothing", self.label_smoothing != 0.0, classes),
         ];
         if let Some((name, ..)) = given.iter().find(|(_, given, known)| *given && !known) {
@@ -120,7 +152,7 @@ pub struct LossTerm {
     /// The value that is compared; one of the model's outputs unless given.
     pub scores: Option<String>,
     /// What it is compared to. Without a name, and where there is no such value, it is a new input: `target`, or
-    /// (for class labels) `labels`.
+    /// (for class labels) `labels`; of several terms with scores of their own, `target_SCORES` or `labels_SCORES`.
     pub target: Option<String>,
     /// What the loss is multiplied by in the sum of several.
     pub factor: f32,
@@ -185,7 +217,7 @@ fn is_defined(graph: &GraphProto, name: &str) -> bool {
 ///
 /// `scores` is what the model computes, of type `ty`; `target` the name of the value it is compared to, `target` or
 /// (for class labels) `labels` unless given. If nothing of this name is there, it becomes an input: of the scores' type,
-/// or int64 of their shape without axis 1.
+/// or int64 of their shape without the axis of classes. Scores and target have one shape; neither is broadcast.
 ///
 /// # Errors
 /// When the loss does not exist for scores of this type, not with these settings, or not in the model's version of the
@@ -209,20 +241,28 @@ pub fn append_loss(
     let shape = ty.shape();
     let (default_target, target_ty) = match loss {
         Loss::CrossEntropyLoss => {
-            check_classes(scores, ty, settings, opset)?;
-            let without_classes: Option<Shape> = shape.map(|shape| {
-                let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != 1);
-                kept.map(|(_, dim)| dim.clone()).collect()
-            });
-            ("labels", ValueType::Tensor(DType::I64, without_classes))
+            let axis = settings.axis_of_classes(scores, ty)?;
+            check_classes(scores, ty, axis, settings, opset)?;
+            (
+                default_target(loss),
+                ValueType::Tensor(DType::I64, shape.map(|shape| without_axis(shape, axis))),
+            )
         }
-        Loss::MSELoss | Loss::BCEWithLogitsLoss | Loss::L1Loss => ("target", ty.clone()),
+        Loss::MSELoss | Loss::BCEWithLogitsLoss | Loss::L1Loss => (default_target(loss), ty.clone()),
     };
     let target = target.unwrap_or(default_target);
-    if !is_defined(graph, target) {
-        graph.input.push(declaration(target, &target_ty));
+    match declared_type(graph, target) {
+        Some(found) => check_shapes(loss, (scores, ty), (target, &found), &target_ty)?,
+        None if !is_defined(graph, target) => graph.input.push(declaration(target, &target_ty)),
+        None => {}
     }
     let mut append = Append { graph, names };
+    // SoftmaxCrossEntropyLoss has its classes on axis 1.
+    let moved = match loss {
+        Loss::CrossEntropyLoss => append.with_classes_second(settings, scores, ty)?,
+        _ => None,
+    };
+    let (scores, ty) = moved.as_ref().map_or((scores, ty), |(scores, ty)| (scores.as_str(), ty));
     Ok(match loss {
         Loss::MSELoss => {
             let difference = append.node("Sub", &[scores, target], vec![]);
@@ -242,14 +282,55 @@ pub fn append_loss(
     })
 }
 
-fn check_classes(scores: &str, ty: &ValueType, settings: &LossSettings, opset: i64) -> Result<(), Error> {
-    let shape = ty.shape();
-    if shape.is_some_and(|shape| shape.rank() < 2) {
-        return Err(Error::Loss(format!(
-            "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but {scores:?} is {ty}"
-        )));
+/// Returns the name of the input that a loss compares scores to.
+#[must_use]
+pub fn default_target(loss: Loss) -> &'static str {
+    if loss == Loss::CrossEntropyLoss { "labels" } else { "target" }
+}
+
+fn without_axis(shape: &Shape, without: usize) -> Shape {
+    let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != without);
+    kept.map(|(_, dim)| dim.clone()).collect()
+}
+
+/// The type of an input that a message declares.
+fn declared_type(graph: &GraphProto, name: &str) -> Option<ValueType> {
+    graph.input.iter().find(|info| info.name == name).and_then(|info| declared_value_type(info).ok())
+}
+
+/// Checks that a target that is there already has the shape that a loss compares its scores to.
+fn check_shapes(
+    loss: Loss,
+    (scores, ty): (&str, &ValueType),
+    (target, found): (&str, &ValueType),
+    wanted: &ValueType,
+) -> Result<(), Error> {
+    let (Some(have), Some(want)) = (found.shape(), wanted.shape()) else { return Ok(()) };
+    let differs = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+    if have.rank() == want.rank() && !have.iter().zip(want.iter()).any(differs) {
+        return Ok(());
     }
-    let classes = shape.and_then(|shape| shape[1].known());
+    let mut sentence = format!(
+        "{} of {scores:?} ({ty}) needs a target of type {wanted}, but {target:?} is {found}",
+        loss.label()
+    );
+    sentence += match loss {
+        Loss::CrossEntropyLoss => {
+            "; labels have the shape of the scores without the axis of classes, which class_axis names"
+        }
+        _ => "; neither is broadcast: give this loss a target of its own",
+    };
+    Err(Error::Loss(sentence))
+}
+
+fn check_classes(
+    scores: &str,
+    ty: &ValueType,
+    axis: usize,
+    settings: &LossSettings,
+    opset: i64,
+) -> Result<(), Error> {
+    let classes = ty.shape().and_then(|shape| shape[axis].known());
     if let (Some(weight), Some(classes)) = (&settings.weight, classes)
         && weight.len() != classes
     {
@@ -284,6 +365,26 @@ fn planes_of_classes(scores: &str, ty: &ValueType, settings: &LossSettings) -> R
 }
 
 impl Append<'_> {
+    /// Scores with their classes on axis 1, and their type, if the classes are on another one.
+    fn with_classes_second(
+        &mut self,
+        settings: &LossSettings,
+        scores: &str,
+        ty: &ValueType,
+    ) -> Result<Option<(String, ValueType)>, Error> {
+        let axis = settings.axis_of_classes(scores, ty)?;
+        let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(None) };
+        if axis == 1 {
+            return Ok(None);
+        }
+        let order: Vec<usize> =
+            [0, axis].into_iter().chain((1..shape.rank()).filter(|&other| other != axis)).collect();
+        let moved: Shape = order.iter().map(|&axis| shape[axis].clone()).collect();
+        let perm: Vec<i64> = order.iter().map(|&axis| axis as i64).collect();
+        let name = self.node("Transpose", &[scores], vec![ints("perm", perm)]);
+        Ok(Some((name, ValueType::Tensor(*dtype, Some(moved)))))
+    }
+
     fn reduced(&mut self, reduction: Reduction, losses: &str) -> String {
         match reduction {
             Reduction::Mean => self.node("ReduceMean", &[losses], vec![int("keepdims", 0)]),
@@ -510,7 +611,7 @@ mod tests {
         let vector = scores(&[3.into()]);
         assert_eq!(
             refused(Loss::CrossEntropyLoss, &vector, 17),
-            "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but \"y\" is float32[3]"
+            "cross-entropy needs scores of rank 2 or more, the batch and the classes, but \"y\" is float32[3]"
         );
         let integers = ValueType::tensor(DType::I64, &[3]);
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Scores that a loss was not made for: what has passed through a softmax or a sigmoid before a loss that takes logits,
 //! logits before one that takes log-probabilities, choices that no gradient passes.
 
-use ortrain_graph::{Graph, Node, ValueId};
+use ortrain_graph::{Graph, Node, Shape, ValueId};
 
 use super::{Loss, LossTerm};
 use crate::Error;
@@ -9,6 +9,9 @@ use crate::Error;
 /// Operators that hand their first input on, for this purpose: in another shape or type, within bounds.
 const HAND_ON: [&str; 9] =
     ["Cast", "CastLike", "Clip", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
+
+/// Maximum number of nodes between a product and the scores that it makes: biases and changes of shape.
+const MAX_LAYERS_OF_HEAD: usize = 8;
 
 /// Operators that give numbers without bounds: no logarithms of probabilities.
 const UNBOUNDED: [&str; 6] = ["Conv", "FusedMatMul", "Gemm", "MatMul", "Relu", "Tanh"];
@@ -162,6 +165,60 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
         sentence += &format!("; name {chosen_from:?} instead (loss_input_names, or the scores of the loss)");
     }
     Err(Error::Loss(sentence))
+}
+
+/// Returns the axis of the classes of scores `[batch, sequence, classes]`, as language models and taggers have them, and the
+/// reason as a part of a sentence; `None` for axis 1.
+///
+/// Axis 1 cannot be that of the classes where its size is open and the last one's is known, or where `labels` have the shape of
+/// the scores without the last axis. It is not where a product with a weight made `logits`: a product's outputs are last.
+#[must_use]
+pub fn class_axis_of_tokens(
+    graph: &Graph,
+    scores: ValueId,
+    labels: Option<&Shape>,
+) -> Option<(usize, String)> {
+    let shape = graph.value(scores).ty.shape()?;
+    let last = shape.rank().checked_sub(1).filter(|&last| last > 1)?;
+    let is_open = shape[1].known().is_none() && shape[last].known().is_some();
+    if let Some(labels) = labels {
+        let fits = |axis: usize| {
+            let rest = shape.iter().enumerate().filter(|&(at, _)| at != axis).map(|(_, dim)| dim);
+            labels.rank() == last && labels.iter().zip(rest).all(|(a, b)| a == b)
+        };
+        if fits(last) && !fits(1) {
+            return Some((last, format!("its labels are {labels}")));
+        }
+    }
+    if is_open {
+        return Some((last, "axis 1 has no fixed size".into()));
+    }
+    let is_head = graph.name_of(scores).to_ascii_lowercase().contains("logits");
+    (is_head && ends_in_product(graph, scores)).then(|| (last, "a product with a weight made it".into()))
+}
+
+/// Returns true if a product with a constant makes a value, perhaps with a bias.
+fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
+    let is_constant = |id: Option<ValueId>| id.is_some_and(|id| graph.value(id).constant.is_some());
+    let producers = graph.producers();
+    let makes = |id: ValueId| producers[id.0 as usize].map(|at| &graph.nodes[at]);
+    let mut at = value;
+    for _ in 0..MAX_LAYERS_OF_HEAD {
+        let Some(node) = makes(at).filter(|node| node.domain.is_empty()) else { return false };
+        let [first, second] = [0, 1].map(|input| node.inputs.get(input).copied().flatten());
+        match &*node.op {
+            "MatMul" => {
+                // PyTorch's exporter leaves a Transpose before its weights.
+                let moved = second.and_then(makes).filter(|maker| &*maker.op == "Transpose");
+                return is_constant(second) || moved.is_some_and(|maker| is_constant(maker.inputs[0]));
+            }
+            "Add" if is_constant(second) => at = first.unwrap_or(at),
+            "Add" if is_constant(first) => at = second.unwrap_or(at),
+            op if HAND_ON.contains(&op) => at = first.unwrap_or(at),
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// For an output that a loss may be put on: that it is no logit, if so, and what is.

@@ -68,6 +68,8 @@ impl Line {
         let (least, most) = self.ends();
         if x < least || x > most {
             x = match self.padding {
+                // Elements are clipped one by one.
+                "border" if mode == "cubic" => x,
                 "border" => x.clamp(0.0, self.size - 1.0),
                 "reflection" => self.reflected(x),
                 _ => x,

@@ -1,7 +1,7 @@
 //! The functions between the gates and the state.
 
-use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, UnaryOp};
-use ortrain_graph::Attrs;
+use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType};
 
 use crate::OpError;
 use crate::families::activations;
@@ -201,31 +201,62 @@ pub(super) struct Clipped {
     pub(super) clip: Option<f64>,
 }
 
-/// How near to the value at the cut-off, relative to it, a value counts as cut off: the value there is computed once
-/// exactly and once by a kernel, which may differ in the last bits.
+/// Distance from the value at the cut-off, relative to it, up to which a value counts as cut off: the value there is computed
+/// once exactly and once by a kernel, which may differ in the last bits.
 const CUT_OFF: f64 = 1e-6;
 
+/// As [`CUT_OFF`], for values that a narrow type rounds when they are stored, in units of its rounding: a value at the cut-off
+/// is stored within one, and one that is not cut off beyond two (see [`Clipped::apply`]).
+const NARROW_CUT_OFF: f64 = 1.5;
+const NARROW_GAP: f64 = 3.0;
+
+/// Returns the largest relative error of storing a number in a narrow type; `None` for other types.
+fn rounding(stored: DType) -> Option<f64> {
+    match stored {
+        DType::F16 => Some(1.0 / 2048.0),
+        DType::BF16 => Some(1.0 / 256.0),
+        _ => None,
+    }
+}
+
 impl Clipped {
-    pub(super) fn apply(self, b: &mut Builder, x: Reg) -> Reg {
-        let x = match self.clip {
-            Some(clip) => {
-                let ty = b.ty(x);
-                let (low, high) = (b.constant(ty, -clip), b.constant(ty, clip));
-                let above = b.binary(BinaryOp::Max, x, low);
-                b.binary(BinaryOp::Min, above, high)
-            }
-            None => x,
-        };
-        self.activation.apply(b, x)
+    /// Returns the value of the function for the argument `x`, to be stored in a type.
+    ///
+    /// [`Clipped::slope`] tells from the stored value whether the argument was cut off. So that a narrow type does not round a
+    /// value near the cut-off to the one at the cut-off, such a value keeps three units of rounding away.
+    pub(super) fn apply(self, b: &mut Builder, x: Reg, stored: DType) -> Reg {
+        let Some(clip) = self.clip else { return self.activation.apply(b, x) };
+        let ty = b.ty(x);
+        let (low, high) = (b.constant(ty, -clip), b.constant(ty, clip));
+        let above = b.binary(BinaryOp::Max, x, low);
+        let clipped = b.binary(BinaryOp::Min, above, high);
+        let y = self.activation.apply(b, clipped);
+        let Some(rounding) = rounding(stored) else { return y };
+        let (above, below) = (b.compare(CompareOp::Lt, low, x), b.compare(CompareOp::Lt, x, high));
+        let inside = b.binary(BinaryOp::And, above, below);
+        let (least, most) = self.bounds(b, ty, clip, NARROW_GAP * rounding);
+        let near = b.binary(BinaryOp::Max, y, least);
+        let near = b.binary(BinaryOp::Min, near, most);
+        b.select(inside, near, y)
     }
 
-    /// The derivative where the function has the value `y`: nothing passes where the argument was cut off.
-    pub(super) fn slope(self, b: &mut Builder, y: Reg) -> Reg {
+    /// Returns the derivative where the function has the value `y`, which was stored in a type: zero where the argument was
+    /// cut off.
+    pub(super) fn slope(self, b: &mut Builder, y: Reg, stored: DType) -> Reg {
         let slope = self.activation.slope(b, y);
         let Some(clip) = self.clip else { return slope };
         let ty = b.ty(y);
-        let margin = b.constant(ty, CUT_OFF);
         let zero = b.constant(ty, 0.0);
+        let margin = rounding(stored).map_or(CUT_OFF, |rounding| NARROW_CUT_OFF * rounding);
+        let (low, high) = self.bounds(b, ty, clip, margin);
+        let (above, below) = (b.compare(CompareOp::Lt, low, y), b.compare(CompareOp::Lt, y, high));
+        let inside = b.binary(BinaryOp::And, above, below);
+        b.select(inside, slope, zero)
+    }
+
+    /// Returns the lower and the upper value at the cut-offs, each moved inwards by a share of itself.
+    fn bounds(self, b: &mut Builder, ty: Type, clip: f64, share: f64) -> (Reg, Reg) {
+        let margin = b.constant(ty, share);
         let [first, second] = [-clip, clip].map(|at| {
             let at = b.constant(ty, at);
             self.activation.apply(b, at)
@@ -236,9 +267,6 @@ impl Clipped {
             b.mul(size, margin)
         };
         let (room_low, room_high) = (room(b, low), room(b, high));
-        let (low, high) = (b.add(low, room_low), b.sub(high, room_high));
-        let (above, below) = (b.compare(CompareOp::Lt, low, y), b.compare(CompareOp::Lt, y, high));
-        let inside = b.binary(BinaryOp::And, above, below);
-        b.select(inside, slope, zero)
+        (b.add(low, room_low), b.sub(high, room_high))
     }
 }

@@ -13,7 +13,7 @@ use super::steps::{
     lower_nothing, or_zero, output, plain_product, product, product_with_states, spaced, sum_at, temp,
     turned, where_held,
 };
-use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
+use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
@@ -66,6 +66,7 @@ impl Targets {
 
 pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::of(Kind::Gru, cx);
+    let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     // Behind the reset gate, the recurrent bias belongs to the product with the state.
@@ -113,11 +114,11 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             });
             let [z, reset] = [Z, RESET].map(|gate| {
                 let sum = nest.b.add(pairs[gate].0, pairs[gate].1);
-                own.gate(0).apply(&mut nest.b, sum)
+                own.gate(0).apply(&mut nest.b, sum, stored)
             });
             let part = nest.b.mul(reset, pairs[NEW].1);
             let sum = nest.b.add(pairs[NEW].0, part);
-            let new = own.gate(1).apply(&mut nest.b, sum);
+            let new = own.gate(1).apply(&mut nest.b, sum, stored);
             let before = load_state(cx, &mut nest, state);
             let held = lengths.hold(cx, &mut nest, step);
             targets.store(cx, &mut nest, [z, reset, new], before, held);
@@ -128,13 +129,13 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             let apply = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
                 let given = given.load(cx, nest);
                 let sum = nest.b.add(given, value);
-                let gate = own.gate(0).apply(&mut nest.b, sum);
+                let gate = own.gate(0).apply(&mut nest.b, sum, stored);
                 gates.store(cx, nest, gate);
             };
             let finish = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
                 let given = given.at_column(NEW * hidden).load(cx, nest);
                 let sum = nest.b.add(given, value);
-                let new = own.gate(1).apply(&mut nest.b, sum);
+                let new = own.gate(1).apply(&mut nest.b, sum, stored);
                 let [z, reset] = [Z, RESET].map(|gate| gates.at_column(gate * hidden).load(cx, nest));
                 let before = load_state(cx, nest, state);
                 let held = lengths.hold(cx, nest, step);
@@ -175,6 +176,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
 
 pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::of(Kind::Gru, cx);
+    let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let at = GradInputs::of(Kind::Gru);
     let lengths = Lengths::new(cx, at.lengths, &sizes)?;
@@ -245,11 +247,11 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let one = b.constant(ty, 1.0);
         let difference = b.sub(before, new);
         let of_z = b.mul(g, difference);
-        let slope = own.gate(0).slope(b, z);
+        let slope = own.gate(0).slope(b, z, stored);
         let of_z = b.mul(of_z, slope);
         let rest = b.sub(one, z);
         let of_new = b.mul(g, rest);
-        let slope = own.gate(1).slope(b, new);
+        let slope = own.gate(1).slope(b, new, stored);
         let of_new = b.mul(of_new, slope);
         let kept = b.mul(g, z);
         let (of_z, of_new) = (or_zero(&mut nest, held, of_z), or_zero(&mut nest, held, of_new));
@@ -257,7 +259,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         of_input.at_row(row).at_column(NEW * hidden).store(cx, &mut nest, of_new);
         kept_part.store(cx, &mut nest, kept);
         let gate_slope = |nest: &mut NestBuilder, of_reset: Reg, reset: Reg| {
-            let slope = own.gate(0).slope(&mut nest.b, reset);
+            let slope = own.gate(0).slope(&mut nest.b, reset, stored);
             nest.b.mul(of_reset, slope)
         };
         let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value: Reg, kept: Matrix| {

@@ -26,6 +26,7 @@ const PEEPHOLES: [usize; 3] = [I, O, F];
 
 pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::of(Kind::Lstm, cx);
+    let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     let products = input_products(cx, &sizes, None)?;
@@ -70,22 +71,22 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             }
         };
         let i = argument(cx, &mut nest, I, before.1);
-        let i = own.gate(0).apply(&mut nest.b, i);
+        let i = own.gate(0).apply(&mut nest.b, i, stored);
         let f = if own.input_forget {
             let ty = nest.b.ty(i);
             let one = nest.b.constant(ty, 1.0);
             nest.b.sub(one, i)
         } else {
             let f = argument(cx, &mut nest, F, before.1);
-            own.gate(0).apply(&mut nest.b, f)
+            own.gate(0).apply(&mut nest.b, f, stored)
         };
         let g = argument(cx, &mut nest, C, before.1);
-        let g = own.gate(1).apply(&mut nest.b, g);
+        let g = own.gate(1).apply(&mut nest.b, g, stored);
         let (old, new) = (nest.b.mul(f, before.1), nest.b.mul(i, g));
         let cell = nest.b.add(old, new);
         let o = argument(cx, &mut nest, O, cell);
-        let o = own.gate(0).apply(&mut nest.b, o);
-        let seen = own.of_cell().apply(&mut nest.b, cell);
+        let o = own.gate(0).apply(&mut nest.b, o, stored);
+        let seen = own.of_cell().apply(&mut nest.b, cell, stored);
         let value = nest.b.mul(o, seen);
         let held = lengths.hold(cx, &mut nest, step);
         let after =
@@ -117,6 +118,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
 
 pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::of(Kind::Lstm, cx);
+    let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let at = GradInputs::of(Kind::Lstm);
     let lengths = Lengths::new(cx, at.lengths, &sizes)?;
@@ -160,11 +162,11 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         };
         let weights = [0, 1, 2].map(|k| weight(cx, &mut nest, k));
         let b = &mut nest.b;
-        let seen = own.of_cell().apply(b, cell);
+        let seen = own.of_cell().apply(b, cell, stored);
         let of_o = b.mul(g, seen);
-        let slope = own.gate(0).slope(b, o);
+        let slope = own.gate(0).slope(b, o, stored);
         let of_o = b.mul(of_o, slope);
-        let slope = own.of_cell().slope(b, seen);
+        let slope = own.of_cell().slope(b, seen, stored);
         let through = b.mul(g, o);
         let through = b.mul(through, slope);
         let mut of_new = b.add(of_cell, through);
@@ -173,7 +175,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             of_new = b.add(of_new, part);
         }
         let of_g = b.mul(of_new, i);
-        let slope = own.gate(1).slope(b, c);
+        let slope = own.gate(1).slope(b, c, stored);
         let of_g = b.mul(of_g, slope);
         let (of_i, of_f) = if own.input_forget {
             // The forget gate is one minus the input gate.
@@ -182,10 +184,10 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             (b.mul(of_new, difference), b.constant(ty, 0.0))
         } else {
             let of_f = b.mul(of_new, last);
-            let slope = own.gate(0).slope(b, f);
+            let slope = own.gate(0).slope(b, f, stored);
             (b.mul(of_new, c), b.mul(of_f, slope))
         };
-        let slope = own.gate(0).slope(b, i);
+        let slope = own.gate(0).slope(b, i, stored);
         let of_i = b.mul(of_i, slope);
         let mut of_last = b.mul(of_new, f);
         for (gate, weight) in [(of_i, weights[0]), (of_f, weights[2])] {

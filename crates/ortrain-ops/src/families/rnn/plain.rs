@@ -135,12 +135,14 @@ impl<E: Emit> Words<'_, E> {
     }
 
     fn applied(&mut self, activation: Clipped, x: ValueId) -> Result<ValueId, OpError> {
-        self.function(x, |b, x| activation.apply(b, x))
+        let stored = self.dtype;
+        self.function(x, |b, x| activation.apply(b, x, stored))
     }
 
     /// What arrives at a result with the value `y`, on the other side of its activation.
     fn behind(&mut self, g: ValueId, activation: Clipped, y: ValueId) -> Result<ValueId, OpError> {
-        let slope = self.function(y, |b, y| activation.slope(b, y))?;
+        let stored = self.dtype;
+        let slope = self.function(y, |b, y| activation.slope(b, y, stored))?;
         Ok(self.mul(g, slope))
     }
 }

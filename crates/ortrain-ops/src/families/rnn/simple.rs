@@ -4,12 +4,13 @@ use super::steps::{
     Lengths, Matrix, Sizes, factor, from_zeros, given_state, input_gradients, input_products, load_state,
     lower_nothing, or_zero, output, product, product_with_states, spaced, temp, turned, where_held,
 };
-use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
+use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
 pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::of(Kind::Rnn, cx);
+    let stored = cx.dtype(X);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     let products = input_products(cx, &sizes, Some((B, &[0, sizes.rows])))?;
     let r = Matrix::rows(cx.input(R), sizes.hidden);
@@ -27,7 +28,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value| {
             let given = products.at_row(row).load(cx, nest);
             let sum = nest.b.add(given, value);
-            let h = own.gate(0).apply(&mut nest.b, sum);
+            let h = own.gate(0).apply(&mut nest.b, sum, stored);
             let held = lengths.hold(cx, nest, step);
             let before = load_state(cx, nest, state);
             let kept = where_held(nest, held, h, before);
@@ -58,6 +59,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
 
 pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::of(Kind::Rnn, cx);
+    let stored = cx.dtype(X);
     let at = GradInputs::of(Kind::Rnn);
     let lengths = Lengths::new(cx, at.lengths, &sizes)?;
     let r = Matrix::rows(cx.input(R), sizes.hidden);
@@ -76,7 +78,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             g = nest.b.add(part, g);
         }
         let h = hidden.at_row(row).load(cx, &mut nest);
-        let slope = own.gate(0).slope(&mut nest.b, h);
+        let slope = own.gate(0).slope(&mut nest.b, h, stored);
         let gate = nest.b.mul(g, slope);
         let held = lengths.hold(cx, &mut nest, step);
         let gate = or_zero(&mut nest, held, gate);

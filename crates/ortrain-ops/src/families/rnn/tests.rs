@@ -499,6 +499,45 @@ fn narrow_floats_are_computed_in_wider_ones() {
     }
 }
 
+/// Gates are stored in the type of the data, so a value at the cut-off is stored rounded.
+#[test]
+fn clipped_gradients_of_narrow_floats_are_those_of_wide_ones() {
+    // Some roundings of gates, relative to the largest element of a gradient.
+    const TOLERANCES: [(DType, f64); 2] = [(DType::F16, 4e-3), (DType::BF16, 3e-2)];
+    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+        for (dtype, tolerance) in TOLERANCES {
+            for clip in [0.1f32, 0.3, 0.7] {
+                let mut narrow =
+                    Case::of_directions(kind, "forward").with_biases().with_states().with("clip", clip);
+                for input in narrow.inputs.iter_mut().flatten() {
+                    *input = typed(input, dtype);
+                }
+                let mut wide = narrow.clone();
+                for input in wide.inputs.iter_mut().flatten() {
+                    *input = typed(input, DType::F64);
+                }
+                let weights: Vec<Option<Tensor>> = run(&wide.graph(), &wide.given())
+                    .expect("it runs")
+                    .iter()
+                    .enumerate()
+                    .map(|(k, result)| Some(typed(&spread(result.dims(), 30 + k as u32), dtype)))
+                    .collect();
+                let widened: Vec<Option<Tensor>> =
+                    weights.iter().flatten().map(|weight| Some(typed(weight, DType::F64))).collect();
+                let want = gradient_graph(&wide.graph(), &widened, &wide.targets());
+                let got = gradient_graph(&narrow.graph(), &weights, &narrow.targets());
+                let want = run(&want, &wide.given()).expect("the gradient runs");
+                let got = run(&got, &narrow.given()).expect("the gradient runs");
+                for (got, want) in got.iter().zip(&want) {
+                    let largest =
+                        want.to_f64().iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+                    assert_close(&typed(got, DType::F64), want, tolerance * largest.max(1.0));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_said() {
     let message = |case: &Case| {

@@ -4,9 +4,14 @@
 //! subtracted from an input, the frequencies of a rotary embedding, a variance whose root divides were computed from data
 //! or by a formula, and a step of an optimizer would spoil them.
 
-use ortrain_graph::{DType, Graph, Node, Tensor, ValueId};
+mod names;
+mod values;
+
+use ortrain_graph::{DType, Dim, Graph, Node, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub(super) use self::names::is_path;
+use self::values::element;
 use crate::{Definition, Registry};
 
 /// What becomes of a constant of a model in training.
@@ -38,6 +43,35 @@ impl ParameterRole {
     }
 }
 
+/// Strength of the evidence for the role of a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Confidence {
+    /// The file leaves open which role is meant.
+    Guess,
+    /// A name, a value or a pattern of nodes says so.
+    Likely,
+    /// The type of the constant or its input of an operator says so.
+    Certain,
+}
+
+impl Confidence {
+    /// Returns the name of the confidence in reports.
+    ///
+    /// ```
+    /// use ortrain_ops::training::Confidence;
+    ///
+    /// assert_eq!(Confidence::Guess.name(), "guess");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Confidence::Guess => "guess",
+            Confidence::Likely => "likely",
+            Confidence::Certain => "certain",
+        }
+    }
+}
+
 /// Element-wise arithmetic of two values.
 const ARITHMETIC: [&str; 4] = ["Add", "Div", "Mul", "Sub"];
 
@@ -46,6 +80,9 @@ const RECURRENT: [(&str, &[usize]); 3] = [("GRU", &[5]), ("LSTM", &[5, 6]), ("RN
 
 /// A score that hides what it belongs to from a softmax is below this, or minus infinity.
 const HIDDEN: f64 = -1e4;
+
+/// A term at or below this takes a score out of a softmax: its weight is below 1e-21.
+const HIDING: f64 = -50.0;
 
 /// Operators that hand the elements of their first input on, in another shape, type or order, or some of them.
 const MOVES: [&str; 15] = [
@@ -72,6 +109,21 @@ const PREPARATION: [&str; 8] = ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "R
 /// Products of a constant with what may be positions.
 const PRODUCTS: [&str; 4] = ["Einsum", "FusedMatMul", "Gemm", "MatMul"];
 
+/// Operators that write parts of values into a value, with the inputs that an exporter fills with one number.
+const WRITERS: [(&str, &[usize]); 5] = [
+    ("Scatter", &[0, 2]),
+    ("ScatterElements", &[0, 2]),
+    ("ScatterND", &[0, 2]),
+    ("Pad", &[0, 2]),
+    ("TensorScatter", &[0, 1]),
+];
+
+/// Operators that join or choose values, with the inputs that an exporter fills with one number.
+const JOINTS: [(&str, &[usize]); 2] = [("Expand", &[0]), ("Where", &[1, 2])];
+
+/// Operators that weigh values by numbers that count: the expected value of a distribution over bins.
+const COUNTED: [&str; 5] = ["Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul"];
+
 /// Normalizations with the inputs that are their scale and their bias.
 const NORMALIZATIONS: [(&str, usize, usize); 5] = [
     ("BatchNormalization", 1, 2),
@@ -80,50 +132,6 @@ const NORMALIZATIONS: [(&str, usize, usize); 5] = [
     ("LayerNormalization", 1, 2),
     ("RMSNormalization", 1, usize::MAX),
 ];
-
-/// Parts of names that exporters and optimizers of graphs give to constants of theirs.
-const GENERATED: [&str; 12] = [
-    "Constant",
-    "const_fold",
-    "Const:",
-    "Const_",
-    "onnx::",
-    "ortshared",
-    "lifted_tensor",
-    "tensor_constant",
-    "_to_copy",
-    "scalar_tensor",
-    "/x:0",
-    "/y:0",
-];
-
-/// Words that a name of a learned number has as its last part.
-const LEARNED: [&str; 14] = [
-    "alpha",
-    "beta",
-    "bias",
-    "gain",
-    "gamma",
-    "kernel",
-    "log_temperature",
-    "logit_bias",
-    "logit_scale",
-    "scale",
-    "shift",
-    "slope",
-    "temperature",
-    "weight",
-];
-
-/// How far, as a share of a column's largest element, sines may be from what their neighbours say. Tables are stored in
-/// types as narrow as bfloat16, with eight bits; the elements of other tables differ by about their size.
-const SINE_TOLERANCE: f64 = 0.02;
-/// Twice the cosine of the angle between neighbours below which a column turns fast enough to be told from a line.
-const TURNING: f64 = 1.9;
-/// Rows of a table that are read before all of them are.
-const FIRST_ROWS: usize = 64;
-/// Equations that columns of sines must fulfil beyond the unknowns that these have: below, chance might.
-const LEAST_EVIDENCE: usize = 16;
 
 /// What a value depends on, from nothing to everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -153,15 +161,56 @@ struct Use {
     inner: bool,
 }
 
+impl Use {
+    fn operator(&self) -> &'static str {
+        self.definition.map_or("", |definition| definition.name)
+    }
+
+    /// True at an input for weights. A Gather may read any table.
+    fn is_weight(&self) -> bool {
+        let weights = self.definition.map_or(&[][..], |definition| definition.weights);
+        self.operator() != "Gather" && weights.contains(&self.input)
+    }
+}
+
 /// What becomes of one constant, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
     /// What becomes of it.
     pub role: ParameterRole,
+    /// Strength of the evidence.
+    pub confidence: Confidence,
     /// Why, as a part of a sentence.
     pub reason: String,
     /// The nodes that use it, by their names; a node without one by that of its first result.
     pub nodes: Vec<String>,
+}
+
+/// Returns a sentence about trained constants, each with its reason, whose role is a guess; `None` without such constants.
+///
+/// ```
+/// use ortrain_ops::training::about_guesses;
+///
+/// let sentence = about_guesses(&[("val_3", "its floats go into node \"add\" (Add)")]).unwrap();
+/// assert!(sentence.starts_with("\"val_3\" may be no parameter but is trained"));
+/// ```
+#[must_use]
+pub fn about_guesses(guesses: &[(&str, &str)]) -> Option<String> {
+    const SHOWN: usize = 3;
+    let (_, reason) = guesses.first()?;
+    let mut names: Vec<String> = guesses.iter().take(SHOWN).map(|(name, _)| format!("{name:?}")).collect();
+    if guesses.len() > SHOWN {
+        names.push(format!("{} more", guesses.len() - SHOWN));
+    }
+    let last = names.pop().unwrap_or_default();
+    let (subject, verb) = match names[..] {
+        [] => (last, "may be no parameter but is"),
+        _ => (format!("{} and {last}", names.join(", ")), "may be no parameters but are"),
+    };
+    Some(format!(
+        "{subject} {verb} trained by default ({reason}); name the parameters in requires_grad, or leave constants as they \
+         are with frozen_params"
+    ))
 }
 
 /// The uses of all values of a graph, for judging its constants.
@@ -216,52 +265,77 @@ impl<'g> ConstantUses<'g> {
                 nodes.push(used.name.clone());
             }
         }
-        let (role, reason) = self.role(id, uses, dtype, dims);
-        Judgement { role, reason, nodes }
+        let (role, confidence, mut reason) = self.role(id, uses, dtype, dims);
+        if role == ParameterRole::Trained && nodes.len() > 1 {
+            reason += &self.sharing(id, &nodes);
+        }
+        Judgement { role, confidence, reason, nodes }
     }
 
-    fn role(&self, id: ValueId, uses: &[Use], dtype: DType, dims: &[usize]) -> (ParameterRole, String) {
+    fn role(
+        &self,
+        id: ValueId,
+        uses: &[Use],
+        dtype: DType,
+        dims: &[usize],
+    ) -> (ParameterRole, Confidence, String) {
         let of = |found: fn(&Definition) -> &'static [usize]| {
             uses.iter().find(|used| used.definition.is_some_and(|known| found(known).contains(&used.input)))
         };
         if let Some(used) = of(|definition| definition.statistics) {
-            return (ParameterRole::Statistic, format!("it is a running statistic of {}", used.label));
+            let reason = format!("it is a running statistic of {}", used.label);
+            return (ParameterRole::Statistic, Confidence::Certain, reason);
         }
-        let constant = |reason: String| (ParameterRole::Constant, reason);
+        let constant = |confidence, reason| (ParameterRole::Constant, confidence, reason);
         if uses.is_empty() {
-            return constant("nothing uses it".into());
+            return constant(Confidence::Certain, "nothing uses it".into());
         }
         if !dtype.is_float() {
-            return constant(format!("it is {dtype}; floats are trained"));
+            return constant(Confidence::Certain, format!("it is {dtype}; floats are trained"));
         }
+        let name = self.graph.name_of(id);
         let elements: usize = dims.iter().product();
+        if let Some(reason) = self.filled(id, uses) {
+            return constant(Confidence::Likely, reason);
+        }
         if elements > 1
             && let Some(reason) = self.computed(id, uses, dims)
         {
-            return constant(reason);
+            return constant(Confidence::Likely, reason);
         }
         if let Some(used) = of(|definition| definition.weights) {
-            return (ParameterRole::Trained, format!("it is a weight of {}", used.label));
+            // Either side of a product may hold a constant that was computed.
+            let is_sure = !self.is_made_up(id) || !PRODUCTS.contains(&used.operator());
+            let confidence = if is_sure { Confidence::Certain } else { Confidence::Likely };
+            return (ParameterRole::Trained, confidence, format!("it is a weight of {}", used.label));
         }
-        let names = || {
-            // Uses are in the order of the nodes.
-            let mut nodes: Vec<&str> = uses.iter().map(|used| used.label.as_str()).collect();
-            nodes.dedup();
-            let rest = nodes.len() - 1;
-            if rest == 0 { nodes[0].to_owned() } else { format!("{} and {rest} more", nodes[0]) }
+        // Uses are in the order of the nodes.
+        let mut labels: Vec<&str> = uses.iter().map(|used| used.label.as_str()).collect();
+        labels.dedup();
+        let labels = match labels[..] {
+            [only] => only.to_owned(),
+            [first, ref rest @ ..] => format!("{first} and {} more", rest.len()),
+            [] => String::new(),
         };
         if elements == 1 && !self.is_learned_number(id, uses, dims) {
-            return constant(format!("it is a single number in {}", names()));
+            let is_sure = self.is_computed(id) || names::is_fixed(name);
+            let confidence = if is_sure { Confidence::Certain } else { Confidence::Guess };
+            return constant(confidence, format!("it is a single number in {labels}"));
         }
-        (ParameterRole::Trained, format!("its floats go into {}", names()))
+        let is_sure = !self.is_computed(id) || self.is_bias_of_layer(id);
+        let confidence = if is_sure { Confidence::Likely } else { Confidence::Guess };
+        (ParameterRole::Trained, confidence, format!("its floats go into {labels}"))
     }
 
-    /// Why a constant was computed rather than trained, if it was.
-    fn computed(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> Option<String> {
-        let content = self.graph.value(id).content();
-        if content.is_some_and(is_table_of_sines) {
-            return Some("its columns are sines and cosines of positions".into());
-        }
+    /// The end of a reason: several nodes read a constant, perhaps because an exporter stores equal tensors once.
+    fn sharing(&self, id: ValueId, nodes: &[String]) -> String {
+        let is_fresh = self.graph.value(id).content().is_some_and(values::is_constant);
+        let why = if is_fresh { ", perhaps because an exporter stores equal tensors once" } else { "" };
+        format!("; {} nodes share it{why}", nodes.len())
+    }
+
+    /// Why a constant of one value was written by an exporter, or belongs to no layer.
+    fn filled(&self, id: ValueId, uses: &[Use]) -> Option<String> {
         if let Some(used) = self.neutral_use(id, uses) {
             return Some(format!(
                 "it changes nothing in {}: that has no scale and bias of its own",
@@ -271,8 +345,80 @@ impl<'g> ConstantUses<'g> {
         if uses.iter().any(|used| used.inner) {
             return None;
         }
+        let tensor = self.graph.value(id).content()?;
+        if names::is_singular_vector(self.graph.name_of(id)) && values::is_unit_vector(tensor) {
+            return Some(format!(
+                "it is a vector of the power iteration of a spectral norm, in {}",
+                uses[0].label
+            ));
+        }
+        if !values::is_constant(tensor) {
+            return None;
+        }
+        let name = self.graph.name_of(id);
+        if element(tensor, 0).is_some_and(|value| value <= HIDDEN) {
+            return Some(format!("its values are too low for a parameter, in {}", uses[0].label));
+        }
+        if tensor.len() > 1 && names::is_filler(name) && !uses.iter().any(Use::is_weight) {
+            return Some(format!(
+                "its values are all equal, as a program fills a tensor, in {}",
+                uses[0].label
+            ));
+        }
+        if names::is_geometry(name) {
+            return Some(format!("its name is that of a table of strides or points, in {}", uses[0].label));
+        }
         if let Some(node) = self.first_state(id) {
-            return Some(format!("it is a first state of zeros, in {node}"));
+            return Some(format!("it is a first state whose values are all equal, in {node}"));
+        }
+        self.canvas(id).map(|node| {
+            format!(
+                "its values are all equal, and {node} writes parts of others over them, or them into others"
+            )
+        })
+    }
+
+    /// Why a constant was computed rather than trained, if it was.
+    fn computed(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> Option<String> {
+        let content = self.graph.value(id).content();
+        if content
+            .is_some_and(|tensor| values::is_table_of_sines(tensor) || values::is_pairs_of_sines(tensor))
+        {
+            return Some("its columns are sines and cosines of positions".into());
+        }
+        if uses.iter().any(|used| used.inner) {
+            return None;
+        }
+        let name = self.graph.name_of(id);
+        if names::is_literal(name) {
+            return Some(format!("it was written in the program of the network, in {}", uses[0].label));
+        }
+        if let Some(tensor) = content {
+            if uses.iter().all(|used| used.operator() == "Conv") && values::is_fixed_filter(tensor) {
+                return Some(format!("it is one filter for all channels, in {}", uses[0].label));
+            }
+            if uses.iter().any(Use::is_weight) {
+                let is_position = |used: &Use| {
+                    used.is_weight() && COUNTED.contains(&used.operator())
+                        || MOVES.contains(&used.operator())
+                        || used.operator() == "Shape"
+                };
+                if uses.iter().all(is_position) && values::counts(tensor) {
+                    return Some(format!("its elements count in equal steps, in {}", uses[0].label));
+                }
+            } else if let Some(formula) =
+                values::regularity(tensor, !self.is_computed(id) && !names::is_path(name))
+                    .filter(|_| !self.is_bias(id, dims))
+            {
+                return Some(format!("{formula}, in {}", uses[0].label));
+            } else if self.is_computed(id) && values::is_mask(tensor) {
+                return Some(format!("it is a mask of zeros and ones, in {}", uses[0].label));
+            }
+            if let Some(node) = self.coordinates(id).filter(|_| values::repeats_values(tensor)) {
+                return Some(format!(
+                    "it is a table of coordinates that a weight is multiplied with, in {node}"
+                ));
+            }
         }
         if let Some(node) = self.masked_scores(id) {
             return Some(format!("it is a mask of the scores of an attention, in {node}"));
@@ -313,33 +459,124 @@ impl<'g> ConstantUses<'g> {
         None
     }
 
-    /// Whether a single number was learned: an initializer whose name a person chose, which data are added to or
-    /// multiplied by.
+    /// Returns true if a single number was learned: a bias of one output, a slope, or a factor or term of data with the name of a
+    /// parameter.
     fn is_learned_number(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> bool {
-        let name = self.graph.name_of(id);
-        let has_maker = self.producers[id.0 as usize].is_some();
-        if has_maker || is_generated(name) || uses.iter().any(|used| used.inner) {
-            return false;
-        }
-        let last = name.rsplit(['.', '/', ':']).find(|part| !part.is_empty() && *part != "0").unwrap_or(name);
-        // Numbers of arithmetic have no axes as a rule, and parameters have.
-        if dims.is_empty() && !LEARNED.iter().any(|word| last.eq_ignore_ascii_case(word)) {
+        if uses.iter().any(|used| used.inner) {
             return false;
         }
         let meetings = self.meetings(id);
+        let all = |test: &dyn Fn(usize, usize) -> bool| {
+            !meetings.is_empty() && meetings.iter().all(|&(node, input)| test(node, input))
+        };
+        // Numbers of arithmetic have no axes as a rule, and parameters have.
+        if !dims.is_empty() && all(&|node, input| self.is_bias_of_product(node, input, 1)) {
+            return true;
+        }
+        let name = self.graph.name_of(id);
+        if self.is_made_up(id) || names::is_fixed(name) || self.is_guard(id) {
+            return false;
+        }
+        let is_learned = names::is_learned(name);
+        if !is_learned && (dims.is_empty() || !self.is_factor_or_term(&meetings)) {
+            return false;
+        }
+        // Without such a name a number may prepare an input of the model.
+        let least = if is_learned { Level::Input } else { Level::Data };
+        all(&|node, input| {
+            let weights = Registry::standard()
+                .find(&self.graph.nodes[node].domain, &self.graph.nodes[node].op)
+                .map_or(&[][..], |definition| definition.weights);
+            weights.contains(&input)
+                || (ARITHMETIC.contains(&self.op(node)) && self.level_behind(node) >= least)
+        })
+    }
+
+    /// Returns true if a number is added to data or multiplied with them where it meets them.
+    fn is_factor_or_term(&self, meetings: &[(usize, usize)]) -> bool {
+        meetings.iter().all(|&(node, input)| {
+            let op = self.op(node);
+            matches!(op, "Add" | "Mul") || (op == "Sub" && input == 1)
+        })
+    }
+
+    /// Returns true if a vector is added to the results of layers that have one output for each of its elements.
+    fn is_bias(&self, id: ValueId, dims: &[usize]) -> bool {
+        let [size] = *dims else { return false };
+        let meetings = self.meetings(id);
         !meetings.is_empty()
-            && meetings.iter().all(|&(node, input)| {
-                let op = self.op(node);
-                let learned = matches!(op, "Add" | "Mul") || (op == "Sub" && input == 1);
-                // What is added before a root, a logarithm or a division keeps that from being infinite.
-                let guards = self.outputs(node).any(|output| {
-                    self.readers_of(output).any(|(reader, at)| match self.op(reader) {
-                        "Sqrt" | "Log" | "Reciprocal" | "Pow" => true,
-                        "Div" => at == 1,
-                        _ => false,
+            && meetings.iter().all(|&(node, input)| self.is_bias_of_product(node, input, size))
+    }
+
+    /// Returns true if a node adds a value to the result of a layer with this number of outputs.
+    fn is_bias_of_product(&self, node: usize, input: usize, outputs: usize) -> bool {
+        let inputs = &self.graph.nodes[node].inputs;
+        let other = inputs.get(1 - input.min(1)).copied().flatten();
+        let product = other.and_then(|other| Some((other, self.producers[other.0 as usize]?)));
+        self.op(node) == "Add"
+            && product.is_some_and(|(value, maker)| {
+                let last =
+                    self.graph.value(value).ty.shape().and_then(|shape| shape.0.last().and_then(Dim::known));
+                PRODUCTS.contains(&self.op(maker))
+                    && has_weights(&self.graph.nodes[maker], &self.levels)
+                    && last == Some(outputs)
+            })
+    }
+
+    /// Returns true if a constant is added to results of layers alone, perhaps moved or scaled before, or to the product of data
+    /// and a vector: a bias, or the shift of a normalization.
+    fn is_bias_of_layer(&self, id: ValueId) -> bool {
+        let is_layer = |mut value: ValueId| {
+            while let Some(maker) = self.producers[value.0 as usize] {
+                let node = &self.graph.nodes[maker];
+                if has_weights(node, &self.levels) {
+                    return true;
+                }
+                let mut data = node.present_inputs().filter(|&id| self.level(id) > Level::Shape);
+                let op = self.op(maker);
+                let scales = |&id: &ValueId| {
+                    self.level(id) <= Level::Shape
+                        && self.graph.value(id).content().is_some_and(|found| found.len() > 1)
+                };
+                if op == "Mul" && node.present_inputs().any(|id| scales(&id)) {
+                    return true;
+                }
+                match (data.next(), data.next()) {
+                    (Some(only), None) if ARITHMETIC.contains(&op) || MOVES.contains(&op) => value = only,
+                    _ => return false,
+                }
+            }
+            false
+        };
+        let meetings = self.meetings(id);
+        let other = |node: usize, input: usize| {
+            self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten()
+        };
+        !meetings.is_empty()
+            && meetings
+                .iter()
+                .all(|&(node, input)| self.op(node) == "Add" && other(node, input).is_some_and(is_layer))
+    }
+
+    /// Returns true if a node adds a number before a root, a logarithm or a division, so that these stay finite, or if the
+    /// number hides scores from a softmax.
+    fn is_guard(&self, id: ValueId) -> bool {
+        let hides = self
+            .graph
+            .value(id)
+            .content()
+            .and_then(|tensor| element(tensor, 0))
+            .is_some_and(|value| value <= HIDDEN);
+        hides
+            || self.readers_of(id).any(|(node, _)| {
+                self.op(node) == "Add"
+                    && self.outputs(node).any(|output| {
+                        self.readers_of(output).any(|(reader, at)| match self.op(reader) {
+                            "Sqrt" | "Log" | "Reciprocal" | "Pow" => true,
+                            "Div" => at == 1,
+                            _ => false,
+                        })
                     })
-                });
-                learned && !guards && self.level_behind(node) == Level::Data
             })
     }
 
@@ -347,32 +584,87 @@ impl<'g> ConstantUses<'g> {
     fn neutral_use<'a>(&self, id: ValueId, uses: &'a [Use]) -> Option<&'a Use> {
         let tensor = self.graph.value(id).content()?;
         let made = self.is_made_up(id);
-        let all_are = |wanted: f64| (0..tensor.len()).all(|k| element(tensor, k) == Some(wanted));
         let neutral = |used: &Use| {
             let Some(definition) = used.definition else { return false };
             let known = NORMALIZATIONS.iter().find(|(name, ..)| *name == definition.name);
             let Some(&(_, scale, bias)) = known else { return false };
-            let is_neutral = (used.input == scale && all_are(1.0)) || (used.input == bias && all_are(0.0));
-            is_neutral && (made || self.normalizes_groups(id))
+            let is_neutral = (used.input == scale && values::is_filled_with(tensor, 1.0))
+                || (used.input == bias && values::is_filled_with(tensor, 0.0));
+            is_neutral && (made || (self.normalizes_groups(id) && !names::is_path(self.graph.name_of(id))))
         };
         uses.iter().all(neutral).then(|| &uses[0])
     }
 
     /// True for a constant that an exporter wrote: a node makes it, or its name says so.
     fn is_made_up(&self, id: ValueId) -> bool {
-        self.producers[id.0 as usize].is_some() || is_generated(self.graph.name_of(id))
+        self.producers[id.0 as usize].is_some() || names::is_generated(self.graph.name_of(id))
     }
 
-    /// The node that has a constant as its first state, if that is zeros that an exporter wrote.
+    /// The node that starts from a constant, if recurrent layers alone use the constant as their first state.
     fn first_state(&self, id: ValueId) -> Option<String> {
-        let tensor = self.graph.value(id).content()?;
-        let is_zero = self.is_made_up(id) && (0..tensor.len()).all(|k| element(tensor, k) == Some(0.0));
-        let is_state = |node: usize, input: usize| {
+        self.only_met_by(id, |node, input| {
             RECURRENT.iter().any(|(op, states)| *op == self.op(node) && states.contains(&input))
+        })
+    }
+
+    /// The node that writes into a constant of one value, joins such a constant with other values or chooses between both.
+    ///
+    /// A parameter may be fresh: where the name was given by a person, a constant is a canvas in a scatter alone, and there
+    /// only if the name is no path of attributes.
+    fn canvas(&self, id: ValueId) -> Option<String> {
+        let name = self.graph.name_of(id);
+        let is_computed = self.is_computed(id);
+        if !is_computed && names::is_path(name) {
+            return None;
+        }
+        let at = |table: &[(&str, &[usize])], node: usize, input: usize| {
+            table.iter().any(|(op, inputs)| *op == self.op(node) && inputs.contains(&input))
         };
-        let meetings = if is_zero { self.meetings(id) } else { Vec::new() };
+        self.only_read_by(id, |node, input| {
+            let is_written = at(&WRITERS, node, input) && (is_computed || self.op(node) != "Pad");
+            is_written || (is_computed && (self.op(node) == "Concat" || at(&JOINTS, node, input)))
+        })
+    }
+
+    /// The first node that reads a constant, or moves of the constant, if all these nodes pass a test of the node and the
+    /// input. Nodes that read the shape alone do not count.
+    fn only_read_by(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
+        let mut first: Option<usize> = None;
+        let mut seen = FxHashSet::from_iter([id]);
+        let mut rest = vec![id];
+        while let Some(id) = rest.pop() {
+            for (node, input) in self.readers_of(id) {
+                let op = self.op(node);
+                if test(node, input) {
+                    first = Some(first.map_or(node, |first| first.min(node)));
+                } else if MOVES.contains(&op) && input == 0 && self.level_behind(node) <= Level::Shape {
+                    rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                } else if !matches!(op, "Shape" | "Size") {
+                    return None;
+                }
+            }
+        }
+        first.map(|node| self.graph.node_label(&self.graph.nodes[node]))
+    }
+
+    /// The first node at which a constant meets data, if all these nodes pass a test of the node and the input.
+    fn only_met_by(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
+        let meetings = self.meetings(id);
         let first = meetings.first().map(|&(node, _)| self.graph.node_label(&self.graph.nodes[node]))?;
-        meetings.iter().all(|&(node, input)| is_state(node, input)).then_some(first)
+        meetings.iter().all(|&(node, input)| test(node, input)).then_some(first)
+    }
+
+    /// True for a constant that an exporter wrote or named after the operator that made it.
+    fn is_computed(&self, id: ValueId) -> bool {
+        self.is_made_up(id) || names::is_operator(self.graph.name_of(id))
+    }
+
+    /// The first product of a constant, as its left operand, with another constant, if there are only such products.
+    fn coordinates(&self, id: ValueId) -> Option<String> {
+        self.only_read_by(id, |node, input| {
+            let op = self.op(node);
+            input == 0 && (PRODUCTS.contains(&op) || op == "Conv") && self.level_behind(node) <= Level::Shape
+        })
     }
 
     /// The node that adds a constant to the scores of an attention, if that hides some of them, or hides none and was
@@ -381,10 +673,10 @@ impl<'g> ConstantUses<'g> {
         let tensor = self.graph.value(id).content()?;
         let (mut hides, mut all) = (false, true);
         for score in (0..tensor.len()).map(|k| element(tensor, k)) {
-            hides |= score.is_some_and(|score| score <= HIDDEN);
-            all &= score.is_some_and(|score| score == 0.0 || score <= HIDDEN);
+            hides |= score.is_some_and(|score| score <= HIDING);
+            all &= score.is_some_and(|score| score == 0.0 || score <= HIDING);
         }
-        if !all || !(hides || self.is_made_up(id) || is_named_by_operator(self.graph.name_of(id))) {
+        if !all || !(hides || self.is_made_up(id) || names::is_operator(self.graph.name_of(id))) {
             return None;
         }
         let meetings = self.meetings(id);
@@ -392,10 +684,29 @@ impl<'g> ConstantUses<'g> {
         let is_added = |node: usize, input: usize| {
             let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
             let compared = other.is_some_and(|other| self.compares_data(other));
-            let softmax = |output| self.readers_of(output).any(|(reader, _)| self.op(reader) == "Softmax");
-            self.op(node) == "Add" && compared && self.outputs(node).any(softmax)
+            self.op(node) == "Add"
+                && compared
+                && self.outputs(node).any(|output| self.reaches_softmax(output))
         };
         meetings.iter().all(|&(node, input)| is_added(node, input)).then_some(first)
+    }
+
+    /// True if a softmax reads a value, or moves of it, perhaps with further terms.
+    fn reaches_softmax(&self, id: ValueId) -> bool {
+        let mut seen = FxHashSet::from_iter([id]);
+        let mut rest = vec![id];
+        while let Some(id) = rest.pop() {
+            for (node, _) in self.readers_of(id) {
+                match self.op(node) {
+                    "Softmax" => return true,
+                    op if op == "Add" || MOVES.contains(&op) => {
+                        rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        false
     }
 
     /// True for a product of two values that both depend on data, perhaps moved and scaled.
@@ -405,6 +716,8 @@ impl<'g> ConstantUses<'g> {
             let mut data = node.present_inputs().filter(|&id| self.level(id) > Level::Shape);
             id = match (self.op(maker), data.next(), data.next()) {
                 ("MatMul" | "FusedMatMul" | "Einsum", Some(_), Some(_)) => return true,
+                // A bias of positions, computed of learned tables.
+                ("Add", Some(first), Some(_)) => first,
                 (op, Some(only), None) if ARITHMETIC.contains(&op) || MOVES.contains(&op) => only,
                 _ => return false,
             };
@@ -642,19 +955,6 @@ impl<'g> ConstantUses<'g> {
     }
 }
 
-/// Whether an exporter or an optimizer of graphs made a name up.
-fn is_generated(name: &str) -> bool {
-    let number = name.strip_prefix("val_").or_else(|| name.strip_prefix("scalar_")).unwrap_or(name);
-    GENERATED.iter().any(|part| name.contains(part)) || number.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// Whether a name is that of an operator of PyTorch that makes constants, with a number or without, as an exporter names what
-/// it has computed.
-fn is_named_by_operator(name: &str) -> bool {
-    let stem = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
-    ["expand", "full", "masked_fill", "mul", "new_zeros", "where", "zeros", "zeros_like"].contains(&stem)
-}
-
 /// Finds who uses the values of a graph, in its subgraphs too. `outer` says which value of the main graph one of this graph
 /// is.
 fn find_uses(
@@ -707,9 +1007,16 @@ fn levels(graph: &Graph) -> Vec<Level> {
     }
     for node in &graph.nodes {
         let of = |id: ValueId| levels[id.0 as usize];
-        let highest = node.present_inputs().map(of).max().unwrap_or(Level::Constant);
-        let has_weights = has_weights(node, &levels);
         let op = &*node.op;
+        // Of the second input of a CastLike only the type is read.
+        let read = if op == "CastLike" { 1 } else { node.inputs.len() };
+        let highest = node.inputs[..read.min(node.inputs.len())]
+            .iter()
+            .flatten()
+            .map(|&id| of(id))
+            .max()
+            .unwrap_or(Level::Constant);
+        let has_weights = has_weights(node, &levels);
         let leads_to_sines = node.present_outputs().any(|output| to_sines.contains(&output));
         let level =
             match op {
@@ -768,45 +1075,4 @@ fn weighted(graph: &Graph, levels: &[Level]) -> FxHashSet<ValueId> {
         }
     }
     found
-}
-
-/// One element of a tensor of floats.
-fn element(tensor: &Tensor, at: usize) -> Option<f64> {
-    let size = tensor.dtype().size();
-    let bytes = tensor.data().get(at * size..(at + 1) * size)?;
-    Some(match tensor.dtype() {
-        DType::F32 => f32::from_le_bytes(bytes.try_into().ok()?).into(),
-        DType::F64 => f64::from_le_bytes(bytes.try_into().ok()?),
-        DType::F16 => half::f16::from_le_bytes(bytes.try_into().ok()?).into(),
-        DType::BF16 => half::bf16::from_le_bytes(bytes.try_into().ok()?).into(),
-        _ => return None,
-    })
-}
-
-/// Whether the columns of a table are sines and cosines of the number of the row: in each, the sum of the neighbours of an
-/// element is the element times twice the cosine of one angle.
-fn is_table_of_sines(tensor: &Tensor) -> bool {
-    let dims: Vec<usize> = tensor.dims().iter().copied().filter(|&size| size != 1).collect();
-    let [rows, columns] = dims[..] else { return false };
-    if columns.saturating_mul(rows.saturating_sub(3)) < LEAST_EVIDENCE {
-        return false;
-    }
-    let mut turns = false;
-    let mut fits = |rows: usize| {
-        (0..columns).all(|column| {
-            let at = |row: usize| element(tensor, row * columns + column).unwrap_or(f64::NAN);
-            let (mut product, mut square, mut largest) = (0.0, 0.0, 0.0_f64);
-            for row in 1..rows - 1 {
-                product += at(row) * (at(row - 1) + at(row + 1));
-                square += at(row) * at(row);
-                largest = largest.max(at(row).abs());
-            }
-            let twice_cosine = if square > 0.0 { product / square } else { 2.0 };
-            turns |= twice_cosine.abs() < TURNING && largest > 0.0;
-            let distance = |row: usize| (at(row - 1) + at(row + 1) - twice_cosine * at(row)).abs();
-            // Comparisons with NaN are false.
-            (1..rows - 1).all(|row| distance(row) <= SINE_TOLERANCE * largest)
-        })
-    };
-    fits(rows.min(FIRST_ROWS)) && fits(rows) && turns
 }

@@ -1,0 +1,255 @@
+//! Values that pass no gradient, as `detach` and `no_grad` of PyTorch make them; ONNX files have no trace of these.
+
+use ortrain_graph::{DType, Graph, Node, ValueId};
+use ortrain_onnx::{GraphProto, NodeProto};
+use rustc_hash::FxHashSet;
+
+use crate::families::custom_gradient;
+use crate::passes::differentiate::passes_back_to;
+use crate::passes::functions::{is_custom_gradient, node_without_gradient};
+
+/// End of the name that a result has where another result of its node passes a gradient.
+const BEFORE: &str = "/before_stop";
+
+/// Ends gradients at some values of a graph and its subgraphs.
+///
+/// Each of their nodes is kept together with an empty gradient, which is written out again after differentiation: models that are
+/// made have the nodes and names that they had. A result beside others of its node becomes an Identity of its own.
+///
+/// ```
+/// use ortrain_onnx::{GraphProto, NodeProto};
+/// use ortrain_ops::training::{stop_gradients, stopped_values};
+///
+/// let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
+/// let node = NodeProto { op_type: "Exp".into(), input: names(&["x"]), output: names(&["y"]), ..NodeProto::default() };
+/// let mut graph = GraphProto { node: vec![node], ..GraphProto::default() };
+/// stop_gradients(&mut graph, &["y"].into_iter().collect());
+/// assert_eq!(stopped_values(&graph), ["y"]);
+/// ```
+pub fn stop_gradients(graph: &mut GraphProto, values: &FxHashSet<&str>) {
+    let mut names = FxHashSet::default();
+    collect_names(graph, &mut names);
+    stop_in(graph, values, &mut names);
+}
+
+fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> {
+    node.attribute.iter_mut().flat_map(|attr| attr.g.iter_mut().map(AsMut::as_mut).chain(&mut attr.graphs))
+}
+
+fn subgraphs(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
+    node.attribute.iter().flat_map(|attr| attr.g.iter().map(AsRef::as_ref).chain(&attr.graphs))
+}
+
+fn collect_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
+    for node in &graph.node {
+        names.extend(node.output.iter().cloned());
+        subgraphs(node).for_each(|graph| collect_names(graph, names));
+    }
+}
+
+fn stop_in(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut FxHashSet<String>) {
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node) {
+        if is_custom_gradient(&node) {
+            nodes.push(node);
+            continue;
+        }
+        subgraphs_mut(&mut node).for_each(|graph| stop_in(graph, values, names));
+        let made = node.output.iter().filter(|name| !name.is_empty()).count();
+        let stopped: Vec<usize> =
+            (0..node.output.len()).filter(|&k| values.contains(node.output[k].as_str())).collect();
+        if stopped.is_empty() {
+            nodes.push(node);
+            continue;
+        }
+        if stopped.len() == made {
+            nodes.push(node_without_gradient(node));
+            continue;
+        }
+        let mut copies = Vec::with_capacity(stopped.len());
+        for k in stopped {
+            let value = node.output[k].clone();
+            let mut before = format!("{value}{BEFORE}");
+            while !names.insert(before.clone()) {
+                before.push('_');
+            }
+            node.output[k].clone_from(&before);
+            copies.push(node_without_gradient(NodeProto {
+                name: before.clone(),
+                op_type: "Identity".into(),
+                input: vec![before],
+                output: vec![value],
+                ..NodeProto::default()
+            }));
+        }
+        nodes.push(node);
+        nodes.extend(copies);
+    }
+    graph.node = nodes;
+}
+
+/// The values of a graph and its subgraphs at which gradients end: [`stop_gradients`] named them, or a `StopGradient` node makes
+/// them.
+#[must_use]
+pub fn stopped_values(graph: &GraphProto) -> Vec<String> {
+    let mut found = Vec::new();
+    for node in &graph.node {
+        match custom_gradient::is_stop_message(node) {
+            true => found.extend(node.output.iter().filter(|name| !name.is_empty()).cloned()),
+            false => found.extend(subgraphs(node).flat_map(stopped_values)),
+        }
+    }
+    found
+}
+
+/// The values that a node makes and the operator that makes them, if gradients end there because they were stopped.
+#[must_use]
+pub fn stop_of(graph: &Graph, node: &Node) -> Option<(Vec<String>, String)> {
+    if !custom_gradient::is_stop(node) {
+        return None;
+    }
+    let values = node.present_outputs().map(|id| graph.name_of(id).to_owned()).collect();
+    let inner = Graph::subgraphs(node).find(|(name, _)| *name == custom_gradient::FORWARD);
+    let operator = inner.and_then(|(_, graph)| graph.nodes.first()).map_or_else(String::new, Node::op_label);
+    Some((values, operator))
+}
+
+/// A value at which PyTorch may pass no gradient, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StopCandidate {
+    /// The value.
+    pub value: String,
+    /// What the graph shows of it.
+    pub reason: String,
+}
+
+/// Results of a node as the search for [`stop_candidates`] sees them.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// Whether they are computed from parameters, by whatever operators.
+    depends: bool,
+    /// Whether a gradient goes back from them to parameters.
+    passes: bool,
+    /// The node by which they are weights that the model chose itself.
+    chosen: Option<usize>,
+}
+
+/// Values that look as if PyTorch passed no gradient to them: floats that are multiplied by what the model's own results
+/// decided (comparisons, indices of TopK and ArgMax), or chosen by TopK, and then weight other results.
+///
+/// The targets that a detector assigns to its predictions are such values. Others are meant to be differentiated: the weights of
+/// experts, say. The types of the graph must have been inferred. Candidates are in the order of their nodes; what is computed
+/// from one of them alone is not listed again.
+#[must_use]
+pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandidate> {
+    let mut seen = rustc_hash::FxHashMap::<ValueId, Seen>::default();
+    for &id in parameters {
+        seen.insert(id, Seen { depends: true, passes: true, chosen: None });
+    }
+    let weights: FxHashSet<ValueId> = parameters.iter().copied().collect();
+    let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+    let mut found: Vec<(ValueId, usize)> = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if is_size(node) {
+            continue;
+        }
+        let of = |id: ValueId| seen.get(&id).copied().unwrap_or_default();
+        let inputs: Vec<(ValueId, Seen)> = node.present_inputs().map(|id| (id, of(id))).collect();
+        if !inputs.iter().any(|(_, seen)| seen.depends) {
+            continue;
+        }
+        let passes = inputs.iter().any(|&(id, seen)| seen.passes && passes_back_to(graph, node, id));
+        let mut moving = inputs.iter().filter(|(_, seen)| seen.passes).map(|(_, seen)| seen.chosen);
+        // What is computed of chosen weights alone are chosen weights.
+        let mut chosen = moving.next().flatten().filter(|_| moving.all(|other| other.is_some()));
+        if passes && is_product(node) {
+            let plain = |&(id, seen): &(ValueId, Seen)| {
+                seen.passes && seen.chosen.is_none() && is_float(id) && !weights.contains(&id)
+            };
+            if inputs.iter().any(plain) {
+                let candidates = inputs.iter().filter_map(|&(id, seen)| Some((id, seen.chosen?)));
+                found.extend(candidates);
+                let decided = |&(_, seen): &(ValueId, Seen)| seen.depends && !seen.passes;
+                if inputs.iter().any(decided) {
+                    chosen = Some(index);
+                }
+            }
+        }
+        if passes && is_top_k(node) {
+            chosen = Some(index);
+        }
+        for id in node.present_outputs() {
+            let floats = passes && is_float(id);
+            seen.insert(id, Seen { depends: true, passes: floats, chosen: chosen.filter(|_| floats) });
+        }
+    }
+    let mut listed = Vec::new();
+    let mut behind: FxHashSet<ValueId> = FxHashSet::default();
+    for node in &graph.nodes {
+        let passes = |id: &ValueId| seen.get(id).is_some_and(|seen| seen.passes);
+        let mut moving = node.present_inputs().filter(passes).peekable();
+        if moving.peek().is_some() && moving.all(|id| behind.contains(&id)) {
+            behind.extend(node.present_outputs());
+        }
+        for (value, by) in found.iter().filter(|(id, _)| node.present_outputs().any(|output| output == *id)) {
+            if behind.insert(*value) {
+                let maker = &graph.nodes[*by];
+                let reason = match is_top_k(maker) {
+                    true => format!("it comes from the values of {}", graph.node_label(maker)),
+                    false => format!(
+                        "{} multiplies by a choice among the model's own results",
+                        graph.node_label(maker)
+                    ),
+                };
+                listed.push(StopCandidate { value: graph.name_of(*value).to_owned(), reason });
+            }
+        }
+    }
+    listed
+}
+
+fn is_standard(node: &Node, names: &[&str]) -> bool {
+    node.domain.is_empty() && names.contains(&&*node.op)
+}
+
+fn is_size(node: &Node) -> bool {
+    is_standard(node, &["Shape", "Size"])
+}
+
+fn is_product(node: &Node) -> bool {
+    is_standard(node, &["Mul"])
+}
+
+fn is_top_k(node: &Node) -> bool {
+    is_standard(node, &["TopK"])
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, Tensor};
+
+    use super::*;
+    use crate::testing::one_node;
+
+    #[test]
+    fn results_beside_others_stop_alone() {
+        let node = NodeProto {
+            op_type: "Split".into(),
+            input: vec!["x".into()],
+            output: vec!["a".into(), "b".into()],
+            ..NodeProto::default()
+        };
+        let taken = NodeProto { output: vec![format!("a{BEFORE}")], ..NodeProto::default() };
+        let mut graph = GraphProto { node: vec![node, taken], ..GraphProto::default() };
+        stop_gradients(&mut graph, &["a"].into_iter().collect());
+        assert_eq!(stopped_values(&graph), ["a"]);
+        assert_eq!(graph.node[0].output, [format!("a{BEFORE}_"), "b".to_owned()]);
+    }
+
+    #[test]
+    fn no_candidate_without_a_choice() {
+        let x = Tensor::f32(&[2], &[1.0, 2.0]);
+        let graph = one_node(17, ("", "Mul"), &[Some(&x), Some(&x)], 1, Attrs::new()).expect("it is sound");
+        assert_eq!(stop_candidates(&graph, &graph.inputs), []);
+    }
+}

@@ -1,0 +1,123 @@
+//! Values that pass no gradient, as the caller names them: each name is checked, patterns are resolved.
+
+use glob::Pattern;
+use ortrain_graph::{DType, Graph};
+use ortrain_onnx::{GraphProto, LoadedModel};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::artifacts::inferred;
+use crate::nearest::hint;
+use crate::{Error, Result};
+
+/// The values of a graph and its subgraphs, by how they come to be.
+#[derive(Default)]
+struct Values<'a> {
+    /// Results of nodes, in the order of the nodes.
+    made: Vec<&'a str>,
+    /// Results of nodes that keep one value: constants in the form of nodes.
+    weights: FxHashSet<&'a str>,
+    inputs: FxHashSet<&'a str>,
+}
+
+impl<'a> Values<'a> {
+    fn collect(&mut self, graph: &'a GraphProto) {
+        self.inputs.extend(graph.input.iter().map(|info| info.name.as_str()));
+        self.weights.extend(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
+        for node in &graph.node {
+            let outputs = node.output.iter().map(String::as_str).filter(|name| !name.is_empty());
+            let graphs =
+                node.attribute.iter().flat_map(|attr| attr.g.iter().map(AsRef::as_ref).chain(&attr.graphs));
+            let mut graphs = graphs.peekable();
+            if node.input.is_empty() && graphs.peek().is_none() {
+                self.weights.extend(outputs);
+                continue;
+            }
+            self.made.extend(outputs);
+            if !ortrain_ops::passes::functions::is_custom_gradient(node) {
+                graphs.for_each(|graph| self.collect(graph));
+            }
+        }
+    }
+}
+
+/// The element types of the values of a graph and its subgraphs.
+fn types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
+    for node in &graph.nodes {
+        let known = node.present_outputs().filter_map(|id| {
+            let dtype = graph.value(id).ty.dtype()?;
+            Some((graph.name_of(id).to_owned(), dtype))
+        });
+        found.extend(known);
+        Graph::subgraphs(node).for_each(|(_, inner)| types(inner, found));
+    }
+}
+
+/// Ends gradients at the values that the caller names.
+///
+/// # Errors
+/// When a name is that of no value, of a weight, of an input or of a value without gradients.
+pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[String]) -> Result<()> {
+    if stops.is_empty() {
+        return Ok(());
+    }
+    let mut dtypes = FxHashMap::default();
+    // A model whose types cannot be inferred is refused for that where it is used.
+    if let Ok(graph) = inferred(label, model) {
+        types(&graph, &mut dtypes);
+    }
+    let Some(graph) = &mut model.proto.graph else { return Ok(()) };
+    let mut values = Values::default();
+    values.collect(graph);
+    let is_float = |name: &str| dtypes.get(name).is_none_or(|dtype| dtype.is_float());
+    let mut chosen: FxHashSet<&str> = FxHashSet::default();
+    for stop in stops {
+        let name = stop.as_str();
+        let argument = |reason: String| Error::Argument(format!("stop_gradients names {name:?}{reason}"));
+        if let Some(made) = values.made.iter().find(|made| **made == name) {
+            if !is_float(name) {
+                let dtype = dtypes[name];
+                return Err(argument(format!(
+                    ", which is {dtype}: only floats have gradients; leave it out"
+                )));
+            }
+            chosen.insert(made);
+        } else if values.weights.contains(name) {
+            return Err(argument(
+                ", which is a weight or a constant: leave it out of requires_grad to keep it as it is".into(),
+            ));
+        } else if values.inputs.contains(name) {
+            return Err(argument(
+                ", which is an input of the graph; name the first value that is computed from it".into(),
+            ));
+        } else {
+            let pattern = Pattern::new(name).ok();
+            let fits = |made: &&&str| pattern.as_ref().is_some_and(|pattern| pattern.matches(made));
+            let found: Vec<&&str> = values.made.iter().filter(fits).filter(|made| is_float(made)).collect();
+            if found.is_empty() {
+                let near = hint(name, values.made.iter().copied());
+                return Err(argument(format!(", but {label} computes no floats of that name{near}")));
+            }
+            chosen.extend(found);
+        }
+    }
+    let chosen: FxHashSet<String> = chosen.into_iter().map(str::to_owned).collect();
+    let names = chosen.iter().map(String::as_str).collect();
+    ortrain_ops::training::stop_gradients(graph, &names);
+    Ok(())
+}
+
+/// The refusal where no gradient reaches a weight because of the stops of a graph, if it has some.
+pub(crate) fn nothing_trained(graph: &GraphProto) -> Option<Error> {
+    let stopped = ortrain_ops::training::stopped_values(graph);
+    if stopped.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = stopped.iter().take(3).map(|name| format!("{name:?}")).collect();
+    let rest = stopped.len() - names.len();
+    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    Some(Error::Argument(format!(
+        "nothing would be trained: every path from the loss to a weight goes through values that pass no gradient ({}{more}); take \
+         one of them out of stop_gradients",
+        names.join(", ")
+    )))
+}
