@@ -325,7 +325,7 @@ def test_every_reader_takes_a_library() -> None:
     with pytest.raises(ortrain.UnsupportedError) as refused:
         ortrain.InferenceSession(model)
     assert str(refused.value) == (
-        'the model: the model uses operators that are not supported: own:Hard (the one that makes "bent"); an operator '
+        'the model: the model uses operators that are not supported: own:Hard (-> "bent"); an operator '
         "can be added as a function of ONNX (docs/extending.md)"
     )
     found = ortrain.inspect(model, operators=operators)
@@ -471,7 +471,7 @@ net (double[n] x) => (double loss) <double[3] w = {1.0, 2.0, 3.0}> {
         (
             "G (x, w, y, dy) => (dx, dw) { dx = Mul (dy, w) \n dw = ReduceSum <keepdims: int = 0> (dy) }",
             ortrain.InvalidModelError,
-            'the node that makes "y" (ai.ortrain:CustomGradient) with inputs (x: float64[n], w: float64[3]): '
+            'ai.ortrain:CustomGradient -> "y" with inputs (x: float64[n], w: float64[3]): '
             'function "G" of domain "own", the gradient of own:Two, gives float64[] for input 1, "w", which '
             "is float64[3]; a gradient has the type and the shape of its input",
         ),
@@ -483,7 +483,7 @@ net (double[n] x) => (double loss) <double[3] w = {1.0, 2.0, 3.0}> {
         (
             "G (x, w, y, dy) => (dx, dw) { dx = Mul (dy, w) \n dw = MatMul (dy, c) \n c = Cast <to: int = 1> (x) }",
             ortrain.InvalidModelError,
-            'in function "G" of domain "own", the gradient of own:Two, the node that makes "y_Grad/dw" (MatMul)',
+            'in function "G" of domain "own", the gradient of own:Two, MatMul -> "y_Grad/dw"',
         ),
         (
             "G (x, y, dy) => (dx) { dx = Identity (dy) }",

@@ -110,11 +110,11 @@ def test_training(tmp_path: Path) -> None:
                 "hidden = net.Layer <slope: float = 0.2> (x, first_weight, first_bias)",
                 "hidden = net.Layer (x, x, x, x)",
             ),
-            'the node that makes "hidden" (Layer): it has 4 inputs, but function "Layer" of domain "net" declares 3',
+            'Layer -> "hidden": it has 4 inputs, but function "Layer" of domain "net" declares 3',
         ),
         (
             ("<slope: float = 0.2>", "<steep: float = 0.2>"),
-            'the node that makes "hidden" (Layer): it has the attribute "steep", which function "Layer" of domain '
+            'Layer -> "hidden": it has the attribute "steep", which function "Layer" of domain '
             '"net" does not declare',
         ),
         (

@@ -371,8 +371,7 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"W", "X"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through the node that makes "q" '
-        "(Cast)",
+        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through Cast -> "q"',
     ),
     "x that is an input of integers": (
         ({"loss"}, {"where"}, "loss"),

@@ -596,13 +596,13 @@ def models_that_are_no_functions() -> None:
         constants = f"<float r = {{0.5}}, bool on = {{{on}}}>"
         return model_of(f"net (float[3] x) => (y) {constants} {{ d, mask = Dropout (x, r, on) \n y = Mul (d, d) }}")
 
-    with refused(UnsupportedError, 'the node that makes "d" (Dropout) may drop elements', "training_mode to false"):
+    with refused(UnsupportedError, 'Dropout -> "d" may drop elements', "training_mode to false"):
         as_function(dropped(1), wrt=[])
     assert (as_function(dropped(0), wrt=[])({}, jnp.ones(3)) == 1).all()
     plain = model_of("net (float[3] x) => (y) { d = Dropout (x) \n y = Mul (d, d) }")
     assert (as_function(plain)({}, jnp.ones(3)) == 1).all()
     given = model_of("net (float[3] x, bool on) => (y) <float r = {0.5}> { d = Dropout (x, r, on) \n y = Mul (d, d) }")
-    with refused(UnsupportedError, 'the node that makes "d" (Dropout) may drop elements'):
+    with refused(UnsupportedError, 'Dropout -> "d" may drop elements'):
         as_function(given, wrt=[])
     chosen = as_function(
         model_of("net (float[4] x) => (y) <float z = {0.5}> { b = Greater (x, z) \n y = Compress (x, b) }"), wrt=[]

@@ -47,9 +47,9 @@ pub enum GraphError {
         second: String,
     },
     /// Nodes wait for each other.
-    #[error("the graph has a cycle through {}", .nodes.join(", "))]
+    #[error("the graph has a cycle through {}", listed(.nodes))]
     Cycle {
-        /// Some of the nodes on it.
+        /// The nodes that wait.
         nodes: Vec<String>,
     },
     /// A type that no value can have here.
@@ -94,8 +94,25 @@ pub enum GraphError {
     },
 }
 
-/// How many nodes a message names.
+/// The most nodes that a message names.
 const NAMED: usize = 3;
+
+/// The list of the nodes of a message: at most three of them, and the number of the others.
+///
+/// ```
+/// use ortrain_graph::listed;
+///
+/// let nodes = ["a", "b", "c", "d", "e"].map(String::from);
+/// assert_eq!(listed(&nodes[..2]), "a, b");
+/// assert_eq!(listed(&nodes), "a, b, c and 2 more");
+/// ```
+#[must_use]
+pub fn listed(nodes: &[String]) -> String {
+    match nodes.len().saturating_sub(NAMED) {
+        0 => nodes.join(", "),
+        more => format!("{} and {more} more", nodes[..NAMED].join(", ")),
+    }
+}
 
 /// The advice for a value that cannot have a type, as the end of a sentence.
 fn helps(found: &str) -> &'static str {
@@ -110,7 +127,6 @@ fn used_by(users: &[String]) -> String {
     match users {
         [] => String::new(),
         [one] => format!(" ({one} uses it)"),
-        some if some.len() <= NAMED => format!(" ({} use it)", some.join(", ")),
-        many => format!(" ({} and {} more use it)", many[..NAMED].join(", "), many.len() - NAMED),
+        many => format!(" ({} use it)", listed(many)),
     }
 }

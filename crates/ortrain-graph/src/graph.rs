@@ -352,7 +352,7 @@ impl Graph {
         self.nodes.retain(|_| kept.next() == Some(true));
     }
 
-    /// How a message should name a node: by its name, or by its first output if it has none.
+    /// The label of a node in a message: `node "fc" (MatMul)`, or `MatMul -> "fc_y"`, with its first output, if it has no name.
     #[must_use]
     pub fn node_label(&self, node: &Node) -> String {
         let op = node.op_label();
@@ -360,7 +360,7 @@ impl Graph {
             return ["node ", &quoted(&node.name), " (", &op, ")"].concat();
         }
         match node.present_outputs().next() {
-            Some(output) => ["the node that makes ", &quoted(self.name_of(output)), " (", &op, ")"].concat(),
+            Some(output) => [&op, " -> ", &quoted(self.name_of(output))].concat(),
             None => format!("an unnamed node ({op})"),
         }
     }

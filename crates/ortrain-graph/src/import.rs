@@ -221,7 +221,7 @@ fn align_captures(attrs: &mut Attrs, node: &NodeProto, free: &[String], visible:
 fn label(node: &NodeProto) -> String {
     if node.name.is_empty() {
         let output = node.output.iter().find(|name| !name.is_empty()).map_or("nothing", String::as_str);
-        format!("the node that makes {output:?} ({})", node.op_type)
+        format!("{} -> {output:?}", node.op_type)
     } else {
         format!("node {:?} ({})", node.name, node.op_type)
     }
@@ -378,7 +378,7 @@ fn sort(graph: &mut Graph) -> Result<(), GraphError> {
         }
     }
     if order.len() < graph.nodes.len() {
-        let stuck = (0..graph.nodes.len()).filter(|&index| waiting[index] > 0).take(5);
+        let stuck = (0..graph.nodes.len()).filter(|&index| waiting[index] > 0);
         let nodes = stuck.map(|index| graph.node_label(&graph.nodes[index])).collect();
         return Err(GraphError::Cycle { nodes });
     }

@@ -13,7 +13,7 @@ mod shape;
 mod tensor;
 
 pub use attr::{Attr, AttrError, AttrMap, Attrs};
-pub use error::GraphError;
+pub use error::{GraphError, listed};
 pub use export::tensor_to_proto;
 pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};
 pub use import::declared_value_type;

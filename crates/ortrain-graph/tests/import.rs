@@ -86,7 +86,7 @@ fn an_attribute_that_is_given_twice_is_named() {
 #[test]
 fn an_undefined_value_is_named() {
     let message = import(model(vec![node("", "Neg", &["z"], &["y"])], &["x"], &["y"])).unwrap_err();
-    let expected = "the node that makes \"y\" (Neg) uses \"z\", which is no input, initializer or output of another node";
+    let expected = "Neg -> \"y\" uses \"z\", which is no input, initializer or output of another node";
     assert_eq!(message, expected);
     let message = import(model(Vec::new(), &["x"], &["y"])).unwrap_err();
     let expected = "the list of the graph's outputs uses \"y\", which is no input, initializer or output of another node";

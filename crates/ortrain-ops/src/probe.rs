@@ -252,13 +252,11 @@ impl Probe<'_> {
             .collect();
         let mut groups = vec![vec![k], alike.clone()];
         groups.extend(alike.iter().filter(|&&j| j != k).map(|&j| vec![k, j]));
-        // A number among the attributes may be an element type that depends on that of the input.
-        let numbers = sample.attrs.0.iter().filter(|(_, attr)| matches!(attr, Attr::Int(_)));
+        // An attribute may be an element type that depends on that of the input.
         let mut attrs = vec![sample.attrs.clone()];
-        for (name, _) in numbers {
-            let of = |dtype: DType| sample.attrs.clone().with(name, i64::from(dtype.to_onnx()));
-            attrs.extend(DType::ALL.map(of));
-        }
+        attrs.extend(self.element_types(sample).iter().flat_map(|name| {
+            DType::ALL.map(|dtype| sample.attrs.clone().with(name, i64::from(dtype.to_onnx())))
+        }));
         let accepts = |dtype: DType| {
             groups.iter().any(|group| {
                 let mut changed = sample.clone();
@@ -272,6 +270,23 @@ impl Probe<'_> {
             })
         };
         DType::ALL.into_iter().filter(|&dtype| accepts(dtype)).collect()
+    }
+
+    /// The attributes that give the element type of the first output.
+    fn element_types(&self, sample: &Sample) -> Vec<String> {
+        let output = |sample: &Sample| {
+            let (graph, _) = self.graph(sample).ok()?;
+            graph.value(*graph.outputs.first()?).ty.dtype()
+        };
+        let before = output(sample);
+        let gives_type = |name: &str| {
+            DType::ALL.into_iter().filter(|&dtype| Some(dtype) != before).any(|dtype| {
+                let attrs = sample.attrs.clone().with(name, i64::from(dtype.to_onnx()));
+                output(&Sample { attrs, ..sample.clone() }) == Some(dtype)
+            })
+        };
+        let numbers = sample.attrs.0.iter().filter(|(_, attr)| matches!(attr, Attr::Int(_)));
+        numbers.map(|(name, _)| name.to_string()).filter(|name| gives_type(name)).collect()
     }
 
     /// The inputs that a node passes gradients to, if it can be differentiated.

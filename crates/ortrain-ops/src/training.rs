@@ -4,7 +4,7 @@
 //! Names that onnxruntime-training's `generate_artifacts` would generate are generated here as well:
 //! `onnx::<token>::<n>`, where `n` counts from 1 for each set of artifacts ([`Names`]).
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType, tensor_to_proto};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType, listed, tensor_to_proto};
 use ortrain_onnx::{
     AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
@@ -484,7 +484,7 @@ pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
         )),
         many => {
             let nodes: Vec<String> = many.iter().map(|(node, _)| graph.node_label(node)).collect();
-            Err(Error::Graph(format!("an optimizer model needs one optimizer, but it has {}", nodes.join(", "))))
+            Err(Error::Graph(format!("an optimizer model needs one optimizer, but it has {}", listed(&nodes))))
         }
     }
 }

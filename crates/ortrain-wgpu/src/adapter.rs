@@ -98,14 +98,44 @@ fn kind_of(adapter: &wgpu::Adapter) -> AdapterKind {
     }
 }
 
+/// Calls drivers while nothing reaches the standard error of the process, if the environment has no `XDG_RUNTIME_DIR`: Mesa's
+/// layer for the choice of a device then prints that Wayland cannot be reached.
+#[cfg(target_os = "linux")]
+fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
+    /// The standard error as it was; it comes back when this is dropped, in a panic too.
+    struct Kept(std::os::fd::OwnedFd);
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            let _ = rustix::stdio::dup2_stderr(&self.0);
+        }
+    }
+    if std::env::var_os("XDG_RUNTIME_DIR").is_some() {
+        return call();
+    }
+    let nowhere = std::fs::File::options().write(true).open("/dev/null");
+    let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 0);
+    let (Ok(nowhere), Ok(own)) = (nowhere, own) else { return call() };
+    let _kept = Kept(own);
+    let _ = rustix::stdio::dup2_stderr(nowhere);
+    call()
+}
+
+/// Calls drivers.
+#[cfg(not(target_os = "linux"))]
+fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
+    call()
+}
+
 /// The adapters of the machine with their names: by interface, faster kinds first.
 fn named_adapters() -> Vec<(String, wgpu::Adapter)> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     // Checks of drivers' own layers, which print.
     descriptor.flags = wgpu::InstanceFlags::empty();
-    let instance = wgpu::Instance::new(descriptor);
-    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    let mut adapters = without_complaints(|| {
+        let instance = wgpu::Instance::new(descriptor);
+        pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY))
+    });
     adapters.sort_by_key(kind_of);
     let of_interface = |&(interface, backend, _): &(&'static str, wgpu::Backend, &str)| {
         let ours: Vec<_> = adapters.iter().filter(|a| a.get_info().backend == backend).cloned().collect();

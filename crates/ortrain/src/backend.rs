@@ -124,10 +124,13 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
         }),
         _ => {
             let names = [HOST, REFERENCE, AUTO, "webgpu", "vulkan", "metal", "dx12"];
+            let meant = match device.to_ascii_lowercase().as_str() {
+                "gpu" => format!("; did you mean {AUTO:?}, the best GPU?"),
+                _ => hint(device, names),
+            };
             Err(Error::Argument(format!(
                 "there is no device {device:?} here; there are \"cpu\" and \"reference\", \"webgpu\", \"vulkan\", \"metal\" and \
-                 \"dx12\" for GPUs, and \"auto\"{}",
-                hint(device, names)
+                 \"dx12\" for GPUs, and \"auto\"{meant}"
             )))
         }
     }

@@ -1,6 +1,6 @@
 //! What of a model would be trained, what would not, and why, before anything is written.
 
-use ortrain_graph::{DType, Graph, Node, ValueId, ValueType};
+use ortrain_graph::{DType, Graph, Node, ValueId, ValueType, listed};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::passes::{
     differentiate::{cuts, depends_on, gradients_known},
@@ -556,7 +556,7 @@ fn gradients(
         let before = names(&graph, &depends_on(&graph, index, &targets));
         if let Some((values, operator)) = stop_of(&graph, node) {
             let values: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
-            let reason = format!("stop_gradients ends the gradient at {}", values.join(", "));
+            let reason = format!("stop_gradients ends the gradient at {}", listed(&values));
             cut.push((graph.node_label(node), operator, reason, before));
             continue;
         }
@@ -587,7 +587,7 @@ fn gradients(
                 let mut found = obstacle(&error, label);
                 let quoted: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
                 found.fix =
-                    format!("leave out of requires_grad what is trained through it ({})", quoted.join(", "));
+                    format!("leave out of requires_grad what is trained through it ({})", listed(&quoted));
                 if stop.open {
                     found.fix += ", or give the inputs of the model fixed sizes, which it may need";
                 }

@@ -1,6 +1,6 @@
 //! The gradient of a graph is a graph: one reverse walk over the path between the values to be trained and the loss.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType, listed};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -462,14 +462,14 @@ pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
         if !stopped.is_empty() && others == 0 {
             format!(
                 "every path from it to {names} goes through {}, where stop_gradients ends the gradient",
-                stopped.join(", ")
+                listed(&stopped)
             )
         } else if cuts.is_empty() {
             let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
-            let users = users.join(", ");
+            let users = listed(&users);
             format!("what reaches {names} of {users}, which it goes into, does not depend on it")
         } else {
-            let cuts = cuts.join(", ");
+            let cuts = listed(&cuts);
             format!(
                 "every path from it to {names} goes through {cuts}, which passes no gradient back; {REMEDY}"
             )

@@ -226,7 +226,7 @@ fn key(of_domain: &str, name: &str, overload: &str) -> Key {
 fn call_label(node: &NodeProto) -> String {
     let output = node.output.iter().find(|name| !name.is_empty()).map_or("nothing", String::as_str);
     if node.name.is_empty() {
-        format!("the node that makes {:?} ({})", output, node.op_type)
+        format!("{} -> {output:?}", node.op_type)
     } else {
         format!("node {:?} ({})", node.name, node.op_type)
     }
@@ -879,10 +879,7 @@ mod tests {
         let call = |inputs: &[&str], outputs: &[&str]| node("F", "own", inputs, outputs);
         let one = |call: NodeProto| inlined(model(vec![call], vec![function("F", &["x"], &["y"], relu())]));
         let message = one(call(&["a", "b"], &["c"])).expect_err("two inputs");
-        assert_eq!(
-            message,
-            r#"the node that makes "c" (F): it has 2 inputs, but function "F" of domain "own" declares 1"#
-        );
+        assert_eq!(message, r#"F -> "c": it has 2 inputs, but function "F" of domain "own" declares 1"#);
         let message = one(with(call(&["a"], &["c"]), float("slope", 1.0))).expect_err("an attribute");
         assert!(message.contains("\"slope\", which function \"F\""), "{message}");
         let twice = vec![function("F", &["x"], &["y"], relu()), function("F", &["x"], &["y"], relu())];
@@ -946,7 +943,7 @@ mod tests {
         assert_eq!(doubling(5).expect("few nodes").len(), 32);
         assert_eq!(
             doubling(30).expect_err("2^30 nodes"),
-            "the node that makes \"b\" (F0): the model's functions, written out, have more than 262144 nodes or take more \
+            "F0 -> \"b\": the model's functions, written out, have more than 262144 nodes or take more \
              than 1073741824 bytes; this call alone has 1073741824 nodes and repeats 55834572747 bytes; a Loop repeats nodes \
              without writing them out"
         );

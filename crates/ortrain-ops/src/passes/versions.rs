@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ortrain_graph::{Attr, DType, Graph, Node};
+use ortrain_graph::{Attr, DType, Graph, Node, listed};
 
 use crate::families::refused;
 use crate::op::Definition;
@@ -78,11 +78,8 @@ fn refused(graph: &Graph) -> Vec<Error> {
 fn unknown_operators(graph: &Graph) -> Vec<String> {
     let mut unknown = BTreeMap::new();
     collect_unknown(graph, &mut unknown);
-    let list = unknown.into_iter().map(|(op, nodes): (String, Vec<String>)| {
-        let shown: Vec<&str> = nodes.iter().take(5).map(String::as_str).collect();
-        let rest = if nodes.len() > 5 { format!(" and {} more", nodes.len() - 5) } else { String::new() };
-        format!("{op} ({}{rest})", shown.join(", "))
-    });
+    let list =
+        unknown.into_iter().map(|(op, nodes): (String, Vec<String>)| format!("{op} ({})", listed(&nodes)));
     list.collect()
 }
 
@@ -100,7 +97,7 @@ fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
         if !known && refused::reason(&node.domain, &node.op).is_none() {
             let name = match node.present_outputs().next() {
                 _ if !node.name.is_empty() => format!("{:?}", node.name),
-                Some(output) => format!("the one that makes {:?}", graph.name_of(output)),
+                Some(output) => format!("-> {:?}", graph.name_of(output)),
                 None => "an unnamed one".into(),
             };
             unknown.entry(node.op_label()).or_default().push(name);

@@ -359,7 +359,7 @@ mod tests {
     fn what_may_be_probabilities_is_asked_for() {
         let sentence = |loss: &str, node: &str| {
             format!(
-                "{loss} takes logits, but \"p\" is made by the node that makes \"p\" ({node}), which may well give \
+                "{loss} takes logits, but \"p\" is made by {node} -> \"p\", which may well give \
                  probabilities; name the logits in loss_input_names (\"p\" itself, if it holds them)"
             )
         };

@@ -5,6 +5,7 @@
 //! of the forward subgraph again, or are given it.
 
 mod branch;
+mod growing;
 mod repeat;
 mod scan_8;
 #[cfg(test)]

@@ -4,19 +4,21 @@
 //! condition holds, at most as often as it says; a Scan once for each slice of what it scans. Both carry values from one
 //! iteration to the next and collect others. Where the number of iterations is known when a program is made, and the
 //! iterations are few nodes altogether, they are written out and leave no trace; otherwise the body is a schedule of its
-//! own. What a Loop carries may change its shape, as long as nothing collects it. Sequences are not carried.
+//! own. What a Loop carries may change its shape, as long as the model does not collect it. Sequences are not carried.
 //!
 //! The gradient of both is a Scan in the other direction. It carries the gradients of what is carried, and sums of the
 //! gradients of captured values; it scans what the body computed, which the forward node collects for it. Of integers
 //! only the inputs of the body are collected, and of what depends on captured values alone nothing: these are computed
 //! again. So random numbers of a body are drawn once; where a subgraph of the body is computed again they come out the
 //! same, for they depend on names, and on the position along the first value that is scanned, which both have in common.
+//! Where what a Loop carries changes its shape, the gradient is a Loop: see `growing`.
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::Along;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::branch::either;
+use super::growing::{Growing, is_steady, outer_sizes};
 use super::{
     BODY, copied, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
     zeros_like,
@@ -422,6 +424,14 @@ impl Repeat {
             return Ok(());
         }
 
+        // A carried value that has another type in the body than before the first iteration changes its shape.
+        let changes = |j: usize| {
+            let before = cx.input(self.carried_input(j));
+            r.conditional && before.is_ok_and(|id| *cx.ty(id) != graph.value(carried_in[j]).ty)
+        };
+        let grows = carries.iter().any(|&j| changes(j));
+        let something_grows = (0..r.carried).any(changes);
+
         // The outputs of the gradient's body: what is carried on, the sums, and what is collected.
         let forward_outputs = std::mem::take(&mut graph.outputs);
         let mut states: Vec<ValueId> = Vec::new();
@@ -429,7 +439,8 @@ impl Repeat {
             let adjoint = adjoints[j].expect("it is carried");
             states.push(adjoint);
             let next = of_carried.get(&j).copied();
-            let next = next.unwrap_or_else(|| zeros_like(&mut graph, adjoint));
+            let like = if grows { carried_in[j] } else { adjoint };
+            let next = next.unwrap_or_else(|| zeros_like(&mut graph, like));
             graph.outputs.push(next);
         }
         for &(c, gradient) in &of_captured {
@@ -444,6 +455,49 @@ impl Repeat {
         graph.outputs.extend(of_slices.iter().map(|&(_, gradient)| gradient));
 
         let kept = Kept::of(&graph, forward_nodes, r)?;
+        let outer = outer_sizes(cx);
+        if grows || something_grows && kept.saved.iter().any(|&id| !is_steady(&graph, id, &outer)) {
+            let mut initial = Vec::with_capacity(states.len());
+            for &j in &carries {
+                let name = graph.name_of(carried_out[j]).to_owned();
+                initial.push(match cx.output_grad(j) {
+                    Some(gradient) => gradient,
+                    None => {
+                        let last = cx.output(j, &name);
+                        let dtype = graph.value(carried_out[j]).ty.dtype().unwrap_or(DType::F32);
+                        zeros_of(cx, last, dtype)
+                    }
+                });
+            }
+            for &(c, _) in &of_captured {
+                initial.push(zeros_outside(cx, own + c)?);
+            }
+            let arrived = arriving.iter().zip(&elements);
+            let collected = arrived
+                .map(|(&k, &element)| (element, cx.output_grad(r.carried + k).expect("it arrives")))
+                .collect();
+            let growing = Growing {
+                repetition: r,
+                graph,
+                forward_nodes,
+                forward_values,
+                kept,
+                forward_outputs,
+                states,
+                initial,
+                collected,
+            };
+            let gradients = growing.write(cx)?;
+            for (&j, &gradient) in carries.iter().zip(&gradients) {
+                if cx.wants(self.carried_input(j)) {
+                    cx.give(self.carried_input(j), gradient);
+                }
+            }
+            for (&(c, _), &gradient) in of_captured.iter().zip(&gradients[carries.len()..]) {
+                cx.give(own + c, gradient);
+            }
+            return Ok(());
+        }
         let direction = r.scanned.first().is_some_and(|along| along.reversed);
         let mut saved = kept.saved.clone();
         if saved.is_empty() && r.conditional {
@@ -588,9 +642,15 @@ fn leading_to(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<V
 /// Zeros of the shape and type of input `k`.
 fn zeros_outside(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
     let like = cx.input(k)?;
-    let zero = Tensor::filled(cx.dtype(like)?, &[1], 0.0);
+    let dtype = cx.dtype(like)?;
+    Ok(zeros_of(cx, like, dtype))
+}
+
+/// Zeros of the shape of a value.
+fn zeros_of(cx: &mut Grad<'_>, like: ValueId, dtype: DType) -> ValueId {
+    let zero = Tensor::filled(dtype, &[1], 0.0);
     let shape = cx.shape_of(like);
-    Ok(cx.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero)))
+    cx.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero))
 }
 
 /// Axes and directions as attributes of a Scan; `what` is "input" or "output".
@@ -608,9 +668,9 @@ fn along_attrs(mut attrs: Attrs, what: &str, along: &[Along]) -> Attrs {
 }
 
 /// What the gradient's body takes over from the forward one.
-struct Kept {
+pub(super) struct Kept {
     /// Values that are saved.
-    saved: Vec<ValueId>,
+    pub(super) saved: Vec<ValueId>,
     /// Slices that are scanned again.
     slices: FxHashSet<ValueId>,
     /// Forward nodes that are computed again.
@@ -672,7 +732,7 @@ impl Kept {
     }
 
     /// Leaves only what is computed again of the forward nodes.
-    fn apply(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
+    pub(super) fn apply(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
         let mut index = 0;
         graph.nodes.retain(|_| {
             index += 1;
@@ -699,7 +759,7 @@ impl Kept {
 }
 
 /// Whether a node or one of its subgraphs draws random numbers.
-fn draws_random_numbers(node: &Node) -> bool {
+pub(super) fn draws_random_numbers(node: &Node) -> bool {
     crate::families::draws_random_numbers(&node.domain, &node.op)
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }

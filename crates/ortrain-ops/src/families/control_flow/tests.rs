@@ -818,8 +818,8 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn what_is_collected_has_one_shape() {
-    // The carried value grows, and its gradient needs all of it.
+fn carried_values_that_grow() {
+    // The carried value doubles, and its gradient needs all of it.
     let v = f64s(&[1], &[7.0]);
     let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v]);
     let inner = body(&["i", "go", "v"], |g, c| {
@@ -830,11 +830,9 @@ fn what_is_collected_has_one_shape() {
     let ports = [Some(ids[0]), None, Some(ids[1])];
     repeated(&mut graph, ("Loop", "y"), &ports, &[], 1, Attrs::new().with(BODY, inner));
     infer(&mut graph).expect("valid");
-    let gradient = gradient_graph(&graph, &[Some(spread(&[8], 1))], &[1]);
-    let failure = run(&gradient, &[Tensor::i64(&[], &[3]), v]).expect_err("shapes differ");
-    let Failure::Run(error) = failure else { panic!("{failure:?}") };
-    for part in ["\"y\" (Loop)", "iteration 1", "next", "one shape"] {
-        assert!(error.to_string().contains(part), "{error}");
+    let v = f64s(&[1], &[-0.7]);
+    for count in [0i64, 1, 2, 3] {
+        gradients(&graph, &[Tensor::i64(&[], &[count]), v.clone()], &[1], &[0]);
     }
 }
 
@@ -858,5 +856,114 @@ fn loops_that_are_nested_too_deep_are_refused() {
                 assert!(deep == 9 && error.to_string().contains("nested 9 deep in it; 8"), "{error}");
             }
         }
+    }
+}
+
+/// A decoder: in every iteration the newest row looks at all rows before it and is appended. It collects a number for each
+/// iteration, and an integer list grows beside the rows.
+///
+/// Inputs are the count, the rows `[n, 2]`, a matrix and a limit for the sum of the rows.
+fn decoder(inputs: &[Tensor]) -> Graph {
+    let references: Vec<&Tensor> = inputs.iter().collect();
+    let (mut graph, ids) = graph(&references);
+    let started = graph.add_constant("started", Tensor::i64(&[1], &[0]));
+    let inner = body(&["i", "go", "rows", "places", "w", "limit"], |g, c| {
+        let ints = |g: &mut Graph, values: &[i64]| g.add_constant("ints", Tensor::i64(&[values.len()], values));
+        let axis = |axis: i64| Attrs::new().with("axis", axis);
+        let (newest, end, zero) = (ints(g, &[-1]), ints(g, &[i64::MAX]), ints(g, &[0]));
+        let row = one(g, "Slice", "row", &[c[2], newest, end, zero]);
+        let keys = one(g, "MatMul", "keys", &[c[2], c[4]]);
+        let turned = one_with(g, "Transpose", "turned", &[keys], Attrs::new().with("perm", vec![1i64, 0]));
+        let scores = one(g, "MatMul", "scores", &[row, turned]);
+        let shares = one_with(g, "Softmax", "shares", &[scores], axis(-1));
+        let mixed = one(g, "MatMul", "mixed", &[shares, c[2]]);
+        let made = one(g, "Tanh", "made", &[mixed]);
+        let rows = one_with(g, "Concat", "rows_next", &[c[2], made], axis(0));
+        let one_more = ints(g, &[1]);
+        let place = one(g, "Reshape", "place", &[c[0], one_more]);
+        let places = one_with(g, "Concat", "places_next", &[c[3], place], axis(0));
+        let picked = one_with(g, "Gather", "picked", &[c[2], c[3]], axis(0));
+        let sum = one_with(g, "ReduceSum", "sum", &[picked], Attrs::new().with("keepdims", 0i64));
+        vec![one(g, "Less", "on", &[sum, c[5]]), rows, places, one(g, "Mul", "number", &[sum, sum])]
+    });
+    let ports = [Some(ids[0]), None, Some(ids[1]), Some(started)];
+    repeated(&mut graph, ("Loop", "y"), &ports, &ids[2..4], 3, Attrs::new().with(BODY, inner));
+    infer(&mut graph).expect("valid");
+    graph
+}
+
+#[test]
+fn a_decoder_that_appends() {
+    let rows = f64s(&[2, 2], &[0.3, -0.5, 0.8, 0.2]);
+    let inputs = |count: i64, limit: f64| {
+        [Tensor::i64(&[], &[count]), rows.clone(), spread(&[2, 2], 3), f64s(&[], &[limit])]
+    };
+    let given = inputs(3, 100.0);
+    let graph = decoder(&given);
+    let results = run(&graph, &given).expect("it runs");
+    let shapes: Vec<&[usize]> = results.iter().map(Tensor::dims).collect();
+    assert_eq!(shapes, [&[5, 2][..], &[4], &[3]]);
+    for (through, targets) in [(&[0][..], &[1, 2][..]), (&[2], &[1, 2]), (&[0, 2], &[2]), (&[0, 2], &[1])] {
+        gradients(&graph, &given, targets, through);
+    }
+    // The number of iterations follows from the values.
+    let stopped = inputs(1000, 1.0);
+    let graph = decoder(&stopped);
+    let results = run(&graph, &stopped).expect("it runs");
+    assert!((2..1000).contains(&results[2].len()), "{:?}", results[2].dims());
+    check_gradients(&graph, &stopped, &[1, 2], &[0, 2]);
+    let read = through_file(&graph);
+    assert_eq!(run(&read, &stopped).expect("it runs"), results);
+}
+
+#[test]
+fn random_numbers_of_a_loop_that_grows_are_drawn_once() {
+    let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &f64s(&[1], &[0.7])]);
+    let inner = |inside: bool| {
+        body(&["i", "go", "v"], |g, c| {
+            let ratio = g.add_constant("ratio", Tensor::scalar(DType::F64, 0.5));
+            let training = g.add_constant("training", flag(true));
+            let dropped = if inside {
+                let branch = |name: &str| {
+                    let mut branch = body(&["v", "ratio", "training"], |g, c| vec![one(g, "Dropout", name, c)]);
+                    branch.name = name.to_owned();
+                    branch
+                };
+                let attrs =
+                    Attrs::new().with("then_branch", branch("yes")).with("else_branch", branch("no"));
+                let chosen =
+                    repeated(g, ("If", "chosen"), &[Some(c[1])], &[c[2], ratio, training], 1, attrs)[0];
+                g.outputs.clear();
+                chosen
+            } else {
+                one(g, "Dropout", "dropped", &[c[2], ratio, training])
+            };
+            let squared = one(g, "Mul", "squared", &[dropped, dropped]);
+            let next = one_with(g, "Concat", "next", &[c[2], squared], Attrs::new().with("axis", 0i64));
+            vec![one(g, "Identity", "on", &c[1..2]), next]
+        })
+    };
+    let ports = [Some(ids[0]), None, Some(ids[1])];
+    let empty = graph.clone();
+    repeated(&mut graph, ("Loop", "y"), &ports, &[], 1, Attrs::new().with(BODY, inner(false)));
+    infer(&mut graph).expect("valid");
+    let inputs = [Tensor::i64(&[], &[3]), f64s(&[1], &[0.7])];
+    // The values double and are even powers of the first one: the gradient follows from the result.
+    let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F64, &[8], 1.0))], &[1]);
+    let results = run(&gradient, &inputs).expect("it runs");
+    let (values, got) = (results[0].to_f64(), results.last().expect("a gradient").to_f64());
+    let power = |value: f64| if value == 0.0 { 0.0 } else { (value.abs().log2() / 0.7f64.log2()).round() };
+    assert!(values.iter().any(|&value| value == 0.0), "{values:?}");
+    let _ = power;
+    assert!(got[0].is_finite());
+    let mut graph = empty;
+    repeated(&mut graph, ("Loop", "y"), &ports, &[], 1, Attrs::new().with(BODY, inner(true)));
+    infer(&mut graph).expect("valid");
+    let loss = graph.outputs[0];
+    let ones = graph.add_constant("ones", Tensor::filled(DType::F64, &[8], 1.0));
+    let error = crate::passes::differentiate::backpropagate(&mut graph, &[(loss, ones)], &[ids[1]]);
+    let message = error.expect_err("refused").to_string();
+    for part in ["\"y\" (Loop)", "changes its shape", "random numbers of"] {
+        assert!(message.contains(part), "{message}");
     }
 }
