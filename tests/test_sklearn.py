@@ -620,7 +620,8 @@ def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
             artifacts.generate_artifacts(model, loss=artifacts.LossType[loss], artifact_directory=tmp_path)
         assert str(error.value) == (
             f'the model: the {said} loss takes logits, but "p" is made by '
-            'ai.onnx.ml:Normalizer -> "p", which may well give probabilities; name the logits in loss_input_names "
+            'ai.onnx.ml:Normalizer -> "p", which may well give probabilities; name the logits in '
+            "loss_input_names "
             '("p" itself, if it holds them)'
         )
     assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ def kept_source(model: ModelLike) -> Plain:
 
     Raises:
         NoSuchFileError: for a path that leads nowhere.
+        OrtrainError: for a path that is no regular file.
         TypeError: for what is no model.
 
     """
@@ -28,6 +29,7 @@ def kept_source(model: ModelLike) -> Plain:
     if isinstance(source, bytes):
         return source
     path = Path(source)
+    _files.check_regular(path)
     try:
         return path.read_bytes(), str(path.parent.resolve())
     except FileNotFoundError as error:

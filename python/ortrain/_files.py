@@ -24,7 +24,7 @@ from typing import BinaryIO
 from ortrain._sources import PathLike
 from ortrain.errors import NoSuchFileError, OrtrainError
 
-__all__ = ["placed", "write"]
+__all__ = ["check_regular", "placed", "write"]
 
 # A suffix is two numbers and an ending.
 _LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
@@ -42,6 +42,21 @@ else:
 
 
 _OPEN_FILES_STAY = os.name == "nt"
+
+
+def check_regular(path: PathLike) -> None:
+    """Refuse a pipe or a device that is to be read: opening a pipe waits for its writer.
+
+    Raises:
+        OrtrainError: for a pipe, a socket or a device.
+
+    """
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  (the text is the caller's)
+    except OSError:
+        return  # The call that reads says why.
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OrtrainError(f"cannot read {os.fspath(path)!s}: it is not a regular file")
 
 
 def write(path: PathLike, data: bytes) -> None:

@@ -1,6 +1,7 @@
 //! From bytes to a model.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,12 +22,21 @@ pub struct LoadedModel {
     unknown_fields: u64,
 }
 
+/// Refuses a pipe or a device before it is opened: opening a pipe waits for its writer. A folder fails when it is read.
+fn check_regular(path: &Path) -> io::Result<()> {
+    let kind = path.metadata()?.file_type();
+    if kind.is_file() || kind.is_dir() {
+        return Ok(());
+    }
+    Err(io::Error::other("it is not a regular file"))
+}
+
 impl LoadedModel {
     /// Loads a model from a file, which is read completely; external data is read when asked for.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or does not hold an ONNX model.
+    /// The file cannot be read, is no regular file, or does not hold an ONNX model.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, OnnxError> {
         Self::load_with(path, Storage::Read)
     }
@@ -35,13 +45,13 @@ impl LoadedModel {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or does not hold an ONNX model.
+    /// The file cannot be read, is no regular file, or does not hold an ONNX model.
     pub fn load_with(path: impl AsRef<Path>, storage: Storage) -> Result<Self, OnnxError> {
         let path = path.as_ref();
-        let bytes = match storage {
+        let bytes = check_regular(path).and_then(|()| match storage {
             Storage::Read => std::fs::read(path).map(Bytes::from),
             Storage::Mapped => File::open(path).and_then(|file| mapped::map(&file)),
-        };
+        });
         let bytes = bytes.map_err(|error| OnnxError::Read { path: path.to_owned(), error })?;
         Self::from_buffer(&bytes, &path.display().to_string(), ExternalData::beside(path, storage))
     }

@@ -12,6 +12,9 @@ use crate::lower::Lower;
 use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
+/// The error of an operator without a gradient.
+pub(crate) const NO_GRADIENT: &str = "it has no gradient";
+
 /// One application of an operator, its attributes read.
 pub trait Op {
     /// Checks arity, types and shapes, and says the types and shapes of the outputs (and their elements, where they
@@ -29,7 +32,7 @@ pub trait Op {
     /// What prevents a gradient, and what would help.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let _ = cx;
-        Err(OpError::unsupported("it has no gradient"))
+        Err(OpError::unsupported(NO_GRADIENT))
     }
 
     /// Emits the instructions that compute the outputs; all shapes are numbers by now. The default lowers the

@@ -6,7 +6,7 @@
 
 use ortrain_graph::{Attr, AttrError, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use crate::op::{Definition, Placement};
+use crate::op::{Definition, NO_GRADIENT, Placement};
 use crate::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use crate::registry::{NEWEST_OPSET, build};
 use crate::{Error, OpError};
@@ -290,8 +290,8 @@ impl Probe<'_> {
     }
 
     /// The inputs that a node passes gradients to, if it can be differentiated.
-    fn passes_back(&self, sample: &Sample, constants: bool) -> Option<Vec<usize>> {
-        let (mut graph, ids) = self.accepted(&mut sample.clone())?;
+    fn passes_back(&self, sample: &Sample, constants: bool) -> Passed {
+        let Some((mut graph, ids)) = self.accepted(&mut sample.clone()) else { return Passed::NotHere };
         if constants {
             for id in ids.iter().copied().flatten() {
                 let value = graph.value_mut(id);
@@ -301,7 +301,9 @@ impl Probe<'_> {
                     value.constant = Some(Tensor::filled(DType::I64, &dims, 1.0));
                 }
             }
-            infer(&mut graph).ok()?;
+            if infer(&mut graph).is_err() {
+                return Passed::NotHere;
+            }
         }
         let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
         let mut seeds = Vec::new();
@@ -314,8 +316,18 @@ impl Probe<'_> {
         let wanted: Vec<usize> =
             (0..ids.len()).filter(|&k| ids[k].is_some_and(|id| is_float(&graph, id))).collect();
         let targets: Vec<ValueId> = wanted.iter().filter_map(|&k| ids[k]).collect();
-        let found = backpropagate(&mut graph, &seeds, &targets).ok()?;
-        Some(wanted.into_iter().zip(found).filter(|(_, found)| found.is_some()).map(|(k, _)| k).collect())
+        match backpropagate(&mut graph, &seeds, &targets) {
+            Ok(found) => {
+                let given = wanted.into_iter().zip(found).filter(|(_, found)| found.is_some());
+                Passed::To(given.map(|(k, _)| k).collect())
+            }
+            Err(Error::Node { source: OpError::Unsupported(reason), .. })
+                if reason.starts_with(NO_GRADIENT) =>
+            {
+                Passed::Never
+            }
+            Err(_) => Passed::NotHere,
+        }
     }
 
     /// The inputs that get gradients from a node like this one, with the ranks that suit it best.
@@ -372,8 +384,8 @@ impl Probe<'_> {
                     for (&k, &digit) in open.iter().zip(&digits) {
                         sample.inputs[k] = sample.inputs[k].as_ref().map(|ty| size.of_rank(ty, RANKS[digit]));
                     }
-                    self.better(&mut best, sample, constants);
-                    if best.as_ref().is_some_and(|best| best.given.len() == floats) {
+                    let possible = self.better(&mut best, sample, constants);
+                    if !possible || best.as_ref().is_some_and(|best| best.given.len() == floats) {
                         return best;
                     }
                     let Some(at) = digits.iter().rposition(|&digit| digit + 1 < RANKS.len()) else { break };
@@ -388,14 +400,27 @@ impl Probe<'_> {
         best
     }
 
-    /// Keeps a node if it passes gradients to more inputs.
-    fn better(&self, best: &mut Option<Best>, sample: Sample, constants: bool) {
-        if let Some(given) = self.passes_back(&sample, constants)
-            && best.as_ref().is_none_or(|best| given.len() > best.given.len())
-        {
-            *best = Some(Best { sample, constants, given });
+    /// Keeps a node if it passes gradients to more inputs. Returns false if the operator has no gradient.
+    fn better(&self, best: &mut Option<Best>, sample: Sample, constants: bool) -> bool {
+        match self.passes_back(&sample, constants) {
+            Passed::To(given) if best.as_ref().is_none_or(|best| given.len() > best.given.len()) => {
+                *best = Some(Best { sample, constants, given });
+                true
+            }
+            Passed::To(_) | Passed::NotHere => true,
+            Passed::Never => false,
         }
     }
+}
+
+/// The gradients that a node passes back.
+enum Passed {
+    /// To these inputs.
+    To(Vec<usize>),
+    /// None: the node is refused, or has no gradient with inputs like these.
+    NotHere,
+    /// None: the operator has no gradient.
+    Never,
 }
 
 /// The node that passes gradients to most inputs so far.
@@ -480,13 +505,16 @@ impl Definition {
             probe.least().map(|least| (probe, least))
         })?;
         // Nobody checks the inputs of a node that is rewritten anyway.
-        let most = if self.rewritten { least.clone() } else { probe.most(&least) };
+        let mut most = if self.rewritten { least.clone() } else { probe.most(&least) };
         let variadic = most.captures == 0 && most.inputs.len() == MOST_INPUTS;
-        let own = most.inputs.len() - most.captures;
-        let mut types: Vec<Vec<DType>> = (0..own).map(|k| probe.types(&most, k)).collect();
+        let mut typed = most.inputs.len() - most.captures;
         if variadic {
-            types.truncate(least.inputs.len().max(1));
+            // Two inputs stand for any number of them.
+            most.inputs.truncate(least.inputs.len().max(1) + 1);
+            typed = least.inputs.len().max(1);
         }
+        let own = most.inputs.len() - most.captures;
+        let types: Vec<Vec<DType>> = (0..typed).map(|k| probe.types(&most, k)).collect();
         let (graph, _) = probe.accepted(&mut most.clone())?;
         let runs = if self.rewritten {
             Runs::Decomposition

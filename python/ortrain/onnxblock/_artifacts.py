@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from ortrain._files import check_regular
 from ortrain._operators import OperatorLibrary, Plain
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import base, empty_base, opset_of
@@ -21,6 +22,7 @@ def _read(source: str | bytes) -> onnx.ModelProto:
     if isinstance(source, bytes):
         model = onnx.ModelProto.FromString(source)
     else:
+        check_regular(source)
         # External data stays where it is: blocks do not look into it.
         model = onnx.load(source, load_external_data=False)
     return model

@@ -12,6 +12,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ortrain import _ortrain, artifacts
+from ortrain._files import check_regular
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError, InvalidModelError, NoSuchFileError, UnsupportedError
 from ortrain.ortvalue import OrtValue
@@ -44,6 +45,7 @@ def read_model(model: ModelLike | ModelBuilder, features: int, outputs: int) -> 
     if isinstance(source, str):
         if not os.path.exists(source):  # noqa: PTH110  (the text is the caller's)
             raise NoSuchFileError(f"there is no file {source}")
+        check_regular(source)
         proto = _decoded(lambda: onnx.load(source), source)
     else:
         proto = _decoded(lambda: ModelProto.FromString(source), "the model")

@@ -415,7 +415,13 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let new = |name, build| Definition::new("com.microsoft", name, &[1], build);
     vec![
         new("SGDOptimizer", |_, _| Ok(Box::new(Sgd))).runs_as(decompose_sgd),
-        new("AdamOptimizer", build_adam).runs_as(decompose_adam),
+        new("AdamOptimizer", build_adam).runs_as(decompose_adam).sample(|_| {
+            let number = |dtype| Some(ValueType::tensor(dtype, &[1]));
+            let tensor = Some(ValueType::tensor(DType::F32, &[2]));
+            let inputs = [number(DType::F32), number(DType::I64)].into_iter();
+            let inputs = inputs.chain(std::iter::repeat_n(tensor, 4)).collect();
+            Sample { inputs, ..Sample::default() }
+        }),
         new("LambOptimizer", build_lamb).runs_as(decompose_lamb).sample(|_| {
             let tensor = |dims: &[usize]| Some(ValueType::tensor(DType::F32, dims));
             let first = [None, None, None, tensor(&[1]), Some(ValueType::tensor(DType::I64, &[1]))];

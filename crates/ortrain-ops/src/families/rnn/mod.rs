@@ -536,6 +536,14 @@ fn a_width(_: &Definition) -> Sample {
     Sample::of(Attrs::new().with("hidden_size", 2i64))
 }
 
+/// A net of one step, one sequence, inputs of one number and states of two: X, W and R.
+fn a_net(definition: &Definition) -> Sample {
+    let rows = 2 * if definition.name == "GRUTraining" { Kind::Gru } else { Kind::Lstm }.gates();
+    let dims = [[1, 1, 1], [1, rows, 1], [1, rows, 2]];
+    let inputs = dims.map(|dims| Some(ValueType::tensor(DType::F32, &dims))).to_vec();
+    Sample { inputs, ..a_width(definition) }
+}
+
 /// The gradient of a net of two steps, two sequences, inputs and states of two numbers.
 fn a_gradient(definition: &Definition) -> Sample {
     let kind = match definition.name {
@@ -569,7 +577,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .later_types(BFLOAT16)
     });
     let training = ["GRUTraining", "LSTMTraining"]
-        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(a_width))
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(a_net))
         .map(|definition| definition.differentiated_as(plain::decompose_training));
     let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"].map(|name| {
         Definition::new(MICROSOFT, name, &[1], build_grad)
