@@ -325,7 +325,7 @@ def test_every_reader_takes_a_library() -> None:
     with pytest.raises(ortrain.UnsupportedError) as refused:
         ortrain.InferenceSession(model)
     assert str(refused.value) == (
-        'the model: the model uses operators that are not supported: own:Hard (-> "bent"); an operator '
+        'the model: the model uses operators that are not supported: own:Hard -> "bent"; an operator '
         "can be added as a function of ONNX (docs/extending.md)"
     )
     found = ortrain.inspect(model, operators=operators)

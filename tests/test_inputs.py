@@ -136,8 +136,8 @@ def test_labels_that_are_no_classes(tmp_path: Path) -> None:
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             module(X, [3, 10, -100])
         assert str(error.value).endswith(
-            "(SoftmaxCrossEntropyLoss): label 10 in row 1 is none of the 10 classes (0 to 9); "
-            "ignore_index, the label that is left out, is -100"
+            "(SoftmaxCrossEntropyLoss): label 10 in row 1 is none of the 10 classes (0 to 9) "
+            "and not -100, the ignore_index"
         )
 
 

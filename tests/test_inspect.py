@@ -503,6 +503,56 @@ def test_steps_on_the_host_and_sizes_that_are_not_known() -> None:
     assert "programs behind functions on the host" in step.without[0]
 
 
+# Operators behind a product, whose shapes follow from the values of an input of the model.
+BY_VALUES: dict[str, tuple[list[NodeProto], dict[str, list[int]]]] = {
+    "Reshape": ([helper.make_node("Reshape", ["h", "s"], ["y"])], {"s": [3]}),
+    "Expand": ([helper.make_node("Expand", ["h", "s"], ["y"])], {"s": [3]}),
+    "Tile": ([helper.make_node("Tile", ["h", "s"], ["y"])], {"s": [2]}),
+    "Resize": ([helper.make_node("Resize", ["h", "", "", "s"], ["y"], mode="linear")], {"s": [2]}),
+    "Split": ([helper.make_node("Split", ["h", "s"], ["y", "rest"], axis=-1)], {"s": [2]}),
+    "Range": (
+        [
+            helper.make_node("Range", ["zero", "s", "one"], ["counts"]),
+            helper.make_node("Cast", ["counts"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["h", "floats"], ["y"]),
+        ],
+        {"s": []},
+    ),
+    "ConstantOfShape": (
+        [
+            helper.make_node("ConstantOfShape", ["s"], ["zeros"]),
+            helper.make_node("Add", ["h", "zeros"], ["y"]),
+        ],
+        {"s": [2]},
+    ),
+}
+
+
+@pytest.mark.parametrize("op", BY_VALUES)
+def test_shapes_that_follow_from_values(op: str, tmp_path: Path) -> None:
+    """They stand in the way of no training, and of a plan only."""
+    nodes, sizes = BY_VALUES[op]
+    declare = helper.make_tensor_value_info
+    inputs = [declare("x", TensorProto.FLOAT, ["b", 3])]
+    inputs += [declare(name, TensorProto.INT64, dims) for name, dims in sizes.items()]
+    weights = [constant("w", np.ones((3, 4))), constant("zero", 0, np.int64), constant("one", 1, np.int64)]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"], "product"), *nodes],
+        "graph",
+        inputs,
+        [declare("y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    for found in (ortrain.inspect(model), ortrain.inspect(model, shapes={"x": [2, 3], **sizes})):
+        assert found.obstacles == []
+        assert found.step is None
+        assert found.names("trained") == ["w"]
+    assert found.value_inputs == ["s"]
+    assert "a step is planned when it runs: shapes follow from the values of s\n" in str(found)
+    artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [

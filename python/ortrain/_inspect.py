@@ -234,6 +234,8 @@ class Inspection:
     """Nodes that choose or repeat subgraphs."""
     open_inputs: dict[str, str]
     """Inputs whose shapes must be said before a step can be planned, with their types."""
+    value_inputs: list[str]
+    """Inputs whose values shapes follow from: a step cannot be planned before a run."""
     step: StepCost | None
     """What a training step computes and takes, if all shapes are known."""
     kind: Literal[
@@ -431,6 +433,7 @@ def inspection(
         host_steps=[NodeNote(**note) for note in found["host_steps"]],
         control_flow=[NodeNote(**note) for note in found["control_flow"]],
         open_inputs=found["open_inputs"],
+        value_inputs=found["value_inputs"],
         step=step,
         kind=found["kind"],
         inputs=found["inputs"],

@@ -20,7 +20,7 @@ use crate::kind::{described_inputs, inspect_artifact, inspect_other};
 use crate::nearest::hint_in;
 use crate::optim::OptimizerSpec;
 use crate::optimizer::optimizer_of_model;
-use crate::step_cost::{made_for, plan, shapes};
+use crate::step_cost::{Plan, made_for, plan, shapes};
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 use crate::{scores, tail};
 
@@ -212,6 +212,8 @@ pub struct Inspection {
     pub control_flow: Vec<NodeNote>,
     /// Inputs whose shapes must be said before a step can be planned, each with its type.
     pub open_inputs: Vec<(String, String)>,
+    /// Inputs whose values shapes follow from: a step cannot be planned before a run.
+    pub value_inputs: Vec<String>,
     /// What a training step computes and takes, if all shapes are known.
     pub step: Option<StepCost>,
     /// Of an optimizer model, and of a checkpoint with settings of an optimizer: the optimizer, its settings and groups.
@@ -345,7 +347,8 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
         let planned = made.and_then(|made| shapes.map(|shapes| plan(made, shapes)).transpose());
         match planned {
             Ok(None) => {}
-            Ok(Some((step, scheduled))) => {
+            Ok(Some(Plan::Values(inputs))) => inspection.value_inputs = inputs,
+            Ok(Some(Plan::Step(step, scheduled))) => {
                 for note in &mut inspection.control_flow {
                     if !scheduled.contains(&note.node) {
                         note.what =

@@ -954,6 +954,14 @@ impl Module {
         phase.runners.planned(&self.work, dims)
     }
 
+    /// The inputs whose values shapes follow from, as far as [`Module::planned`] has met them.
+    pub(crate) fn inputs_behind_shapes(&self, training: bool) -> Vec<String> {
+        let phase = if training { Some(&self.train) } else { self.eval.as_ref() };
+        let positions = phase.map(|phase| phase.runners.inputs_behind_shapes()).unwrap_or_default();
+        let names = self.input_names(training);
+        positions.into_iter().filter_map(|k| names.get(k).map(|name| (*name).to_owned())).collect()
+    }
+
     /// Runs steps and says where their time goes: instruction by instruction, beside what the machine could do at most.
     /// The results of the last step come to `deliver`; they have the bits of a step that is not profiled.
     ///

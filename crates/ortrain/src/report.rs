@@ -128,6 +128,12 @@ impl fmt::Display for Inspection {
                 "a step can be planned when sizes are given (batch_size, shapes) of {}",
                 described(&self.open_inputs)
             )?;
+        } else if !self.value_inputs.is_empty() {
+            writeln!(
+                f,
+                "a step is planned when it runs: shapes follow from the values of {}",
+                self.value_inputs.join(", ")
+            )?;
         }
         if !self.obstacles.is_empty() {
             writeln!(f, "it cannot be trained as it is:")?;
@@ -338,6 +344,7 @@ impl Inspection {
             ("host_steps", list(self.host_steps.iter().map(note).collect())),
             ("control_flow", list(self.control_flow.iter().map(note).collect())),
             ("open_inputs", typed(&self.open_inputs)),
+            ("value_inputs", texts(&self.value_inputs)),
             ("step", self.step.as_ref().map_or_else(|| "null".to_owned(), step)),
             ("optimizer", self.optimizer.as_ref().map_or_else(|| "null".to_owned(), OptimizerSpec::to_text)),
         ])

@@ -120,6 +120,11 @@ impl Runners {
         Ok((schedule, need))
     }
 
+    /// The positions of the inputs whose values shapes follow from, as far as [`Runners::planned`] has met them.
+    pub(crate) fn inputs_behind_shapes(&self) -> Vec<usize> {
+        self.specialiser.inputs_behind_shapes()
+    }
+
     /// Runs on checked inputs. Allocates only for shapes that are new, and where a schedule is more than one program.
     pub(crate) fn run(
         &mut self,

@@ -231,11 +231,16 @@ pub(crate) fn made_for(
     generate_loaded(label, model, &options)
 }
 
-/// Plans a step on artifacts as a [`Module`] does. Also the nodes that are segments of their own.
-pub(crate) fn plan(
-    made: Artifacts,
-    inputs: Vec<(String, Vec<usize>)>,
-) -> Result<(StepCost, FxHashSet<String>)> {
+/// A plan of a step.
+pub(crate) enum Plan {
+    /// The cost, and the nodes that are segments of their own.
+    Step(StepCost, FxHashSet<String>),
+    /// There is none before a run: shapes follow from the values of these inputs.
+    Values(Vec<String>),
+}
+
+/// Plans a step on artifacts as a [`Module`] does.
+pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result<Plan> {
     let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
     let (train, eval) =
         (ModelSource::from_proto(&made.training_model)?, ModelSource::from_proto(&made.eval_model)?);
@@ -249,8 +254,14 @@ pub(crate) fn plan(
     };
     let dims =
         |training| module.input_names(training).iter().map(|name| find(name)).collect::<Result<Vec<_>>>();
-    let (forward, forward_need) = module.planned(&dims(false)?, false)?;
-    let (step, need) = module.planned(&dims(true)?, true)?;
+    let (forward, step) = (module.planned(&dims(false)?, false), module.planned(&dims(true)?, true));
+    let mut behind_shapes = module.inputs_behind_shapes(true);
+    let others = module.inputs_behind_shapes(false).into_iter().filter(|name| !behind_shapes.contains(name));
+    behind_shapes.extend(others.collect::<Vec<_>>());
+    if !behind_shapes.is_empty() {
+        return Ok(Plan::Values(behind_shapes));
+    }
+    let ((forward, forward_need), (step, need)) = (forward?, step?);
     let mut parts = Parts::default();
     parts.add(&step);
     let mut without = Vec::new();
@@ -282,7 +293,7 @@ pub(crate) fn plan(
         inputs,
     };
     parts.add(&forward);
-    Ok((cost, parts.labels))
+    Ok(Plan::Step(cost, parts.labels))
 }
 
 /// What a schedule is made of beside programs.

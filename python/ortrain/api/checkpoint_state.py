@@ -121,6 +121,8 @@ class Parameter:
         Where the state lies on a device (:attr:`CheckpointState.device`), this is a read-only copy, made when it is
         asked for; assigning to :attr:`data` copies there.
 
+        A parameter without axes takes a float of NumPy of any width, as ``parameter.data * 0.9`` is one; it is rounded.
+
         Raises:
             InvalidArgumentError: for an array of another shape or type than the parameter's.
 
@@ -141,6 +143,9 @@ class Parameter:
             raise InvalidArgumentError(
                 f"parameter {self._name!r} is set from an array or an OrtValue, not {type(value).__name__}"
             )
+        if isinstance(value, np.floating) and not self.shape:
+            # Arithmetic on an array without axes gives a number, of float64 before NumPy 2.
+            value = np.asarray(value, self.dtype)
         self._native.set_parameter(self._name, native_value(value))
 
     @property

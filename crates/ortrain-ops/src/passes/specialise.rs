@@ -278,6 +278,15 @@ impl Specialiser {
         })
     }
 
+    /// The positions of the user inputs whose values the shapes of schedules made so far follow from, in order.
+    #[must_use]
+    pub fn inputs_behind_shapes(&self) -> Vec<usize> {
+        let known = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut positions: Vec<usize> = known.iter().copied().collect();
+        positions.sort_unstable();
+        positions
+    }
+
     fn made(
         &self,
         dims: &[&[usize]],

@@ -18,12 +18,12 @@ use crate::{Error, OpError};
 /// All unknown operators at once; a set of operators that is too old or too new; a node that cannot be rewritten.
 pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     check_opset(graph)?;
-    if let Some(error) = refused(graph).into_iter().next() {
-        return Err(error);
-    }
     let unknown = unknown_operators(graph);
     if !unknown.is_empty() {
         return Err(Error::UnknownOperators { list: unknown });
+    }
+    if let Some(error) = refused(graph).into_iter().next() {
+        return Err(error);
     }
     upgraded(graph, Vec::new()).into_iter().next().map_or(Ok(()), Err)
 }
@@ -35,8 +35,8 @@ pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
         return vec![error];
     }
     let one = |operator| Error::UnknownOperators { list: vec![operator] };
-    let mut errors = refused(graph);
-    errors.extend(unknown_operators(graph).into_iter().map(one));
+    let mut errors: Vec<Error> = unknown_operators(graph).into_iter().map(one).collect();
+    errors.extend(refused(graph));
     upgraded(graph, errors)
 }
 
@@ -78,8 +78,10 @@ fn refused(graph: &Graph) -> Vec<Error> {
 fn unknown_operators(graph: &Graph) -> Vec<String> {
     let mut unknown = BTreeMap::new();
     collect_unknown(graph, &mut unknown);
-    let list =
-        unknown.into_iter().map(|(op, nodes): (String, Vec<String>)| format!("{op} ({})", listed(&nodes)));
+    let list = unknown.into_iter().map(|(op, nodes): (String, Vec<String>)| match nodes.as_slice() {
+        [output] if output.starts_with("->") => format!("{op} {output}"),
+        _ => format!("{op} ({})", listed(&nodes)),
+    });
     list.collect()
 }
 

@@ -136,12 +136,9 @@ pub fn about_label(graph: &Graph, label: &str, place: &str, index: i64, classes:
     let node =
         graph.nodes.iter().find(|node| OF_LABELS.contains(&&*node.op) && graph.node_label(node) == label)?;
     let ignored = node.attrs.int("ignore_index").ok().flatten();
-    let rest = match ignored {
-        Some(ignored) => format!("ignore_index, the label that is left out, is {ignored}"),
-        None => "rows are left out whose label is ignore_index, which the loss does not have".into(),
-    };
+    let ignored = ignored.map_or_else(String::new, |ignored| format!(" and not {ignored}, the ignore_index"));
     Some(format!(
-        "{label}: label {index}{place} is none of the {classes} classes (0 to {}); {rest}",
+        "{label}: label {index}{place} is none of the {classes} classes (0 to {}){ignored}",
         classes - 1
     ))
 }

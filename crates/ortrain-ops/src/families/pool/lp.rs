@@ -1,7 +1,8 @@
 //! The norm of what lies under each window, or in each plane.
 //!
 //! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Compositions: the average of the powers over windows that count
-//! their padding, times the number of cells, and the root. Where the norm is 0, so is the gradient. Floats narrower than
+//! their padding, times the number of cells, and the root. Averages have dilations from opset 19 on only, LpPool from 18 on, so
+//! that sums over dilated windows are convolutions of each plane with ones. Where the norm is 0, so is the gradient. Floats narrower than
 //! float32 are computed in float32. With `ceil_mode` the spatial sizes must be known when it is differentiated.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -110,11 +111,44 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs = average_attrs(&windows, rw.attrs(), rw.shape(x))?;
     let cells: f64 = windows.kernel().iter().map(|&size| size as f64).product();
     let powers = powers(rw, x, dtype, p);
-    let average = rw.add("AveragePool", &[powers], attrs);
-    let cells = rw.constant("cells", Tensor::scalar(wide(dtype), cells));
-    let sum = add(rw, "Mul", &[average, cells]);
+    let dilated =
+        rw.attrs().ints("dilations")?.is_some_and(|dilations| dilations.iter().any(|&size| size != 1));
+    let sum = if dilated {
+        sum_of_planes(rw, powers, wide(dtype), &windows.kernel(), attrs)
+    } else {
+        let average = rw.add("AveragePool", &[powers], attrs);
+        let cells = rw.constant("cells", Tensor::scalar(wide(dtype), cells));
+        add(rw, "Mul", &[average, cells])
+    };
     root(rw, sum, dtype, p);
     Ok(())
+}
+
+/// The sums over windows: `x` is `[n, c, ...]`, and each of its `n * c` planes is convolved with ones.
+fn sum_of_planes(
+    rw: &mut Rewrite<'_>,
+    x: ValueId,
+    dtype: DType,
+    kernel: &[usize],
+    mut attrs: Attrs,
+) -> ValueId {
+    attrs.0.remove("count_include_pad");
+    let shape = add(rw, "Shape", &[x]);
+    let [zero, one, two, end] =
+        [("zero", 0), ("one", 1), ("two", 2), ("end", i64::MAX)].map(|(name, value)| rw.ints(name, &[value]));
+    let axis = || Attrs::new().with("axis", 0i64);
+    let outer = add(rw, "Slice", &[shape, zero, two]);
+    let spatial = add(rw, "Slice", &[shape, two, end]);
+    let planes = rw.add("ReduceProd", &[outer], Attrs::new().with("keepdims", 1i64));
+    let flat = rw.add("Concat", &[planes, one, spatial], axis());
+    let flat = add(rw, "Reshape", &[x, flat]);
+    let dims: Vec<usize> = [1, 1].into_iter().chain(kernel.iter().copied()).collect();
+    let ones = rw.constant("ones", Tensor::filled(dtype, &dims, 1.0));
+    let sums = rw.add("Conv", &[flat, ones], attrs);
+    let shape = add(rw, "Shape", &[sums]);
+    let spatial = add(rw, "Slice", &[shape, two, end]);
+    let shape = rw.add("Concat", &[outer, spatial], axis());
+    add(rw, "Reshape", &[sums, shape])
 }
 
 fn decompose_global(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
@@ -152,7 +186,7 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
     };
 
     fn window(kernel: &[i64]) -> Attrs {
@@ -191,6 +225,26 @@ mod tests {
             let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64()[0];
             assert!((got - total.powf(1.0 / p as f64)).abs() < 1e-12);
         }
+    }
+
+    /// LpPool has dilations from opset 18 on, AveragePool from 19 on.
+    #[test]
+    fn dilations_in_the_oldest_opset_that_has_them() {
+        let x = spread(&[2, 3, 6, 5], 2);
+        let attrs = window(&[2, 2]).with("dilations", vec![2i64, 3]).with("strides", vec![1i64, 2]).with("p", 2i64);
+        let graph = one_node(18, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
+        let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
+        let at = |n: usize, y: usize, x_at: usize| x.to_f64()[(n * 6 + y) * 5 + x_at];
+        let want: Vec<f64> = (0..6)
+            .flat_map(|plane| (0..4).map(move |row| (plane, row)))
+            .map(|(plane, row)| {
+                let cells = [at(plane, row, 0), at(plane, row, 3), at(plane, row + 2, 0), at(plane, row + 2, 3)];
+                cells.iter().map(|cell| cell * cell).sum::<f64>().sqrt()
+            })
+            .collect();
+        assert_close(&got, &f64s(&[2, 3, 4, 1], &want), 1e-12);
+        let gradient = gradient_graph(&graph, &[Some(spread(got.dims(), 3))], &[0]);
+        check_downgrade(&gradient, std::slice::from_ref(&x), 18);
     }
 
     /// A window of zeros has norm 0 and moves nothing.

@@ -179,6 +179,19 @@ pub(super) fn scaled(axis: usize, size: usize, scale: f64) -> Result<usize, OpEr
     Ok(target as usize)
 }
 
+/// The element below a place of `half_pixel_symmetric`, and the distance of the place from that element, in (0, 1].
+///
+/// Where the coordinate is a whole number, rounding chooses the neighbour. This is the rounding of the reference evaluator, which
+/// adds in this order and looks for neighbours in a copy with one more element before the first.
+fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
+    let AxisPlan { source, target, scale, .. } = *plan;
+    let offset = source as f64 / 2.0 * (1.0 - target as f64 / (scale * source as f64));
+    let place = offset + (x + 0.5) / scale - 0.5;
+    let padded = place + 1.0;
+    let ratio = if place == place.floor() { 1.0 } else { place - place.floor() };
+    (padded.ceil() - 2.0, ratio)
+}
+
 impl Settings {
     /// How the axes of a tensor are resized, from sizes before.
     pub(super) fn plan(&self, dims: &[usize], given: &Given) -> Result<Vec<AxisPlan>, OpError> {
@@ -251,7 +264,7 @@ impl Settings {
 
     /// The sampling of an axis, and whether each place lies outside of the input. `None` if nothing changes.
     pub(super) fn sampling(&self, plan: &AxisPlan) -> Result<Option<(AxisMap, Vec<bool>)>, OpError> {
-        let AxisPlan { axis, source, target, scale, roi } = *plan;
+        let AxisPlan { axis, source, target, scale, roi, .. } = *plan;
         let crops = self.coordinates == Coordinates::TfCropAndResize;
         if source == target && scale == 1.0 && !(crops && roi != (0.0, 1.0)) {
             return Ok(None);
@@ -281,8 +294,12 @@ impl Settings {
                 continue;
             }
             // The element below, and how far behind it the place lies: in (0, 1].
-            let below = x.ceil() - 1.0;
-            let ratio = x - below;
+            let (below, ratio) = match (self.method, self.coordinates) {
+                (Method::Nearest(_), Coordinates::HalfPixelSymmetric) => {
+                    symmetric_neighbours(place as f64, plan)
+                }
+                _ => (x.ceil() - 1.0, x - (x.ceil() - 1.0)),
+            };
             let first = below as i64 + 1 - reach;
             weights.clear();
             weights.extend((1 - reach..=reach).map(|k| self.weight(squeezed * (k as f64 - ratio))));
