@@ -114,8 +114,7 @@ def test_training(tmp_path: Path) -> None:
         ),
         (
             ("<slope: float = 0.2>", "<steep: float = 0.2>"),
-            'Layer -> "hidden": it has the attribute "steep", which function "Layer" of domain '
-            '"net" does not declare',
+            'Layer -> "hidden": it has the attribute "steep", which function "Layer" of domain "net" does not declare',
         ),
         (
             ('<domain: "net", opset_import: ["" : 18]>', '<domain: "net", opset_import: ["" : 6]>'),

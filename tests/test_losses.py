@@ -246,8 +246,8 @@ def test_scores_and_targets_are_not_broadcast(tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidModelError) as error:
         artifacts.generate_artifacts(two_heads(), loss=losses, artifact_directory=tmp_path)
     assert str(error.value).endswith(
-        'the squared error of "c" (float32[b, 5]) needs a target of type float32[b, 5], but "t" is float32[b, 1]; neither '
-        "is broadcast: give this loss a target of its own"
+        'the squared error of "c" (float32[b, 5]) needs a target of type float32[b, 5], but "t" is float32[b, 1]; '
+        "neither is broadcast: give this loss a target of its own"
     )
 
 

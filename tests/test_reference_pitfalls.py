@@ -360,7 +360,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         lambda desk: Module(desk.mlp / TRAIN, desk.state(), device="tpu"),
         ARGUMENT,
         'there is no device "tpu" here; there are "cpu" and "reference", "webgpu", "vulkan", "metal" and "dx12" for '
-        'GPUs, and "auto"; did you mean "auto", the best GPU?',
+        'GPUs, and "auto"; did you mean "cpu"?',
     ),
     "api 3: no such model": (
         lambda desk: desk.module(desk.folder / "m.onnx"),

@@ -85,13 +85,13 @@ def test_gradient_models() -> None:
         np.testing.assert_array_equal(found, expected())
     with pytest.raises(InvalidArgumentError, match='goes through "y", where stop_gradients ends the gradient'):
         grad(model, of="y", wrt="layer.weight", stop_gradients="y")
-    with pytest.raises(InvalidArgumentError, match='"c".*computes no floats of that name'):
+    with pytest.raises(InvalidArgumentError, match=r'"c".*computes no floats of that name'):
         GradientGraphBuilder(model, {"y"}, {"layer.weight"}, "y", stop_gradients=["c"])
 
 
 def test_forward_and_backward_passes() -> None:
     both = OrtGradientForwardBackward(two_ways(), ["layer.weight"], stop_gradients=["b"])
-    for passes in (both, pickle.loads(pickle.dumps(both))):  # noqa: S301
+    for passes in (both, pickle.loads(pickle.dumps(both))):
         function = passes.new_instance()
         function.forward([X, passes.get_initializer("layer.weight")], training=True)
         found = function.backward([np.ones((2, 2), np.float32)])
@@ -214,5 +214,5 @@ def test_what_lies_before_is_not_trained(tmp_path: Path) -> None:
     assert stop.reason == 'stop_gradients ends the gradient at "hidden"'
     assert stop.operator == "Relu"
     assert stop.parameters == ["fc1.weight", "fc1.bias"]
-    with pytest.raises(InvalidArgumentError, match='"fc1.weight" cannot be trained: .*"hidden", where stop_gradients'):
+    with pytest.raises(InvalidArgumentError, match=r'"fc1.weight" cannot be trained: .*"hidden", where stop_gradients'):
         artifacts_with(["hidden"], tmp_path, requires_grad=["fc1.weight", "fc2.weight"])

@@ -64,6 +64,7 @@ from ortrain.errors import (
     MemoryLimitError,
     NoSuchFileError,
     OrtrainError,
+    OutOfRangeError,
     TrainingWarning,
     UnsupportedError,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "Optimizer",
     "OrtValue",
     "OrtrainError",
+    "OutOfRangeError",
     "ParameterInfo",
     "RunOptions",
     "SessionOptions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 
@@ -10,6 +11,8 @@ from ortrain import CheckpointState, OrtrainError, __version__, dump, inspect, o
 
 # What a shell sees of a program that the signal of a closed pipe ended.
 _READER_LEFT = 128 + 13
+# The same of one that Ctrl-C ended.
+_INTERRUPTED = 128 + 2
 
 
 def _shape(text: str) -> tuple[str, list[int]]:
@@ -77,15 +80,30 @@ def _program() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status. It ends without a word where the reader of a pipe left (``| head``)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # The program that started this one closed it.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  (open until the end)
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered goes nowhere, so that the interpreter does not complain of it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _READER_LEFT
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except OSError as error:
+        # Errors of files have their own sentences: this one is about the standard output.
+        _drop_output()
+        with contextlib.suppress(OSError):
+            print(f"{_program()}: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str] | None) -> int:

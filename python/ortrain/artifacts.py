@@ -104,18 +104,19 @@ class Loss:
     ignore_index: int | None = None
     """Of ``CrossEntropyLoss``: a label whose elements count for nothing."""
     class_axis: int | None = None
-    """Of ``CrossEntropyLoss``: the axis of the classes in the scores, -1 for the last one. ``None`` is axis 1, as in ONNX;
-    where that cannot be, as for the scores ``[batch, sequence, classes]`` of a language model, it is the last one, and a
-    :class:`~ortrain.TrainingWarning` says so."""
+    """Of ``CrossEntropyLoss``: the axis of the classes in the scores, -1 for the last one. ``None`` is axis 1, as in
+    ONNX; where that cannot be, as for the scores ``[batch, sequence, classes]`` of a language model, it is the last
+    one, and a :class:`~ortrain.TrainingWarning` says so."""
     label_smoothing: float = 0.0
     """Of ``CrossEntropyLoss``: the share of the target, from 0 to 1, that all classes get alike
     (Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016). Needs opset 13."""
     scores: str | None = None
     """The value that is compared; ``None`` for the model's output."""
     target: str | None = None
-    """The value that the scores are compared to. Without a name, or where there is no such value, it is a new input of the
-    models: ``target``, or for class labels ``labels``. Losses of several scores have inputs of their own, called after
-    these (``target_boxes``), unless they name the same one. Scores and targets have one shape; neither is broadcast."""
+    """The value that the scores are compared to. Without a name, or where there is no such value, it is a new input of
+    the models: ``target``, or for class labels ``labels``. Losses of several scores have inputs of their own, called
+    after these (``target_boxes``), unless they name the same one. Scores and targets have one shape; neither is
+    broadcast."""
     factor: float = 1.0
     """What the loss is multiplied by in a sum of several."""
     name: str | None = None

@@ -22,7 +22,7 @@ import ortrain
 from ortrain import _seeds, api, artifacts, capi, classic
 from ortrain._classic_core import InferenceSession
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
-from ortrain.errors import _Beginnings
+from ortrain.errors import OutOfRangeError, _Beginnings
 from ortrain.gradient import excs
 
 __all__ = ["install", "uninstall"]
@@ -242,7 +242,7 @@ def _set_seed(seed: int) -> None:
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"a seed is an integer, not {seed!r}")
     if not -(1 << 63) <= operator.index(seed) < 1 << 63:
-        raise OverflowError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {seed}")
+        raise OutOfRangeError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {seed}")
     _seeds.set_seed(operator.index(seed))
     theirs = _kept.get("set_seed")
     if theirs is not None:

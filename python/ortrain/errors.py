@@ -22,6 +22,7 @@ __all__ = [
     "MemoryLimitError",
     "NoSuchFileError",
     "OrtrainError",
+    "OutOfRangeError",
     "TrainingWarning",
     "UnsupportedError",
 ]
@@ -70,6 +71,15 @@ class InvalidArgumentError(OrtrainError, ValueError):
     """The shape of that output; ``None`` where it depends on values."""
 
     _code = (2, "INVALID_ARGUMENT")
+
+
+class OutOfRangeError(InvalidArgumentError, OverflowError):
+    """A number that the type does not have in which it is kept: an integer outside int64, a float outside float32.
+
+    >>> state.seed = 2**63
+    Traceback (most recent call last):
+    ortrain.errors.OutOfRangeError: a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not 9223372036854775808
+    """
 
 
 class NoSuchFileError(OrtrainError, FileNotFoundError):

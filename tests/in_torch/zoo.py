@@ -44,14 +44,17 @@ TIMM: dict[str, int] = {
     coat_lite_tiny:224 convit_tiny:224 convmixer_768_32:224 convnext_atto:64 crossvit_9_240:240 csatv2:512
     cs3darknet_focus_s:64 davit_tiny:224 densenetblur121d:64 dla46_c:64 dpn48b:64 edgenext_xx_small:64
     efficientformer_l1:224 efficientformerv2_s0:224 efficientnet_b0:64 efficientnet_b0_gn:64 efficientvim_m1:224
-    efficientvit_b0:64 efficientvit_m0:224 eva02_tiny_patch14_224:224 fasternet_t0:64 fastvit_t8:64 focalnet_tiny_srf:224
-    gcvit_xxtiny:224 ghostnet_050:64 ghostnetv2_100:224 hardcorenas_a:64 hgnetv2_b0:64 hiera_tiny_224:224 hrnet_w18_small:64
+    efficientvit_b0:64 efficientvit_m0:224 eva02_tiny_patch14_224:224 fasternet_t0:64 fastvit_t8:64
+    focalnet_tiny_srf:224
+    gcvit_xxtiny:224 ghostnet_050:64 ghostnetv2_100:224 hardcorenas_a:64 hgnetv2_b0:64 hiera_tiny_224:224
+    hrnet_w18_small:64
     inception_next_atto:64 inception_v3:299 levit_128s:224 mambaout_femto:64 maxvit_rmlp_pico_rw_256:256
     coatnet_pico_rw_224:224 coatnet_bn_0_rw_224:224 poolformer_s12:64 poolformerv2_s12:64 caformer_s18:224
     convformer_s18:224 mixer_s32_224:224 gmixer_12_224:224 gmlp_ti16_224:224 resmlp_12_224:224 mobilenetv2_050:64
     mobilenetv3_small_050:64 mobilenetv4_conv_small_050:64 mobilevit_xxs:256 mobilevitv2_050:256 mvitv2_tiny:224
     nest_tiny:224 nextvit_small:224 nf_regnet_b0:64 nf_resnet26:64 pit_ti_224:224 pvt_v2_b0:224 regnetx_002:64
-    regnety_002:64 repghostnet_050:64 repvit_m0_9:224 repvgg_a0:64 resnest14d:64 resnet18:64 resnetv2_18:64 res2net50_14w_8s:64
+    regnety_002:64 repghostnet_050:64 repvit_m0_9:224 repvgg_a0:64 resnest14d:64 resnet18:64 resnetv2_18:64
+    res2net50_14w_8s:64
     rexnet_100:64 rexnetr_100:64 selecsls42:64 legacy_seresnet18:64 sequencer2d_s:224 shvit_s1:224 skresnet18:64
     starnet_s050:64 swiftformer_xs:224 swin_tiny_patch4_window7_224:224 swinv2_tiny_window8_256:256
     swinv2_cr_tiny_224:224 tiny_vit_5m_224:224 tnt_s_patch16_224:224 twins_pcpvt_small:224 twins_svt_small:224 vgg11:64
@@ -59,7 +62,8 @@ TIMM: dict[str, int] = {
     vit_srelpos_small_patch16_224:224 vit_medium_patch16_rope_reg1_gap_256:256 vitamin_small_224:224 volo_d1_224:224
     ese_vovnet19b_dw:64 legacy_xception:64 xcit_nano_12_p16_224:224 test_vit:160 test_resnet:64 test_byobnet:64
     test_efficientnet_evos:64 test_nfnet:96 cait_xxs24_224:224 beit_base_patch16_224:224
-    deit_tiny_distilled_patch16_224:224    tresnet_m:224 naflexvit_base_patch16_gap:384 vit_small_patch16_siglip_gap_224:224
+    deit_tiny_distilled_patch16_224:224 tresnet_m:224 naflexvit_base_patch16_gap:384
+    vit_small_patch16_siglip_gap_224:224
     """.split()
     )
 }

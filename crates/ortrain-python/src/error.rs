@@ -9,6 +9,7 @@ import_exception!(ortrain.errors, AnomalyError);
 import_exception!(ortrain.errors, DeviceLostError);
 import_exception!(ortrain.errors, DeviceUnavailableError);
 import_exception!(ortrain.errors, InvalidArgumentError);
+import_exception!(ortrain.errors, OutOfRangeError);
 import_exception!(ortrain.errors, InvalidModelError);
 import_exception!(ortrain.errors, MemoryLimitError);
 import_exception!(ortrain.errors, NoSuchFileError);

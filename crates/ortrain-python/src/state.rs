@@ -6,14 +6,13 @@ use std::sync::Arc;
 
 use ortrain::{Bytes, LoadReport, OptimizerValues, ParameterView, PlaneLayout, Property};
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 
 use crate::device::planes;
 use crate::door::Door;
-use crate::error::raise;
+use crate::error::{OutOfRangeError, raise};
 use crate::tools::backend;
 use crate::value::{OrtValue, view};
 
@@ -261,7 +260,7 @@ impl CheckpointState {
 
     fn set_property(&self, py: Python<'_>, name: String, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let too_large = |kind: &str| {
-            PyOverflowError::new_err(format!("property {name:?} is {value}, but checkpoints keep {kind}"))
+            OutOfRangeError::new_err(format!("property {name:?} is {value}, but checkpoints keep {kind}"))
         };
         let value = if value.is_instance_of::<PyInt>() {
             Property::Int(value.extract().map_err(|_| too_large("int64"))?)

@@ -124,9 +124,10 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
         }),
         _ => {
             let names = [HOST, REFERENCE, AUTO, "webgpu", "vulkan", "metal", "dx12"];
-            let meant = match device.to_ascii_lowercase().as_str() {
-                "gpu" => format!("; did you mean {AUTO:?}, the best GPU?"),
-                _ => hint(device, names),
+            let meant = if device.split(':').next().is_some_and(|name| name.eq_ignore_ascii_case("gpu")) {
+                format!("; did you mean {AUTO:?}, the best GPU?")
+            } else {
+                hint(device, names)
             };
             Err(Error::Argument(format!(
                 "there is no device {device:?} here; there are \"cpu\" and \"reference\", \"webgpu\", \"vulkan\", \"metal\" and \

@@ -1465,8 +1465,8 @@ impl CheckpointState {
         slots.sort_unstable();
         wanted.sort_unstable();
         let same = match &there.spec {
-            // The two optimizers of ONNX Runtime share moments, and say themselves which is missing.
-            None if needs.in_model => true,
+            // AdamW of ONNX Runtime says itself which moment is missing; its SGD would drop one.
+            None if needs.in_model => slots.iter().all(|slot| wanted.contains(slot)),
             None => name == needs.spec.optimizer && slots == wanted,
             Some(spec) => {
                 spec.optimizer == needs.spec.optimizer

@@ -258,7 +258,10 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
     let mut behind_shapes = module.inputs_behind_shapes(true);
     let others = module.inputs_behind_shapes(false).into_iter().filter(|name| !behind_shapes.contains(name));
     behind_shapes.extend(others.collect::<Vec<_>>());
-    if !behind_shapes.is_empty() {
+    // A plan takes zeros for values. That is no size; but of floats, places are found by the host when a step runs.
+    let infos = || module.inputs(true).iter().chain(module.inputs(false));
+    let sizes = infos().any(|info| !info.dtype.is_float() && behind_shapes.contains(&info.name));
+    if sizes || !behind_shapes.is_empty() && (forward.is_err() || step.is_err()) {
         return Ok(Plan::Values(behind_shapes));
     }
     let ((forward, forward_need), (step, need)) = (forward?, step?);

@@ -20,7 +20,7 @@ from ortrain import _ortrain, _seeds
 from ortrain._inputs import native_value
 from ortrain._near import nearest
 from ortrain._sources import PathLike
-from ortrain.errors import InvalidArgumentError, OrtrainError
+from ortrain.errors import InvalidArgumentError, OrtrainError, OutOfRangeError
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class Properties:
 
         Raises:
             TypeError: for what is no number and no text.
-            OverflowError: for an integer outside int64.
+            OutOfRangeError: for an integer outside int64, or a float outside float32.
 
         >>> state.properties["epoch"] = 3
         >>> state.properties["epoch"] = "the last"
@@ -824,7 +824,7 @@ class CheckpointState:
 
         Raises:
             TypeError: when it is set to what is no integer.
-            OverflowError: when it is set to an integer outside int64.
+            OutOfRangeError: when it is set to an integer outside int64.
 
         >>> state.seed
         0
@@ -841,7 +841,7 @@ class CheckpointState:
             raise TypeError(f"a seed is an integer, not {seed!r}")
         number = operator.index(seed)
         if not -(1 << 63) <= number < 1 << 63:
-            raise OverflowError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {number}")
+            raise OutOfRangeError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {number}")
         self._native.set_seed(number)
 
     @property

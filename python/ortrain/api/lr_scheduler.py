@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from ortrain import _ortrain
+from ortrain import _numbers, _ortrain
 from ortrain.api.optimizer import Optimizer
 
 __all__ = ["LinearLRScheduler"]
@@ -46,7 +46,12 @@ class LinearLRScheduler:
         self._optimizer = optimizer
         self._plan = f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}"
         self._initial_lr = initial_lr
-        self._native = _ortrain.LinearLRScheduler(optimizer._native, warmup_step_count, total_step_count, initial_lr)
+        self._native = _ortrain.LinearLRScheduler(
+            optimizer._native,
+            _numbers.steps("warmup_step_count", warmup_step_count),
+            _numbers.steps("total_step_count", total_step_count),
+            _numbers.rate("initial_lr", initial_lr),
+        )
 
     def __repr__(self) -> str:
         return f"LinearLRScheduler({self._plan}, initial_lr={self._initial_lr})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ortrain import _ortrain
+from ortrain import _numbers, _ortrain
 from ortrain._sources import ModelLike, model_source
 from ortrain.api.module import Module
 from ortrain.errors import OrtrainError, _warn_of_gradients
@@ -137,7 +137,7 @@ class Optimizer:
         >>> optimizer.get_learning_rate()
         0.5
         """
-        self._native.set_learning_rate(learning_rate)
+        self._native.set_learning_rate(_numbers.rate("learning_rate", learning_rate))
 
     def get_learning_rate(self) -> float:
         """The current rate, a float32; 0.001 unless set, scheduled or loaded.

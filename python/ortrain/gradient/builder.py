@@ -87,9 +87,7 @@ class GradientGraphBuilder:
         if options is not None and not isinstance(options, SessionOptions):
             raise TypeError(f"options are ortrain.SessionOptions, not {type(options).__name__}")
         stops = stopped_names(stop_gradients)
-        self._graph = _ortrain.GradientGraph(
-            serialized_model, y_names, x_names, loss_node_arg_name, bool(plain), stops
-        )
+        self._graph = _ortrain.GradientGraph(serialized_model, y_names, x_names, loss_node_arg_name, bool(plain), stops)
 
     def build(self) -> None:
         """Adds the gradients.

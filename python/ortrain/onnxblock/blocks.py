@@ -543,8 +543,8 @@ def import_set(model: onnx.ModelProto, domain: str, version: int = 1) -> None:
 class StopGradient(Block):
     """A value that passes no gradient, as ``detach`` of PyTorch.
 
-    The node calls a function of the model, an ``Identity``, so that every runtime of ONNX 15 and newer runs it. Artifacts
-    have the ``Identity`` alone.
+    The node calls a function of the model, an ``Identity``, so that every runtime of ONNX 15 and newer runs it.
+    Artifacts have the ``Identity`` alone.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Mul()("logits", onnxblock.blocks.StopGradient()("logits"))

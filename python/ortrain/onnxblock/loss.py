@@ -132,7 +132,7 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class CrossEntropyLoss(_Loss):
-    """Cross-entropy of the softmax of scores along the axis of classes: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
+    """Cross-entropy of the softmax of scores along an axis of classes: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
 
     Labels are int64; the scores have a float type.
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
+import numpy as np
+
 from ortrain import _ortrain
 from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
@@ -99,12 +101,24 @@ def number(name: str, value: object, *, bound: bool = False) -> float:
     """The number of a setting, as files hold it; what bounds another number may be infinite."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InvalidArgumentError(f"{name} is a number, not {value!r}")
-    found = float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"{name} is a number of more digits than a float has") from None
     if bound and found == math.inf:
         return _LARGEST
     if not math.isfinite(found):
         raise InvalidArgumentError(f"{name} is {found}; a finite number is needed")
+    if abs(found) > _LARGEST:
+        raise InvalidArgumentError(f"{name} is {found}, which float32 does not have")
     return found
+
+
+def choice(name: str, value: object) -> bool:
+    """The value of a choice of an optimizer."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{name} is True or False, not {value!r:.60}")
+    return bool(value)
 
 
 def bounds(optimizer: str) -> set[str]:
@@ -178,7 +192,7 @@ class OptimizerConfig:
             "optimizer": optimizer,
             "learning_rate": number("lr", lr),
             "settings": numbers,
-            "flags": {name: bool(value) for name, value in flags.items()},
+            "flags": {name: choice(name, value) for name, value in flags.items()},
             "mean_of_gathered": accumulation == "mean",
         }
         if max_norm is not None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ortrain._inputs import native_value
 from ortrain._near import hint
-from ortrain.errors import InvalidArgumentError
+from ortrain.errors import InvalidArgumentError, OutOfRangeError
 from ortrain.trainer._callers import level_of_user
 from ortrain.trainer._values import as_array
 
@@ -267,6 +267,8 @@ def _count(section: Any, where: str, name: str) -> int:
         count = -1
     if count < 0:
         raise InvalidArgumentError(f"state_dict[{where}][{name}] is a whole number of 0 or more, not {value!r:.60}")
+    if count >= 1 << 63:
+        raise OutOfRangeError(f"state_dict[{where}][{name}] is a whole number below 2**63, not {value!r:.60}")
     return count
 
 

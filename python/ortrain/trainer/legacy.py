@@ -27,7 +27,7 @@ import numpy as np
 
 from ortrain._near import hint
 from ortrain._sources import PathLike
-from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from ortrain.trainer import _flat_checkpoint, _state
 from ortrain.trainer._arguments import is_onnx_model
 from ortrain.trainer._runner import given_inputs
@@ -784,6 +784,8 @@ def _count(name: str, count: Any) -> int:
         raise TypeError(f"{name} is a whole number, not {count!r}")
     if operator.index(count) < 0:
         raise InvalidArgumentError(f"{name} is a whole number of 0 or more, not {count}")
+    if operator.index(count) >= 1 << 63:
+        raise OutOfRangeError(f"{name} is a whole number below 2**63, not {operator.index(count)}")
     return operator.index(count)
 
 

@@ -284,11 +284,16 @@ pub enum Range {
     Finite,
 }
 
+/// True for a number that is finite in float32.
+pub(super) fn is_finite_f32(value: f64) -> bool {
+    (value as f32).is_finite()
+}
+
 impl Range {
-    /// True if a number is in the range.
+    /// True if a number is in the range, and in that of float32, in which models and states keep it.
     #[must_use]
     pub fn contains(self, value: f64) -> bool {
-        value.is_finite()
+        is_finite_f32(value)
             && match self {
                 Range::BelowOne => (0.0..1.0).contains(&value),
                 Range::Inside => value > 0.0 && value < 1.0,

@@ -159,6 +159,16 @@ pub(super) const OPTIONS: [(&str, super::Range); 4] = [
     (MAX_NORM_PER_TENSOR, super::Range::Positive),
 ];
 
+/// A number in a message: with an exponent where it has many digits.
+fn shown(value: f64) -> String {
+    if value.is_finite() && value.abs() >= 1e16 { format!("{value:e}") } else { value.to_string() }
+}
+
+/// The part of a message about a number that float32 does not have.
+fn in_float32(value: f64) -> &'static str {
+    if value.is_finite() && !super::is_finite_f32(value) { " in float32" } else { "" }
+}
+
 impl OptimizerSpec {
     /// A row of the table with its defaults.
     ///
@@ -291,13 +301,22 @@ impl OptimizerSpec {
 
     fn check_for(&self, row: Option<&Optimizer>) -> Result<(), OpError> {
         let rate = |label: &str, value: f64| {
-            let good = value.is_finite() && value >= 0.0;
-            let text = || format!("{label} is {value}, but a rate is a finite number that is not negative");
+            let good = super::is_finite_f32(value) && value >= 0.0;
+            let text = || {
+                format!(
+                    "{label} is {}, but a rate is a finite number that is not negative{}",
+                    shown(value),
+                    in_float32(value)
+                )
+            };
             if good { Ok(()) } else { Err(OpError::invalid(text())) }
         };
         rate("the learning rate", self.learning_rate)?;
-        if let Some(norm) = self.max_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
-            return Err(OpError::invalid(format!("max_norm is {norm}; a finite number above 0 is needed")));
+        if let Some(norm) = self.max_norm.filter(|&norm| !(super::is_finite_f32(norm) && norm > 0.0)) {
+            let (norm, kind) = (shown(norm), in_float32(norm));
+            return Err(OpError::invalid(format!(
+                "max_norm is {norm}; a finite number above 0{kind} is needed"
+            )));
         }
         for name in self.flags.keys() {
             if row.is_some_and(|row| !row.flags.iter().any(|flag| flag.name == name)) {
@@ -360,8 +379,8 @@ impl OptimizerSpec {
                 )));
             };
             if !range.contains(value) {
-                let needed = range.describe();
-                return Err(OpError::invalid(format!("{name}{place} is {value}; {needed} is needed")));
+                let (value, needed, kind) = (shown(value), range.describe(), in_float32(value));
+                return Err(OpError::invalid(format!("{name}{place} is {value}; {needed}{kind} is needed")));
             }
         }
         Ok(())

@@ -186,7 +186,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
     };
 
     fn window(kernel: &[i64]) -> Attrs {
@@ -231,14 +232,16 @@ mod tests {
     #[test]
     fn dilations_in_the_oldest_opset_that_has_them() {
         let x = spread(&[2, 3, 6, 5], 2);
-        let attrs = window(&[2, 2]).with("dilations", vec![2i64, 3]).with("strides", vec![1i64, 2]).with("p", 2i64);
+        let attrs =
+            window(&[2, 2]).with("dilations", vec![2i64, 3]).with("strides", vec![1i64, 2]).with("p", 2i64);
         let graph = one_node(18, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
         let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
         let at = |n: usize, y: usize, x_at: usize| x.to_f64()[(n * 6 + y) * 5 + x_at];
         let want: Vec<f64> = (0..6)
             .flat_map(|plane| (0..4).map(move |row| (plane, row)))
             .map(|(plane, row)| {
-                let cells = [at(plane, row, 0), at(plane, row, 3), at(plane, row + 2, 0), at(plane, row + 2, 3)];
+                let cells =
+                    [at(plane, row, 0), at(plane, row, 3), at(plane, row + 2, 0), at(plane, row + 2, 3)];
                 cells.iter().map(|cell| cell * cell).sum::<f64>().sqrt()
             })
             .collect();

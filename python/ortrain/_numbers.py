@@ -1,0 +1,31 @@
+"""Bounds of the integers of a caller, checked before the core takes them: Python's have none.
+
+>>> from ortrain import _numbers
+>>> _numbers.rate("initial_lr", 10**400)
+Traceback (most recent call last):
+ortrain.errors.OutOfRangeError: initial_lr is an integer that float32 does not have
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from ortrain.errors import OutOfRangeError
+
+__all__ = ["rate", "steps"]
+
+_Number = TypeVar("_Number")
+
+
+def steps(name: str, count: _Number) -> _Number:
+    """A number of steps that int64 has."""
+    if isinstance(count, int) and not -(1 << 63) <= count < 1 << 63:
+        raise OutOfRangeError(f"{name} is a number of steps below 2**63, but it has {count.bit_length()} bits")
+    return count
+
+
+def rate(name: str, value: _Number) -> _Number:
+    """A learning rate that is no integer outside of float32."""
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        raise OutOfRangeError(f"{name} is an integer that float32 does not have")
+    return value
