@@ -8,8 +8,8 @@ use std::time::Instant;
 use ortrain_expr::{Access, OutOfRange};
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
-    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
-    with_shared_code,
+    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, Stopped, WindowDesc,
+    WindowKernel, stoppable, with_shared_code,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, NestGroup,
@@ -253,8 +253,12 @@ impl CpuExecutable {
             }
             self.marks.before(index, bindings, watch)?;
             let start = observer.is_some().then(Instant::now);
-            self.instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch)
-                .map_err(|failure| RunError::out_of_range(scheduled, failure))?;
+            let run = || self.instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch);
+            let done = match self.marks.question(index, watch) {
+                Some(ask) => stoppable(ask, run).map_err(|Stopped| RunError::Interrupted)?,
+                None => run(),
+            };
+            done.map_err(|failure| RunError::out_of_range(scheduled, failure))?;
             if let (Some(observer), Some(start)) = (&mut observer, start) {
                 observer.instruction(&self.program, index, start, Instant::now());
             }

@@ -4,7 +4,7 @@ mod cut;
 
 use ortrain_expr::{Access, Nest, OutOfRange};
 
-use crate::pool::Pool;
+use crate::pool::{Pool, pause};
 use crate::squares::Squares;
 use crate::tape::memory::width;
 use crate::tape::walk::Walk;
@@ -12,6 +12,9 @@ use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Head, Plan, Site, Stag
 use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
 use cut::{Cut, Long, Piece, Task, Wave};
+
+/// Tiles, and blocks of rows, between two questions whether a long run goes on.
+const TILES_TO_PAUSE: usize = 1024;
 
 /// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
 const GRAIN: usize = 64 * 1024;
@@ -524,7 +527,10 @@ impl<'a> Run<'a> {
                 (*site.at::<Chain>(total.state)).reset();
             }
             if !stage.body.is_empty() {
-                for (start, n) in self.tape().tiles(begin, end) {
+                for (number, (start, n)) in self.tape().tiles(begin, end).enumerate() {
+                    if number % TILES_TO_PAUSE == TILES_TO_PAUSE - 1 {
+                        pause();
+                    }
                     site.run(&stage.body, row, start, n);
                 }
             }
@@ -767,6 +773,9 @@ impl<'a> Run<'a> {
             return;
         }
         for block in (begin..end).step_by(BLOCK) {
+            if (block - begin) % (TILES_TO_PAUSE * BLOCK) == (TILES_TO_PAUSE - 1) * BLOCK {
+                pause();
+            }
             for index in block..end.min(block + BLOCK) {
                 // SAFETY: the caller's contract.
                 unsafe { site.run(&stage.body, index, start, n) };

@@ -5,10 +5,13 @@
 //! others when it is done. The calling thread takes part, and never waits for a worker that has not woken up: a
 //! worker that comes late finds the run closed.
 //!
+//! A run can be stopped: [`stoppable`] asks a question between the tasks of the calling thread, and [`pause`] inside of long
+//! ones. What is left of the run is dropped then, as after a panic of a task.
+//!
 //! After a fork the child has none of its parent's threads: it notices, and starts its own.
 
 use std::any::Any;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -120,6 +123,44 @@ unsafe impl Send for Shared {}
 
 thread_local! {
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
+    /// The question of [`stoppable`], while it runs on this thread.
+    static ASK: RefCell<Option<Box<dyn FnMut() -> bool>>> = const { RefCell::new(None) };
+    /// The flag of the team's run that this thread takes part in: true if the rest of the run is dropped.
+    static DROPPED: Cell<*const AtomicBool> = const { Cell::new(std::ptr::null()) };
+}
+
+/// A run was stopped. What it was to write is left half written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+/// Runs kernels, and stops them when `ask` returns true. It is called on this thread, between tasks; it may run other kernels,
+/// which are not stopped.
+///
+/// # Errors
+/// When the run was stopped.
+///
+/// # Panics
+/// With the panic of a task.
+pub fn stoppable<T>(ask: Box<dyn FnMut() -> bool>, run: impl FnOnce() -> T) -> Result<T, Stopped> {
+    let before = ASK.replace(Some(ask));
+    let result = catch_unwind(AssertUnwindSafe(run));
+    ASK.set(before);
+    result.map_err(|panic| if panic.is::<Stopped>() { Stopped } else { resume_unwind(panic) })
+}
+
+/// Ends the task of this thread if its run is to be stopped. Long loops inside of tasks call this.
+pub(crate) fn pause() {
+    let dropped = DROPPED.get();
+    // SAFETY: `Shared::work` sets it for as long as it has the team's memory borrowed.
+    if !dropped.is_null() && unsafe { (*dropped).load(Ordering::Relaxed) } {
+        resume_unwind(Box::new(Stopped));
+    }
+    let Some(mut ask) = ASK.take() else { return };
+    let stops = ask();
+    ASK.set(Some(ask));
+    if stops {
+        resume_unwind(Box::new(Stopped));
+    }
 }
 
 /// Marks the thread as inside a task while it lives.
@@ -210,6 +251,7 @@ impl Pool {
         let _inside = Inside::enter();
         for number in 0..tasks {
             body(direction.task(number, 0, tasks), 0);
+            pause();
         }
     }
 
@@ -365,6 +407,7 @@ impl Shared {
     /// Does tasks until none is left to take: those of the own lane, then those of the others.
     fn work(&self, worker: usize, lanes: usize, direction: Direction, body: &Body<'_>) {
         let _inside = Inside::enter();
+        let before = DROPPED.replace(&raw const self.panicked);
         let result = catch_unwind(AssertUnwindSafe(|| {
             for step in 0..lanes {
                 let lane = &self.lanes[(worker + step) % lanes];
@@ -375,9 +418,11 @@ impl Shared {
                         break;
                     }
                     body(direction.task(number, first, end), worker);
+                    pause();
                 }
             }
         }));
+        DROPPED.set(before);
         if let Err(panic) = result
             && !self.panicked.swap(true, Ordering::SeqCst)
         {
@@ -551,6 +596,46 @@ mod tests {
             assert_eq!(panic.downcast_ref::<String>(), Some(&format!("task {bad}")));
             counts(&pool, 8);
         }
+    }
+
+    #[test]
+    fn a_run_is_stopped_between_tasks_and_inside_of_them() {
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            for long in [false, true] {
+                let (mut asked, done) = (0, AtomicUsize::new(0));
+                let ask = move || {
+                    asked += 1;
+                    asked > 3
+                };
+                // Without an end, if nobody stops them.
+                let task = |_: usize, _: usize| {
+                    done.fetch_add(1, Ordering::Relaxed);
+                    while long {
+                        pause();
+                    }
+                };
+                let stopped = stoppable(Box::new(ask), || pool.run(1 << 40, usize::MAX, &task));
+                assert_eq!(stopped, Err(Stopped));
+                assert!(done.into_inner() > 0);
+                counts(&pool, 20);
+            }
+            assert_eq!(stoppable(Box::new(|| false), || counts(&pool, 9)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_question_may_run_kernels() {
+        let pool = Arc::new(Pool::new(2));
+        let other = Arc::clone(&pool);
+        let ask = move || {
+            counts(&other, 5);
+            false
+        };
+        assert_eq!(stoppable(Box::new(ask), || counts(&pool, 20)), Ok(()));
+        let panic = catch_unwind(AssertUnwindSafe(|| stoppable(Box::new(|| false), || panic!("of a task"))));
+        assert_eq!(panic.expect_err("it goes on").downcast_ref::<&str>(), Some(&"of a task"));
+        assert!(ASK.take().is_none());
     }
 
     #[test]

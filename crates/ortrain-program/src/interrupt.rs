@@ -1,6 +1,6 @@
 //! Ending a run early, with the state as it was.
 //!
-//! Between two instructions a run asks whether it shall go on, a few times a second. Gradients are written while a run goes
+//! Between two instructions, and inside of a long one, a run asks whether it shall go on, a few times a second. Gradients are written while a run goes
 //! on, so what they were is kept from the first write of a long run on; a short run is not worth it and goes on to its end.
 
 use std::fmt;
@@ -20,6 +20,9 @@ const TICKS: u32 = 256;
 
 /// Operations and bytes of a tick.
 const PER_TICK: u64 = 1 << 12;
+
+/// Operations and bytes of an instruction that is long: it takes a twentieth of a second and more.
+const LONG: u64 = 1 << 29;
 
 /// A run that first writes state after less than this will soon be over.
 const SHORT: Duration = Duration::from_millis(20);
@@ -51,6 +54,7 @@ pub struct Marks(Vec<Mark>);
 #[derive(Debug)]
 struct Mark {
     ticks: u32,
+    is_long: bool,
     writes: SmallVec<[(usize, Range<usize>); 1]>,
 }
 
@@ -67,7 +71,8 @@ impl Marks {
                     Place::Work(_) | Place::Constant(_) => None,
                 }
             });
-            Mark { ticks: ticks(cost.flops, cost.bytes), writes: writes.collect() }
+            let is_long = cost.flops.saturating_add(cost.bytes) >= LONG;
+            Mark { ticks: ticks(cost.flops, cost.bytes), is_long, writes: writes.collect() }
         });
         Marks(marks.collect())
     }
@@ -77,12 +82,27 @@ impl Marks {
     /// # Errors
     /// [`RunError::Interrupted`], and [`RunError::Device`].
     pub fn before(&self, at: usize, bindings: &Bindings<'_>, watch: &mut Watch) -> Result<(), RunError> {
-        let Mark { ticks, writes } = &self.0[at];
+        let Mark { ticks, writes, .. } = &self.0[at];
         watch.check(*ticks)?;
         for (plane, bytes) in writes {
             watch.before_write(bindings, *plane, bytes.clone())?;
         }
         Ok(())
+    }
+
+    /// The question that is asked while the instruction at a place runs, if that is a long one and may be stopped.
+    #[must_use]
+    pub fn question(&self, at: usize, watch: &Watch) -> Option<Box<dyn FnMut() -> bool>> {
+        let interrupt = watch.interrupt.clone().filter(|_| self.0[at].is_long && !watch.committed)?;
+        let mut asked = Instant::now();
+        Some(Box::new(move || {
+            let now = Instant::now();
+            let soon = now.duration_since(asked) < PERIOD;
+            if !soon {
+                asked = now;
+            }
+            !soon && (interrupt.0)()
+        }))
     }
 }
 

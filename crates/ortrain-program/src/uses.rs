@@ -1,48 +1,81 @@
 //! Definitions and uses: which instructions write each buffer, and which read it.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use either::Either;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId, cells};
 use crate::instruction::Instruction;
 use crate::scheduled::ScheduledInstruction;
 
+/// The most places that lie in a vector: of longer lists an entry is added and removed in the time of its logarithm.
+const FEW: usize = 128;
+
 /// Places in a program, in ascending order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Places(SmallVec<[usize; 4]>);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Places {
+    Few(SmallVec<[usize; 4]>),
+    Many(BTreeSet<usize>),
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places::Few(SmallVec::new())
+    }
+}
 
 impl Places {
     fn insert(&mut self, at: usize) {
-        if let Err(index) = self.0.binary_search(&at) {
-            self.0.insert(index, at);
+        match self {
+            Places::Few(places) => {
+                if let Err(index) = places.binary_search(&at) {
+                    places.insert(index, at);
+                }
+                if places.len() > FEW {
+                    *self = Places::Many(places.iter().copied().collect());
+                }
+            }
+            Places::Many(places) => drop(places.insert(at)),
         }
     }
 
     fn remove(&mut self, at: usize) {
-        if let Ok(index) = self.0.binary_search(&at) {
-            self.0.remove(index);
+        match self {
+            Places::Few(places) => {
+                if let Ok(index) = places.binary_search(&at) {
+                    places.remove(index);
+                }
+            }
+            Places::Many(places) => drop(places.remove(&at)),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        match self {
+            Places::Few(places) => places.len(),
+            Places::Many(places) => places.len(),
+        }
     }
 
     pub(crate) fn contains(&self, at: usize) -> bool {
-        self.0.binary_search(&at).is_ok()
+        match self {
+            Places::Few(places) => places.binary_search(&at).is_ok(),
+            Places::Many(places) => places.contains(&at),
+        }
     }
 
     pub(crate) fn first(&self) -> Option<usize> {
-        self.0.first().copied()
+        self.iter().next()
     }
 
     pub(crate) fn last(&self) -> Option<usize> {
-        self.0.last().copied()
+        self.iter().next_back()
     }
 
     /// The only place, if it is one.
@@ -51,14 +84,24 @@ impl Places {
     }
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
-        self.0.iter().copied()
+        match self {
+            Places::Few(places) => Either::Left(places.iter().copied()),
+            Places::Many(places) => Either::Right(places.iter().copied()),
+        }
     }
 
     /// The places in a range.
     pub(crate) fn within(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + '_ {
-        let index = |at: usize| self.0.partition_point(|&place| place < at);
-        let (first, end) = (index(range.start), index(range.end));
-        self.0[first..end.max(first)].iter().copied()
+        match self {
+            Places::Few(places) => {
+                let index = |at: usize| places.partition_point(|&place| place < at);
+                let (first, end) = (index(range.start), index(range.end));
+                Either::Left(places[first..end.max(first)].iter().copied())
+            }
+            Places::Many(places) => {
+                Either::Right(places.range(range.start..range.end.max(range.start)).copied())
+            }
+        }
     }
 }
 

@@ -203,17 +203,31 @@ fn alive_at_most(blocks: &[Block], instructions: usize) -> u128 {
     alive.into_iter().max().unwrap_or(0).unsigned_abs()
 }
 
+/// Instructions of a program that are one span: blocks of short lives are looked up by their spans.
+const SPAN: usize = 64;
+
+/// The most spans of a short life.
+const SHORT: usize = 4;
+
 /// Places blocks in the given order, each as low as it fits.
 fn place(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
     let mut offsets = vec![0; blocks.len()];
     let mut total = 0usize;
-    // Placed blocks by their offsets.
-    let mut placed: Vec<(usize, usize, Life)> = Vec::with_capacity(blocks.len());
+    let spans = |life: Life| (life.first + 1).unsigned_abs() / SPAN..=(life.last + 1).unsigned_abs() / SPAN;
+    let last = blocks.iter().map(|block| *spans(block.life).end()).max().unwrap_or(0);
+    // Start, end and life of placed blocks: of short lives by their spans, of long ones all together.
+    let mut short: Vec<Vec<(usize, usize, Life)>> = vec![Vec::new(); last + 1];
+    let mut long: Vec<(usize, usize, Life)> = Vec::new();
+    let mut others: Vec<(usize, usize)> = Vec::new();
     for &k in order {
         let Block { size, life, .. } = blocks[k];
         let mut offset = 0usize;
-        for &(start, end, other) in &placed {
-            if !life.meets(other) || end <= offset {
+        others.clear();
+        let near = short[spans(life)].iter().flatten().chain(&long).filter(|(.., other)| life.meets(*other));
+        others.extend(near.map(|&(start, end, _)| (start, end)));
+        others.sort_unstable();
+        for &(start, end) in &others {
+            if end <= offset {
                 continue;
             }
             if start >= offset && start - offset >= size {
@@ -222,8 +236,11 @@ fn place(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
             offset = end;
         }
         let end = offset.checked_add(size).filter(|&end| isize::try_from(end).is_ok())?;
-        let at = placed.partition_point(|&(start, ..)| start < offset);
-        placed.insert(at, (offset, end, life));
+        if spans(life).count() <= SHORT {
+            short[spans(life)].iter_mut().for_each(|span| span.push((offset, end, life)));
+        } else {
+            long.push((offset, end, life));
+        }
         offsets[k] = offset;
         total = total.max(end);
     }
