@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ortrain_expr::{Access, OutOfRange};
+use ortrain_expr::{Access, OutOfRange, Stopped, stoppable};
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
-    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, Stopped, WindowDesc,
-    WindowKernel, stoppable, with_shared_code,
+    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    with_shared_code,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, NestGroup,

@@ -9,6 +9,7 @@ mod executable;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ortrain_expr::unstoppable;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
 pub use ortrain_kernels::{UnknownIsa, memory_bytes};
 use ortrain_program::{
@@ -76,9 +77,8 @@ const PIECE: usize = 2 << 20;
 pub fn claim(memory: &HostMemory) {
     if memory.claim() {
         let bytes = memory.len();
-        Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &|piece, _| {
-            memory.touch(piece * PIECE..bytes.min((piece + 1) * PIECE));
-        });
+        let touch = |piece: usize, _| memory.touch(piece * PIECE..bytes.min((piece + 1) * PIECE));
+        unstoppable(|| Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &touch));
     }
 }
 

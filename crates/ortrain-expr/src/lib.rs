@@ -6,6 +6,7 @@
 //! - [`Nest`]: an expression evaluated over a space of indices, with optional reductions.
 //! - [`Precision`]: how exactly the factors of inner products are taken.
 //! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.
+//! - [`stoppable`], [`pause`]: long work that can be stopped.
 #![forbid(unsafe_code)]
 
 pub mod coefficients;
@@ -19,6 +20,7 @@ mod precision;
 mod scalar;
 mod sliding;
 mod slope;
+mod stop;
 mod zeros;
 
 pub use derive::derive;
@@ -33,4 +35,5 @@ pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
 pub use slope::slope;
+pub use stop::{Question, Stopped, pause, stoppable, unstoppable};
 pub use zeros::zero_registers;

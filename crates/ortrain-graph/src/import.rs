@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use ortrain_expr::pause;
 use ortrain_onnx::proto::{
     AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto,
     tensor_shape_proto::dimension, type_proto,
@@ -110,6 +111,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
 
     let mut captured: Vec<ValueId> = Vec::new();
     for node in &proto.node {
+        pause();
         let mut attrs = Attrs::new();
         let mut free: Vec<String> = Vec::new();
         for attribute in &node.attribute {

@@ -47,7 +47,7 @@ pub use isa::{Bf16Unit, Isa, UnknownIsa};
 pub use limits::Limits;
 pub use nest::{NestKernel, Order};
 pub use pages::{memory_bytes, prefer_large_pages};
-pub use pool::{Pool, Stopped, stoppable};
+pub use pool::Pool;
 pub use scatter::{ScatterDesc, ScatterKernel};
 pub use tape::{Compiler, with_shared_code};
 pub use views::{RunScalars, Scratch};

@@ -5,18 +5,20 @@
 //! others when it is done. The calling thread takes part, and never waits for a worker that has not woken up: a
 //! worker that comes late finds the run closed.
 //!
-//! A run can be stopped: [`stoppable`] asks a question between the tasks of the calling thread, and [`pause`] inside of long
-//! ones. What is left of the run is dropped then, as after a panic of a task.
+//! A run can be stopped ([`ortrain_expr::stoppable`]): the question is asked between the tasks of the calling thread, and by
+//! [`pause`] inside of long ones. What is left of the run is dropped then, as after a panic of a task.
 //!
 //! After a fork the child has none of its parent's threads: it notices, and starts its own.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
+
+use ortrain_expr::Stopped;
 
 /// A function of (task, worker).
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -123,29 +125,8 @@ unsafe impl Send for Shared {}
 
 thread_local! {
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
-    /// The question of [`stoppable`], while it runs on this thread.
-    static ASK: RefCell<Option<Box<dyn FnMut() -> bool>>> = const { RefCell::new(None) };
     /// The flag of the team's run that this thread takes part in: true if the rest of the run is dropped.
     static DROPPED: Cell<*const AtomicBool> = const { Cell::new(std::ptr::null()) };
-}
-
-/// A run was stopped. What it was to write is left half written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped;
-
-/// Runs kernels, and stops them when `ask` returns true. It is called on this thread, between tasks; it may run other kernels,
-/// which are not stopped.
-///
-/// # Errors
-/// When the run was stopped.
-///
-/// # Panics
-/// With the panic of a task.
-pub fn stoppable<T>(ask: Box<dyn FnMut() -> bool>, run: impl FnOnce() -> T) -> Result<T, Stopped> {
-    let before = ASK.replace(Some(ask));
-    let result = catch_unwind(AssertUnwindSafe(run));
-    ASK.set(before);
-    result.map_err(|panic| if panic.is::<Stopped>() { Stopped } else { resume_unwind(panic) })
 }
 
 /// Ends the task of this thread if its run is to be stopped. Long loops inside of tasks call this.
@@ -155,12 +136,7 @@ pub(crate) fn pause() {
     if !dropped.is_null() && unsafe { (*dropped).load(Ordering::Relaxed) } {
         resume_unwind(Box::new(Stopped));
     }
-    let Some(mut ask) = ASK.take() else { return };
-    let stops = ask();
-    ASK.set(Some(ask));
-    if stops {
-        resume_unwind(Box::new(Stopped));
-    }
+    ortrain_expr::pause();
 }
 
 /// Marks the thread as inside a task while it lives.
@@ -491,6 +467,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use ortrain_expr::stoppable;
+
     use super::*;
 
     fn counts(pool: &Pool, tasks: usize) {
@@ -633,9 +611,6 @@ mod tests {
             false
         };
         assert_eq!(stoppable(Box::new(ask), || counts(&pool, 20)), Ok(()));
-        let panic = catch_unwind(AssertUnwindSafe(|| stoppable(Box::new(|| false), || panic!("of a task"))));
-        assert_eq!(panic.expect_err("it goes on").downcast_ref::<&str>(), Some(&"of a task"));
-        assert!(ASK.take().is_none());
     }
 
     #[test]

@@ -115,6 +115,12 @@ impl Workspace {
         self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
     }
 
+    /// Who may end a run early, and what is made for a run, if there is somebody.
+    #[must_use]
+    pub fn interrupter(&self) -> Option<&Interrupt> {
+        self.watch.interrupt.as_ref()
+    }
+
     /// Who may end a run early, to be asked between two instructions; [`Workspace::watch_again`] takes it back.
     pub fn watch(&mut self) -> Watch {
         std::mem::take(&mut self.watch)

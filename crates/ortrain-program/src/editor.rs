@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ortrain_expr::pause;
 use smallvec::SmallVec;
 
 use crate::align;
@@ -137,6 +138,7 @@ impl<'a> Editor<'a> {
         at: usize,
         new: Option<ScheduledInstruction>,
     ) -> Option<ScheduledInstruction> {
+        pause();
         let mut touched = BufferIds::new();
         let old = self.slots[at].take();
         if let Some(old) = &old {

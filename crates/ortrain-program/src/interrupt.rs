@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ortrain_expr::Question;
 use smallvec::SmallVec;
 
 use crate::{Bindings, DeviceError, Place, Program, RunError};
@@ -37,6 +38,20 @@ impl Interrupt {
     #[must_use]
     pub fn new(asked_for: impl Fn() -> bool + Send + Sync + 'static) -> Interrupt {
         Interrupt(Arc::new(asked_for))
+    }
+
+    /// The question of [`ortrain_expr::stoppable`]: a few times a second it asks whether the work shall end.
+    #[must_use]
+    pub fn question(&self) -> Question {
+        let (interrupt, mut asked) = (self.clone(), Instant::now());
+        Box::new(move || {
+            let now = Instant::now();
+            if now.duration_since(asked) < PERIOD {
+                return false;
+            }
+            asked = now;
+            (interrupt.0)()
+        })
     }
 }
 
@@ -92,17 +107,9 @@ impl Marks {
 
     /// The question that is asked while the instruction at a place runs, if that is a long one and may be stopped.
     #[must_use]
-    pub fn question(&self, at: usize, watch: &Watch) -> Option<Box<dyn FnMut() -> bool>> {
-        let interrupt = watch.interrupt.clone().filter(|_| self.0[at].is_long && !watch.committed)?;
-        let mut asked = Instant::now();
-        Some(Box::new(move || {
-            let now = Instant::now();
-            let soon = now.duration_since(asked) < PERIOD;
-            if !soon {
-                asked = now;
-            }
-            !soon && (interrupt.0)()
-        }))
+    pub fn question(&self, at: usize, watch: &Watch) -> Option<Question> {
+        let interrupt = watch.interrupt.as_ref().filter(|_| self.0[at].is_long && !watch.committed)?;
+        Some(interrupt.question())
     }
 }
 
@@ -125,7 +132,7 @@ struct Kept {
 /// Looks whether a run shall end, and knows what it has changed.
 #[derive(Debug, Default)]
 pub struct Watch {
-    interrupt: Option<Interrupt>,
+    pub(crate) interrupt: Option<Interrupt>,
     /// Work since the clock was read.
     ticks: u32,
     asked: Option<Instant>,

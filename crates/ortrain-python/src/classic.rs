@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use std::sync::Arc;
 
 use crate::door::Door;
-use crate::error::raise;
+use crate::error::{detached, raise};
 use crate::tools::{Held, Source, module_options};
 use crate::value::{OrtValue, described};
 
@@ -133,15 +133,13 @@ impl ClassicSession {
             detect_anomaly,
         )?;
         let parameters = parameters.read()?;
-        let session = py
-            .detach(|| {
-                let mut session = ortrain::classic::TrainingSession::new(model.0, &parameters, options)?;
-                if let Some(seed) = seed {
-                    session.set_seed(seed);
-                }
-                Ok(session)
-            })
-            .map_err(raise)?;
+        let session = detached(py, || {
+            let mut session = ortrain::classic::TrainingSession::new(model.0, &parameters, options)?;
+            if let Some(seed) = seed {
+                session.set_seed(seed);
+            }
+            Ok(session)
+        })?;
         Ok(ClassicSession { session: Door::new(session) })
     }
 

@@ -1,6 +1,6 @@
 //! Errors as the exceptions of `ortrain.errors`.
 
-use ortrain::{Error, ErrorKind, Interrupt, RunError};
+use ortrain::{Error, ErrorKind, Interrupt, RunError, interruptible};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::types::{PyAnyMethods, PyTuple};
 use pyo3::{PyErr, Python, import_exception};
@@ -28,6 +28,14 @@ pub(crate) fn signals() -> Interrupt {
             }
         })
     })
+}
+
+/// Does work that changes nothing of the caller's, with the interpreter released, until a signal ends it.
+pub(crate) fn detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> ortrain::Result<T> + Send,
+) -> pyo3::PyResult<T> {
+    py.detach(|| interruptible(Some(&signals()), work)).map_err(raise)
 }
 
 /// The exception about memory for an output, which says which output it is and which shape it has.

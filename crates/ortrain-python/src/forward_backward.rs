@@ -6,7 +6,7 @@ use ortrain::{DType, Error, ForwardBackwardOptions, Given, Lent, Memory, Tensor,
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::error::raise;
+use crate::error::{detached, raise};
 use crate::tools::{InferenceSession, Source, batch_norm_of, session_options};
 use crate::value::{OrtValue, Results, described, given};
 
@@ -266,6 +266,6 @@ pub(crate) fn encoded(
     py: Python<'_>,
     make: impl FnOnce() -> ortrain::Result<ortrain::ModelProto> + Send,
 ) -> PyResult<Py<PyBytes>> {
-    let bytes = py.detach(|| encode_model(&make()?).map_err(Error::from)).map_err(raise)?;
+    let bytes = detached(py, || encode_model(&make()?).map_err(Error::from))?;
     Ok(PyBytes::new(py, &bytes).unbind())
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-use crate::error::raise;
+use crate::error::{detached, raise};
 use crate::forward_backward::encoded;
 use crate::tools::Source;
 
@@ -55,14 +55,13 @@ impl GradientGraph {
         stops: Vec<String>,
     ) -> PyResult<GradientGraph> {
         let model = Bytes::from_owner(model);
-        let graph = py
-            .detach(|| gradient::GradientGraph::new(model, y, x, loss, plain)?.stop_gradients(stops))
-            .map_err(raise)?;
+        let graph =
+            detached(py, || gradient::GradientGraph::new(model, y, x, loss, plain)?.stop_gradients(stops))?;
         Ok(GradientGraph { graph })
     }
 
     fn build(&mut self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.graph.build()).map_err(raise)
+        detached(py, || self.graph.build())
     }
 
     fn get_model(&self, py: Python<'_>) -> Py<PyBytes> {

@@ -19,7 +19,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::door::Door;
-use crate::error::{InvalidArgumentError, raise, signals};
+use crate::error::{InvalidArgumentError, detached, raise, signals};
 use crate::optim::{OwnOptimizer, spec_of};
 use crate::value::{OrtValue, Results, described};
 
@@ -451,7 +451,7 @@ pub(crate) fn loss_fragment<'py>(
     last: u64,
 ) -> PyResult<(Bound<'py, PyBytes>, String, u64)> {
     let term = term.read()?;
-    let found = py.detach(|| blocks::loss(model.0, &term, target_is_there, last)).map_err(raise)?;
+    let found = detached(py, || blocks::loss(model.0, &term, target_is_there, last))?;
     Ok((message(py, found.graph)?, found.output, found.last))
 }
 
@@ -462,7 +462,7 @@ pub(crate) fn declarations<'py>(
     model: Source,
     names: Vec<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    message(py, py.detach(|| blocks::declarations(model.0, &names)).map_err(raise)?)
+    message(py, detached(py, || blocks::declarations(model.0, &names))?)
 }
 
 /// A model with a new head, as a message.
@@ -474,18 +474,18 @@ pub(crate) fn replace_head<'py>(
     output: Option<&str>,
     seed: u64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let made = py.detach(|| {
+    let made = detached(py, || {
         let made = ortrain::artifacts::replace_head(model.0, classes, output, seed)?;
         Ok(ortrain::encode_model(&made)?)
     });
-    Ok(PyBytes::new(py, &made.map_err(raise)?))
+    Ok(PyBytes::new(py, &made?))
 }
 
 /// A model for batches of any size, as a message.
 #[pyfunction]
 pub(crate) fn open_batch<'py>(py: Python<'py>, model: Source) -> PyResult<Bound<'py, PyBytes>> {
-    let made = py.detach(|| Ok(ortrain::encode_model(&ortrain::artifacts::open_batch(model.0)?)?));
-    Ok(PyBytes::new(py, &made.map_err(raise)?))
+    let made = detached(py, || Ok(ortrain::encode_model(&ortrain::artifacts::open_batch(model.0)?)?));
+    Ok(PyBytes::new(py, &made?))
 }
 
 /// An optimizer model as a message, and the last number in a generated name.
@@ -533,7 +533,7 @@ pub(crate) fn training_models<'py>(
         batch_norm: batch_norm_of(batch_norm)?,
         ..ArtifactOptions::default()
     };
-    let made = py.detach(|| generate(model.0, options)).map_err(raise)?;
+    let made = detached(py, || generate(model.0, options))?;
     let bytes = |model| {
         Ok::<_, PyErr>(PyBytes::new(
             py,
@@ -649,7 +649,7 @@ pub(crate) fn generate_artifacts(
         master_weights,
         ..ArtifactOptions::default()
     };
-    py.detach(|| {
+    detached(py, || {
         let made = generate(model.0, options)?;
         match external_above {
             None => made.write(directory, prefix)?,
@@ -657,7 +657,6 @@ pub(crate) fn generate_artifacts(
         }
         Ok(made.warnings)
     })
-    .map_err(raise)
 }
 
 /// What is known of a model: its report as JSON, as short text and as text with everything. `strict`: what is wrong with its operators is an error.
@@ -680,11 +679,10 @@ pub(crate) fn inspect(
     let mut options = InspectOptions::default();
     options.batch_size = batch_size;
     options.shapes = shapes;
-    let found = py.detach(|| match strict {
+    let found = detached(py, || match strict {
         true => ortrain::inspect_strictly(model.0, &scope),
         false => ortrain::inspect_with(model.0, &scope, &options),
-    });
-    let found = found.map_err(raise)?;
+    })?;
     Ok((found.to_json(), found.to_string(), format!("{found:#}")))
 }
 
@@ -735,7 +733,7 @@ pub(crate) fn dump(
 ) -> PyResult<String> {
     let stage = Stage::named(stage).map_err(raise)?;
     let shapes: Vec<(String, Vec<usize>)> = shapes.into_iter().collect();
-    py.detach(|| ortrain::dump(model.0, stage, &shapes)).map_err(raise)
+    detached(py, || ortrain::dump(model.0, stage, &shapes))
 }
 
 fn unknown(what: &str, name: &str) -> PyErr {

@@ -30,7 +30,7 @@ use crate::inputs::Signature;
 use crate::kind::check_forward;
 use crate::module::graph_to_run;
 use crate::nearest::hint;
-use crate::runners::Runners;
+use crate::runners::{Runners, interruptible};
 use crate::session::Parts;
 use crate::{
     Error, InferenceSession, ModelSource, Result, SessionOptions, ValueInfo, default_backend, over_limit,
@@ -435,6 +435,11 @@ impl ForwardBackward {
     /// When the model cannot be read, differentiated or run; a name is unknown or given twice; no gradient reaches what is
     /// named.
     pub fn new(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
+        let interrupt = options.session.interrupt.clone();
+        interruptible(interrupt.as_ref(), || ForwardBackward::made(model, options))
+    }
+
+    fn made(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
         let label = model.label("the model");
         let SessionOptions { backend, precision, bf16_fallback, .. } = options.session;
         let backend = backend.map_or_else(default_backend, Ok)?.with_precision(precision, bf16_fallback)?;

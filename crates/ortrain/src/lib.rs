@@ -407,6 +407,8 @@ pub use ortrain_program::align;
 /// ```
 #[doc(inline)]
 pub use ortrain_program::Interrupt;
+#[doc(hidden)]
+pub use runners::interruptible;
 
 /// What runs programs: see [`backend`].
 ///

@@ -24,7 +24,7 @@ use crate::home::Home;
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
 use crate::profile::{Collector, Products};
-use crate::runners::Runners;
+use crate::runners::{Runners, interruptible};
 use crate::state::{Entry, PlaneLayout, StateLayout};
 use crate::step_inputs::StepInputs;
 use crate::trace::Trace;
@@ -455,6 +455,16 @@ impl Module {
     /// # Errors
     /// When a model cannot be read or run, or does not fit the state.
     pub fn new(
+        train: ModelSource,
+        state: &mut CheckpointState,
+        eval: Option<ModelSource>,
+        options: ModuleOptions,
+    ) -> Result<Module> {
+        let interrupt = options.interrupt.clone();
+        interruptible(interrupt.as_ref(), || Module::made(train, state, eval, options))
+    }
+
+    fn made(
         train: ModelSource,
         state: &mut CheckpointState,
         eval: Option<ModelSource>,

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ortrain_expr::{Stopped, stoppable};
 use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Observer, PASSES, PassLog, PlaneId,
-    Precision, RunError, Runner, Scalars, Schedule, Specialised, Turn, Workspace, place,
+    Backend, Bindings, Deliver, Entry, Given, Interrupt, Memory, MemoryNeed, Observer, PASSES, PassLog,
+    PlaneId, Precision, RunError, Runner, Scalars, Schedule, Specialised, Turn, Workspace, place,
 };
 use smallvec::SmallVec;
 
@@ -165,7 +166,17 @@ impl Runners {
 
     /// What runs these inputs, made now if their shapes are new.
     pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<Arc<Runner>> {
-        self.schedule(given)?.runner(&self.backend, |schedule| {
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes)
+            && schedule.ready().is_some()
+        {
+            return self.runner_of(&schedule, work);
+        }
+        interruptible(work.interrupter(), || self.runner_of(&*self.schedule(given)?, work))
+    }
+
+    fn runner_of(&self, schedule: &Specialised, work: &Workspace) -> Result<Arc<Runner>> {
+        schedule.runner(&self.backend, |schedule| {
             Runner::check(&schedule, work)?;
             let runner = Runner::within(self.backend.clone(), schedule, work)?;
             for program in runner.schedule().programs() {
@@ -173,6 +184,26 @@ impl Runners {
             }
             Ok(runner)
         })
+    }
+}
+
+/// Prepares something, and stops when somebody asks for that. State that the work has changed by then stays changed.
+///
+/// ```
+/// use ortrain::{Interrupt, interruptible};
+///
+/// assert_eq!(interruptible(Some(&Interrupt::new(|| true)), || Ok(7))?, 7, "it is done before it is asked");
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+///
+/// # Errors
+/// [`RunError::Interrupted`], and those of the work.
+pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    match interrupt {
+        Some(interrupt) => {
+            stoppable(interrupt.question(), work).unwrap_or_else(|Stopped| Err(RunError::Interrupted.into()))
+        }
+        None => work(),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::bound::{described, is_read_in_place, overlap, rooms, span, whole_copy
 use crate::inputs::Signature;
 use crate::module::graph_to_run;
 use crate::outputs::{Fill, check_destinations};
-use crate::runners::Runners;
+use crate::runners::{Runners, interruptible};
 use crate::trace::Trace;
 use crate::{
     Destination, Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo, collect, default_backend,
@@ -399,6 +399,11 @@ impl InferenceSession {
     /// # Errors
     /// When the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
+        let interrupt = options.interrupt.clone();
+        interruptible(interrupt.as_ref(), || InferenceSession::made(model, options))
+    }
+
+    fn made(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
         let backend = options.backend.map_or_else(default_backend, Ok)?;
         let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
         let label = model.label("the model");

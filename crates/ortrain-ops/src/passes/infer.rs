@@ -1,6 +1,7 @@
 //! Types and shapes of every value.
 
 use ortrain_expr::Dims;
+use ortrain_expr::pause;
 use ortrain_graph::{Attr, Dim, Graph, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
@@ -176,6 +177,7 @@ pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Erro
 }
 
 fn infer_as(graph: &mut Graph, index: usize, given: Given) -> Result<bool, Error> {
+    pause();
     inputs_are_addressable(graph, index)?;
     let op = build(graph, &graph.nodes[index])?;
     infer_op(graph, index, op.as_ref(), given)

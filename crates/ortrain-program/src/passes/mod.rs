@@ -32,6 +32,8 @@ pub(crate) use crate::target::Target;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use ortrain_expr::pause;
+
 use crate::error::ProgramError;
 
 /// What a pass does to a draft for a target.
@@ -199,6 +201,7 @@ fn run_all(
     let original = (!checks_each).then(|| draft.clone());
     let mut records = Vec::new();
     for pass in passes {
+        pause();
         let start = Instant::now();
         let Changed(changes) = (pass.run)(&mut draft, target)?;
         let elapsed = start.elapsed();
