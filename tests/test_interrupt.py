@@ -226,3 +226,70 @@ def test_a_cell_that_is_interrupted(trained: Path, share: float) -> None:
         other(x, target)
     assert twin.to_bytes(True) == state.to_bytes(True)
     assert other(x, target) == module(x, target)
+
+
+def sums(axes: list[int]) -> bytes:
+    """The sum of a tensor of ones, whose shape is an input, along axes."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("ConstantOfShape", ["shape"], ["ones"], value=helper.make_tensor("one", FLOAT, [1], [1])),
+            helper.make_node("ReduceSum", ["ones", "axes"], ["y"], keepdims=0),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("shape", INT64, [2])],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [numpy_helper.from_array(np.array(axes), "axes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
+def test_one_long_instruction(axes: list[int]) -> None:
+    """It ends inside of a sum of 10**12 elements, whichever way that is cut, and the session goes on."""
+    session = ortrain.InferenceSession(sums(axes))
+    shape = [64 if axis not in axes else 10**12 // 64 for axis in range(2)] if len(axes) == 1 else [10**6, 10**6]
+    interrupt(0.3, lambda: session.run(None, {"shape": np.array(shape)}))
+    (y,) = session.run(None, {"shape": np.array([2, 3])})
+    np.testing.assert_array_equal(y, np.ones((2, 3), np.float32).sum(tuple(axes)))
+
+
+def long_chain(length: int) -> bytes:
+    """Nodes one behind the other, which take seconds to be prepared."""
+    kinds = [("Relu", []), ("Add", ["b"]), ("MatMul", ["w"])]
+    nodes, last = [], "x"
+    for k in range(length):
+        op, more = kinds[k % len(kinds)]
+        nodes.append(helper.make_node(op, [last, *more], [f"v{k}"]))
+        last = f"v{k}"
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info(last, FLOAT, ["n", 4])],
+        [
+            numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"),
+            numpy_helper.from_array(np.ones(4, np.float32), "b"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def test_preparation_ends(tmp_path: Path) -> None:
+    """Reading, inspecting, artifacts and the first run of many nodes; nothing is written, and the session goes on."""
+    model, x = long_chain(60_000), np.ones((2, 4), np.float32)
+    session = ortrain.InferenceSession(model)
+    works: list[Callable[[], object]] = [
+        lambda: ortrain.InferenceSession(model),
+        lambda: ortrain.inspect(model),
+        lambda: artifacts.generate_artifacts(
+            model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path / "made"
+        ),
+        lambda: session.run(None, {"x": x}),
+    ]
+    for work in works:
+        interrupt(0.1, work)
+    assert not list(tmp_path.rglob("*.onnx"))
+    short = ortrain.InferenceSession(long_chain(30))
+    np.testing.assert_array_equal(short.run(None, {"x": x})[0], np.full((2, 4), 11, np.float32))

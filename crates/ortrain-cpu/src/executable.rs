@@ -12,8 +12,9 @@ use ortrain_kernels::{
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Nest, NestGroup,
-    Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend, Watch, Workspace,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Interrupt, Marks, Nest,
+    NestGroup, Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend, Watch,
+    Workspace,
 };
 
 use crate::addresses::{Addresses, on_host};
@@ -354,9 +355,21 @@ impl Executable for CpuExecutable {
     ) -> Result<(), RunError> {
         let places = self.program.part(part)?;
         self.program.check_bindings(bindings, part)?;
-        work.reserve(self.program.work_bytes, self.scratch)?;
-        if part != Part::Before {
-            self.written.iter().for_each(|&plane| claim(on_host(bindings.planes[plane])));
+        let lacks = work.lacks(self.program.work_bytes, self.scratch);
+        let question = work.interrupter().filter(|_| lacks).map(Interrupt::question);
+        let mut claim = || {
+            work.reserve(self.program.work_bytes, self.scratch)?;
+            if part != Part::Before {
+                self.written.iter().for_each(|&plane| claim(on_host(bindings.planes[plane])));
+            }
+            Ok(())
+        };
+        // The system takes seconds to give many gigabytes.
+        match question {
+            Some(question) => {
+                stoppable(question, claim).unwrap_or_else(|Stopped| Err(RunError::Interrupted))?
+            }
+            None => claim()?,
         }
         let mut watch = work.watch();
         let outcome = self.execute(bindings, work, (entry, places), scalars, observer, &mut watch);

@@ -9,7 +9,6 @@ mod executable;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ortrain_expr::unstoppable;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
 pub use ortrain_kernels::{UnknownIsa, memory_bytes};
 use ortrain_program::{
@@ -78,7 +77,7 @@ pub fn claim(memory: &HostMemory) {
     if memory.claim() {
         let bytes = memory.len();
         let touch = |piece: usize, _| memory.touch(piece * PIECE..bytes.min((piece + 1) * PIECE));
-        unstoppable(|| Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &touch));
+        Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &touch);
     }
 }
 

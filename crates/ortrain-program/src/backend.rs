@@ -157,6 +157,12 @@ impl Workspace {
         Ok(())
     }
 
+    /// Returns true if [`Workspace::reserve`] would ask for memory.
+    #[must_use]
+    pub fn lacks(&self, arena: usize, scratch: usize) -> bool {
+        self.arena.len() < arena || self.scratch.len() < scratch
+    }
+
     /// What a run of a program takes. `between` is what lies between the segments of its schedule.
     #[must_use]
     pub fn need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use ortrain_expr::unstoppable;
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
@@ -509,7 +510,7 @@ impl Module {
             .interrupt(options.interrupt);
         check_planes(&layout, options.memory_limit)?;
         let gradients = Home::of(&backend).zeroed(&layout.trainable)?;
-        state.move_for_module(&backend)?;
+        unstoppable(|| state.move_for_module(&backend))?;
         state.set_gradients(gradients.clone());
         Ok(Module {
             layout,

@@ -9,7 +9,7 @@ use super::thin::{self, Thin};
 use super::tiles::{Session, Side};
 use super::{Engine, GemmDesc};
 use crate::isa::{Level, Work};
-use crate::pool::Pool;
+use crate::pool::{Pool, pause};
 use crate::tape::{Compiler, Failure, Site};
 use crate::views::{Bases, Parts, RunScalars};
 
@@ -77,6 +77,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
             pool.run(blocks.div_ceil(shape.group), parts.workers, &|task, worker| {
                 let _session = Session::open(self.micro.tiles.as_ref());
                 for block in task * shape.group..blocks.min((task + 1) * shape.group) {
+                    pause();
                     let mut index = [0; 3];
                     index[fast] = block % sizes[fast];
                     let rest = block / sizes[fast];
@@ -272,6 +273,7 @@ impl<T: Real> Product<T> {
                 (at, line) = (packed, depths.1 as isize);
             }
             for p in (0..depths.1).step_by(depth) {
+                pause();
                 let n = depth.min(depths.1 - p);
                 let mut j = 0;
                 while j < others.1 {
@@ -319,6 +321,7 @@ impl<T: Real> Product<T> {
         let kept = unsafe { &mut *scratch.add(tape.frame).cast::<Kept>() };
         let end = depths.0 + depths.1;
         for p in (depths.0..end).step_by(*depth) {
+            pause();
             let n = (*depth).min(end - p);
             // SAFETY: the caller's contract.
             unsafe {

@@ -1,5 +1,6 @@
 //! Nodes written as other operators.
 
+use ortrain_expr::pause;
 use ortrain_graph::{Attr, Graph, Node, ValueId};
 
 use crate::Error;
@@ -73,6 +74,7 @@ pub(crate) fn refusing(pass: impl FnOnce(&mut Refuse<'_>) -> Result<(), Error>) 
 fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Result<(), Error> {
     let mut index = 0;
     while index < graph.nodes.len() {
+        pause();
         let Node { ref domain, ref op, .. } = graph.nodes[index];
         let definition = Registry::standard().find(domain, op);
         // Who is not known is refused by name when its types are inferred.

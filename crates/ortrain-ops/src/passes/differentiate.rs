@@ -1,5 +1,6 @@
 //! The gradient of a graph is a graph: one reverse walk over the path between the values to be trained and the loss.
 
+use ortrain_expr::pause;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType, listed};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
@@ -208,6 +209,7 @@ fn propagate(
     named.extend(graph.value_ids());
     let mut added: Vec<Node> = Vec::new();
     for index in (0..forward).rev() {
+        pause();
         let node = graph.nodes[index].clone();
         let on_path = node.present_outputs().any(|output| arriving.contains_key(&output));
         let wanted: Vec<bool> = node

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain_expr::Precision;
+use ortrain_expr::{Precision, pause};
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, Value, ValueId, ValueType};
 use ortrain_program::{
     Branch, BranchSource, Branches, Count, Handed, PassLog, PlaneId, PlanePlace, Program, ProgramBuilder,
@@ -467,6 +467,7 @@ fn compile(
     let mut placed: Vec<Placed> = Vec::with_capacity(graph.nodes.len());
     let mut budget = settings.unrolled_nodes;
     while placed.len() < graph.nodes.len() {
+        pause();
         let index = placed.len();
         let op = build(&graph, &graph.nodes[index])?;
         let placement = op.placement();
@@ -639,6 +640,7 @@ fn segments(
     let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
     let last = written_last(graph, placed);
     for (index, node) in graph.nodes.iter().enumerate() {
+        pause();
         let kind = placed[index].kind;
         if kind == Kind::Folded || last[index] {
             continue;
@@ -852,6 +854,7 @@ impl SegmentMaker<'_> {
             let node = &graph.nodes[index];
             let label: Arc<str> = graph.node_label(node).into();
             let mut cx = Lower { graph, node, builder: &mut builder, values: &mut values, label };
+            pause();
             placed[index].op.lower(&mut cx).map_err(|source| Error::at(graph, node, source))?;
         }
         let mut results = Vec::with_capacity(outputs.len());

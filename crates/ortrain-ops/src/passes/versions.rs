@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ortrain_expr::pause;
 use ortrain_graph::{Attr, DType, Graph, Node, listed};
 
 use crate::families::refused;
@@ -118,6 +119,7 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
                 upgrade_nodes(subgraph, opsets, errors);
             }
         }
+        pause();
         let node = graph.nodes[index].clone();
         // Who is not known was named already.
         let Some(definition) = Registry::standard().find(&node.domain, &node.op) else {

@@ -581,7 +581,8 @@ impl Search<'_> {
     ) {
         if let Some(Origin::Constant(value)) = origins.get(&id) {
             let uses = found.uses.entry(value.name.clone()).or_default();
-            if uses.iter().any(|(known, node)| *known == kind && node == label) {
+            // Uses by one node stand together.
+            if uses.iter().rev().take_while(|(_, node)| node == label).any(|(known, _)| *known == kind) {
                 return;
             }
             uses.push((kind, label.to_owned()));

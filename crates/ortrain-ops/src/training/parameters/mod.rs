@@ -7,6 +7,7 @@
 mod names;
 mod values;
 
+use ortrain_expr::pause;
 use ortrain_graph::{DType, Dim, Graph, Node, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -259,12 +260,10 @@ impl<'g> ConstantUses<'g> {
     #[must_use]
     pub fn judge(&self, id: ValueId, dtype: DType, dims: &[usize]) -> Judgement {
         let uses = self.uses.get(&id).map_or(&[][..], Vec::as_slice);
-        let mut nodes: Vec<String> = Vec::new();
-        for used in uses {
-            if !nodes.contains(&used.name) {
-                nodes.push(used.name.clone());
-            }
-        }
+        pause();
+        let mut seen: FxHashSet<&str> = FxHashSet::default();
+        let names = uses.iter().map(|used| used.name.as_str());
+        let nodes: Vec<String> = names.filter(|name| seen.insert(name)).map(str::to_owned).collect();
         let (role, confidence, mut reason) = self.role(id, uses, dtype, dims);
         if role == ParameterRole::Trained && nodes.len() > 1 {
             reason += &self.sharing(id, &nodes);
