@@ -237,6 +237,35 @@ def assert_close_to_onnxruntime(path: Path) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, strict=True)
 
 
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_pieces_of_one(keepdims: int, tmp_path: Path) -> None:
+    """A number 1 as split: without ``keepdims`` the axis goes, as in onnxruntime and in PyTorch's ``unbind``."""
+    nodes = [
+        node("MatMul", ["x", "w"], "wide"),
+        constant("one", 1),
+        node("SplitToSequence", ["wide", "one"], "parts", axis=1, keepdims=keepdims),
+        constant("at", 2),
+        node("SequenceAt", ["parts", "at"], "part"),
+        node("Mul", ["part", "part"], "y"),
+    ]
+    weights = {"w": np.random.default_rng(2).standard_normal((4, 6), np.float32)}
+    proto = model(*nodes, weights=weights)
+    theirs = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (want,) = theirs.run(None, {"x": X})
+    assert want.shape == ((7, 1) if keepdims else (7,))
+    (got,) = ortrain.InferenceSession(proto.SerializeToString()).run(None, {"x": X})
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, strict=True)
+    artifacts.generate_artifacts(proto, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    Module(tmp_path / "training_model.onnx", state)(X, np.zeros_like(want))
+    gradient = np.zeros((4, 6), np.float32)
+    column = X @ weights["w"][:, 2]
+    gradient[:, 2] = X.T @ (4 * column**3) / len(column)
+    np.testing.assert_allclose(state.parameters["w"].grad, gradient, rtol=1e-4, atol=1e-4)
+    declared = {value.name for value in onnx.load(tmp_path / "training_model.onnx").graph.value_info}
+    assert not declared & {"wide", "part", "parts"}
+
+
 KNOWN = "a sequence is supported where its length and the positions in it are known before the model runs"
 REFUSED: dict[str, tuple[ModelProto, str]] = {
     "a position that is given": (

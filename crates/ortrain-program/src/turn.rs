@@ -9,6 +9,9 @@ use crate::{
     Place, Program, RunError, Scalars, Workspace,
 };
 
+/// Bytes of an input that are copied between two questions whether the run goes on.
+const COPIED_AT_ONCE: usize = 32 << 20;
+
 /// Bytes that are copied at once from memory to memory.
 const PIECE: usize = 4 << 10;
 
@@ -170,7 +173,13 @@ impl<'a, 'o> Turn<'a, 'o> {
                 self.work.kept.push((id, bytes.to_vec()));
             }
             if let Place::Work(offset) = program.buffer(id).place {
-                self.work.arena().write(offset, bytes)?;
+                // The first writes to memory take seconds for gigabytes.
+                for (number, piece) in bytes.chunks(COPIED_AT_ONCE).enumerate() {
+                    if number > 0 {
+                        self.work.watch.check(u32::MAX)?;
+                    }
+                    self.work.arena().write(offset + number * COPIED_AT_ONCE, piece)?;
+                }
                 copied += bytes.len();
             }
         }
