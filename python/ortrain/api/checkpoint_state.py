@@ -139,13 +139,13 @@ class Parameter:
 
     @data.setter
     def data(self, value: Any) -> None:
+        if isinstance(value, np.floating) and not self.shape:
+            # Arithmetic on an array without axes gives a number, of float64 before NumPy 2.
+            value = np.asarray(value, self.dtype)
         if isinstance(value, (list, tuple, int, float)):
             raise InvalidArgumentError(
                 f"parameter {self._name!r} is set from an array or an OrtValue, not {type(value).__name__}"
             )
-        if isinstance(value, np.floating) and not self.shape:
-            # Arithmetic on an array without axes gives a number, of float64 before NumPy 2.
-            value = np.asarray(value, self.dtype)
         self._native.set_parameter(self._name, native_value(value))
 
     @property

@@ -284,9 +284,9 @@ pub enum Range {
     Finite,
 }
 
-/// True for a number that is finite in float32.
+/// True for a number that is finite in float32, and for the largest of float64, which stands for no bound.
 pub(super) fn is_finite_f32(value: f64) -> bool {
-    (value as f32).is_finite()
+    (value as f32).is_finite() || value.abs() == f64::MAX
 }
 
 impl Range {
