@@ -365,12 +365,11 @@ impl Executable for CpuExecutable {
             Ok(())
         };
         // The system takes seconds to give many gigabytes.
-        match question {
-            Some(question) => {
-                stoppable(question, claim).unwrap_or_else(|Stopped| Err(RunError::Interrupted))?
-            }
-            None => claim()?,
-        }
+        let claimed = match question {
+            Some(question) => stoppable(question, claim).unwrap_or(Err(RunError::Interrupted)),
+            None => claim(),
+        };
+        claimed?;
         let mut watch = work.watch();
         let outcome = self.execute(bindings, work, (entry, places), scalars, observer, &mut watch);
         work.watch_again(watch);

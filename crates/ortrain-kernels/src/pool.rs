@@ -589,8 +589,10 @@ mod tests {
                 // Without an end, if nobody stops them.
                 let task = |_: usize, _: usize| {
                     done.fetch_add(1, Ordering::Relaxed);
-                    while long {
-                        pause();
+                    if long {
+                        loop {
+                            pause();
+                        }
                     }
                 };
                 let stopped = stoppable(Box::new(ask), || pool.run(1 << 40, usize::MAX, &task));
