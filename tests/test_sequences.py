@@ -262,7 +262,7 @@ def test_pieces_of_one(keepdims: int, tmp_path: Path) -> None:
     column = X @ weights["w"][:, 2]
     gradient[:, 2] = X.T @ (4 * column**3) / len(column)
     np.testing.assert_allclose(state.parameters["w"].grad, gradient, rtol=1e-4, atol=1e-4)
-    declared = {value.name for value in onnx.load(tmp_path / "training_model.onnx").graph.value_info}
+    declared = {value.name for value in onnx.load(tmp_path / "eval_model.onnx").graph.value_info}
     assert not declared & {"wide", "part", "parts"}
 
 

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status. It ends without a word where the reader of a pipe left (``| head``)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The program that started this one closed it.
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  (open until the end)
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         try:
             return _run(arguments)

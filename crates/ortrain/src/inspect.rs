@@ -643,7 +643,7 @@ pub(crate) fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
     let (mut node, mut operator) = (None, None);
     let fix = match error {
         Wrong::UnknownOperators { list } => {
-            operator = list.first().and_then(|text| text.split(" (").next()).map(str::to_owned);
+            operator = list.first().and_then(|text| text.split(' ').next()).map(str::to_owned);
             "make the model without it: `python -m ortrain operators` lists the operators there are; or say \
              what it is made of, as a function of the model or of an operator library (docs/extending.md)"
                 .to_owned()

@@ -180,7 +180,7 @@ class SGD(_Optimizer):
 
     >>> with onnxblock.empty_base(17) as accessor:
     ...     name = onnxblock.optim.SGD()(([], []))
-    >>> optimizer = Optimizer(accessor.model, module)
+    >>> optimizer = Optimizer(accessor.model, module, replace=True)
 
     """
 
