@@ -149,7 +149,7 @@ class _Kind:
 
 
 # Small integers and short texts stand for themselves.
-_Abstract: TypeAlias = "_Kind | int | str"
+_Abstract: TypeAlias = _Kind | int | str
 _SECRET, _FLOAT, _CHOSEN, _BYTES = _Kind("value", 0), _Kind("value", 1), _Kind("value"), _Kind("bytearray")
 _SCALAR_WORK = 4
 
