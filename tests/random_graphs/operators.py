@@ -1118,7 +1118,7 @@ def grid_sample(g: Builder) -> Value:
     return g.add(
         "GridSample",
         [value, grid],
-        mode=("linear" if g.opset >= 20 else "bilinear"),
+        mode=(g.choose(["linear", "cubic"]) if g.opset >= 20 else g.choose(["bilinear", "bicubic"])),
         padding_mode=g.choose(["zeros", "border"]),
         align_corners=int(g.chance(0.5)),
     )

@@ -34,7 +34,7 @@ NOT_SPECIAL = frozenset(
     Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
     """.split()
 ) | {"Gelu of com.microsoft", "part beside other readers"}
-COSTLY = ("If", "Loop", "Scan", "RNN", "GRU", "LSTM")
+COSTLY = ("If", "Loop", "growing Loop", "Scan", "RNN", "GRU", "LSTM")
 
 
 def draw(g: Builder, *, deep: bool = True) -> None:
@@ -312,6 +312,46 @@ def loop(g: Builder) -> list[Value]:
     graph = body.closed([place, on, *carried], [still, *nexts, *collected])
     first = None if g.chance(0.5) else g.constant(True, np.bool_)
     return g.add_several("Loop", [most, first, *starts], len(nexts) + len(collected), body=graph)
+
+
+@maker("growing Loop", weight=2)
+def growing_loop(g: Builder) -> list[Value]:
+    """A Loop that appends to a value that it carries, as decoders do; each iteration reads the whole value."""
+    value = g.float(1, 3)
+    closed = [axis for axis in range(value.rank) if not value.is_open(axis)]
+    if g.special or not closed:
+        raise Rejected
+    axis = int(g.choose(closed))
+    body = g.body()
+    place = body.formal([np.asarray(0, np.int64)] * len(g.batches), moves=False, stem="at")
+    on = body.formal([np.asarray(True)] * len(g.batches), moves=False, stem="on")
+    rows = body.formal(value.samples, moves=True)
+    shares = body.add("Softmax", [rows], axis=axis)
+    parts = body.add("Mul", [shares, rows])
+    newest = body.add("Slice", [rows, body.ints(-1), body.ints(np.iinfo(np.int64).max), body.ints(axis)])
+    mixed = body.add("ReduceSum", [parts, body.ints(axis)], keepdims=1)
+    # Nothing else reads a value whose size changes from iteration to iteration.
+    grown = {rows.name, shares.name, parts.name}
+    body.values = [one for one in body.values if one.name not in grown]
+    chained = same_shape(body, body.add("Add", [mixed, newest]), int(g.rng.integers(0, 3)))
+    made = own(body, body.add(g.choose(["Tanh", "Sin"]), [chained]))
+    if made.shape != newest.shape:
+        raise Rejected
+    collected = [body.add("Neg", [made])] if g.chance(0.4) else []
+    longer = body.add("Concat", [rows, made], axis=axis)
+    still = body.add("Identity", [on])
+    if g.chance(0.3):
+        still = body.add("Less", [place, body.constant(int(g.rng.integers(0, 3)), np.int64)])
+    graph = body.closed([place, on, rows], [still, longer, *collected])
+    for info in (graph.input[2], graph.output[1]):
+        info.type.tensor_type.shape.dim[axis].Clear()
+    counted = int(g.rng.integers(1, 5))
+    most = (
+        g.input([np.asarray(counted, np.int64)] * 2, "most")
+        if g.chance(0.3) and not g.depth
+        else g.constant(counted, np.int64)
+    )
+    return g.add_several("Loop", [most, None, value], 1 + len(collected), body=graph)
 
 
 @maker("Scan", weight=3)
