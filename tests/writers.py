@@ -143,7 +143,7 @@ def profile(folder: Path, version: int) -> None:
 
 
 def bridge(folder: Path, version: int) -> None:
-    """What `to_onnx` of the bridges of PyTorch and JAX does."""
+    """The writing of `to_onnx`, of the bridges of PyTorch and JAX."""
     weights = [numpy_helper.to_array(entry) for entry in perceptron(version).graph.initializer]
     names = [entry.name for entry in perceptron(0).graph.initializer]
     native = [OrtValue.ortvalue_from_numpy(weight)._ortvalue for weight in weights]
@@ -222,7 +222,7 @@ WRITERS: dict[str, Call] = {
     ),
     "trainer.orttrainer.ORTTrainer.save_checkpoint": save_new,
 }
-# What makes a new file each time, under another name.
+# Functions that make a new file each time, under another name.
 NEW = ("inference.InferenceSession.end_profiling", "trainer.orttrainer.ORTTrainer.save_checkpoint")
 
 

@@ -115,7 +115,7 @@ impl Workspace {
         self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
     }
 
-    /// Who may end a run early, and what is made for a run, if there is somebody.
+    /// The interrupt of runs and of their preparation.
     #[must_use]
     pub fn interrupter(&self) -> Option<&Interrupt> {
         self.watch.interrupt.as_ref()

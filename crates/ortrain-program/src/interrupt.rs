@@ -105,7 +105,7 @@ impl Marks {
         Ok(())
     }
 
-    /// The question that is asked while the instruction at a place runs, if that is a long one and may be stopped.
+    /// The question during the instruction at a place; `None` for a short instruction, and for one that must be finished.
     #[must_use]
     pub fn question(&self, at: usize, watch: &Watch) -> Option<Question> {
         let interrupt = watch.interrupt.as_ref().filter(|_| self.0[at].is_long && !watch.committed)?;

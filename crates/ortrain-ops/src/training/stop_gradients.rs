@@ -119,16 +119,16 @@ pub fn stop_of(graph: &Graph, node: &Node) -> Option<(Vec<String>, String)> {
 pub struct StopCandidate {
     /// The value.
     pub value: String,
-    /// What the graph shows of it.
+    /// The reason, from the graph.
     pub reason: String,
 }
 
 /// Results of a node as the search for [`stop_candidates`] sees them.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// Whether they are computed from parameters, by whatever operators.
+    /// True if parameters are among the inputs of the computation of the results.
     depends: bool,
-    /// Whether a gradient goes back from them to parameters.
+    /// True if a gradient goes back from the results to parameters.
     passes: bool,
     /// The node by which they are weights that the model chose itself.
     chosen: Option<usize>,
