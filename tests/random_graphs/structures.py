@@ -25,12 +25,12 @@ ATTEMPTS = 12
 
 
 # What onnxruntime makes of NaN and infinities here is its own. It compares without a thought of NaN (extremes, places,
-# pools, ThresholdedRelu; Unique loses NaN) or takes them for large numbers (recurrent layers). It moves the window of a
-# sum by subtracting an infinity from itself (LRN). It multiplies infinity by what becomes zero where ortrain gives the
-# limit (activations) or multiplies by no zero (interpolation).
+# pools, ThresholdedRelu; Unique loses NaN, and so does ReduceLogSumExp beside an infinity) or takes them for large
+# numbers (recurrent layers). It moves the window of a sum by subtracting an infinity from itself (LRN). It multiplies
+# infinity by what becomes zero where ortrain gives the limit (activations) or multiplies by no zero (interpolation).
 NOT_SPECIAL = frozenset(
     """
-    ArgMax ArgMin TopK ReduceMax ReduceMin MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU LSTM
+    ArgMax ArgMin TopK ReduceMax ReduceMin ReduceLogSumExp MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU LSTM
     Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
     """.split()
 ) | {"Gelu of com.microsoft", "part beside other readers"}
