@@ -69,7 +69,7 @@ def array_of(dtype: bytes, count: int, data: bytes, at: int = 0) -> bytes:
 
 
 def rebuilt(state: bytes) -> bytes:
-    """An array of eight bytes of type V8, whose type is then given another state."""
+    """An array of eight bytes of type V8, and a BUILD of its type to another state."""
     return b"\x80\x04" + array_of(dtype_of("V8"), 1, bytes(8)) + b"h\x00" + state + b"b\x86."
 
 

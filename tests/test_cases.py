@@ -32,7 +32,7 @@ def test_parameters_of_torch_are_trained(name: str) -> None:
 
 
 def losses(name: str, loss: artifacts.LossType | artifacts.Loss, folder: Path) -> list[float]:
-    """Four steps of SGD with what is trained by default."""
+    """Four steps of SGD with the default choice of parameters."""
     case = recorded(name)
     artifacts.generate_artifacts(
         CASES / name / "model.onnx", loss=loss, optimizer=optim.SGD(lr=RATE), artifact_directory=folder

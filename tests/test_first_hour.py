@@ -1,4 +1,4 @@
-"""The first hour of a user: what is printed, said and refused before anything trains."""
+"""The first hour of a user: output, messages and refusals before a training."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_settings_of_optimizers(sentence: str) -> None:
 
 
 def test_numbers_that_a_type_does_not_have(folder: Path) -> None:
-    """They are errors of ours, and still those of Python."""
+    """The error is an OrtrainError and an OverflowError."""
     state, _, optimizer = trained(folder)
     before = state.to_bytes(True)
 

@@ -95,7 +95,7 @@ def loss_of_onnxruntime(model: ModelProto, count: int) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("by_value", [False, True])
 def test_a_decoder_trains(by_value: bool, device: str, tmp_path: Path) -> None:
-    """Losses are those of onnxruntime, gradients their slopes, for any number of iterations; losses fall."""
+    """Losses equal those of onnxruntime, and gradients their slopes, for any number of iterations; losses fall."""
     model = decoder(by_value=by_value)
     assert not ortrain.inspect(model).obstacles
     state, module, optimizer = trained(model, tmp_path, device=device)

@@ -503,7 +503,7 @@ def test_steps_on_the_host_and_sizes_that_are_not_known() -> None:
     assert "programs behind functions on the host" in step.without[0]
 
 
-# Operators behind a product, whose shapes follow from the values of an input of the model.
+# Operators behind a product; the values of an input decide their shapes.
 BY_VALUES: dict[str, tuple[list[NodeProto], dict[str, list[int]]]] = {
     "Reshape": ([helper.make_node("Reshape", ["h", "s"], ["y"])], {"s": [3]}),
     "Expand": ([helper.make_node("Expand", ["h", "s"], ["y"])], {"s": [3]}),

@@ -229,7 +229,7 @@ def test_a_cell_that_is_interrupted(trained: Path, share: float) -> None:
 
 
 def sums(axes: list[int]) -> bytes:
-    """The sum of a tensor of ones, whose shape is an input, along axes."""
+    """A model: a tensor of ones of a given shape, summed along axes."""
     graph = helper.make_graph(
         [
             helper.make_node("ConstantOfShape", ["shape"], ["ones"], value=helper.make_tensor("one", FLOAT, [1], [1])),
@@ -246,7 +246,7 @@ def sums(axes: list[int]) -> bytes:
 
 @pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
 def test_one_long_instruction(axes: list[int]) -> None:
-    """It ends inside of a sum of 10**12 elements, whichever way that is cut, and the session goes on."""
+    """Ctrl-C ends a sum of 10**12 elements along any axes, and the session goes on."""
     session = ortrain.InferenceSession(sums(axes))
     shape = [64 if axis not in axes else 10**12 // 64 for axis in range(2)] if len(axes) == 1 else [10**6, 10**6]
     interrupt(0.3, lambda: session.run(None, {"shape": np.array(shape)}))

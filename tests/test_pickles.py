@@ -19,7 +19,7 @@ from ortrain.trainer import _unpickler
 
 # Some seconds; `tests/conform/test_pickles.py` reads many more.
 MADE, DAMAGED, SEED = 1500, 4000, 52
-# Seconds of the processor for a pickle of 5 MB. What is quadratic takes minutes.
+# Seconds of the processor for a pickle of 5 MB. A quadratic reader takes minutes.
 PATIENCE = 60
 
 

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not complain of it at its end."""
+    """Drop buffered output: the interpreter would complain of it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

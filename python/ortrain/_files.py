@@ -74,7 +74,7 @@ def write(path: PathLike, data: bytes) -> None:
 
 @contextmanager
 def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
-    """A file that is written beside its place, and gets there when all is written.
+    """Write a temporary file beside the place, and rename it at the end.
 
     A process that is killed changes nothing at the place. The next call for the same place, or one whose name differs
     in numbers only, removes what is left.
@@ -201,7 +201,7 @@ def _beside(place: Path) -> BinaryIO:
 
 
 def _stem(place: Path) -> str:
-    """The first part of names beside a file: its own name, or what stands for one that is too long to be added to."""
+    """The first part of names beside a file: its own name, or a hash of a name near the limit of the length."""
     name = os.fsencode(place.name)
     if len(name) + _LONGEST_SUFFIX <= _LONGEST_NAME:
         return place.name
@@ -213,7 +213,7 @@ def _stem(place: Path) -> str:
 
 
 def _sweep(place: Path) -> None:
-    """Remove what killed processes were writing to a place, and to places whose names differ in numbers only.
+    """Remove temporary files of killed processes, of the place and of names that differ in numbers only.
 
     A training that counts its checkpoints up never writes to one path twice. Whatever cannot be removed stays.
     """

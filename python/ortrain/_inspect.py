@@ -235,7 +235,7 @@ class Inspection:
     open_inputs: dict[str, str]
     """Inputs whose shapes must be said before a step can be planned, with their types."""
     value_inputs: list[str]
-    """Inputs whose values shapes follow from: a step cannot be planned before a run."""
+    """Inputs with values that decide shapes: a step cannot be planned before a run."""
     step: StepCost | None
     """What a training step computes and takes, if all shapes are known."""
     kind: Literal[

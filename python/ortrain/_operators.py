@@ -134,7 +134,7 @@ def stopped_names(stop_gradients: str | Iterable[str] | None) -> list[str]:
     """The names and patterns of values that pass no gradient.
 
     Raises:
-        TypeError: for what is no list of texts.
+        TypeError: for anything but a text or a list of texts.
 
     """
     if stop_gradients is None:

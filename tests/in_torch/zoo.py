@@ -33,6 +33,7 @@ BATCH, TOKENS, WORDS = 2, 12, 97
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 DECODER = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
 ENCODER = SMALL | {"max_position_embeddings": 64}
+WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "window_size": 4}
 VISION = {"image_size": 32, "patch_size": 8}
 # Models of timm that are used as they are, each with the side of its images.
 TIMM: dict[str, int] = {
@@ -155,28 +156,8 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "mamba": text("mamba", hidden_size=32, num_hidden_layers=2, state_size=4),
     "rwkv": text("rwkv", hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, intermediate_size=48),
     "vit": signal("vit", "pixel_values", IMAGE, **VISION, **SMALL),
-    "swin": signal(
-        "swin",
-        "pixel_values",
-        IMAGE,
-        image_size=32,
-        patch_size=4,
-        embed_dim=16,
-        depths=[2, 1],
-        num_heads=[2, 4],
-        window_size=4,
-    ),
-    "swinv2": signal(
-        "swinv2",
-        "pixel_values",
-        IMAGE,
-        image_size=32,
-        patch_size=4,
-        embed_dim=16,
-        depths=[2, 1],
-        num_heads=[1, 4],
-        window_size=4,
-    ),
+    "swin": signal("swin", "pixel_values", IMAGE, **WINDOWS, num_heads=[2, 4]),
+    "swinv2": signal("swinv2", "pixel_values", IMAGE, **WINDOWS, num_heads=[1, 4]),
     "convnextv2": signal("convnextv2", "pixel_values", IMAGE, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
     "poolformer": signal("poolformer", "pixel_values", (3, 64, 64), hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
     "segformer": signal(

@@ -233,7 +233,7 @@ class FourierFeatures(nn.Module):
 
 
 class Shared(nn.Module):
-    """Fresh normalizations whose scales are equal, and a table that two branches read."""
+    """Fresh normalizations with equal scales, and a table of two branches."""
 
     def __init__(self) -> None:
         super().__init__()

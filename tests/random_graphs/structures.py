@@ -330,7 +330,7 @@ def growing_loop(g: Builder) -> list[Value]:
     parts = body.add("Mul", [shares, rows])
     newest = body.add("Slice", [rows, body.ints(-1), body.ints(np.iinfo(np.int64).max), body.ints(axis)])
     mixed = body.add("ReduceSum", [parts, body.ints(axis)], keepdims=1)
-    # Nothing else reads a value whose size changes from iteration to iteration.
+    # Other nodes read no value of changing size.
     grown = {rows.name, shares.name, parts.name}
     body.values = [one for one in body.values if one.name not in grown]
     chained = same_shape(body, body.add("Add", [mixed, newest]), int(g.rng.integers(0, 3)))

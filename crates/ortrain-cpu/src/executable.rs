@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ortrain_expr::{Access, OutOfRange, Stopped, stoppable};
+use ortrain_expr::{Access, OutOfRange};
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
     NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
@@ -14,7 +14,7 @@ use ortrain_kernels::{
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Interrupt, Marks, Nest,
     NestGroup, Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend, Watch,
-    Workspace,
+    Workspace, interruptible,
 };
 
 use crate::addresses::{Addresses, on_host};
@@ -254,12 +254,10 @@ impl CpuExecutable {
             }
             self.marks.before(index, bindings, watch)?;
             let start = observer.is_some().then(Instant::now);
-            let run = || self.instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch);
-            let done = match self.marks.question(index, watch) {
-                Some(ask) => stoppable(ask, run).map_err(|Stopped| RunError::Interrupted)?,
-                None => run(),
-            };
-            done.map_err(|failure| RunError::out_of_range(scheduled, failure))?;
+            interruptible(self.marks.question(index, watch), || {
+                self.instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch)
+                    .map_err(|failure| RunError::out_of_range(scheduled, failure))
+            })?;
             if let (Some(observer), Some(start)) = (&mut observer, start) {
                 observer.instruction(&self.program, index, start, Instant::now());
             }
@@ -357,19 +355,14 @@ impl Executable for CpuExecutable {
         self.program.check_bindings(bindings, part)?;
         let lacks = work.lacks(self.program.work_bytes, self.scratch);
         let question = work.interrupter().filter(|_| lacks).map(Interrupt::question);
-        let mut claim = || {
+        // The system takes seconds to give many gigabytes.
+        interruptible(question, || {
             work.reserve(self.program.work_bytes, self.scratch)?;
             if part != Part::Before {
                 self.written.iter().for_each(|&plane| claim(on_host(bindings.planes[plane])));
             }
-            Ok(())
-        };
-        // The system takes seconds to give many gigabytes.
-        let claimed = match question {
-            Some(question) => stoppable(question, claim).unwrap_or(Err(RunError::Interrupted)),
-            None => claim(),
-        };
-        claimed?;
+            Ok::<(), RunError>(())
+        })?;
         let mut watch = work.watch();
         let outcome = self.execute(bindings, work, (entry, places), scalars, observer, &mut watch);
         work.watch_again(watch);

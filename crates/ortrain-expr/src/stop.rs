@@ -11,12 +11,12 @@ thread_local! {
     static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) };
 }
 
-/// Work was stopped. What it was to make is not there, or half there.
+/// The work was stopped. Its results are missing or incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// Does work, and stops it when `question` answers true. It is asked on this thread, wherever the work calls [`pause`]; what it
-/// does meanwhile is not stopped.
+/// Does work, and stops it when `question` answers true. Each [`pause`] of the work on this thread asks the question; work inside
+/// of the question is not stopped.
 ///
 /// ```
 /// use ortrain_expr::{Stopped, pause, stoppable};

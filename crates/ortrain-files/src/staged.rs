@@ -248,9 +248,8 @@ impl Drop for FolderLock {
     }
 }
 
-/// Removes the files that saves to `target` were writing when their process was killed, and those of names that differ
-/// in numbers only: a training that counts its checkpoints up never writes to one path twice. Files of saves that go on
-/// are locked.
+/// Removes the temporary files of killed saves to `target`, and to names that differ in numbers only: a training that counts its
+/// checkpoints up never writes to one path twice. Files of running saves are locked, and stay.
 pub fn sweep(target: &Path) {
     let Some(name) = target.file_name() else { return };
     let stem = stem(name);
@@ -299,8 +298,8 @@ pub fn sweep_waiting(target: &Path) {
     });
 }
 
-/// Removes the `wanted` files in the folder of `target` that nobody has locked. `wanted` takes the name of a file, and
-/// what follows the name of `target` and a dot in it.
+/// Removes the `wanted` files without a lock in the folder of `target`. `wanted` takes the name of a file, and its part after the
+/// name of `target` and a dot.
 fn sweep_named(target: &Path, wanted: impl Fn(&[u8], Option<&[u8]>) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let stem = stem(name);

@@ -586,7 +586,7 @@ mod tests {
                     asked += 1;
                     asked > 3
                 };
-                // Without an end, if nobody stops them.
+                // Endless tasks.
                 let task = |_: usize, _: usize| {
                     done.fetch_add(1, Ordering::Relaxed);
                     if long {

@@ -252,7 +252,7 @@ impl Probe<'_> {
             .collect();
         let mut groups = vec![vec![k], alike.clone()];
         groups.extend(alike.iter().filter(|&&j| j != k).map(|&j| vec![k, j]));
-        // An attribute may be an element type that depends on that of the input.
+        // An attribute may be an element type, for example that of the input.
         let mut attrs = vec![sample.attrs.clone()];
         attrs.extend(self.element_types(sample).iter().flat_map(|name| {
             DType::ALL.map(|dtype| sample.attrs.clone().with(name, i64::from(dtype.to_onnx())))

@@ -1,14 +1,15 @@
 //! Ending a run early, with the state as it was.
 //!
-//! Between two instructions, and inside of a long one, a run asks whether it shall go on, a few times a second. Gradients are written while a run goes
-//! on, so what they were is kept from the first write of a long run on; a short run is not worth it and goes on to its end.
+//! Between two instructions, and inside of a long one, a run asks whether it shall go on, a few times a second. Gradients are
+//! written while a run goes on, so what they were is kept from the first write of a long run on; a short run is not worth
+//! it and goes on to its end.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ortrain_expr::Question;
+use ortrain_expr::{Question, Stopped, stoppable};
 use smallvec::SmallVec;
 
 use crate::{Bindings, DeviceError, Place, Program, RunError};
@@ -52,6 +53,22 @@ impl Interrupt {
             asked = now;
             (interrupt.0)()
         })
+    }
+}
+
+/// Does work, and stops it when a question is answered true, if there is a question.
+///
+/// # Errors
+/// [`RunError::Interrupted`], and the errors of the work.
+pub fn interruptible<T, E: From<RunError>>(
+    question: Option<Question>,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    match question {
+        Some(question) => {
+            stoppable(question, work).unwrap_or_else(|Stopped| Err(RunError::Interrupted.into()))
+        }
+        None => work(),
     }
 }
 

@@ -53,7 +53,7 @@ pub use instructions::{
     Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, NestGroup, ScatterAdd, Window,
     WindowIndex,
 };
-pub use interrupt::{Interrupt, Marks, Watch};
+pub use interrupt::{Interrupt, Marks, Watch, interruptible};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
 pub use ortrain_memory::{

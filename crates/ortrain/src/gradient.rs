@@ -206,7 +206,7 @@ impl GradientGraph {
         })
     }
 
-    /// The same builder with values that pass no gradient, as [`ModelChanges::stop_gradients`] has them.
+    /// The same builder with values that pass no gradient: names and patterns of [`ModelChanges::stop_gradients`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

@@ -212,7 +212,7 @@ pub struct Inspection {
     pub control_flow: Vec<NodeNote>,
     /// Inputs whose shapes must be said before a step can be planned, each with its type.
     pub open_inputs: Vec<(String, String)>,
-    /// Inputs whose values shapes follow from: a step cannot be planned before a run.
+    /// Inputs with values that decide shapes: a step cannot be planned before a run.
     pub value_inputs: Vec<String>,
     /// What a training step computes and takes, if all shapes are known.
     pub step: Option<StepCost>,

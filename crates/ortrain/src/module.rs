@@ -965,7 +965,7 @@ impl Module {
         phase.runners.planned(&self.work, dims)
     }
 
-    /// The inputs whose values shapes follow from, as far as [`Module::planned`] has met them.
+    /// The inputs with values that decide shapes, as far as [`Module::planned`] has met them.
     pub(crate) fn inputs_behind_shapes(&self, training: bool) -> Vec<String> {
         let phase = if training { Some(&self.train) } else { self.eval.as_ref() };
         let positions = phase.map(|phase| phase.runners.inputs_behind_shapes()).unwrap_or_default();

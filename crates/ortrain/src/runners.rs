@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ortrain_expr::{Stopped, stoppable};
 use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
@@ -76,12 +75,18 @@ impl Runners {
         kept.map(|specialised| specialised.schedule().clone())
     }
 
+    /// The schedule for these inputs, if there is one already.
+    fn cached(&self, given: &[Given<'_>]) -> Option<Arc<Specialised>> {
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        self.specialiser.cached(&dims, &|k| given[k].bytes)
+    }
+
     /// The schedule for these inputs.
     pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Specialised>> {
-        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
-        if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes) {
+        if let Some(schedule) = self.cached(given) {
             return Ok(schedule);
         }
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
         let schedule = self.specialiser.schedule_with(&dims, &|k| tensor_of(&given[k]));
         schedule.map_err(|source| Error::Shapes(Box::new(source)))
     }
@@ -121,7 +126,7 @@ impl Runners {
         Ok((schedule, need))
     }
 
-    /// The positions of the inputs whose values shapes follow from, as far as [`Runners::planned`] has met them.
+    /// The positions of inputs with values that decide shapes, as far as [`Runners::planned`] has met them.
     pub(crate) fn inputs_behind_shapes(&self) -> Vec<usize> {
         self.specialiser.inputs_behind_shapes()
     }
@@ -166,10 +171,7 @@ impl Runners {
 
     /// What runs these inputs, made now if their shapes are new.
     pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<Arc<Runner>> {
-        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
-        if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes)
-            && schedule.ready().is_some()
-        {
+        if let Some(schedule) = self.cached(given).filter(|schedule| schedule.ready().is_some()) {
             return self.runner_of(&schedule, work);
         }
         interruptible(work.interrupter(), || self.runner_of(&*self.schedule(given)?, work))
@@ -187,7 +189,7 @@ impl Runners {
     }
 }
 
-/// Prepares something, and stops when somebody asks for that. State that the work has changed by then stays changed.
+/// Prepares something, and stops when the interrupt asks for it. Changes of state up to then stay.
 ///
 /// ```
 /// use ortrain::{Interrupt, interruptible};
@@ -199,12 +201,7 @@ impl Runners {
 /// # Errors
 /// [`RunError::Interrupted`], and those of the work.
 pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    match interrupt {
-        Some(interrupt) => {
-            stoppable(interrupt.question(), work).unwrap_or_else(|Stopped| Err(RunError::Interrupted.into()))
-        }
-        None => work(),
-    }
+    ortrain_program::interruptible(interrupt.map(Interrupt::question), work)
 }
 
 /// The tensor of an input.

@@ -235,7 +235,7 @@ pub(crate) fn made_for(
 pub(crate) enum Plan {
     /// The cost, and the nodes that are segments of their own.
     Step(StepCost, FxHashSet<String>),
-    /// There is none before a run: shapes follow from the values of these inputs.
+    /// No plan before a run: the values of these inputs decide shapes.
     Values(Vec<String>),
 }
 

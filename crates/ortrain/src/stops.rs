@@ -52,16 +52,16 @@ fn types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
     }
 }
 
-/// Ends gradients at the values that the caller names.
+/// Ends gradients at named values.
 ///
 /// # Errors
-/// When a name is that of no value, of a weight, of an input or of a value without gradients.
+/// When a name fits no value, or fits a weight, an input or a value without gradients.
 pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[String]) -> Result<()> {
     if stops.is_empty() {
         return Ok(());
     }
     let mut dtypes = FxHashMap::default();
-    // A model whose types cannot be inferred is refused for that where it is used.
+    // Models without inferred types are refused later, with the reason.
     if let Ok(graph) = inferred(label, model) {
         types(&graph, &mut dtypes);
     }

@@ -362,7 +362,7 @@ class _Checker:
         if not isinstance(arguments, _Kind) or arguments.kind != "tuple":
             raise TypeError(f"{called.name} is called with no tuple")
         kind, size = _RESULTS[called.name]
-        # A list or a dict whose items are hashed again.
+        # The items of a list or a dict are hashed again.
         again = arguments.only.keys if kind in _HASHED and isinstance(arguments.only, _Kind) else None
         work = _SCALAR_WORK if kind == "scalar" else 1 + arguments.work
         made = _Kind(kind, 2, work, 1 + arguments.depth)

@@ -36,7 +36,7 @@ pub(crate) const STOP: &str = "stop_gradients";
 /// The function that passes no gradient, in a model that brings it along.
 pub(crate) const STOP_FUNCTION: &str = "StopGradient";
 
-/// Returns true for a node whose gradient is empty because its results pass none.
+/// Returns true for a node that stops gradients: its gradient is empty.
 pub(crate) fn is_stop(node: &Node) -> bool {
     *node.domain == *DOMAIN
         && *node.op == *NAME

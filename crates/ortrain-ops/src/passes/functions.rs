@@ -284,7 +284,7 @@ struct Inliner<'a> {
     /// Functions, and how many bytes a copy of each takes.
     functions: HashMap<Key, (&'a FunctionProto, usize)>,
     library: &'a OperatorLibrary,
-    /// Whether the model will be differentiated.
+    /// True if the model will be differentiated.
     differentiated: bool,
     /// Whether gradients of the library are put in where the inliner is.
     gradients: bool,

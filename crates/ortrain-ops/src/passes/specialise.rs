@@ -278,7 +278,7 @@ impl Specialiser {
         })
     }
 
-    /// The positions of the user inputs whose values the shapes of schedules made so far follow from, in order.
+    /// The positions of user inputs with values that decide shapes, as far as schedules were made, in order.
     #[must_use]
     pub fn inputs_behind_shapes(&self) -> Vec<usize> {
         let known = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);

@@ -164,8 +164,8 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
     Err(Error::Loss(sentence))
 }
 
-/// Returns the axis of the classes of scores `[batch, sequence, classes]`, as language models and taggers have them, and the
-/// reason as a part of a sentence; `None` for axis 1.
+/// Returns the axis of the classes of scores `[batch, sequence, classes]` and the reason as a part of a sentence; `None` for axis
+/// 1. Language models and taggers have such scores.
 ///
 /// Axis 1 cannot be that of the classes where its size is open and the last one's is known, or where `labels` have the shape of
 /// the scores without the last axis. It is not where a product with a weight made `logits`: a product's outputs are last.

@@ -14,8 +14,8 @@ use crate::Registry;
 /// The end of the name of a statistic that was stored as the scale or the bias of a layer.
 const SEPARATED: &str = "/statistic";
 
-/// Gives parameters and running statistics initializers of their own: statistics that are the initializer of a weight, and
-/// both where they are an Identity of an initializer.
+/// Gives initializers of their own to running statistics that share one with a weight, and to parameters and statistics that are
+/// an Identity of an initializer.
 ///
 /// A parameter that is an Identity has paths of attributes as names, its own and that of its initializer; it gets its own name.
 /// Returns the number of new initializers.

@@ -134,8 +134,8 @@ struct Seen {
     chosen: Option<usize>,
 }
 
-/// Values that look as if PyTorch passed no gradient to them: floats that are multiplied by what the model's own results
-/// decided (comparisons, indices of TopK and ArgMax), or chosen by TopK, and then weight other results.
+/// Values that PyTorch may have detached: floats that weight other results, after a product with decisions of the model
+/// (comparisons, indices of TopK and ArgMax) or a choice by TopK.
 ///
 /// The targets that a detector assigns to its predictions are such values. Others are meant to be differentiated: the weights of
 /// experts, say. The types of the graph must have been inferred. Candidates are in the order of their nodes; what is computed
@@ -160,7 +160,7 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
         }
         let passes = inputs.iter().any(|&(id, seen)| seen.passes && passes_back_to(graph, node, id));
         let mut moving = inputs.iter().filter(|(_, seen)| seen.passes).map(|(_, seen)| seen.chosen);
-        // What is computed of chosen weights alone are chosen weights.
+        // Results of chosen weights alone are chosen weights.
         let mut chosen = moving.next().flatten().filter(|_| moving.all(|other| other.is_some()));
         if passes && is_product(node) {
             let plain = |&(id, seen): &(ValueId, Seen)| {

@@ -1,8 +1,8 @@
-//! The gradient of a Loop that carries values whose shape changes, as the keys and values of a decoder do that appends.
+//! The gradient of a Loop with carried values of changing shape: the keys and values of a decoder, for example.
 //!
-//! A Loop can only collect values of one shape. So the forward node carries a tape for each value of changing shape that the
-//! gradient needs: a vector to which every iteration appends the elements of the value. The shapes are collected. The
-//! gradient is a Loop with as many iterations, which reads the tapes from their ends.
+//! A Loop collects values of one shape only. For each value of changing shape in its gradient, the forward node carries a tape: a
+//! vector to which every iteration appends the elements of the value. It collects the shapes. The gradient is a Loop of equal
+//! length and reads the tapes from their ends.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::FxHashSet;
@@ -17,7 +17,7 @@ use crate::passes::infer::infer_added;
 /// A Loop in two parts, while its gradient is written.
 pub(super) struct Growing<'a> {
     pub(super) repetition: &'a Repetition,
-    /// The body with what the gradient adds to it. Its outputs are the next states.
+    /// The body and the nodes of its gradient. The outputs are the next states.
     pub(super) graph: Graph,
     /// The number of nodes and of values that the body had before.
     pub(super) forward_nodes: usize,
@@ -25,7 +25,7 @@ pub(super) struct Growing<'a> {
     pub(super) kept: Kept,
     /// The outputs of the body.
     pub(super) forward_outputs: Vec<ValueId>,
-    /// What the gradient carries: gradients of carried values, then sums of gradients of captured values.
+    /// Carried values of the gradient: gradients of carried values, then sums of gradients of captured values.
     pub(super) states: Vec<ValueId>,
     /// The values of the states before the first iteration of the gradient.
     pub(super) initial: Vec<ValueId>,
@@ -33,13 +33,13 @@ pub(super) struct Growing<'a> {
     pub(super) collected: Vec<(ValueId, ValueId)>,
 }
 
-/// A value of every iteration: `inner` in the body of the gradient, `outside` what the forward node gives.
+/// A value of every iteration: `inner` in the body of the gradient, `outside` in the outputs of the forward node.
 struct Stacked {
     inner: ValueId,
     outside: ValueId,
 }
 
-/// A value whose elements lie on a tape.
+/// A value with its elements on a tape.
 struct Taped {
     inner: ValueId,
     tape: ValueId,
@@ -162,8 +162,7 @@ impl Growing<'_> {
         Ok(gradients)
     }
 
-    /// Has the forward node give what the gradient needs: values of one shape and shapes of the others are collected, the
-    /// elements of the others lie on tapes.
+    /// Extends the outputs of the forward node: collected values of one shape, tapes of the others and their shapes.
     fn extend_forward(&self, cx: &mut Grad<'_>) -> (Vec<Stacked>, Vec<Taped>) {
         let r = self.repetition;
         let node = cx.node().clone();
@@ -230,7 +229,7 @@ impl Growing<'_> {
 }
 
 impl Body<'_> {
-    /// A new captured value: what `inner` is in all iterations, along axis 0.
+    /// A new captured value: `inner` of all iterations, along axis 0.
     fn stack_of(&mut self, inner: ValueId) -> ValueId {
         let name = format!("{}_all", self.graph.name_of(inner));
         let ty = &self.graph.value(inner).ty;

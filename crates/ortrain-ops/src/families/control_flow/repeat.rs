@@ -249,7 +249,7 @@ impl Op for Repeat {
             }
         }
         let typed = match self.typed(cx) {
-            // What contradicts itself in a body that is not computed does no harm: a row is taken of a matrix that has none.
+            // A body without iterations may contradict itself: it may take a row of a matrix without rows.
             Err(_) if self.is_idle(cx) => {
                 for k in 0..r.carried {
                     cx.output_type(k, cx.ty(self.carried_input(k)).clone());

@@ -290,7 +290,7 @@ pub(super) fn is_finite_f32(value: f64) -> bool {
 }
 
 impl Range {
-    /// True if a number is in the range, and in that of float32, in which models and states keep it.
+    /// True if a number is in the range and is a float32, the type of settings in models and states.
     #[must_use]
     pub fn contains(self, value: f64) -> bool {
         is_finite_f32(value)

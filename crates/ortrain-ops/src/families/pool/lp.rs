@@ -1,9 +1,10 @@
 //! The norm of what lies under each window, or in each plane.
 //!
 //! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Compositions: the average of the powers over windows that count
-//! their padding, times the number of cells, and the root. Averages have dilations from opset 19 on only, LpPool from 18 on, so
-//! that sums over dilated windows are convolutions of each plane with ones. Where the norm is 0, so is the gradient. Floats narrower than
-//! float32 are computed in float32. With `ceil_mode` the spatial sizes must be known when it is differentiated.
+//! their padding, times the number of cells, and the root. Averages have dilations from opset 19 on only, LpPool from
+//! 18 on, so that sums over dilated windows are convolutions of each plane with ones. Where the norm is 0, so is the
+//! gradient. Floats narrower than float32 are computed in float32. With `ceil_mode` the spatial sizes must be known
+//! when it is differentiated.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 

@@ -264,7 +264,7 @@ impl Settings {
 
     /// The sampling of an axis, and whether each place lies outside of the input. `None` if nothing changes.
     pub(super) fn sampling(&self, plan: &AxisPlan) -> Result<Option<(AxisMap, Vec<bool>)>, OpError> {
-        let AxisPlan { axis, source, target, scale, roi, .. } = *plan;
+        let AxisPlan { axis, source, target, scale, roi } = *plan;
         let crops = self.coordinates == Coordinates::TfCropAndResize;
         if source == target && scale == 1.0 && !(crops && roi != (0.0, 1.0)) {
             return Ok(None);

@@ -187,7 +187,7 @@ pub struct Judgement {
     pub nodes: Vec<String>,
 }
 
-/// Returns a sentence about trained constants, each with its reason, whose role is a guess; `None` without such constants.
+/// Returns a sentence about trained constants of guessed role, each with its reason; `None` without such constants.
 ///
 /// ```
 /// use ortrain_ops::training::about_guesses;

@@ -16,7 +16,7 @@ const GENERATED: [&str; 12] = [
     "/y:0",
 ];
 
-/// Operators of PyTorch whose results an exporter computes once and names after the operator.
+/// Operators of PyTorch that an exporter computes once; their results have the name of the operator.
 const OPERATORS: [&str; 24] = [
     "add",
     "clone",

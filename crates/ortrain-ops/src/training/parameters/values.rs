@@ -122,7 +122,7 @@ pub(super) fn regularity(tensor: &Tensor, fractions: bool) -> Option<&'static st
                 values[index * stride..(index + 1) * stride].to_vec()
             }
         };
-        // A column of one number, as that of homogeneous coordinates, belongs to any grid.
+        // A grid may have columns of one number: homogeneous coordinates have.
         let is_part =
             |column: &[f64]| is_coordinate(column, largest) || column.iter().all(|&value| value == column[0]);
         if (0..count).any(|index| is_coordinate(&column(index), largest))
