@@ -30,7 +30,7 @@ from test_gradients import (
     moved,
     positions_of,
     questions,
-    widen,
+    retype,
 )
 from test_gradients import TOLERANCE as DIFFERENCES
 from test_nodes import arrays as arrays_of
@@ -432,7 +432,7 @@ def test_vjp_equals_differences(op: str) -> None:
         model.CopyFrom(case.model)
         positions = positions_of(case)
         kept = {value.name for k, value in enumerate(model.graph.input) if positions[k] & FIXED_TYPE}
-        widen(model.graph, kept)
+        retype(model.graph, kept)
         given, results = (arrays_of(part) for part in case.data_sets[0])
         trained, compared = questions()[name]
         feeds = {}

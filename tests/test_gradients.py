@@ -93,20 +93,22 @@ def is_finite(array: np.ndarray) -> bool:
     return bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def wide(tensor: TensorProto) -> TensorProto:
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+def retyped(tensor: TensorProto, dtype: int) -> TensorProto:
+    """The tensor with its elements in another float type."""
+    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(dtype))
+    return numpy_helper.from_array(array, tensor.name)
 
 
-def widen(graph: GraphProto, kept: set[str]) -> None:
-    """Puts float64 in the place of every other float type."""
+def retype(graph: GraphProto, kept: set[str], dtype: int = TensorProto.DOUBLE) -> None:
+    """Replaces every float type of a graph by one."""
     for value in [*graph.input, *graph.output, *graph.value_info]:
         if value.type.tensor_type.elem_type in FLOATS and value.name not in kept:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+            value.type.tensor_type.elem_type = dtype
     for tensor in graph.initializer:
         if tensor.data_type in FLOATS and tensor.name not in kept:
-            tensor.CopyFrom(wide(tensor))
+            tensor.CopyFrom(retyped(tensor, dtype))
     for node in graph.node:
-        if node.op_type == "LayerNormalization":
+        if node.op_type == "LayerNormalization" and dtype == TensorProto.DOUBLE:
             node.attribute.append(helper.make_attribute("stash_type", TensorProto.DOUBLE))
         if node.op_type == "ConstantOfShape" and not node.attribute:
             node.attribute.append(
@@ -114,16 +116,15 @@ def widen(graph: GraphProto, kept: set[str]) -> None:
             )
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in FLOATS:
-                attribute.t.CopyFrom(wide(attribute.t))
+                attribute.t.CopyFrom(retyped(attribute.t, dtype))
             elif attribute.name in ("to", "dtype", "output_dtype", "softmax_precision") and attribute.i in FLOATS:
-                attribute.i = TensorProto.DOUBLE
+                attribute.i = dtype
             elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
                 given = attribute.f if attribute.name == "value_float" else list(attribute.floats)
-                attribute.CopyFrom(
-                    helper.make_attribute("value", numpy_helper.from_array(np.asarray(given, np.float64)))
-                )
+                tensor = numpy_helper.from_array(np.asarray(given, np.float64))
+                attribute.CopyFrom(helper.make_attribute("value", retyped(tensor, dtype)))
             elif attribute.type == AttributeProto.GRAPH:
-                widen(attribute.g, kept)
+                retype(attribute.g, kept, dtype)
 
 
 def is_exception(name: str) -> bool:
@@ -161,7 +162,7 @@ def question(name: str) -> tuple[ModelProto, list[str]]:
     graph = model.graph
     positions = positions_of(original(name))
     kept = {value.name for k, value in enumerate(graph.input) if positions[k] & FIXED_TYPE}
-    widen(graph, kept)
+    retype(graph, kept)
     inputs, outputs = (arrays(part) for part in case.data_sets[0])
     values = {value.name: array for value, array in zip(graph.input, inputs, strict=True)}
     positions_trained, compared = questions()[name]
