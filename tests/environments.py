@@ -79,6 +79,11 @@ def torch() -> Path:
     return environment("torch", TESTS / "in_torch" / "requirements.txt", (3, 13))
 
 
+def keras() -> Path:
+    """The interpreter with Keras on TensorFlow and tf2onnx, some 2 GB."""
+    return environment("keras", TESTS / "exporters" / "requirements.txt", (3, 13))
+
+
 def printed_in_environment(python: Path, script: Path, *arguments: str) -> str:
     """All that a script prints in an environment, and in nothing of ours."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ortrain
 from ortrain import artifacts
-from ortrain.api import CheckpointState, Module
+from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.artifacts import Loss, LossType
+from ortrain.session import TrainingSession
 
 # Of float32 sums of a few dozen terms, relative to the largest.
 TOLERANCE = 2e-6
@@ -295,3 +297,107 @@ def test_classes_on_the_last_axis(settings: dict[str, Any], tmp_path: Path) -> N
         found.append((float(module(x.reshape(shape), labels.reshape(shape[:-1]))), state.parameters["w"].grad.copy()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)
+
+
+TOKENS = (4, 7, 6)
+
+
+def tokens() -> onnx.ModelProto:
+    """Scores [4, 7, 5] of fixed sizes whose axis of classes nothing in the file says."""
+    declare = helper.make_tensor_value_info
+    weight = np.random.default_rng(4).standard_normal((TOKENS[-1], 5)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])],
+        "graph",
+        [declare("x", TensorProto.FLOAT, TOKENS)],
+        [declare("y", TensorProto.FLOAT, [*TOKENS[:-1], 5])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def trained_tokens(folder: Path, loss: Any, labels: np.ndarray, face: str = "module") -> list[float]:
+    """Losses of three steps and of an evaluation."""
+    artifacts.generate_artifacts(tokens(), loss=loss, optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
+    x = np.random.default_rng(5).standard_normal(TOKENS).astype(np.float32)
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    models = [folder / f"{kind}_model.onnx" for kind in ("training", "eval", "optimizer")]
+    losses = []
+    if face == "session":
+        session = TrainingSession(state, *models)
+        for _ in range(3):
+            losses.append(float(session.train_step([x, labels])[0]))
+            session.optimizer_step()
+            session.lazy_reset_grad()
+        return [*losses, float(session.eval_step([x, labels])[0])]
+    module = Module(*models[:1], state, models[1])
+    optimizer = Optimizer(models[2], module)
+    for _ in range(3):
+        losses.append(float(module(x, labels)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    losses.append(float(module(x, labels)))
+    module.export_model_for_inferencing(folder / "exported.onnx", ["y"])
+    exported = onnx.load(folder / "exported.onnx")
+    assert [node.op_type for node in exported.graph.node] == ["MatMul", "Tanh"]
+    assert not exported.metadata_props
+    return losses
+
+
+@pytest.mark.parametrize("face", ["module", "session"])
+@pytest.mark.parametrize("settings", [{}, {"ignore_index": 2}, {"reduction": "sum"}])
+def test_labels_of_the_first_step_say_the_axis_of_classes(settings: dict[str, Any], face: str, tmp_path: Path) -> None:
+    labels = np.random.default_rng(6).integers(0, 5, TOKENS[:2])
+    given = Loss(LossType.CrossEntropyLoss, class_axis=-1, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = trained_tokens(tmp_path, given, labels, face)
+    with pytest.warns(ortrain.TrainingWarning) as warned:
+        found = trained_tokens(tmp_path, Loss(LossType.CrossEntropyLoss, **settings), labels, face)
+    assert found == wanted
+    assert [str(one.message) for one in warned] == [
+        'the classes of "y" (float32[4, 7, 5]) are taken to be on axis 2, the last one, for "labels" has the shape '
+        "[4, 7]; say so by class_axis=2 of the loss"
+    ]
+    assert warned[0].filename == __file__
+
+
+def test_the_axis_of_classes_is_that_of_the_first_step(tmp_path: Path) -> None:
+    artifacts.generate_artifacts(tokens(), loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    module = Module(tmp_path / "training_model.onnx", CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
+    x = np.ones(TOKENS, np.float32)
+    module(x, np.zeros((4, 5), np.int64))
+    with pytest.raises(ortrain.InvalidArgumentError, match="axis 1 should be 5 but is 7"):
+        module(x, np.zeros((4, 7), np.int64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels", "axis", "other"),
+    [
+        ({"class_axis": 1}, (4, 7), 1, 2),
+        ({"class_axis": 2}, (4, 5), 2, 1),
+        ({"label_smoothing": 0.1}, (4, 7), 1, 2),
+        ({}, (4, 9), 1, 2),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_with_both_readings(
+    settings: dict[str, Any], labels: tuple[int, int], axis: int, other: int, tmp_path: Path
+) -> None:
+    shapes = {1: "int64[4, 5]", 2: "int64[4, 7]"}
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        trained_tokens(tmp_path, Loss(LossType.CrossEntropyLoss, **settings), np.zeros(labels, np.int64))
+    assert str(error.value).endswith(
+        f'"y" (float32[4, 7, 5]) has its classes on axis {axis} and labels {shapes[axis]}; with classes on axis '
+        f"{other} labels are {shapes[other]}, which class_axis={other} of the loss says"
+    )
+
+
+def test_weights_of_classes_say_their_axis(tmp_path: Path) -> None:
+    labels = np.random.default_rng(6).integers(0, 5, TOKENS[:2])
+    weight = np.arange(1.0, 6.0)
+    given = Loss(LossType.CrossEntropyLoss, class_axis=-1, weight=weight)
+    wanted = trained_tokens(tmp_path, given, labels)
+    with pytest.warns(ortrain.TrainingWarning, match="for it has as many elements as the weight of the loss"):
+        found = trained_tokens(tmp_path, Loss(LossType.CrossEntropyLoss, weight=weight), labels)
+    assert found == wanted

@@ -1,9 +1,11 @@
 //! Errors as the exceptions of `ortrain.errors`.
 
+use std::ffi::CString;
+
 use ortrain::{Error, ErrorKind, Interrupt, RunError, interruptible};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::types::{PyAnyMethods, PyTuple};
-use pyo3::{PyErr, Python, import_exception};
+use pyo3::{PyErr, PyResult, Python, import_exception};
 
 import_exception!(ortrain.errors, AnomalyError);
 import_exception!(ortrain.errors, DeviceLostError);
@@ -36,6 +38,18 @@ pub(crate) fn detached<T: Send>(
     work: impl FnOnce() -> ortrain::Result<T> + Send,
 ) -> pyo3::PyResult<T> {
     py.detach(|| interruptible(Some(&signals()), work)).map_err(raise)
+}
+
+/// Warns of each of these sentences, at a number of frames of Python above this call.
+pub(crate) fn warn(py: Python<'_>, sentences: &[String], frames: i32) -> PyResult<()> {
+    if sentences.is_empty() {
+        return Ok(());
+    }
+    let category = py.import("ortrain.errors")?.getattr("TrainingWarning")?;
+    sentences.iter().try_for_each(|sentence| {
+        let sentence = CString::new(sentence.as_str())?;
+        PyErr::warn(py, &category, &sentence, frames)
+    })
 }
 
 /// The exception about memory for an output, which says which output it is and which shape it has.

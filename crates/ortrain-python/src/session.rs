@@ -8,12 +8,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::door::Door;
+use crate::error::warn;
 use crate::optim::spec_of;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::training::Under;
 use crate::value::{OrtValue, Room, check_apart, described, elements, given, tensors, vector};
+
+/// Frames of Python between a step and the line of the user.
+const CALLER_OF_STEP: i32 = 3;
 
 /// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -99,10 +103,14 @@ impl TrainingSession {
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
         let inputs = tensors(&inputs)?;
-        let outputs = self.with(py, |session| match training {
-            true => session.train_step(&given(&inputs)),
-            false => session.eval_step(&given(&inputs)),
+        let (outputs, notes) = self.with(py, |session| {
+            let outputs = match training {
+                true => session.train_step(&given(&inputs)),
+                false => session.eval_step(&given(&inputs)),
+            }?;
+            Ok((outputs, session.take_notes()))
         })?;
+        warn(py, &notes, CALLER_OF_STEP)?;
         Ok(outputs.into_iter().map(OrtValue::of).collect())
     }
 
@@ -118,13 +126,15 @@ impl TrainingSession {
         let rooms = outputs.iter().enumerate().map(|(at, array)| Room::of(array, at));
         let mut rooms = rooms.collect::<PyResult<Vec<Room>>>()?;
         check_apart(&rooms)?;
-        self.with(py, |session| {
+        let notes = self.with(py, |session| {
             let mut places: Vec<Destination<'_>> = rooms.iter_mut().map(Room::destination).collect();
             match training {
                 true => session.train_step_into(&given(&inputs), &mut places),
                 false => session.eval_step_into(&given(&inputs), &mut places),
-            }
+            }?;
+            Ok(session.take_notes())
         })?;
+        warn(py, &notes, CALLER_OF_STEP)?;
         rooms.into_iter().zip(&outputs).try_for_each(|(room, array)| room.copy_to(array))
     }
 

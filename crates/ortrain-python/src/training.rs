@@ -9,7 +9,7 @@ use pyo3::types::PyTuple;
 
 use crate::device::planes;
 use crate::door::Door;
-use crate::error::raise;
+use crate::error::{raise, warn};
 use crate::optim::spec_of;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
@@ -90,7 +90,7 @@ impl Module {
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
         let inputs = tensors(&inputs)?;
-        self.with(py, |module, state| {
+        let (results, notes) = self.with(py, |module, state| {
             let mut results = Results::default();
             let mut deliver =
                 |at, dtype, dims: &[usize], value: Delivered<'_>| results.take(at, dtype, dims, value);
@@ -99,8 +99,10 @@ impl Module {
             } else {
                 module.eval_step(state, &given(&inputs), &mut deliver)?;
             }
-            Ok(results.values())
-        })
+            Ok((results.values(), module.take_notes()))
+        })?;
+        warn(py, &notes, CALLER_OF_STEP)?;
+        Ok(results)
     }
 
     fn profile(
@@ -279,6 +281,9 @@ impl Profile {
         py.detach(|| self.0.chrome_trace(path)).map_err(raise)
     }
 }
+
+/// Frames of Python between a step of [`Module`] and the line of the user.
+const CALLER_OF_STEP: i32 = 2;
 
 /// An optimizer model on the state of a module.
 #[pyclass(frozen, module = "ortrain._ortrain")]

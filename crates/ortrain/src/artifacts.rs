@@ -27,6 +27,7 @@ use ortrain_ops::training::{
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
+use crate::class_axis;
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::kind::check_forward;
@@ -590,10 +591,10 @@ pub(crate) fn generate_loaded(
     }
     let mut names = Names::new();
     let graph = message_graph(label, &mut forward.proto)?;
-    let AppendedLosses { sum: loss, compared, notes } = match options.losses.is_empty() {
+    let AppendedLosses { sum: loss, compared, notes, open_labels } = match options.losses.is_empty() {
         true => {
             let sum = first_output(label, graph, options)?;
-            AppendedLosses { sum, compared: Vec::new(), notes: Vec::new() }
+            AppendedLosses { sum, compared: Vec::new(), notes: Vec::new(), open_labels: Vec::new() }
         }
         false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
@@ -644,8 +645,12 @@ pub(crate) fn generate_loaded(
         plain = Some(std::mem::replace(&mut graph.node, nodes));
         check_outputs(graph, &outputs)?;
     }
-    let training_model = training_model(label, &forward, &outputs, (&values, &statistics), opset, options)?;
+    let mut training_model =
+        training_model(label, &forward, &outputs, (&values, &statistics), opset, options)?;
     let mut eval_model = forward.proto;
+    for model in [&mut training_model, &mut eval_model] {
+        class_axis::mark(model, &open_labels);
+    }
     if let (Some(nodes), Some(graph)) = (plain, &mut eval_model.graph) {
         graph.node = nodes;
     }
@@ -928,6 +933,8 @@ struct AppendedLosses {
     compared: Vec<(Loss, ValueId)>,
     /// A sentence about each axis of classes that was inferred.
     notes: Vec<String>,
+    /// The labels whose shape at the first step says the axis of classes.
+    open_labels: Vec<String>,
 }
 
 /// Appends the losses to the model.
@@ -940,6 +947,7 @@ fn append_losses(
     opset: i64,
 ) -> Result<AppendedLosses> {
     let (mut terms, mut compared, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut open_labels = Vec::new();
     let mut dtype = DType::F32;
     // Targets that a loss adds are no outputs of the model.
     let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
@@ -970,12 +978,18 @@ fn append_losses(
         if loss == Loss::CrossEntropyLoss && settings.class_axis.is_none() {
             let labels = target.as_deref().and_then(|target| typed.find(target));
             let labels = labels.and_then(|labels| typed.value(labels).ty.shape());
-            if let Some((axis, reason)) = class_axis_of_tokens(typed, id, labels) {
+            let weights = settings.weight.as_ref().map(Tensor::len);
+            if let Some((axis, reason)) = class_axis_of_tokens(typed, id, labels, weights) {
                 settings.class_axis = Some(axis as i64);
                 notes.push(format!(
                     "the classes of {scores:?} ({ty}) are taken to be on axis {axis}, the last one, for {reason}; say so by \
                      class_axis={axis}, or class_axis=1 if they are on axis 1"
                 ));
+            } else if labels.is_none()
+                && settings.label_smoothing == 0.0
+                && ty.shape().is_some_and(class_axis::is_open)
+            {
+                open_labels.push(target.clone().unwrap_or_else(|| default_target(loss).to_owned()));
             }
         }
         let appended = append_loss(graph, names, loss, &settings, scores, ty, target.as_deref(), opset);
@@ -991,7 +1005,7 @@ fn append_losses(
         terms.push((output, term.factor));
     }
     let sum = append_sum(graph, names, &terms, dtype).expect("there is a loss");
-    Ok(AppendedLosses { sum, compared, notes })
+    Ok(AppendedLosses { sum, compared, notes, open_labels })
 }
 
 /// The scores, and the target if it is named.

@@ -6,6 +6,7 @@ use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfo
 use ortrain_ops::training::remove_master_weights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::class_axis;
 use crate::nearest::hint_in;
 use crate::{CheckpointState, Error, Result};
 
@@ -20,6 +21,7 @@ pub(crate) fn inference_model(
         return Err(Error::Argument("at least one output must be named for an inference model".into()));
     }
     let mut proto = message.proto.clone();
+    class_axis::unmark(&mut proto);
     let Some(graph) = proto.graph.as_mut() else {
         return Err(Error::WrongModel {
             model: "the evaluation model".into(),

@@ -75,6 +75,7 @@ pub mod blocks;
 mod bound;
 mod catalogue;
 mod changes;
+mod class_axis;
 pub mod classic;
 mod constants;
 mod dump;

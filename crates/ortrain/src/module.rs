@@ -21,6 +21,7 @@ use crate::anomaly::{self, Again, Anomaly};
 use crate::backend::limits_of;
 use crate::binding::{self, bind, is_gradient};
 use crate::bound::{described, is_read_in_place, whole_copy};
+use crate::class_axis;
 use crate::home::Home;
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
@@ -229,6 +230,10 @@ struct Phase {
     written: Vec<usize>,
     signature: Signature,
     outputs: Vec<ValueInfo>,
+    /// Labels whose shape at the first step says the axis of the classes of their scores.
+    open_labels: Vec<String>,
+    /// A sentence about each axis of classes that labels said.
+    notes: Vec<String>,
 }
 
 /// A training model, and perhaps the evaluation model of the same parameters, bound to a [`CheckpointState`].
@@ -279,6 +284,8 @@ pub struct Module {
     updates_frozen: bool,
     /// Whether a step that makes NaN or infinities fails.
     detect_anomaly: bool,
+    /// The sentences that [`Module::take_notes`] returned.
+    told: Vec<String>,
     /// The trace of steps, where one is asked for.
     pub(crate) trace: Option<Trace>,
 }
@@ -344,6 +351,7 @@ impl Phase {
         roles: Vec<Role>,
         trained: Option<&CheckpointState>,
         (backend, precision): (&Arc<dyn Backend>, Precision),
+        open_labels: Vec<String>,
     ) -> Result<Phase> {
         infer(&mut graph).map_err(|source| Error::model(label, source))?;
         if let Some(state) = trained {
@@ -365,7 +373,57 @@ impl Phase {
         let written = (runners.user_inputs().enumerate())
             .filter_map(|(k, id)| changed.contains(&id).then_some(k))
             .collect();
-        Ok(Phase { runners, lent: Vec::new(), written, signature, outputs })
+        Ok(Phase { runners, lent: Vec::new(), written, signature, outputs, open_labels, notes: Vec::new() })
+    }
+
+    /// Checks number, types and shapes of inputs.
+    fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
+        let Err(error) = self.signature.check(given) else {
+            self.open_labels.clear();
+            return Ok(());
+        };
+        let described = given.iter().map(|value| (value.dtype, value.dims, value.bytes.len()));
+        self.read_labels(error, &described.collect::<Vec<_>>())
+    }
+
+    /// [`Phase::check`] of values of which element type, shape and number of bytes are known.
+    fn check_described(&mut self, given: &[(DType, &[usize], usize)]) -> Result<()> {
+        let Err(error) = self.signature.check_described(given.iter().copied()) else {
+            self.open_labels.clear();
+            return Ok(());
+        };
+        self.read_labels(error, given)
+    }
+
+    /// Reads the axis of classes from the shape of labels that were refused, if it is open, and checks the inputs again.
+    fn read_labels(&mut self, error: Error, given: &[(DType, &[usize], usize)]) -> Result<()> {
+        let graph = self.runners.graph();
+        let Some((changed, note)) = self.classes_last(&error, given) else {
+            return Err(class_axis::explained(error, graph));
+        };
+        let info = |id| ValueInfo::of("", &changed, id);
+        let inputs = self.runners.user_inputs().map(info).collect::<Result<_>>()?;
+        let mut signature = Signature::new(inputs);
+        signature.check_described(given.iter().copied())?;
+        (self.runners, self.signature) = (self.runners.with_graph(changed), signature);
+        self.lent.clear();
+        self.notes.push(note);
+        Ok(())
+    }
+
+    /// The graph with the classes of a loss on the last axis, and a sentence about that, if the labels that an error is
+    /// about say so.
+    fn classes_last(&self, error: &Error, given: &[(DType, &[usize], usize)]) -> Option<(Graph, String)> {
+        let Error::Input { name, .. } = error else { return None };
+        let graph = self.runners.graph();
+        if !self.open_labels.contains(name) {
+            return None;
+        }
+        let at = self.signature.infos.iter().position(|info| info.name == *name)?;
+        let (labels, (_, dims, _)) = (graph.find(name)?, given.get(at)?);
+        let mut changed = class_axis::with_classes_last(graph, labels, dims)?;
+        infer(&mut changed).ok()?;
+        Some((changed, class_axis::note(graph, labels, dims)?))
     }
 
     /// The programs for inputs, of which some lie in planes behind the first `planes`.
@@ -477,11 +535,12 @@ impl Module {
         let label = train.label("the training model");
         let (train, mut read_from) = train.load_with_files(None)?;
         let mut graph = graph_to_run(&label, &train)?;
+        let open_labels = class_axis::marked(&train.proto);
         drop(train);
         kind::check_training(&label, &graph, state)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
-        let train = Phase::new(&label, graph, bound.roles, Some(state), computed)?;
+        let train = Phase::new(&label, graph, bound.roles, Some(state), computed, open_labels)?;
 
         let mut eval_message = None;
         let eval = match eval {
@@ -497,8 +556,9 @@ impl Module {
                     let reason = kind::lacks_parameter(&graph, missing);
                     return Err(Error::Mismatch { model: label, reason });
                 }
+                let open_labels = class_axis::marked(&message.proto);
                 eval_message = Some(message);
-                Some(Phase::new(&label, graph, evaluated.roles, None, computed)?)
+                Some(Phase::new(&label, graph, evaluated.roles, None, computed, open_labels)?)
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
@@ -530,6 +590,7 @@ impl Module {
             gradients_are_used: AtomicBool::new(false),
             updates_frozen,
             detect_anomaly: options.detect_anomaly,
+            told: Vec::new(),
             trace: None,
         })
     }
@@ -560,7 +621,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
-        self.train.signature.check(inputs)?;
+        self.train.check(inputs)?;
         self.run_train(state, StepInputs::copied(inputs), deliver)
             .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         self.count_train_step(state);
@@ -585,7 +646,7 @@ impl Module {
             .map(|plane| (plane.as_ptr().addr(), plane.as_ptr().addr() + plane.len()))
             .collect();
         let phase = self.phase_mut(training)?;
-        phase.signature.check_described(described(feeds).into_iter())?;
+        phase.check_described(&described(feeds))?;
         let copy = |(k, feed): (usize, &Feed<'_>)| {
             let Feed::Lent(lent) = feed else { return Ok(None) };
             let written = planes.iter().chain(taken).copied();
@@ -654,7 +715,7 @@ impl Module {
         outputs: &mut [Destination<'_>],
     ) -> Result<()> {
         self.check_state(state)?;
-        self.train.signature.check(inputs)?;
+        self.train.check(inputs)?;
         let sure = (self.train.check_outputs(&self.work, inputs, outputs))
             .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         // Shapes that depend on values are known when the step is over; what it wrote is put back if they do not fit.
@@ -817,6 +878,28 @@ impl Module {
         used.then_some("the step before took the same gradients")
     }
 
+    /// Returns sentences about choices that the last steps made for the caller, and forgets them: an axis of classes that the
+    /// labels of a first step said.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// assert!(module.take_notes().is_empty(), "the scores have two axes");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn take_notes(&mut self) -> Vec<String> {
+        let phases = std::iter::once(&mut self.train).chain(&mut self.eval);
+        let mut notes: Vec<String> = phases.flat_map(|phase| std::mem::take(&mut phase.notes)).collect();
+        // The training model and the evaluation model have the same scores.
+        notes.retain(|note| !self.told.contains(note));
+        self.told.extend(notes.iter().cloned());
+        notes
+    }
+
     fn count_train_step(&mut self, state: &mut CheckpointState) {
         self.gathered = if self.accumulate { self.gathered.saturating_add(1) } else { 1 };
         (self.accumulate, self.is_new) = (true, false);
@@ -848,7 +931,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
-        self.phase_mut(false)?.signature.check(inputs)?;
+        self.phase_mut(false)?.check(inputs)?;
         self.eval_step_on(state, StepInputs::copied(inputs), deliver)
     }
 
@@ -922,7 +1005,7 @@ impl Module {
     ) -> Result<()> {
         self.check_state(state)?;
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
-        eval.signature.check(inputs)?;
+        eval.check(inputs)?;
         eval.check_outputs(&self.work, inputs, outputs)?;
         let mut fill = Fill::new(outputs);
         self.eval_step(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
@@ -952,7 +1035,7 @@ impl Module {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
-        phase.signature.check(inputs)?;
+        phase.check(inputs)?;
         Ok(phase.runners.runner(&self.work, inputs)?.need(&self.work))
     }
 
@@ -1009,7 +1092,7 @@ impl Module {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
-        phase.signature.check(inputs)?;
+        phase.check(inputs)?;
         let entry = if self.accumulate || !options.training {
             ProgramEntry::Accumulate
         } else {

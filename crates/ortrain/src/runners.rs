@@ -39,6 +39,11 @@ impl Runners {
         Runners { specialiser, backend }
     }
 
+    /// What runs another graph with the same inputs.
+    pub(crate) fn with_graph(&self, graph: Graph) -> Runners {
+        Runners { specialiser: self.specialiser.with_graph(graph), backend: self.backend.clone() }
+    }
+
     /// The programs of the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
     pub(crate) fn with_planes<'d>(
         &self,

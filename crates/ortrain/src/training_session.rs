@@ -192,6 +192,12 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         collect(|deliver| module.train_step(state, inputs, deliver))
     }
 
+    /// Returns sentences about choices that the last steps made for the caller: see [`Module::take_notes`].
+    #[must_use]
+    pub fn take_notes(&mut self) -> Vec<String> {
+        self.parts.module.take_notes()
+    }
+
     /// [`TrainingSession::train_step`] with outputs that go to memory of the caller. A warm step takes no other.
     ///
     /// ```

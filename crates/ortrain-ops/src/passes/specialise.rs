@@ -118,9 +118,15 @@ impl Specialiser {
     pub fn showing(&self, outputs: Vec<ValueId>) -> Specialiser {
         let mut graph = self.graph.clone();
         graph.outputs = outputs;
-        let mut shown = Specialiser::of_part(graph, self.roles.clone());
-        shown.settings = self.settings.clone();
-        shown
+        self.with_graph(graph)
+    }
+
+    /// Another graph with the same inputs, state and settings.
+    #[must_use]
+    pub fn with_graph(&self, graph: Graph) -> Specialiser {
+        let mut other = Specialiser::of_part(graph, self.roles.clone());
+        other.settings = self.settings.clone();
+        other
     }
 
     /// The same with what is inside of a node in its place, as it ran: `known` gives values of the run, of which the inputs
@@ -134,9 +140,7 @@ impl Specialiser {
         }
         // What cannot be inferred is found when it is run.
         let _ = infer_known(&mut graph);
-        let mut written = Specialiser::of_part(graph, self.roles.clone());
-        written.settings = self.settings.clone();
-        Some(written)
+        Some(self.with_graph(graph))
     }
 
     /// The same with values of these shapes in planes for some inputs, by their positions among those that are given. No node

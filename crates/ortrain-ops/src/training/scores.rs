@@ -167,13 +167,15 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
 /// Returns the axis of the classes of scores `[batch, sequence, classes]` and the reason as a part of a sentence; `None` for axis
 /// 1. Language models and taggers have such scores.
 ///
-/// Axis 1 cannot be that of the classes where its size is open and the last one's is known, or where `labels` have the shape of
-/// the scores without the last axis. It is not where a product with a weight made `logits`: a product's outputs are last.
+/// Axis 1 cannot be that of the classes where its size is open and the last one's is known, where `labels` have the shape of
+/// the scores without the last axis, or where the last axis alone has as many elements as there are `weights` of classes. It is
+/// not where a product with a weight made `logits`: a product's outputs are last.
 #[must_use]
 pub fn class_axis_of_tokens(
     graph: &Graph,
     scores: ValueId,
     labels: Option<&Shape>,
+    weights: Option<usize>,
 ) -> Option<(usize, String)> {
     let shape = graph.value(scores).ty.shape()?;
     let last = shape.rank().checked_sub(1).filter(|&last| last > 1)?;
@@ -186,6 +188,10 @@ pub fn class_axis_of_tokens(
         if fits(last) && !fits(1) {
             return Some((last, format!("its labels are {labels}")));
         }
+    }
+    let [second, classes] = [1, last].map(|axis| shape[axis].known());
+    if weights.is_some() && weights == classes && weights != second {
+        return Some((last, "it has as many elements as the weight of the loss".into()));
     }
     if is_open {
         return Some((last, "axis 1 has no fixed size".into()));

@@ -412,6 +412,11 @@ impl<'g> ConstantUses<'g> {
                 return Some(format!("{formula}, in {}", uses[0].label));
             } else if self.is_computed(id) && values::is_mask(tensor) {
                 return Some(format!("it is a mask of zeros and ones, in {}", uses[0].label));
+            } else if self.is_computed(id) && !names::is_path(name) && values::are_short_decimals(tensor) {
+                return Some(format!(
+                    "its elements have few decimals, as numbers in a program do, in {}",
+                    uses[0].label
+                ));
             }
             if let Some(node) = self.coordinates(id).filter(|_| values::repeats_values(tensor)) {
                 return Some(format!(

@@ -17,6 +17,9 @@ const STEP_TOLERANCE: f64 = 1e-5;
 /// Minimum number of elements of a progression of whole numbers, and of one with fractions.
 const MIN_COUNT: usize = 3;
 const MIN_PROGRESSION: usize = 4;
+/// Maximum number of decimals of a number that somebody wrote into a program, and the magnitude from which on float32 has no more.
+const MAX_DECIMALS: i32 = 3;
+const LARGEST_DECIMAL: f64 = 4096.0;
 /// Maximum number of coordinates of a point, or of numbers of a box.
 const MAX_COORDINATES: usize = 4;
 /// Maximum share of the elements of a coordinate at which its step changes. In a grid three columns wide it is two thirds;
@@ -65,6 +68,22 @@ pub(super) fn is_unit_vector(tensor: &Tensor) -> bool {
     let long_axes = tensor.dims().iter().filter(|&&size| size > 1).count();
     let norm = elements(tensor).map(|value| value * value).sum::<f64>().sqrt();
     long_axes <= 1 && (norm - 1.0).abs() <= UNIT_TOLERANCE
+}
+
+/// Returns true if every element is a decimal with [`MAX_DECIMALS`] places, and not all are zeros, ones or equal: means and
+/// deviations that somebody wrote into a program. Narrow types have such a decimal near every number.
+pub(super) fn are_short_decimals(tensor: &Tensor) -> bool {
+    let scale = 10_f64.powi(MAX_DECIMALS);
+    let is_short = |value: f64| {
+        let nearest = (value * scale).round() / scale;
+        let stored = if tensor.dtype() == DType::F32 { f64::from(nearest as f32) } else { nearest };
+        value.abs() < LARGEST_DECIMAL && stored == value
+    };
+    [DType::F32, DType::F64].contains(&tensor.dtype())
+        && tensor.len() >= MIN_COUNT
+        && elements(tensor).all(is_short)
+        && elements(tensor).any(|value| value != 0.0 && value != 1.0)
+        && !is_constant(tensor)
 }
 
 /// Returns true if the elements, in one row, are consecutive whole numbers.
@@ -294,6 +313,17 @@ mod tests {
             (vec![2], vec![1.0, 2.0]),
         ] {
             assert_eq!(regularity(&tensor(&dims, &values), true), None, "{dims:?} {values:?}");
+        }
+    }
+
+    #[test]
+    fn short_decimals() {
+        for values in [vec![0.485, 0.456, 0.406], vec![0.64, 0.5, 5.17, 4.84, 12.72, 2.19]] {
+            assert!(are_short_decimals(&tensor(&[1, values.len()], &values)), "{values:?}");
+        }
+        let random: Vec<f32> = (1..9_u8).map(|at| (f32::from(at) * 0.7).sin()).collect();
+        for values in [vec![0.0, 1.0, 1.0], vec![0.25; 4], vec![0.5, 0.25], random] {
+            assert!(!are_short_decimals(&tensor(&[values.len()], &values)), "{values:?}");
         }
     }
 
