@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from random_graphs import checks, shrinking
-from random_graphs.cases import Case, all_graphs, generate, pruned
+from random_graphs.cases import Case, Trainable, all_graphs, generate, pruned
 from random_graphs.checks import Report
+from random_graphs.operators import IGNORED
 from random_graphs.running import Run, default_processes
 from random_graphs.workers import INVALID, Worker, check_all, checked
 
@@ -85,6 +87,14 @@ def test_what_is_asked_for_is_drawn() -> None:
     assert 0.05 < np.mean([case.special for case in cases]) < 0.3
     arrays = [array for case in cases for feed in case.feeds for array in feed.values()]
     assert any(np.isnan(array).any() for array in arrays if array.dtype.kind == "f")
+    assert {case.rounding for case in cases} == {None, 2.0**-11, 2.0**-8}
+    assert {case.operators() & {"RNN", "GRU", "LSTM"} != set() for case in cases if case.rounding} == {True}
+    assert 0.03 < np.mean([bool(case.stops) for case in cases]) < 0.2
+    nodes = [node for case in cases for graph in all_graphs(case.model.graph) for node in graph.node]
+    assert any(attribute.i == IGNORED for node in nodes for attribute in node.attribute)
+    assert any(
+        attribute.s == b"cubic" for node in nodes for attribute in node.attribute if node.op_type == "GridSample"
+    )
     nested = [len(all_graphs(case.model.graph)) > 4 for case in cases]
     assert any(nested)
     # A recurrent layer over an initializer, with lengths.
@@ -165,6 +175,29 @@ def test_a_gradient_that_is_wrong_in_float32_alone_is_found() -> None:
     report = checks.check(small_case(), only_float32)
     assert report.kind == "gradient on cpu"
     assert report.detail.startswith("b at batch 0: 2 of 2 elements: ")
+
+
+def stopped_case() -> Case:
+    """The small case, where one of the two readers of the sum passes no gradient."""
+    case = small_case()
+    case.stops = ["z"]
+    return case
+
+
+def test_a_graph_with_a_stop_passes() -> None:
+    report = checks.check(stopped_case())
+    assert report.kind is None, report.detail
+    assert report.compared["slope"] == 2
+
+
+def test_a_stop_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checks.with_loss
+
+    def without_stops(*arguments: Any) -> Trainable:
+        return replace(made(*arguments), stops=[])
+
+    monkeypatch.setattr(checks, "with_loss", without_stops)
+    assert checks.check(stopped_case()).kind == "slope"
 
 
 class Wrong:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from random_graphs.oracle import InvalidGraphError, Oracle
 
 IR_VERSION = 10
+# The half types, and what they round by, relatively.
+HALVES = {TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
 # Values of a graph stay below, so that float32 and float64 see the same function and differences are exact.
 LARGEST = 40.0
 # Arguments keep so far from places where an operator is not smooth: far more than float32 rounds, and than the steps of
@@ -84,6 +86,23 @@ class Value:
         return all(bool(np.isfinite(sample).all()) for sample in self.samples if sample.dtype.kind == "f")
 
 
+def in_float32(model: ModelProto) -> ModelProto:
+    """The model with float32 in the place of float16 and bfloat16, which onnxruntime has few kernels of."""
+    if not any(is_half_cast(node) for node in model.graph.node):
+        return model
+    single = ModelProto()
+    single.CopyFrom(model)
+    for node in single.graph.node:
+        if is_half_cast(node):
+            node.attribute[0].i = TensorProto.FLOAT
+    return single
+
+
+def is_half_cast(node: NodeProto) -> bool:
+    """Whether values of a half type begin here. Those of main graphs do in no other way."""
+    return node.op_type == "Cast" and node.attribute[0].i in HALVES
+
+
 def graphs_in(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -130,11 +149,12 @@ class Builder:
         parent: Builder | None = None,
         *,
         special: bool = False,
+        half: int | None = None,
         most_elements: int = 3000,
     ) -> None:
         self.most_elements = most_elements
         self.rng, self.opset, self.batches, self.sizes, self.parent = rng, opset, batches, sizes, parent
-        self.special = special
+        self.special, self.half = special, half
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.nodes: list[NodeProto] = []
         self.values: list[Value] = []
@@ -426,7 +446,7 @@ class Builder:
         graph = helper.make_graph([node], "node", infos, [ValueInfoProto(name=name) for name in results])
         model = helper.make_model(graph, opset_imports=self.opsets(), ir_version=IR_VERSION)
         try:
-            oracle = Oracle(model)
+            oracle = Oracle(in_float32(model))
             return [oracle.run({value.name: value.samples[at] for value in read}) for at in range(len(self.batches))]
         except InvalidGraphError as error:
             raise Rejected(str(error)) from error
@@ -439,7 +459,16 @@ class Builder:
     def body(self) -> Builder:
         """A builder of a body of one of the nodes."""
         most = self.most_elements
-        return Builder(self.rng, self.opset, self.batches, self.sizes, self, special=self.special, most_elements=most)
+        return Builder(
+            self.rng,
+            self.opset,
+            self.batches,
+            self.sizes,
+            self,
+            special=self.special,
+            half=self.half,
+            most_elements=most,
+        )
 
     def formal(self, samples: Sequence[np.ndarray], *, moves: bool, stem: str = "b") -> Value:
         """An input of the body."""

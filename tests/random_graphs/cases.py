@@ -13,12 +13,14 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper, printer
 
 from random_graphs import structures
-from random_graphs.building import IR_VERSION, Builder, Value, declared, reads_of
+from random_graphs.building import HALVES, IR_VERSION, Builder, Value, declared, in_float32, is_half_cast, reads_of
 from random_graphs.oracle import Feeds, InvalidGraphError, Oracle
 
 OPSETS = (13, 15, 17, 18, 19, 20, 21, 22, 23)
 # How much of the graphs hold NaN and infinities, and how many values of which sizes.
 SPECIAL = 0.12
+# And how much of the others hold layers in half precision, and values that pass no gradient.
+HALF, STOPS = 0.08, 0.12
 # Few axes are long enough for several tiles and threads: those graphs take long.
 PROFILES: tuple[tuple[float, tuple[int, ...], int], ...] = (
     (0.7, (1, 2, 3, 4, 5), 3000),
@@ -43,6 +45,8 @@ class Case:
     """Whether the training model gives the outputs beside the loss."""
     special: bool = False
     """Whether NaN and infinities are about."""
+    stops: list[str] = field(default_factory=list)
+    """Values that pass no gradient."""
     notes: dict[str, Any] = field(default_factory=dict)
 
     def stored(self) -> bytes:
@@ -54,6 +58,12 @@ class Case:
         model, case = pickle.loads(content)
         case.model = ModelProto.FromString(model)
         return case
+
+    @property
+    def rounding(self) -> float | None:
+        """What the half types of the graph round by, relatively."""
+        found = [HALVES[node.attribute[0].i] for node in self.model.graph.node if is_half_cast(node)]
+        return max(found, default=None)
 
     def operators(self) -> set[str]:
         """The operators of the graph and of its bodies."""
@@ -77,6 +87,7 @@ class Case:
     def text(self) -> str:
         """The graph and its values, to be read."""
         lines = [printer.to_text(self.model), "", f"trained: {', '.join(self.trained)}"]
+        lines += [f"stops: {', '.join(self.stops)}"] if self.stops else []
         for at, feed in enumerate(self.feeds):
             lines += [f"inputs {at}: {name} = {np.array2string(array)}" for name, array in feed.items()]
         return "\n".join(lines)
@@ -109,7 +120,11 @@ def _generate(seed: int) -> Case:
     profile = int(rng.choice(len(PROFILES), p=[share for share, _, _ in PROFILES]))
     _, sizes, most_elements = PROFILES[profile]
     special = bool(rng.random() < SPECIAL)
-    g = Builder(rng, opset, batches, sizes, special=special, most_elements=most_elements)
+    half = int(rng.choice(list(HALVES))) if not special and rng.random() < HALF else None
+    if half is not None:
+        # Recurrent layers of bfloat16 are of this opset.
+        opset = max(opset, 22)
+    g = Builder(rng, opset, batches, sizes, special=special, half=half, most_elements=most_elements)
     for _ in range(int(rng.integers(1, 4))):
         rank = int(rng.choice([1, 2, 3, 4], p=[0.15, 0.45, 0.25, 0.15]))
         g.source([g.size() for _ in range(rank)])
@@ -135,6 +150,9 @@ def finished(g: Builder, seed: int) -> Case:
     model = helper.make_model(graph, opset_imports=g.opsets(), ir_version=IR_VERSION)
     feeds = [{value.name: value.samples[at] for value in g.inputs} for at in range(len(g.batches))]
     case = Case(model, feeds, list(g.trained), seed, asks_for_outputs=g.chance(0.5), special=g.special)
+    if g.half is None and not g.special and g.chance(STOPS):
+        moving = [value.name for value in g.values if value.is_float and value.moves and value.name in made]
+        case.stops = [str(name) for name in g.rng.permutation(moving)[: int(g.rng.integers(1, 3))]]
     return pruned(case)
 
 
@@ -159,12 +177,13 @@ def pruned(case: Case) -> Case:
         model=model,
         feeds=[{name: array for name, array in feed.items() if name in names} for feed in case.feeds],
         trained=[name for name in case.trained if name in tensors],
+        stops=[name for name in case.stops if name in {one for node in graph.node for one in node.output}],
     )
 
 
 def settled(case: Case) -> Case:
     """The case with declarations of its outputs as an oracle computes them."""
-    oracle = Oracle(case.model)
+    oracle = Oracle(in_float32(case.model))
     results = [oracle.run(feed) for feed in case.feeds]
     for at, value in enumerate(case.model.graph.output):
         samples = tuple(one[at] for one in results)
@@ -198,6 +217,7 @@ class Trainable:
     feeds: list[Feeds]
     trained: list[str]
     outputs: list[str]
+    stops: list[str] = field(default_factory=list)
 
 
 def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable:
@@ -226,7 +246,7 @@ def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable
     del graph.output[:]
     graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
     graph.output.extend(kept)
-    return Trainable(model, feeds, case.trained, outputs)
+    return Trainable(model, feeds, case.trained, outputs, case.stops)
 
 
 # Inputs that are float32 whatever the data are.
@@ -235,7 +255,7 @@ NORMALIZATIONS = ("LayerNormalization", "RMSNormalization", "GroupNormalization"
 
 
 def widened(model: ModelProto) -> ModelProto:
-    """The model with float64 in the place of float32."""
+    """The model with float64 in the place of every other float type."""
     wide = ModelProto()
     wide.CopyFrom(model)
     kept = {
@@ -270,5 +290,5 @@ def _widen(graph: GraphProto, kept: set[str], opset: int) -> None:
             if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
                 array = numpy_helper.to_array(attribute.t).astype(np.float64)
                 attribute.t.CopyFrom(numpy_helper.from_array(array))
-            elif attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+            elif attribute.name in ("to", "dtype") and attribute.i in (TensorProto.FLOAT, *HALVES):
                 attribute.i = TensorProto.DOUBLE

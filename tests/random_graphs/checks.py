@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
+from random_graphs.building import in_float32
 from random_graphs.cases import Case, Trainable, wide_array, widened, with_loss
 from random_graphs.oracle import Feeds, InvalidGraphError, Oracle
 
@@ -34,6 +35,9 @@ SUM = 2.0**-25
 NUDGE = 3e-7
 # Effects of a nudge count so many times: the next nudge may do more.
 NUDGES, NUDGE_FACTOR = 3, 20.0
+# A half type rounds each state of a recurrent layer, which the next one is made of: results and gradients are wrong by
+# so many roundings, relative to the largest. A nudge is a share of one.
+HALF_ROUNDINGS, HALF_NUDGE = (8, 24), 0.125
 # Central differences in float64: two steps, which agree where the loss is smooth.
 STEP = 2e-5
 # Smaller ones, for a loss that is no line within STEP: a wrong gradient is the slope at no step.
@@ -92,13 +96,17 @@ class Checks:
     def run(self) -> Report:
         """Makes all comparisons, up to the first one that fails."""
         self.report.operators = sorted(self.case.operators())
-        oracle = Oracle(self.case.model)
+        oracle = Oracle(in_float32(self.case.model))
         self.expected = [oracle.run(feed) for feed in self.case.feeds]
         arrays = [numpy_helper.to_array(tensor) for tensor in self.case.model.graph.initializer]
         arrays += [array for feed in self.case.feeds for array in feed.values()]
         arrays += [array for results in self.expected for array in results]
         rounding = SUM * max(array.size for array in arrays)
         self.within, self.gradient_within = max(FORWARD, rounding), max(GRADIENT, rounding)
+        self.nudge = NUDGE
+        if self.case.rounding is not None:
+            self.within, self.gradient_within = (few * self.case.rounding for few in HALF_ROUNDINGS)
+            self.nudge = HALF_NUDGE * self.case.rounding
         try:
             self.check()
         except FailedError as failed:
@@ -146,11 +154,13 @@ class Checks:
     def oracle_noise(self, at: int) -> list[float | None]:
         """How much of each output a nudge changes; None for one that jumps."""
         oracle, parameters = as_inputs(self.case.model, self.case.trained)
-        runner = Oracle(oracle)
+        runner = Oracle(in_float32(oracle))
         noise: list[float | None] = [0.0] * len(self.expected[at])
         for draw in range(NUDGES):
             rng = np.random.default_rng([self.case.seed, draw])
-            feeds = {name: nudged(array, rng) for name, array in {**self.case.feeds[at], **parameters}.items()}
+            feeds = {
+                name: nudged(array, rng, self.nudge) for name, array in {**self.case.feeds[at], **parameters}.items()
+            }
             for k, (moved, still) in enumerate(zip(runner.run(feeds), self.expected[at], strict=True)):
                 if moved.shape != still.shape or noise[k] is None:
                     noise[k] = None
@@ -166,7 +176,8 @@ class Checks:
     # Training.
 
     def training(self, trainable: Trainable) -> None:
-        self.losses = [float(Oracle(trainable.model).run(feed)[0]) for feed in trainable.feeds]
+        oracle = Oracle(in_float32(trainable.model))
+        self.losses = [float(oracle.run(feed)[0]) for feed in trainable.feeds]
         extra = trainable.outputs if self.case.asks_for_outputs else []
         made = self.artifacts(trainable, extra)
         if made is None:
@@ -199,6 +210,9 @@ class Checks:
             try:
                 return Artifacts(trainable, self.folder / f"f32 {len(self.untrained)}", extra)
             except ortrain.OrtrainError as error:
+                if self.case.stops and "nothing would be trained" in str(error):
+                    self.untrained += trainable.trained
+                    return None
                 refused = re.search(r'"(\w+)" cannot be trained: ', str(error))
                 if refused is None or refused[1] not in trainable.trained:
                     raise FailedError(f"refused by generate_artifacts: {signature(str(error))}", str(error)) from error
@@ -297,6 +311,7 @@ class Checks:
             [{name: wide_array(array) for name, array in feed.items()} for feed in trainable.feeds],
             trainable.trained,
             trainable.outputs,
+            trainable.stops,
         )
         made = attempted("refused by generate_artifacts in float64", lambda: Artifacts(wide, self.folder / "f64", []))
         steps = [
@@ -304,6 +319,7 @@ class Checks:
         ]
         model, parameters = as_inputs(wide.model, [*wide.trained, *self.untrained])
         del model.graph.output[1:]
+        stopped = self.stopped(model, wide, parameters)
         session = attempted("refused by InferenceSession in float64", lambda: ortrain.InferenceSession(model))
         gradients: list[dict[str, np.ndarray] | None] = []
         for at, step in enumerate(steps):
@@ -322,12 +338,33 @@ class Checks:
             self.compare_loss("loss in float64", step.loss, at, trainable)
 
             def loss(changed: Feeds, at: int = at) -> float:
-                given = {**wide.feeds[at], **changed}
+                given = {**wide.feeds[at], **stopped[at], **changed}
                 return float(attempted("run refused in float64", lambda: session.run(None, given))[0])
 
             zeros = {name: np.zeros_like(parameters[name]) for name in self.untrained}
             self.compare_slopes(loss, parameters, {**gradients[-1], **zeros}, at)
         return gradients
+
+    def stopped(self, model: ModelProto, wide: Trainable, parameters: Feeds) -> list[Feeds]:
+        """Turns values that pass no gradient into inputs of the model, and returns what they are at each batch size."""
+        if not self.case.stops:
+            return [{} for _ in wide.feeds]
+        every = ModelProto()
+        every.CopyFrom(model)
+        every.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in self.case.stops)
+        session = attempted("refused by InferenceSession in float64", lambda: ortrain.InferenceSession(every))
+        found = [
+            dict(zip(self.case.stops, session.run(self.case.stops, {**feed, **parameters}), strict=True))
+            for feed in wide.feeds
+        ]
+        for node in model.graph.node:
+            for at, name in enumerate(node.output):
+                if name in self.case.stops:
+                    node.output[at] = f"{name} live"
+        for name in self.case.stops:
+            shape = [None] * found[0][name].ndim
+            model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
+        return found
 
     def compare_slopes(
         self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int
@@ -399,7 +436,7 @@ class Checks:
             if close(got, want, self.gradient_within, 1e-2 * self.gradient_within * scale):
                 continue
             if noise is None:
-                noise = made.gradient_noise(at, backend, self.case.seed)
+                noise = made.gradient_noise(at, backend, self.case.seed, self.nudge)
             if close(got, want, self.gradient_within, 1e-2 * self.gradient_within * scale + NUDGE_FACTOR * noise[name]):
                 self.report.count("gradient sensitive")
                 continue
@@ -430,7 +467,7 @@ class Checks:
             self.report.count("step with no finite gradient")
             return
         model, _ = as_inputs(trainable.model, trainable.trained)
-        oracle = Oracle(model)
+        oracle = Oracle(in_float32(model))
         stepped = {name: np.array(state.parameters[name].data) for name in before}
         loss = float(oracle.run({**trainable.feeds[0], **stepped})[0])
         got = attempted("step refused after a step", lambda: made.run(state, module, 0)).loss
@@ -447,7 +484,8 @@ class Checks:
         moved = []
         for draw in range(NUDGES):
             rng = np.random.default_rng([self.case.seed, 5, draw])
-            moved.append(abs(float(oracle.run({name: nudged(array, rng) for name, array in feeds.items()})[0]) - loss))
+            nudges = {name: nudged(array, rng, self.nudge) for name, array in feeds.items()}
+            moved.append(abs(float(oracle.run(nudges)[0]) - loss))
         parts = self.sizes(0)
         return self.within * (1 + parts) + NUDGE_FACTOR * max(moved)
 
@@ -473,6 +511,7 @@ class Artifacts:
             optimizer=artifacts.OptimType.SGD,
             artifact_directory=folder,
             additional_output_names=list(extra),
+            stop_gradients=trainable.stops or None,
             batch_norm="freeze",
         )
 
@@ -497,7 +536,7 @@ class Artifacts:
         state, module = self.module(device, options)
         return self.run(state, module, at)
 
-    def gradient_noise(self, at: int, device: str, seed: int) -> dict[str, float]:
+    def gradient_noise(self, at: int, device: str, seed: int, nudge: float) -> dict[str, float]:
         """How much of each gradient a nudge changes."""
         state, module = self.module(device)
         still = self.run(state, module, at).gradients
@@ -506,8 +545,8 @@ class Artifacts:
         for draw in range(NUDGES):
             rng = np.random.default_rng([seed, 9, draw])
             for name, value in start.items():
-                state.parameters[name].data[...] = nudged(value, rng)
-            feeds = {name: nudged(array, rng) for name, array in self.trainable.feeds[at].items()}
+                state.parameters[name].data[...] = nudged(value, rng, nudge)
+            feeds = {name: nudged(array, rng, nudge) for name, array in self.trainable.feeds[at].items()}
             module.lazy_reset_grad()
             moved = self.run(state, module, at, feeds).gradients
             for name, one in moved.items():
@@ -567,10 +606,10 @@ def as_inputs(model: ModelProto, names: Sequence[str]) -> tuple[ModelProto, Feed
     return changed, values
 
 
-def nudged(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def nudged(array: np.ndarray, rng: np.random.Generator, nudge: float) -> np.ndarray:
     if array.dtype != np.float32:
         return array
-    return np.asarray(array * (1 + NUDGE * rng.uniform(-1, 1, array.shape)), np.float32)
+    return np.asarray(array * (1 + nudge * rng.uniform(-1, 1, array.shape)), np.float32)
 
 
 def close(got: np.ndarray, want: np.ndarray, relative: float, absolute: float = 0.0) -> bool:

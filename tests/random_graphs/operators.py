@@ -1106,7 +1106,7 @@ def det(g: Builder) -> Value:
     return g.add("Det", [value])
 
 
-@maker("GridSample", weight=0.7)
+@maker("GridSample", weight=1.5)
 def grid_sample(g: Builder) -> Value:
     value = image(g, 2)
     if value.rank != 4:
@@ -1174,6 +1174,33 @@ def class_loss(g: Builder, op: str) -> Value:
     if op == "SoftmaxCrossEntropyLoss" and g.chance(0.3):
         return g.add_several(op, inputs, 2, **attributes)[0]
     return g.add(op, inputs, **attributes)
+
+
+@maker("token loss")
+def token_loss(g: Builder) -> Value:
+    """The loss of scores with their classes on the last axis, some of whose labels count for nothing."""
+    value = g.float(3, 4)
+    last = value.rank - 1
+    if value.is_open(last):
+        raise Rejected
+    order = [0, last, *range(1, last)]
+    classes = value.shape[last]
+    labels = [g.rng.integers(0, classes, sample.shape[:-1]) for sample in value.samples]
+    for one in labels:
+        one[g.rng.random(one.shape) < 0.3] = IGNORED
+        one.reshape(-1)[0] = 0
+    moved = g.add("Transpose", [value], perm=order)
+    opened = any(value.is_open(axis) for axis in range(last))
+    given = g.input(labels, "t") if opened or g.chance(0.5) else g.constant(labels[0], np.int64)
+    inputs: list[Value | None] = [moved, given]
+    if g.chance(0.3):
+        inputs.append(g.constant(np.abs(g.numbers([classes]))))
+    reduction = g.choose(["mean", "sum", "none"])
+    return g.add("SoftmaxCrossEntropyLoss", inputs, reduction=reduction, ignore_index=IGNORED)
+
+
+# The label that PyTorch leaves out by default.
+IGNORED = -100
 
 
 @maker("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift", weight=0.4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from random_graphs.building import Builder, Rejected, Value
+from random_graphs.building import FLOAT, Builder, Rejected, Value
 from random_graphs.operators import (
     MAKERS,
     WEIGHTS,
@@ -34,12 +34,26 @@ NOT_SPECIAL = frozenset(
     Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
     """.split()
 ) | {"Gelu of com.microsoft", "part beside other readers"}
+# What graphs with layers in half precision are made of beside these: operators without kinks, for a state may be
+# rounded past one.
+SMOOTH = frozenset(
+    """
+    Add Sub Mul MatMul Gemm Transpose Reshape Slice Concat Split Squeeze Unsqueeze Flatten Gather Sigmoid Tanh Softplus
+    Sin Cos Erf ReduceMean ReduceSum Softmax LogSoftmax LayerNormalization Identity Neg Sum Mean Pad
+    """.split()
+)
 COSTLY = ("If", "Loop", "growing Loop", "Scan", "RNN", "GRU", "LSTM")
 
 
 def draw(g: Builder, *, deep: bool = True) -> None:
     """Adds a node or a pattern; tries others where one does not fit."""
-    names = [name for name in MAKERS if (deep or name not in COSTLY) and not (g.special and name in NOT_SPECIAL)]
+    names = [
+        name
+        for name in MAKERS
+        if (deep or name not in COSTLY)
+        and not (g.special and name in NOT_SPECIAL)
+        and (name not in HALF_LAYERS if g.half is None else name in HALF_LAYERS | SMOOTH)
+    ]
     weights = np.array([WEIGHTS[name] for name in names])
     for _ in range(ATTEMPTS):
         name = names[int(g.rng.choice(len(names), p=weights / weights.sum()))]
@@ -146,6 +160,40 @@ def masked_attention(g: Builder) -> Value:
 LONGEST_AXIS = 9
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 FUNCTIONS = {"RNN": ["Sigmoid"], "GRU": ["Sigmoid", "Softsign"], "LSTM": ["Sigmoid", "Softsign", "Tanh"]}
+
+
+HALF_LAYERS = frozenset(f"{op} in half precision" for op in GATES)
+
+
+@maker(*sorted(HALF_LAYERS), weight=8)
+def recurrent_in_half(g: Builder, name: str) -> list[Value]:
+    """A recurrent layer between casts to a half type and back."""
+    op = name.split()[0]
+    if g.depth or g.half is None:
+        raise Rejected
+    steps, batch, width, hidden = (min(g.size(), LONGEST_AXIS) for _ in range(4))
+    value = g.source([max(steps, 2), batch, width], 1 if g.chance(0.5) else None)
+    directions, rows = g.choose([1, 2]), GATES[op] * hidden
+
+    def cast(given: Value) -> Value:
+        return g.add_several("Cast", [given], 1, wild=True, to=g.half)[0]
+
+    def weight(*shape: int) -> Value:
+        # Larger ones saturate the layer, and the slope of what is nearly one is rounding.
+        return cast(g.parameter(array=0.4 * g.numbers(shape)))
+
+    inputs: list[Value | None] = [
+        cast(value),
+        weight(directions, rows, width),
+        weight(directions, rows, hidden),
+        weight(directions, 2 * rows) if g.chance(0.6) else None,
+        lengths_of(g, value, 1, value.shape[0], np.int32) if g.chance(0.4) else None,
+    ]
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": "bidirectional" if directions == 2 else "forward"}
+    if op == "GRU" and g.chance(0.5):
+        attributes["linear_before_reset"] = 1
+    made = g.add_several(op, inputs, 3 if op == "LSTM" else 2, wild=True, **attributes)
+    return [g.add("Cast", [one], to=FLOAT) for one in made[: int(g.rng.integers(1, len(made) + 1))]]
 
 
 @maker(*GATES, weight=3)
