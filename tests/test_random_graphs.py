@@ -273,7 +273,8 @@ def fails_with(operator: str, case: Case) -> Report:
 
 @pytest.mark.parametrize("operator", ["Softplus", "TopK", "LSTM", "Loop"])
 def test_a_failure_is_shrunk(operator: str) -> None:
-    cases = map(generate, range(10_000))
+    # Inputs in half precision keep their casts.
+    cases = (case for case in map(generate, range(10_000)) if case.rounding is None)
     before = next(case for case in cases if operator in case.operators() and len(case.model.graph.node) > 6)
 
     def fails(case: Case) -> Case | None:
