@@ -100,6 +100,26 @@ def test_a_long_loop_ends() -> None:
     np.testing.assert_allclose(y, np.full(4, 1 + np.sin(1.0)), rtol=1e-6)
 
 
+def test_a_long_function_of_the_host_ends() -> None:
+    """Boxes of which none overlaps another: each is compared with all that were chosen before."""
+    count = 300_000
+    graph = helper.make_graph(
+        [helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])],
+        "graph",
+        [
+            helper.make_tensor_value_info("boxes", FLOAT, [1, count, 4]),
+            helper.make_tensor_value_info("scores", FLOAT, [1, 1, count]),
+        ],
+        [helper.make_tensor_value_info("y", INT64, [None, 3])],
+        [numpy_helper.from_array(np.array(count), "most")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ortrain.InferenceSession(model)
+    corners = np.arange(count, dtype=np.float32)[None, :, None] * np.float32(2)
+    feed = {"boxes": corners + np.array([0, 0, 1, 1], np.float32), "scores": np.ones((1, 1, count), np.float32)}
+    interrupt(0.5, lambda: session.run(None, feed))
+
+
 def test_handlers_that_raise_nothing_end_nothing() -> None:
     session = ortrain.InferenceSession(endless())
     calls: list[int] = []

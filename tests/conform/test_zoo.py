@@ -1,7 +1,8 @@
 """What is trained by default is what PyTorch calls parameters, over networks of timm, transformers and our own.
 
 Each network is exported with its fresh weights by PyTorch's older exporter without folding and by its newer one, which
-optimizes (tests/in_torch/zoo.py). Weights that an exporter computes of parameters count as parameters.
+optimizes (tests/in_torch/zoo.py). A constant that the exporter computed of a parameter counts as this one if it has its
+size; others (expanded, looked up, picked) may be trained or not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TESTS = Path(__file__).parent.parent
 SCRIPT = TESTS / "in_torch" / "zoo.py"
 WAYS = ("script", "export", "export-optimized")
 # Files whose choice differs: constants that are trained (+) or not (-), and the reason. Patterns of names.
-FOLDED = "a fresh parameter of one value, expanded or looked up once by the exporter"
+FOLDED = "a fresh parameter of one value, looked up once by the exporter"
 NUMBER = "a number that the exporter computed of a parameter"
 ZEROS = "zeros that the exporter wrote for a missing bias, or a fresh bias, which it stored once"
 SINES = "a table of sines, which is a parameter without training"
@@ -58,10 +59,12 @@ def differences(folder: Path, way: str) -> set[str]:
     assert found.obstacle is None
     constants = {info.name for info in found.parameters}
     wanted = set(torch["trained"])
-    if way == "export-optimized":
-        wanted |= set(torch["computed"]) - set(torch["frozen"]) - set(torch["unreached"])
-    wanted &= constants
     trained = set(found.names("trained"))
+    if way == "export-optimized":
+        computed = {name for name in torch["computed"] if name not in (*torch["frozen"], *torch["unreached"])}
+        wanted |= {name for name in computed if torch["computed"][name]}
+        trained -= computed - wanted
+    wanted &= constants
     return {f"+{name}" for name in trained - wanted} | {f"-{name}" for name in wanted - trained}
 
 

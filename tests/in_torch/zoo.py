@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import timm
 import torch
@@ -168,7 +169,7 @@ NETWORKS: dict[str, Callable[[], Made]] = {
         depths=[1, 1, 1, 1],
         num_attention_heads=[1, 2, 2, 4],
     ),
-    "cvt": signal("cvt", "pixel_values", (3, 64, 64), embed_dim=[16, 32, 32], num_heads=[1, 2, 2], depth=[1, 1, 1]),
+    "cvt": signal("cvt", "pixel_values", (3, 64, 64), embed_dim=[16, 32, 32], num_heads=[1, 2, 2], depth=[1, 2, 3]),
     "dinov2": signal(
         "dinov2", "pixel_values", IMAGE, **VISION, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
     ),
@@ -254,23 +255,23 @@ def export(net: nn.Module, x: tuple[Tensor, ...], way: str, path: Path) -> None:
     program.save(path)
 
 
-def constants(path: Path) -> dict[str, bytes]:
-    """Bytes of the float initializers of a model, by name."""
+def constants(path: Path) -> dict[str, np.ndarray]:
+    """The float initializers of a model, by name."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     stored = onnx.load(path).graph.initializer
-    return {
-        tensor.name: onnx.numpy_helper.to_array(tensor).tobytes() for tensor in stored if tensor.data_type in floats
-    }
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in stored if tensor.data_type in floats}
 
 
-def computed(net: nn.Module, x: tuple[Tensor, ...], here: Path) -> list[str]:
+def computed(net: nn.Module, x: tuple[Tensor, ...], here: Path) -> dict[str, bool]:
     """Constants of the optimized export that an export with other parameters has otherwise: they depend on these.
 
-    The parameters of the network are changed.
+    Each with whether it has the size of a parameter; what was expanded, looked up or picked is another tensor. The
+    parameters of the network are changed.
     """
+    sizes = {value.numel() for value in net.parameters()}
     before = here / "export-optimized.onnx"
     if not before.exists():
-        return []
+        return {}
     with torch.no_grad():
         for value in net.parameters():
             if value.is_floating_point():
@@ -280,7 +281,11 @@ def computed(net: nn.Module, x: tuple[Tensor, ...], here: Path) -> list[str]:
     old, new = constants(before), constants(other)
     other.unlink()
     Path(f"{other}.data").unlink(missing_ok=True)
-    return [name for name, value in old.items() if value != new.get(name)]
+    return {
+        name: value.size in sizes
+        for name, value in old.items()
+        if name not in new or value.tobytes() != new[name].tobytes()
+    }
 
 
 def main() -> None:
@@ -307,8 +312,7 @@ def main() -> None:
             except Exception as error:
                 (here / f"{way}.onnx").unlink(missing_ok=True)
                 (here / f"{way}.txt").write_text(f"{type(error).__name__}: {error}"[:4000])
-        found = names(net, x)
-        found["computed"] = computed(net, x, here)
+        found: dict[str, Any] = {**names(net, x), "computed": computed(net, x, here)}
         (here / "parameters.json").write_text(json.dumps(found, indent=1))
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
 

@@ -35,5 +35,5 @@ pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
 pub use slope::slope;
-pub use stop::{Question, Stopped, pause, stoppable, unstoppable};
+pub use stop::{Question, Steps, Stopped, pause, stoppable, unstoppable};
 pub use zeros::zero_registers;

@@ -1,6 +1,6 @@
 //! Stopping long work on a thread: a question that is asked from inside of the work.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// A question that is answered with true if the work shall stop.
@@ -63,6 +63,31 @@ pub fn pause() {
     if stops {
         // Without the message of a panic.
         resume_unwind(Box::new(Stopped));
+    }
+}
+
+/// Counts small steps of a long computation, and calls [`pause`] after many of them.
+///
+/// ```
+/// use ortrain_expr::{Steps, Stopped, stoppable};
+///
+/// let steps = Steps::default();
+/// assert_eq!(stoppable(Box::new(|| true), || loop { steps.step() }), Err::<(), _>(Stopped));
+/// ```
+#[derive(Debug, Default)]
+pub struct Steps(Cell<u32>);
+
+impl Steps {
+    /// Steps between two calls of [`pause`]: some ten microseconds of comparisons.
+    const BETWEEN: u32 = 1 << 14;
+
+    /// One step.
+    pub fn step(&self) {
+        let done = self.0.get() + 1;
+        self.0.set(done % Steps::BETWEEN);
+        if done == Steps::BETWEEN {
+            pause();
+        }
     }
 }
 

@@ -125,8 +125,7 @@ impl Marks {
     /// The question during the instruction at a place; `None` for a short instruction, and for one that must be finished.
     #[must_use]
     pub fn question(&self, at: usize, watch: &Watch) -> Option<Question> {
-        let interrupt = watch.interrupt.as_ref().filter(|_| self.0[at].is_long && !watch.committed)?;
-        Some(interrupt.question())
+        if self.0[at].is_long { watch.question() } else { None }
     }
 }
 
@@ -190,6 +189,12 @@ impl Watch {
             bindings.planes[plane].clear()?;
         }
         Ok(())
+    }
+
+    /// The question during work that nothing counts; `None` if nobody may end the run, or it must be finished.
+    #[must_use]
+    pub fn question(&self) -> Option<Question> {
+        Some(self.interrupt.as_ref().filter(|_| !self.committed)?.question())
     }
 
     /// Asks whether a run shall end, after `ticks` of work.

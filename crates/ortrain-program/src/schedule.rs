@@ -8,6 +8,7 @@ use std::time::Instant;
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
+use crate::interrupt::interruptible;
 use crate::repeat::{self, Repeated};
 use crate::turn::Turn;
 use crate::{
@@ -710,7 +711,8 @@ impl Runner {
                 }
                 (Segment::Host(function, label), _) => {
                     let start = turn.start();
-                    let results = function.call(&inputs).map_err(RunError::about(label))?;
+                    let call = || function.call(&inputs).map_err(RunError::about(label));
+                    let results = interruptible(turn.work.watch.question(), call)?;
                     if let (Some(observer), Some(start)) = (&mut turn.observer, start) {
                         observer.host(label, start, Instant::now());
                     }

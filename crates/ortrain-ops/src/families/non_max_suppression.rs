@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use ortrain_expr::Steps;
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
 use ortrain_program::HostFunction;
 
@@ -128,6 +129,7 @@ impl HostFunction for NonMaxSuppression {
         let least = number(LEAST_SCORE);
         let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
         let mut chosen = Vec::new();
+        let steps = Steps::default();
         for image in 0..images {
             let sides: Vec<Sides> = boxes[image * count * 4..][..count * 4]
                 .chunks(4)
@@ -138,13 +140,20 @@ impl HostFunction for NonMaxSuppression {
                 let counts = |&k: &usize| !scores[k].is_nan() && least.is_none_or(|least| scores[k] > least);
                 let mut order: Vec<usize> = (0..count).filter(counts).collect();
                 // A stable sort: of equal ones the first comes first.
-                order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+                order.sort_by(|&a, &b| {
+                    steps.step();
+                    scores[b].total_cmp(&scores[a])
+                });
                 let mut own: Vec<usize> = Vec::new();
                 for k in order {
                     if own.len() == most {
                         break;
                     }
-                    if !own.iter().any(|&other| overlap(&sides[k], &sides[other]) > most_overlap) {
+                    let overlaps = |&other: &usize| {
+                        steps.step();
+                        overlap(&sides[k], &sides[other]) > most_overlap
+                    };
+                    if !own.iter().any(overlaps) {
                         own.push(k);
                     }
                 }

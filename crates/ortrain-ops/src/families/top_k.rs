@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{BinaryOp, CompareOp, Reg, Scalar, UnaryOp};
+use ortrain_expr::{BinaryOp, CompareOp, Reg, Scalar, Steps, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
 use ortrain_program::{BufferId, HostFunction};
 
@@ -286,18 +286,24 @@ impl HostFunction for TopK {
         let (mut values, mut indices) =
             (vec![0; before * count * after * width], vec![0i64; before * count * after]);
         let mut line: Vec<(u64, usize)> = Vec::with_capacity(size);
+        let steps = Steps::default();
+        let compare = |a: &(u64, usize), b: &(u64, usize)| {
+            steps.step();
+            a.cmp(b)
+        };
         for (o, i) in (0..before).flat_map(|o| (0..after).map(move |i| (o, i))) {
             let at = |k: usize| ((o * size + k) * after + i) * width;
             line.clear();
             line.extend((0..size).map(|k| {
+                steps.step();
                 let rank = rank(Scalar::read(dtype, &input.data()[at(k)..at(k) + width]));
                 (if self.largest { !rank } else { rank }, k)
             }));
             if count < size {
-                line.select_nth_unstable(count);
+                line.select_nth_unstable_by(count, compare);
             }
             let first = &mut line[..count];
-            first.sort_unstable();
+            first.sort_unstable_by(compare);
             for (place, &(_, k)) in first.iter().enumerate() {
                 let to = (o * count + place) * after + i;
                 indices[to] = k as i64;

@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use ortrain_expr::Scalar;
+use ortrain_expr::{Scalar, Steps};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 use ortrain_program::HostFunction;
 
@@ -125,7 +125,9 @@ impl HostFunction for Unique {
             input.data().chunks_exact(width).map(|bytes| Scalar::read(dtype, bytes)).collect();
         // Element `e` of slice `k`, slices being counted along the axis.
         let at = |k: usize, e: usize| (e / after.max(1) * size + k) * after + e % after.max(1);
+        let steps = Steps::default();
         let compare = |a: &usize, b: &usize| {
+            steps.step();
             (0..before * after)
                 .map(|e| order(elements[at(*a, e)], elements[at(*b, e)]))
                 .find(|&found| found != Ordering::Equal)

@@ -104,6 +104,9 @@ const MOVES: [&str; 15] = [
     "Unsqueeze",
 ];
 
+/// Operators that give the elements of their first input in another type or shape, which further inputs say.
+const RESHAPES: [&str; 6] = ["CastLike", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"];
+
 /// What people do to an input before the first layer, beside [`ARITHMETIC`] and [`MOVES`].
 const PREPARATION: [&str; 8] = ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "Resize", "Sqrt"];
 
@@ -447,7 +450,10 @@ impl<'g> ConstantUses<'g> {
             ));
         }
         let arithmetic = |node: usize| ARITHMETIC.contains(&self.op(node));
-        if all(&|node, _| arithmetic(node) && self.level_behind(node) == Level::Position) {
+        // A table of parameters may be looked up and added to a mask before both are added to scores.
+        let is_looked_up = |used: &Use| used.operator() == "Gather" && used.input == 0;
+        let is_table = names::is_path(name) && uses.iter().any(is_looked_up);
+        if !is_table && all(&|node, _| arithmetic(node) && self.level_behind(node) == Level::Position) {
             return Some(format!("it meets nothing but integers, positions or masks, in {first}"));
         }
         let one_axis = dims.iter().filter(|&&size| size > 1).count() <= 1;
@@ -1012,8 +1018,8 @@ fn levels(graph: &Graph) -> Vec<Level> {
     for node in &graph.nodes {
         let of = |id: ValueId| levels[id.0 as usize];
         let op = &*node.op;
-        // Of the second input of a CastLike only the type is read.
-        let read = if op == "CastLike" { 1 } else { node.inputs.len() };
+        // The other inputs are a type, axes or sizes.
+        let read = if RESHAPES.contains(&op) { 1 } else { node.inputs.len() };
         let highest = node.inputs[..read.min(node.inputs.len())]
             .iter()
             .flatten()
