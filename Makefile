@@ -111,8 +111,8 @@ doctest: ## examples in the documentation of the Rust crates
 	cargo test --doc --quiet
 
 .PHONY: pytest
-pytest: build/wheel.stamp build/vulkan.stamp ## tests of the Python face
-	$(BIN)/python -m pytest
+pytest: build/wheel.stamp build/vulkan.stamp ## tests of the Python face, a file at a time on each core
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: stubs
 stubs: build/wheel.stamp ## the stubs describe the extension module

@@ -1,7 +1,7 @@
-"""Gradients in float16 and bfloat16 against those in float64, for every operator that has a gradient in these types.
+"""Gradients of every operator in float16 and bfloat16, compared with gradients in float64.
 
-Parameters are numbers that the half type represents, in float64. A ``Cast`` to the half type stands in front of the
-node and one to float64 behind each result, so both models get the same numbers and differ in the type of the node.
+Parameters are float64 numbers without rounding in the half type. A ``Cast`` to the half type stands in front of the
+node and a ``Cast`` to float64 behind each result. Both models get the same numbers and differ in the type of the node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HALVES = {"float16": (TensorProto.FLOAT16, 2.0**-11), "bfloat16": (TensorProto.B
 # Bounds of errors, in units of the half type's rounding (2^-11 and 2^-8) of the largest element of a gradient: a node
 # rounds its result, the gradient that arrives and the one that it passes on, and some round between.
 ROUNDINGS = 8
-# Operators whose gradient is the difference of nearly equal numbers.
+# Operators with cancellation in their gradients, and the cancelling terms.
 CANCELLING = {
     "Attention": "the gradient of a softmax, as below",
     "BatchNormalizationGrad": "subtracts means",
@@ -53,8 +53,8 @@ CANCELLING = {
     "SparseSoftmaxCrossEntropyGrad": "y * (g - sum(g * y)) of a stored y",
 }
 CANCELLED = 40
-# Gradients that vanish are compared with this size instead of their own, where weights of results are about 1:
-# recurrent layers that saturate, and masks whose gradients sum to zero.
+# Smallest size that an error is compared with: gradients of saturated recurrent layers, and of masks with gradients
+# that sum to zero, are smaller. Weights of results are about 1.
 VANISHING = 0.05
 BEYOND = 65504.0
 ZERO, ROUNDED_ZERO = 1e-9, 64
@@ -68,7 +68,7 @@ DIFFERENTIABLE = {
     for operator in OPERATORS.values()
     if any(half in types for types in operator.types for half in HALVES)
 }
-# Those that are not asked, and why.
+# Operators without a question, and the reason.
 LEFT_OUT = {
     "Cast": "is part of every question",
     "ConvTransposeGrad": "made of ConvTranspose and Conv",
@@ -91,7 +91,7 @@ LEFT_OUT = {
 
 @dataclass
 class Question:
-    """A model without a loss, its inputs, and the inputs whose gradients are compared."""
+    """A model without a loss, its inputs, and the names of its trained inputs."""
 
     name: str
     model: ModelProto
@@ -266,7 +266,7 @@ def test_gradient(op: str, half: str, tmp_path: Path) -> None:
             found = gradients(question, half, dtype, results, tmp_path / f"{k} in {half}")
         assert found.keys() == wanted.keys()
         for name, want in wanted.items():
-            # What is beyond float16 is infinite there.
+            # Larger gradients are infinite in float16.
             finite = np.abs(want) < BEYOND
             largest = np.abs(want[finite]).max(initial=0)
             if largest < ZERO:

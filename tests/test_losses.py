@@ -303,7 +303,7 @@ TOKENS = (4, 7, 6)
 
 
 def tokens() -> onnx.ModelProto:
-    """Scores [4, 7, 5] of fixed sizes whose axis of classes nothing in the file says."""
+    """Scores [4, 7, 5] of fixed sizes in a model without a hint at the axis of classes."""
     declare = helper.make_tensor_value_info
     weight = np.random.default_rng(4).standard_normal((TOKENS[-1], 5)).astype(np.float32)
     graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""Networks of Keras through tf2onnx: what is trained by default learns as it does in Keras."""
+"""Networks of Keras through tf2onnx: the default choice of parameters gives the losses of Keras."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Packaged:
     trained: list[str] | None = field(default=None)
     # By how much a step of gradient descent is to lessen the loss, relative to itself, where the slope stays.
     stride: float = 1e-3
-    # What may be no parameter and is trained by default, with a warning.
+    # Constants that are trained by default with a warning.
     guesses: tuple[str, ...] = ()
 
 

@@ -87,7 +87,7 @@ def main() -> None:
     for name, network in networks():
         rng = np.random.default_rng([SEED, len(names)])
         for weight in network.weights:
-            # No bias is zero and no scale is one: an exporter leaves out whatever changes nothing.
+            # No bias is zero and no scale is one: an exporter would leave such a node out.
             fan_in = max(1, int(np.prod(weight.shape[:-1])))
             value = rng.standard_normal(weight.shape) * (fan_in**-0.5 if len(weight.shape) > 1 else 0.2)
             weight.assign(1 + 0.5 * np.tanh(value) if "gamma" in weight.path else value)

@@ -16,7 +16,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from random_graphs.oracle import InvalidGraphError, Oracle
 
 IR_VERSION = 10
-# The half types, and what they round by, relatively.
+# The half types with their relative rounding.
 HALVES = {TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
 # Values of a graph stay below, so that float32 and float64 see the same function and differences are exact.
 LARGEST = 40.0
@@ -99,7 +99,7 @@ def in_float32(model: ModelProto) -> ModelProto:
 
 
 def is_half_cast(node: NodeProto) -> bool:
-    """Whether values of a half type begin here. Those of main graphs do in no other way."""
+    """Return true for a cast to a half type. All values of half types come from such casts."""
     return node.op_type == "Cast" and node.attribute[0].i in HALVES
 
 

@@ -61,7 +61,7 @@ class Case:
 
     @property
     def rounding(self) -> float | None:
-        """What the half types of the graph round by, relatively."""
+        """The largest relative rounding of the half types of the graph."""
         found = [HALVES[node.attribute[0].i] for node in self.model.graph.node if is_half_cast(node)]
         return max(found, default=None)
 

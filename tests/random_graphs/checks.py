@@ -35,8 +35,8 @@ SUM = 2.0**-25
 NUDGE = 3e-7
 # Effects of a nudge count so many times: the next nudge may do more.
 NUDGES, NUDGE_FACTOR = 3, 20.0
-# A half type rounds each state of a recurrent layer, which the next one is made of: results and gradients are wrong by
-# so many roundings, relative to the largest. A nudge is a share of one.
+# A half type rounds each state of a recurrent layer, and the next state is computed from the rounded one. Bounds of
+# results and of gradients in roundings of the largest element; a nudge is a share of a rounding.
 HALF_ROUNDINGS, HALF_NUDGE = (8, 24), 0.125
 # Central differences in float64: two steps, which agree where the loss is smooth.
 STEP = 2e-5
@@ -346,7 +346,7 @@ class Checks:
         return gradients
 
     def stopped(self, model: ModelProto, wide: Trainable, parameters: Feeds) -> list[Feeds]:
-        """Turns values that pass no gradient into inputs of the model, and returns what they are at each batch size."""
+        """Turns the stops into inputs of the model, and returns their values at each batch size."""
         if not self.case.stops:
             return [{} for _ in wide.feeds]
         every = ModelProto()

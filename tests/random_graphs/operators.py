@@ -1178,7 +1178,7 @@ def class_loss(g: Builder, op: str) -> Value:
 
 @maker("token loss")
 def token_loss(g: Builder) -> Value:
-    """The loss of scores with their classes on the last axis, some of whose labels count for nothing."""
+    """A loss of scores with their classes on the last axis; some labels are ignored."""
     value = g.float(3, 4)
     last = value.rank - 1
     if value.is_open(last):

@@ -34,8 +34,7 @@ NOT_SPECIAL = frozenset(
     Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
     """.split()
 ) | {"Gelu of com.microsoft", "part beside other readers"}
-# What graphs with layers in half precision are made of beside these: operators without kinks, for a state may be
-# rounded past one.
+# Operators without kinks, beside layers in half precision: rounding may carry a state across a kink.
 SMOOTH = frozenset(
     """
     Add Sub Mul MatMul Gemm Transpose Reshape Slice Concat Split Squeeze Unsqueeze Flatten Gather Sigmoid Tanh Softplus
@@ -179,7 +178,7 @@ def recurrent_in_half(g: Builder, name: str) -> list[Value]:
         return g.add_several("Cast", [given], 1, wild=True, to=g.half)[0]
 
     def weight(*shape: int) -> Value:
-        # Larger ones saturate the layer, and the slope of what is nearly one is rounding.
+        # Larger weights saturate the layer: 1 - y * y of a rounded y near one has no correct digits.
         return cast(g.parameter(array=0.4 * g.numbers(shape)))
 
     inputs: list[Value | None] = [

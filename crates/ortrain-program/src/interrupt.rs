@@ -191,7 +191,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The question during work that nothing counts; `None` if nobody may end the run, or it must be finished.
+    /// The question during uncounted work; `None` for a run without an interrupt, and for a run past its last return.
     #[must_use]
     pub fn question(&self) -> Option<Question> {
         Some(self.interrupt.as_ref().filter(|_| !self.committed)?.question())

@@ -933,7 +933,7 @@ struct AppendedLosses {
     compared: Vec<(Loss, ValueId)>,
     /// A sentence about each axis of classes that was inferred.
     notes: Vec<String>,
-    /// The labels whose shape at the first step says the axis of classes.
+    /// Labels with an open axis of classes: their shape at the first step decides.
     open_labels: Vec<String>,
 }
 

@@ -1,15 +1,15 @@
-//! Scores `[batch, sequence, classes]` of fixed sizes, whose axis of classes the labels of the first step say.
+//! The axis of classes of scores `[batch, sequence, classes]` with fixed sizes: the labels of the first step decide.
 //!
-//! ONNX has the classes on axis 1. Where neither the caller nor the model says otherwise, the artifacts hold the loss of that
-//! reading and name its labels in their metadata. Labels `[batch, sequence]` at the first step tell that the classes are on
-//! the last axis: a `Transpose` before the loss, and another one behind its gradient, move them to axis 1.
+//! ONNX has the classes on axis 1. Artifacts hold the loss of this reading, unless the caller or the model says otherwise, and
+//! name its labels in their metadata. Labels `[batch, sequence]` at the first step mean classes on the last axis: a
+//! `Transpose` before the loss, and another one behind its gradient, move the classes to axis 1.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId, ValueType};
 use ortrain_onnx::{ModelProto, StringStringEntryProto};
 
 use crate::Error;
 
-/// The key of metadata whose value is the name of labels, one entry for each.
+/// The metadata key of an entry with the name of labels.
 const KEY: &str = "ortrain.class_axis_by_labels";
 
 /// Losses of labels that artifacts hold, and their gradients.

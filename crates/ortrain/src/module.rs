@@ -230,7 +230,7 @@ struct Phase {
     written: Vec<usize>,
     signature: Signature,
     outputs: Vec<ValueInfo>,
-    /// Labels whose shape at the first step says the axis of the classes of their scores.
+    /// Labels with an open axis of classes: their shape at the first step decides.
     open_labels: Vec<String>,
     /// A sentence about each axis of classes that labels said.
     notes: Vec<String>,

@@ -39,7 +39,7 @@ impl Runners {
         Runners { specialiser, backend }
     }
 
-    /// What runs another graph with the same inputs.
+    /// Programs of another graph with the same inputs.
     pub(crate) fn with_graph(&self, graph: Graph) -> Runners {
         Runners { specialiser: self.specialiser.with_graph(graph), backend: self.backend.clone() }
     }

@@ -17,7 +17,7 @@ const STEP_TOLERANCE: f64 = 1e-5;
 /// Minimum number of elements of a progression of whole numbers, and of one with fractions.
 const MIN_COUNT: usize = 3;
 const MIN_PROGRESSION: usize = 4;
-/// Maximum number of decimals of a number that somebody wrote into a program, and the magnitude from which on float32 has no more.
+/// Maximum number of decimals of a number in a program. From this magnitude on float32 has no more decimals.
 const MAX_DECIMALS: i32 = 3;
 const LARGEST_DECIMAL: f64 = 4096.0;
 /// Maximum number of coordinates of a point, or of numbers of a box.
@@ -70,8 +70,8 @@ pub(super) fn is_unit_vector(tensor: &Tensor) -> bool {
     long_axes <= 1 && (norm - 1.0).abs() <= UNIT_TOLERANCE
 }
 
-/// Returns true if every element is a decimal with [`MAX_DECIMALS`] places, and not all are zeros, ones or equal: means and
-/// deviations that somebody wrote into a program. Narrow types have such a decimal near every number.
+/// Returns true if every element has at most [`MAX_DECIMALS`] decimals, and not all are zeros, ones or equal: means and deviations
+/// in a program. Narrow types have such a decimal near every number.
 pub(super) fn are_short_decimals(tensor: &Tensor) -> bool {
     let scale = 10_f64.powi(MAX_DECIMALS);
     let is_short = |value: f64| {
