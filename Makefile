@@ -72,9 +72,9 @@ compare: build/demo.stamp ## the release wheel's step, memory and start beside o
 	$(if $(ARGUMENTS),,$(DEMO)/bin/python benches/optimizers.py)
 
 .PHONY: conform
-conform: build/wheel.stamp build/demo.stamp build/nextest.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, trained models out of packages, 24 000 changed files, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
+conform: build/wheel.stamp build/demo.stamp build/nextest.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, Keras, trained models out of packages, 24 000 changed files, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_optimizer_exchange.py tests/test_nodes.py
-	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py
+	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py tests/test_writers.py tests/test_half_gradients.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
