@@ -16,7 +16,7 @@ import pytest
 from environments import in_environment, oracle
 from nets import NETS
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
-from test_gradients import widen
+from test_gradients import retype
 
 import ortrain
 from ortrain.gradient import GradientGraphBuilder, grad, vjp
@@ -628,7 +628,7 @@ def far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
 def is_right(forward: ModelProto, feeds: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> bool:
     """Whether gradients are what the loss changes by along two directions for each input."""
     wide = copy.deepcopy(forward)
-    widen(wide.graph, set())
+    retype(wide.graph, set())
     session = ortrain.InferenceSession(wide)
     at = {name: value.astype(np.float64) for name, value in feeds.items()}
     rng = np.random.default_rng(3)
@@ -691,7 +691,7 @@ def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
     model, weights = with_inputs(made.model, made.trained)
     (output,) = (info.name for info in model.graph.output)
     wide = copy.deepcopy(model)
-    widen(wide.graph, {"scales"})
+    retype(wide.graph, {"scales"})
     rng = np.random.default_rng(6)
     feeds = {"x": made.batches[0][0], **weights}
     at = {name: value.astype(np.float64) for name, value in feeds.items()}
@@ -841,7 +841,7 @@ def test_control_flow(name: str, flag: bool) -> None:
     checker.check_model(made)
     feeds = {"x": random(3), "c": np.array(flag)}
     wide = widened(model)
-    widen(wide.graph, set())
+    retype(wide.graph, set())
     at = {"x": feeds["x"].astype(np.float64), "c": feeds["c"]}
     wanted = differences(wide, at, "loss", "x")
     found = [ours(made, feeds)]

@@ -180,7 +180,6 @@ def test_saved_dict_matches_loaded(tmp_path: Path, names: tuple[str, ...], slash
         ({"a": {"b": 1}, "a/b": 2}, ValueError),
         ({"/".join("a" * 65): 1}, ValueError),
     ],
-    ids=repr,
 )
 def test_saving_non_supported_types_fails(tmp_path: Path, given: Any, error: type[Exception]) -> None:
     """S2: saving_non_supported_types_fails. Nothing is written."""
@@ -1254,7 +1253,6 @@ def test_a_pickle_that_names_os_system(tmp_path: Path) -> None:
         (np.load, "numpy.load"),
         (InvalidArgumentError("x"), "ortrain.errors.InvalidArgumentError"),
     ],
-    ids=str,
 )
 def test_other_classes_are_named(value: Any, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"the pickle asks for {name}"):

@@ -189,7 +189,6 @@ def testORTTrainerModelDescInvalidSchemas(given: dict[str, Any], text: str) -> N
             {f"a size must not be negative, and one is {n}" for n in (-1, -2)} | {NO_SIZE, SIZE},
         ),
     ],
-    ids=repr,
 )
 def test_elements_of_inputs(value: Any, messages: set[str]) -> None:
     assert problems_of(described(inputs=[("first", []), value])) == {"inputs": [{1: messages}]}
@@ -210,7 +209,6 @@ def test_elements_of_inputs(value: Any, messages: set[str]) -> None:
         (("y", [1], True), {TWO_LOSSES}),
         ((1, [1.0, -3], True), {NAME, SIZE, TWO_LOSSES, "a size must not be negative, and one is -3"}),
     ],
-    ids=repr,
 )
 def test_elements_of_outputs(value: Any, messages: set[str]) -> None:
     assert problems_of(described(outputs=[("loss", [], True), value])) == {"outputs": [{1: messages}]}

@@ -22,11 +22,8 @@ const LABELS_OF_GRADIENT: usize = 2;
 
 /// Notes in a model's metadata that the first labels of these names say the axis of classes.
 pub(crate) fn mark(model: &mut ModelProto, labels: &[String]) {
-    model.metadata_props.extend(labels.iter().map(|name| StringStringEntryProto {
-        key: KEY.to_owned(),
-        value: name.clone(),
-        ..StringStringEntryProto::default()
-    }));
+    let entry = |name: &String| StringStringEntryProto { key: KEY.to_owned(), value: name.clone() };
+    model.metadata_props.extend(labels.iter().map(entry));
 }
 
 /// Returns the names that [`mark`] noted.

@@ -193,6 +193,16 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 
     /// Returns sentences about choices that the last steps made for the caller: see [`Module::take_notes`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// session.train_step(&inputs)?;
+    /// assert!(session.take_notes().is_empty(), "the scores have two axes");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn take_notes(&mut self) -> Vec<String> {
         self.parts.module.take_notes()
