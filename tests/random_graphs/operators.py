@@ -1074,7 +1074,7 @@ def non_zero(g: Builder) -> Value:
         # Of one number, the standard wants a result of no rows, and onnxruntime gives one of one row.
         raise Rejected
     found = g.add("NonZero", [chosen])
-    if g.chance(0.4) or value.shape != g.values[-2].shape:
+    if g.chance(0.4) or value.shape != chosen.shape:
         return found
     return g.add("GatherND", [value, g.add("Transpose", [found], perm=[1, 0])])
 
