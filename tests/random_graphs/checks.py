@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
-from random_graphs.building import in_float32
+from random_graphs.building import Value, declared, in_float32
 from random_graphs.cases import Case, Trainable, wide_array, widened, with_loss
 from random_graphs.oracle import Feeds, InvalidGraphError, Oracle
 
@@ -362,8 +362,7 @@ class Checks:
                 if name in self.case.stops:
                     node.output[at] = f"{name} live"
         for name in self.case.stops:
-            shape = [None] * found[0][name].ndim
-            model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
+            model.graph.input.append(declared(Value(name, tuple(values[name] for values in found))))
         return found
 
     def compare_slopes(
