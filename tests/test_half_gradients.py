@@ -56,7 +56,9 @@ CANCELLED = 40
 # Smallest size that an error is compared with: gradients of saturated recurrent layers, and of masks with gradients
 # that sum to zero, are smaller. Weights of results are about 1.
 VANISHING = 0.05
+# The largest number of float16.
 BEYOND = 65504.0
+# Size below which a gradient counts as zero, and the bound of its error in roundings.
 ZERO, ROUNDED_ZERO = 1e-9, 64
 # How many questions of an operator are asked; ORTRAIN_CONFORM=1 asks all of them.
 MOST = 6
@@ -116,6 +118,7 @@ def of_node_tests() -> Iterator[tuple[str, Question]]:
 
 
 def of_nodes() -> Iterator[tuple[str, Question]]:
+    """The nodes of training graphs."""
     for node in nodes():
         feeds = node.feeds()
         trained = [name for name, array in feeds.items() if array.dtype == np.float32 and array.size]

@@ -1,6 +1,7 @@
-"""Trained models as their packages hold them: speech, texts, images, kinds of files, EEG, molecules, detectors.
+"""Trained models out of packages: speech, texts, images, kinds of files, EEG, molecules, detectors.
 
-Forward like onnxruntime; the gradient is the slope of the loss; the loss falls; what was learned runs in onnxruntime.
+Results are those of onnxruntime. The gradient is the slope of the loss, and the loss falls. Exports of the trained
+model run in onnxruntime.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ use crate::optimizers::{self, OptimizerSpec};
 use crate::{Error, OpError, build};
 
 mod batch;
+mod class_axis;
 mod classifier;
 mod head;
 mod losses;
@@ -26,6 +27,7 @@ mod stop_gradients;
 mod training_mode;
 
 pub use batch::{FixedBatch, OpenShape, first_along, fixed_batches, sizes_behind_first};
+pub use class_axis::{classes_last_note, is_class_axis_open, label_readings, with_classes_last};
 pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
 pub use head::{Head, find_head};
 pub use losses::{

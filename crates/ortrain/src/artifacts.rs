@@ -22,7 +22,7 @@ use ortrain_ops::passes::{
 use ortrain_ops::training::{
     Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
     check_scores, class_axis_of_tokens, default_target, doubtful_losses, for_inference, for_training,
-    is_narrow, name_value, running_statistics,
+    is_class_axis_open, is_narrow, name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -987,7 +987,7 @@ fn append_losses(
                 ));
             } else if labels.is_none()
                 && settings.label_smoothing == 0.0
-                && ty.shape().is_some_and(class_axis::is_open)
+                && ty.shape().is_some_and(is_class_axis_open)
             {
                 open_labels.push(target.clone().unwrap_or_else(|| default_target(loss).to_owned()));
             }

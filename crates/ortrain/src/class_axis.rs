@@ -1,24 +1,13 @@
-//! The axis of classes of scores `[batch, sequence, classes]` with fixed sizes: the labels of the first step decide.
-//!
-//! ONNX has the classes on axis 1. Artifacts hold the loss of this reading, unless the caller or the model says otherwise, and
-//! name its labels in their metadata. Labels `[batch, sequence]` at the first step mean classes on the last axis: a
-//! `Transpose` before the loss, and another one behind its gradient, move the classes to axis 1.
+//! Labels with an open axis of classes, as artifacts name them in their metadata, and errors about labels.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId, ValueType};
+use ortrain_graph::Graph;
 use ortrain_onnx::{ModelProto, StringStringEntryProto};
+use ortrain_ops::training::label_readings;
 
 use crate::Error;
 
 /// The metadata key of an entry with the name of labels.
 const KEY: &str = "ortrain.class_axis_by_labels";
-
-/// Losses of labels that artifacts hold, and their gradients.
-const LOSS: &str = "SoftmaxCrossEntropyLoss";
-const GRADIENT: &str = "SoftmaxCrossEntropyLossGrad";
-
-/// Position of the labels among the inputs of the loss, and of the gradient.
-const LABELS: usize = 1;
-const LABELS_OF_GRADIENT: usize = 2;
 
 /// Notes in a model's metadata that the first labels of these names say the axis of classes.
 pub(crate) fn mark(model: &mut ModelProto, labels: &[String]) {
@@ -36,144 +25,11 @@ pub(crate) fn unmark(model: &mut ModelProto) {
     model.metadata_props.retain(|entry| entry.key != KEY);
 }
 
-/// Returns true if scores of this shape may have their classes on another axis than 1, and the sizes of both are known.
-pub(crate) fn is_open(shape: &Shape) -> bool {
-    shape.rank() > 2 && shape.iter().skip(1).all(|dim| dim.known().is_some())
-}
-
-/// The shape without one axis.
-fn without(shape: &Shape, axis: usize) -> Shape {
-    shape.iter().enumerate().filter(|&(at, _)| at != axis).map(|(_, dim)| dim.clone()).collect()
-}
-
-/// Returns true if sizes fit a shape.
-fn fits(shape: &Shape, dims: &[usize]) -> bool {
-    shape.rank() == dims.len()
-        && shape.iter().zip(dims).all(|(dim, &size)| dim.known().is_none_or(|known| known == size))
-}
-
-/// The scores of the only loss that labels belong to, and their shape.
-fn scores_of(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
-    let is_loss = |node: &&Node| {
-        node.domain.is_empty() && &*node.op == LOSS && node.inputs.get(LABELS) == Some(&Some(labels))
-    };
-    let mut losses = graph.nodes.iter().filter(is_loss);
-    let scores = losses.next()?.inputs.first().copied().flatten()?;
-    let shape = graph.value(scores).ty.shape().filter(|shape| shape.rank() > 2)?;
-    losses.next().is_none().then_some((scores, shape))
-}
-
-/// Returns the graph with the classes of a loss on the last axis, if labels of these sizes say so.
-///
-/// `None` where they do not, where other nodes read the labels, and with weights of another number of classes or a loss of each
-/// element. Smoothed labels are never open: other nodes read their scores.
-pub(crate) fn with_classes_last(graph: &Graph, labels: ValueId, dims: &[usize]) -> Option<Graph> {
-    let (scores, shape) = scores_of(graph, labels)?;
-    let last = shape.rank() - 1;
-    let (read, classes) = (without(shape, last), shape[last].known()?);
-    if !fits(&read, dims) || fits(&without(shape, 1), dims) {
-        return None;
-    }
-    let mut order: Vec<usize> = (0..=last).collect();
-    order.insert(1, last);
-    order.pop();
-    let mut back: Vec<usize> = (0..=last).collect();
-    let second = back.remove(1);
-    back.push(second);
-    let attrs = |order: &[usize]| {
-        Attrs::new().with("perm", order.iter().map(|&axis| axis as i64).collect::<Vec<_>>())
-    };
-    let dtype = graph.value(scores).ty.dtype()?;
-    let moved: Shape = order.iter().map(|&axis| shape[axis].clone()).collect();
-
-    let mut changed = graph.clone();
-    let mut nodes = Vec::with_capacity(graph.nodes.len() + 2);
-    for node in &graph.nodes {
-        let mut node = node.clone();
-        let reads = |at: usize| node.inputs.get(at) == Some(&Some(labels));
-        let is_loss = node.domain.is_empty() && &*node.op == LOSS && reads(LABELS);
-        let is_gradient = &*node.op == GRADIENT && reads(LABELS_OF_GRADIENT);
-        if !is_loss && !is_gradient {
-            if node.present_inputs().any(|input| input == labels) {
-                return None;
-            }
-            nodes.push(node);
-            continue;
-        }
-        let weights = node.inputs.get(if is_loss { 2 } else { 3 }).copied().flatten();
-        let count = weights.map(|id| graph.value(id).ty.shape().and_then(|shape| shape[0].known()));
-        if count.is_some_and(|count| count != Some(classes))
-            || node.attrs.string("reduction").ok().flatten().is_some_and(|reduction| reduction == "none")
-        {
-            return None;
-        }
-        let ty = ValueType::Tensor(dtype, Some(moved.clone()));
-        if is_loss {
-            let to = changed.add_value("classes_second", ty.clone());
-            nodes.push(Node::new("", "Transpose", &[Some(scores)], &[Some(to)], attrs(&order)));
-            node.inputs[0] = Some(to);
-            if let Some(logs) = node.outputs.get(1).copied().flatten() {
-                changed.value_mut(logs).ty = ty;
-            }
-            nodes.push(node);
-        } else {
-            let from = changed.add_value("gradient_with_classes_second", ty);
-            let gradient = node.outputs[0];
-            node.outputs[0] = Some(from);
-            nodes.push(node);
-            nodes.push(Node::new("", "Transpose", &[Some(from)], &[gradient], attrs(&back)));
-        }
-    }
-    changed.nodes = nodes;
-    changed.value_mut(labels).ty = ValueType::Tensor(DType::I64, Some(read));
-    Some(changed)
-}
-
-/// The sentence about an axis of classes that the labels of the first step said.
-pub(crate) fn note(graph: &Graph, labels: ValueId, dims: &[usize]) -> Option<String> {
-    let (scores, shape) = scores_of(graph, labels)?;
-    let (last, ty) = (shape.rank() - 1, &graph.value(scores).ty);
-    Some(format!(
-        "the classes of {:?} ({ty}) are taken to be on axis {last}, the last one, for {:?} has the shape {dims:?}; say so by \
-         class_axis={last} of the loss",
-        graph.name_of(scores),
-        graph.name_of(labels)
-    ))
-}
-
 /// An error about labels that do not fit, with both readings of the scores.
 pub(crate) fn explained(error: Error, graph: &Graph) -> Error {
     let Error::Input { name, expected, found, mut reason } = error else { return error };
-    if let Some(readings) = readings(graph, &name) {
+    if let Some(readings) = label_readings(graph, &name) {
         reason += &readings;
     }
     Error::Input { name, expected, found, reason }
-}
-
-/// The part of a sentence that gives the labels of both axes of classes.
-fn readings(graph: &Graph, labels: &str) -> Option<String> {
-    let labels = graph.find(labels)?;
-    let (mut scores, mut shape) = scores_of(graph, labels)?;
-    let mut axis = 1;
-    // Classes on a later axis were moved.
-    let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == scores));
-    if let Some(node) = maker.filter(|node| node.domain.is_empty() && &*node.op == "Transpose")
-        && let Some(perm) = node.attrs.ints("perm").ok().flatten()
-        && let [0, moved, rest @ ..] = perm
-        && *moved > 1
-        && rest.is_sorted()
-        && let Some(from) = node.inputs[0]
-        && let Some(given) = graph.value(from).ty.shape()
-    {
-        (scores, shape, axis) = (from, given, *moved as usize);
-    }
-    let other = if axis == 1 { shape.rank() - 1 } else { 1 };
-    let [here, there] = [axis, other].map(|axis| without(shape, axis));
-    let dtype = graph.value(labels).ty.dtype()?;
-    Some(format!(
-        "; {:?} ({}) has its classes on axis {axis} and labels {dtype}{here}; with classes on axis {other} labels are \
-         {dtype}{there}, which class_axis={other} of the loss says",
-        graph.name_of(scores),
-        graph.value(scores).ty
-    ))
 }

@@ -11,6 +11,7 @@ use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
+use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
     ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, HOST,
     ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError,
@@ -421,9 +422,9 @@ impl Phase {
         }
         let at = self.signature.infos.iter().position(|info| info.name == *name)?;
         let (labels, (_, dims, _)) = (graph.find(name)?, given.get(at)?);
-        let mut changed = class_axis::with_classes_last(graph, labels, dims)?;
+        let mut changed = with_classes_last(graph, labels, dims)?;
         infer(&mut changed).ok()?;
-        Some((changed, class_axis::note(graph, labels, dims)?))
+        Some((changed, classes_last_note(graph, labels, dims)?))
     }
 
     /// The programs for inputs, of which some lie in planes behind the first `planes`.

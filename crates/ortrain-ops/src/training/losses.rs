@@ -288,7 +288,8 @@ pub fn default_target(loss: Loss) -> &'static str {
     if loss == Loss::CrossEntropyLoss { "labels" } else { "target" }
 }
 
-fn without_axis(shape: &Shape, without: usize) -> Shape {
+/// The shape without one axis.
+pub(super) fn without_axis(shape: &Shape, without: usize) -> Shape {
     let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != without);
     kept.map(|(_, dim)| dim.clone()).collect()
 }
