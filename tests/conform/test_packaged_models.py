@@ -1,7 +1,7 @@
 """Trained models out of packages: speech, texts, images, kinds of files, EEG, molecules, detectors.
 
-Results are those of onnxruntime. The gradient is the slope of the loss, and the loss falls. Exports of the trained
-model run in onnxruntime.
+onnxruntime gives the same results, the loss falls along the gradient, and exports of the trained model run in
+onnxruntime.
 """
 
 from __future__ import annotations
