@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from test_nodes import RANDOM, arrays, cases
+from weighted_outputs import add_loss
 
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module
@@ -172,17 +173,12 @@ def question(name: str) -> tuple[ModelProto, list[str]]:
         floats = value.dtype.kind not in "biu" and key not in kept
         graph.initializer.append(numpy_helper.from_array(value.astype(np.float64) if floats else value, key))
     rng = np.random.default_rng(1)
-    parts = []
-    for value in [graph.output[k] for k in compared]:
-        weights = rng.uniform(0.5, 1.5, outputs[compared[len(parts)]].shape)
-        graph.initializer.append(numpy_helper.from_array(weights, f"weights of {value.name}"))
-        product, part = f"{value.name} weighed", f"part of {value.name}"
-        graph.node.append(helper.make_node("Mul", [value.name, f"weights of {value.name}"], [product]))
-        graph.node.append(helper.make_node("ReduceSum", [product], [part], keepdims=0))
-        parts.append(part)
-    graph.node.append(helper.make_node("Sum", parts, ["the loss"]))
-    del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info("the loss", TensorProto.DOUBLE, []))
+    weighted = []
+    for k in compared:
+        result, weights = graph.output[k].name, f"weights of {graph.output[k].name}"
+        graph.initializer.append(numpy_helper.from_array(rng.uniform(0.5, 1.5, outputs[k].shape), weights))
+        weighted.append((result, weights))
+    add_loss(graph, weighted, TensorProto.DOUBLE)
     return model, trained
 
 

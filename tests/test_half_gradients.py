@@ -23,6 +23,7 @@ from test_gradient_operators import OPERATORS, OTHERS, own_model
 from test_gradients import FIXED_TYPE, is_exception, original, positions_of, questions, retype
 from test_nodes import arrays, cases
 from training_nodes import Node, floats, nodes
+from weighted_outputs import add_loss
 
 import ortrain
 from ortrain import artifacts
@@ -223,20 +224,16 @@ def gradients(
     del graph.node[:]
     graph.node.extend([*casts, *own])
     rng = np.random.default_rng(1)
-    parts = []
+    weighted = []
     for output, result in zip(graph.output, results, strict=True):
         if output.type.tensor_type.elem_type != dtype or not result.size or not np.isfinite(result).all():
             continue
-        wide, weights, product, part = (f"{output.name} {what}" for what in ("in float64", "weights", "weighed", "sum"))
+        wide, weights = f"{output.name} in float64", f"weights of {output.name}"
         factors = np.asarray(rng.integers(8, 24, result.shape) / 16)
         graph.initializer.append(numpy_helper.from_array(factors, weights))
         graph.node.append(helper.make_node("Cast", [output.name], [wide], to=TensorProto.DOUBLE))
-        graph.node.append(helper.make_node("Mul", [wide, weights], [product]))
-        graph.node.append(helper.make_node("ReduceSum", [product], [part], keepdims=0))
-        parts.append(part)
-    graph.node.append(helper.make_node("Sum", parts, ["the loss"]))
-    del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info("the loss", TensorProto.DOUBLE, []))
+        weighted.append((wide, weights))
+    add_loss(graph, weighted, TensorProto.DOUBLE)
     folder.mkdir()
     made(model, question.trained, folder)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")

@@ -116,6 +116,29 @@ def test_preparation_of_inputs() -> None:
     assert trained(positions) == {"p": "", "w": ""}
 
 
+@pytest.mark.parametrize(
+    ("sum_node", "outputs", "bias", "is_trained"),
+    [
+        ("Add(a, val_5)", 1, drawn(1), True),
+        ("Add(val_5, a)", 1, drawn(1), True),
+        ("Add(a, val_5)", 1, drawn(1, 1), True),
+        # Without axes, for several outputs, or subtracted, the number is arithmetic.
+        ("Add(a, val_5)", 1, drawn(), False),
+        ("Add(a, val_5)", 3, drawn(1), False),
+        ("Sub(a, val_5)", 1, drawn(1), False),
+        ("Add(x, val_5)", 1, drawn(1), False),
+    ],
+)
+def test_biases_of_one_output(sum_node: str, outputs: int, bias: np.ndarray, is_trained: bool) -> None:
+    """A number that the exporter named is trained if it is the bias of a product with one output."""
+    given = model(
+        f"h = Relu(x)\na = MatMul(h, w)\nb = {sum_node}\ny = Mul(a, b)",
+        {"w": drawn(4, outputs), "val_5": bias},
+        {"x": ["n", 4]},
+    )
+    assert (trained(given)["val_5"] == "") == is_trained
+
+
 def test_first_states() -> None:
     """States of one value are given, as a value or expanded to the batch; others are learned."""
     weights = {"w": drawn(1, 12, 4), "r": drawn(1, 12, 3)}
@@ -162,6 +185,20 @@ def test_masks() -> None:
     ]:
         given = model(lines.format(mask=name), {"w": drawn(5, 5), name: values} | small, {"x": [5, 5]})
         assert trained(given) == {"w": "", name: found, "small": number}
+    # A fresh bias of positions, which the exporter looked up, has a size for each head.
+    for name, values, found in [
+        ("val_79", np.zeros((3, 5, 5)), ""),
+        ("val_79", np.zeros((1, 3, 5, 5)), ""),
+        ("val_79", np.zeros((1, 5, 5)), reason),
+        ("val_79", np.zeros((2, 1, 5, 5)), reason),
+        ("val_79", np.broadcast_to(hides, (3, 5, 5)), reason),
+    ]:
+        given = model(
+            "q = MatMul(x, w)\ns = MatMul(q, k)\na = Add(s, val_79)\np = Softmax(a) axis=-1\ny = MatMul(p, x)",
+            {"w": drawn(5, 5), name: values},
+            {"x": [2, 3, 5, 5], "k": [2, 3, 5, 5]},
+        )
+        assert trained(given) == {"w": "", name: found}
     # A bias of zeros in front of a softmax is one of a layer.
     last = model(
         "s = MatMul(x, w)\na = Add(s, val_1)\ny = Softmax(a) axis=-1",
@@ -319,7 +356,8 @@ def test_constants_that_fork_are_followed_once() -> None:
     assert found["c0"] == 'only its root is used, as that of a variance, in node "/twice0" (Concat)'
 
 
-def test_neutral_scales_of_normalizations() -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_neutral_scales_of_normalizations(groups: int) -> None:
     """GroupNorm as PyTorch exports it: ones and zeros for the groups, then the scale and the bias of the channels."""
     group = model(
         """
@@ -328,21 +366,24 @@ def test_neutral_scales_of_normalizations() -> None:
         c = InstanceNormalization(b, ones, zeros)
         d = Shape(a)
         e = Reshape(c, d)
-        f = Mul(e, gamma)
-        y = Add(f, beta)
+        f = Mul(e, norm.weight)
+        y = Add(f, norm.bias)
         """,
         {
             "w": drawn(4, 3, 1, 1),
-            "groups": np.array([0, 2, -1]),
-            "gamma": np.ones((4, 1, 1)),
-            "beta": np.zeros((4, 1, 1)),
+            "groups": np.array([0, groups, -1]),
+            "norm.weight": np.ones((4, 1, 1)),
+            "norm.bias": np.zeros((4, 1, 1)),
         },
         {"x": ["n", 3, 4, 4]},
-        constants={"ones": np.ones(2, np.float32), "zeros": np.zeros(2, np.float32)},
+        constants={"ones": np.ones(groups, np.float32), "zeros": np.zeros(groups, np.float32)},
     )
     neutral = 'it changes nothing in node "/c" (InstanceNormalization): that has no scale and bias of its own'
-    assert trained(group) == {"w": "", "gamma": "", "beta": "", "ones": neutral, "zeros": neutral}
-    # A normalization that was never trained has such values, too, under names.
+    assert trained(group) == {"w": "", "norm.weight": "", "norm.bias": "", "ones": neutral, "zeros": neutral}
+
+
+def test_fresh_scales_of_normalizations() -> None:
+    """A normalization that was never trained has ones and zeros, too, under names."""
     fresh = model(
         "a = Conv(x, w)\ny = InstanceNormalization(a, norm.weight, norm.bias)",
         {"w": drawn(2, 3, 1, 1), "norm.weight": np.ones(2), "norm.bias": np.zeros(2)},
@@ -357,31 +398,6 @@ def reasons(given: onnx.ModelProto) -> dict[str, tuple[str, str, str]]:
     return {
         info.name: (info.role, info.confidence, info.reason) for info in found.parameters if info.dtype == "float32"
     }
-
-
-def test_groups_of_one() -> None:
-    """GroupNorm of one group is an InstanceNormalization of one channel with scale 1 and offset 0."""
-    given = model(
-        """
-        a = Conv(x, w)
-        b = Reshape(a, group)
-        c = InstanceNormalization(b, one, zero)
-        d = Shape(a)
-        e = Reshape(c, d)
-        f = Mul(e, norm.weight)
-        y = Add(f, norm.bias)
-        """,
-        {
-            "w": drawn(4, 3, 1, 1),
-            "group": np.array([0, 1, -1]),
-            "norm.weight": np.ones((4, 1, 1)),
-            "norm.bias": np.zeros((4, 1, 1)),
-        },
-        {"x": ["n", 3, 4, 4]},
-        constants={"one": np.ones(1, np.float32), "zero": np.zeros(1, np.float32)},
-    )
-    neutral = 'it changes nothing in node "/c" (InstanceNormalization): that has no scale and bias of its own'
-    assert trained(given) == {"w": "", "norm.weight": "", "norm.bias": "", "one": neutral, "zero": neutral}
 
 
 @pytest.mark.parametrize(

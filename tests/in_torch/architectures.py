@@ -24,6 +24,7 @@ import torch
 import training
 import transformers
 from folded import Weights, tied
+from small_settings import DECODER, ENCODER, SMALL, WHISPER, WORDS
 from torch import Tensor, nn
 
 STEPS, RATE = 10, 1e-4
@@ -37,7 +38,7 @@ WAYS = {
     "export-optimized": (True, True),
 }
 OPSETS = {False: 17, True: 20}
-BATCH, TOKENS, WORDS = 3, 12, 97
+BATCH, TOKENS = 3, 12
 
 Made = tuple[nn.Module, Tensor]
 
@@ -107,9 +108,6 @@ def of_timm(name: str, size: int = 64, **settings: Any) -> Callable[[], Made]:
     return lambda: (timm.create_model(name, num_classes=5, **settings), images(size))
 
 
-SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-DECODER = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
-ENCODER = SMALL | {"max_position_embeddings": 64}
 ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "albert": language("albert", embedding_size=16, **ENCODER),
     "electra": language("electra", embedding_size=16, **ENCODER),
@@ -171,20 +169,8 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
         "whisper",
         "input_features",
         lambda: torch.randn(BATCH, 8, 24),
-        num_mel_bins=8,
-        max_source_positions=12,
-        d_model=32,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_layers=1,
-        decoder_attention_heads=4,
-        vocab_size=WORDS,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=1,
-        decoder_start_token_id=1,
         attn_implementation="eager",
+        **WHISPER,
     ),
     "segformer": signals(
         "segformer",

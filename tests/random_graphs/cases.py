@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper, printer
+from weighted_outputs import add_loss
 
 from random_graphs import structures
 from random_graphs.building import HALVES, IR_VERSION, Builder, Value, declared, in_float32, is_half_cast, reads_of
@@ -28,7 +29,6 @@ PROFILES: tuple[tuple[float, tuple[int, ...], int], ...] = (
     (0.1, (1, 3, 8, 17, 33, 64), 40000),
 )
 MOST_NODES = 22
-LOSS = "the loss"
 
 
 @dataclass
@@ -227,7 +227,7 @@ def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable
     graph = model.graph
     outputs = [value.name for value in graph.output]
     feeds = [dict(feed) for feed in case.feeds]
-    parts = []
+    weighted = []
     for at, name in enumerate(outputs):
         arrays = [results[at] for results in expected]
         if arrays[0].dtype != np.float32:
@@ -238,14 +238,9 @@ def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable
             # The same numbers whatever becomes of the other outputs, when the graph is shrunk.
             feed[weights] = np.asarray(rng.uniform(0.4, 1.4, array.shape) / max(1, np.sqrt(array.size)), np.float32)
         graph.input.append(declared(Value(weights, tuple(feed[weights] for feed in feeds))))
-        graph.node.append(helper.make_node("Mul", [name, weights], [f"{name} weighed"]))
-        graph.node.append(helper.make_node("ReduceSum", [f"{name} weighed"], [f"part of {name}"], keepdims=0))
-        parts.append(f"part of {name}")
-    graph.node.append(helper.make_node("Sum", parts, [LOSS]))
-    kept = [type(value).FromString(value.SerializeToString()) for value in graph.output]
-    del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
-    graph.output.extend(kept)
+        weighted.append((name, weights))
+    add_loss(graph, weighted, TensorProto.FLOAT)
+    graph.output.extend(case.model.graph.output)
     return Trainable(model, feeds, case.trained, outputs, case.stops)
 
 

@@ -677,8 +677,9 @@ impl<'g> ConstantUses<'g> {
         })
     }
 
-    /// The node that adds a constant to the scores of an attention, if that hides some of them, or hides none and was
-    /// written by an exporter.
+    /// Returns the node that adds a mask to the scores of an attention, if a constant is one.
+    ///
+    /// A mask hides some scores, or is a tensor of zeros with a name of the exporter and without a size for the heads.
     fn masked_scores(&self, id: ValueId) -> Option<String> {
         let tensor = self.graph.value(id).content()?;
         let (mut hides, mut all) = (false, true);
@@ -696,9 +697,22 @@ impl<'g> ConstantUses<'g> {
             let compared = other.is_some_and(|other| self.compares_data(other));
             self.op(node) == "Add"
                 && compared
+                && (hides || !self.differs_by_head(node, input))
                 && self.outputs(node).any(|output| self.reaches_softmax(output))
         };
         meetings.iter().all(|&(node, input)| is_added(node, input)).then_some(first)
+    }
+
+    /// Returns true if a term of scores `[batch, heads, queries, keys]` has a size above 1 at the axis of the heads.
+    fn differs_by_head(&self, node: usize, input: usize) -> bool {
+        let inputs = &self.graph.nodes[node].inputs;
+        let shape = |input: usize| {
+            let value = inputs.get(input).copied().flatten()?;
+            self.graph.value(value).ty.shape().map(|shape| &shape.0[..])
+        };
+        let (Some(term), Some(scores)) = (shape(input), shape(1 - input.min(1))) else { return false };
+        let heads = term.len().checked_sub(3).and_then(|axis| term[axis].known());
+        scores.len() >= 4 && heads.is_some_and(|heads| heads > 1)
     }
 
     /// True if a softmax reads a value, or moves of it, perhaps with further terms.
