@@ -191,7 +191,7 @@ def main(folder: Path) -> None:
     stage = Stage(source)
     contents = {caption: [f"docs/{page}" for page in pages] for caption, pages in CHAPTERS.items()}
     contents["Reference"] = [f"reference/{name}" for name in MODULES]
-    contents["The project"] = ["CHANGELOG", "CONTRIBUTING"]
+    contents["The project"] = ["CHANGELOG", "CONTRIBUTING", "docs/style"]
     in_sidebar = [
         ROOT / f"{entry}.md" for caption, entries in contents.items() if caption != "Reference" for entry in entries
     ]
