@@ -1,4 +1,4 @@
-"""Train a network of nets.py, and measure how far that lies from what jax computed."""
+"""Train a network of nets.py and measure its distance from the values that jax computed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import numpy as np
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# Largest difference, relative to the largest magnitude in the tensor. jax computes in float64, so this is our rounding.
+# Largest difference, relative to the largest magnitude in the tensor. jax computes in float64, so the difference is the
+# rounding of ortrain.
 TOLERANCE = 1e-4
 
 
 def distance(got: np.ndarray, want: np.ndarray) -> float:
-    """Infinite where the shapes differ or something is not a number."""
+    """Return the largest relative difference; infinity if the shapes differ or an element is not finite."""
     if got.shape != want.shape or not np.isfinite(got).all():
         return float("inf")
     return float(np.abs(got.astype(np.float64) - want).max() / np.abs(want).max())
 
 
 def distances(net: nets.Net, record: Mapping[str, np.ndarray], folder: Path, device: str) -> dict[str, float]:
-    """For each value of the record how far ours lies from it."""
+    """Train the network and return the distance of each value of the record."""
     artifacts.generate_artifacts(
         net.model,
         requires_grad=net.trained,
@@ -50,5 +51,5 @@ def distances(net: nets.Net, record: Mapping[str, np.ndarray], folder: Path, dev
 
 
 def too_far(found: Mapping[str, float]) -> dict[str, float]:
-    """What is not within the tolerance."""
+    """Return the distances above the tolerance."""
     return {key: value for key, value in found.items() if not value <= TOLERANCE}

@@ -16,7 +16,8 @@ from pathlib import Path
 
 OLDEST = (3, 10)
 OLDEST_NUMPY = "1.24"
-# Also those that no package names yet: an abi3 wheel is for all later ones.
+# First minor version of Python 3 that is not looked for. The range includes future releases, because an abi3 wheel
+# supports all of them.
 NEWEST_LOOKED_FOR = 20
 PROGRAM = """
 import importlib.metadata, sys
@@ -48,7 +49,7 @@ print(f"{python}, numpy {np.__version__}: loss {losses[0]:.4f} to {losses[-1]:.4
 
 
 def pythons() -> list[str]:
-    """The interpreters of this machine that the wheel is for, one of each version."""
+    """Return the interpreters of this machine that the wheel supports, one for each version."""
     names = [f"python3.{minor}" for minor in range(OLDEST[1], NEWEST_LOOKED_FOR)]
     candidates = [sys.executable, *filter(None, map(shutil.which, names))]
     folder = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -60,14 +61,14 @@ def pythons() -> list[str]:
         if done.returncode != 0:
             continue
         *version, without_lock = map(int, done.stdout.split())
-        # The limited interface of C has no form without the interpreter's lock yet.
+        # The limited C API (abi3) does not support free-threaded interpreters yet.
         if tuple(version) >= OLDEST and not without_lock:
             found.setdefault(tuple(version), candidate)
     return [found[version] for version in sorted(found)]
 
 
 def check(python: str, wheel: Path, numpy: str) -> str:
-    """What the program prints in a fresh environment."""
+    """Run the program in a fresh environment and return its output."""
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder) / "environment"
         subprocess.run([python, "-m", "venv", environment], check=True)

@@ -1,6 +1,6 @@
 """The optimizers of the classic TrainingSession in NumPy and float64, and gradients of a linear regression.
 
-Needs NumPy and what ``optimizer_formulas`` needs. Attributes and rates are rounded to float32, which they are in ONNX.
+Needs NumPy and the requirements of ``optimizer_formulas``. Attributes and rates are rounded to float32, as in ONNX.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ DEFAULTS: dict[str, dict[str, float]] = {
     "LambOptimizer": MOMENTS
     | {"epsilon": 1e-6, "do_bias_correction": 0, "ratio_min": -math.inf, "ratio_max": math.inf},
 }
-# A second moment above it is no float32.
+# Largest finite float32. A larger second moment overflows.
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
 class Formulas:
-    """Weights under one of the optimizers, each by its own attributes; every step is given the gradients.
+    """Weights under one of the optimizers, each with its own attributes. The gradients are arguments of every step.
 
     Args:
         optimizer: ``SGDOptimizer``, ``AdamOptimizer`` or ``LambOptimizer``.
         weights: the weights at the start.
-        attributes: floats and integers by weight; what is left out has its default.
-        clipping: gradients are clipped by their norm. Those of SGD never are.
-
+        attributes: floats and integers by weight; missing attributes have their default.
+        clipping: True if gradients are clipped by their norm. SGD never clips.
     """
 
     optimizer: str
@@ -57,9 +56,9 @@ class Formulas:
     def step(
         self, gradients: Mapping[str, Any], rate: float, *, scale: float = 1.0, update_signal: bool = True
     ) -> float:
-        """One update by gradients that a loss scale has multiplied; the norm of these.
+        """Update the weights by gradients that a loss scale has multiplied, and return the norm of these gradients.
 
-        Nothing changes where ``update_signal`` is false.
+        Nothing changes if ``update_signal`` is false.
         """
         wide = {name: np.asarray(gradients[name], np.float64) for name in self.weights}
         total = math.sqrt(sum(norm(g) ** 2 for g in wide.values()))
@@ -74,14 +73,14 @@ class Formulas:
         return total
 
     def _divisor(self, name: str, total: float, scale: float) -> float:
-        """What a gradient is divided by: the scale, or what shortens the gradient to the longest norm, too."""
+        """Return the divisor of a gradient: the loss scale, or the divisor that also clips the norm."""
         if self.optimizer == "SGDOptimizer":
             return scale
         most = self.settings[name]["max_norm_clip"]
         return total / most if self.clipping and total > scale * most else scale
 
     def _moments(self, name: str, g: Array) -> tuple[Array, Array, float, float]:
-        """The moments after a step, and what corrects them for starting at zero."""
+        """Return both moments after a step, and their divisors for the bias correction."""
         own = self.settings[name]
         first = own["alpha"] * self.first[name] + (1 - own["alpha"]) * g
         second = own["beta"] * self.second[name] + (1 - own["beta"]) * g**2
@@ -116,7 +115,7 @@ class Formulas:
         return np.where(np.abs(moved) <= LARGEST, moved, w)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """What ``get_state`` returns, in float64."""
+        """Return the state in the format of ``get_state``, in float64."""
         values: dict[str, npt.NDArray[Any]] = dict(self.weights)
         for name in self.first:
             values |= {f"Moment_1_{name}": self.first[name], f"Moment_2_{name}": self.second[name]}
@@ -129,7 +128,7 @@ class Formulas:
 
 
 def squared_errors(weights: Mapping[str, Any], feeds: Mapping[str, Any]) -> tuple[float, dict[str, Array]]:
-    """The loss of ``classic_models.regression``, and its gradients."""
+    """Return the loss of ``classic_models.regression`` and its gradients."""
     x, label, w, b = (
         np.asarray(value, np.float64) for value in (feeds["X"], feeds["label"], weights["W"], weights["b"])
     )

@@ -1,4 +1,4 @@
-"""Models for the classic TrainingSession, its parameters for them, and what both test files do with a session.
+"""Models for the classic TrainingSession, parameters for them, and helpers for sessions that both test files use.
 
 Weights have more than eight elements unless a test asks for fewer: onnxruntime-training 1.15.0 trains no smaller ones.
 """
@@ -31,29 +31,29 @@ OPTIMIZERS = (SGD, ADAM, LAMB)
 
 @dataclass(frozen=True)
 class Net:
-    """A model with a loss, the weights that it starts from, and a source of batches."""
+    """A model with a loss, its initial weights, and a source of batches."""
 
     model: ModelProto
     weights: dict[str, npt.NDArray[Any]]
     draw: Draw
 
     def batch(self, seed: int = 0, rows: int = 12) -> Feeds:
-        """The inputs of a run, other for each seed."""
+        """Return the inputs of a run; each seed gives other inputs."""
         return self.draw(np.random.default_rng([SEED, seed]), rows)
 
 
 @dataclass
 class Graph(Builder):
-    """A network under construction whose inputs and outputs are named one by one."""
+    """A network under construction with an explicit name for each input and output."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(SEED))
 
     def nodes_of(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
-        """A node of several results, which has the name of the first."""
+        """Add a node with several results, under the name of the first result."""
         self.nodes.append(helper.make_node(op, list(inputs), list(outputs), outputs[0], **attributes))
 
     def linear(self, name: str, x: str, inputs: int, outputs: int) -> str:
-        """A Gemm whose weight and bias are ``name.w`` and ``name.b``."""
+        """Add a Gemm with the weight ``name.w`` and the bias ``name.b``."""
         parts = [self.weight(f"{name}.w", [inputs, outputs], inputs), self.vector(f"{name}.b", outputs, 0.0, 0.1)]
         return self.node("Gemm", [x, *parts], name)
 
@@ -64,7 +64,7 @@ class Graph(Builder):
         outputs: Mapping[str, tuple[npt.DTypeLike, Sequence[int | str]]],
         dtype: npt.DTypeLike = np.float32,
     ) -> Net:
-        """The network, whose weights have a type."""
+        """Return the network, with weights of a data type."""
         weights = {name: values.astype(dtype) for name, values in self.trained.items()}
         given, made = (
             [
@@ -93,19 +93,18 @@ def regression(
     side_outputs: bool = False,
     **mean: Any,
 ) -> Net:
-    """Linear regression: ``pred = X W + b``, and ``loss`` is the mean of squares of its errors.
+    """Return a linear regression: ``pred = X W + b``, and ``loss`` is the mean of squares of its errors.
 
     Args:
         features: rows of ``W``.
         targets: columns of ``W``, and elements of ``b``.
         dtype: the type of weights, inputs and results.
-        loss_shape: the shape of the loss, by ``mean``.
-        doubled: the prediction is multiplied by the scalar ``two`` and by ``half``, which has the shape of ``b``, and
-            gets the shape ``sizes``, which is int64.
-        side_outputs: there are the further outputs ``wide`` (float64), ``best`` (int64) and ``shifted``, which is the
-            prediction plus the initializer ``aside``. The loss depends on none of them.
+        loss_shape: the shape of the loss, as the attributes in ``mean`` give it.
+        doubled: multiply the prediction by the scalar ``two`` and by ``half``, which has the shape of ``b``, and
+            reshape it to ``sizes``, which is int64.
+        side_outputs: add the outputs ``wide`` (float64), ``best`` (int64) and ``shifted``, which is the prediction plus
+            the initializer ``aside``. The loss does not depend on them.
         **mean: attributes of the ReduceMean that makes the loss.
-
     """
     graph = Graph()
     graph.weight("W", [features, targets], features)
@@ -141,7 +140,7 @@ def regression(
 
 
 def classified(shape: Sequence[int], classes: int) -> Draw:
-    """Batches of inputs around a place of their class."""
+    """Return a source of batches: the inputs of each class are scattered around a center."""
     places = np.random.default_rng(SEED + 2).standard_normal((classes, *shape))
 
     def draw(rng: np.random.Generator, rows: int) -> Feeds:
@@ -153,7 +152,7 @@ def classified(shape: Sequence[int], classes: int) -> Draw:
 
 
 def softmax_net(graph: Graph, logits: str, shape: Sequence[int], classes: int) -> Net:
-    """The network with a softmax cross-entropy of its results."""
+    """Return the network with a softmax cross-entropy of its logits."""
     graph.nodes_of("SoftmaxCrossEntropyLoss", [logits, "labels"], ["loss", "log_prob"])
     return graph.net(
         classified(shape, classes),
@@ -171,16 +170,15 @@ def classifier(
     dropout: float | None = None,
     training_mode: bool | None = None,
 ) -> Net:
-    """A perceptron of two layers, ``fc1`` and ``fc2``, with softmax cross-entropy.
+    """Return a perceptron of two layers, ``fc1`` and ``fc2``, with softmax cross-entropy.
 
     Args:
         features: inputs.
         hidden: units of the first layer.
         classes: units of the second.
-        gain: what is between the layers is multiplied by the weight ``gain``, which has one element.
-        dropout: the ratio of a Dropout between the layers; without it there is none.
-        training_mode: the constant that the Dropout has as its training mode; without it the input is left out.
-
+        gain: multiply the activation between the layers by the weight ``gain``, which has one element.
+        dropout: the ratio of a Dropout between the layers; None for no Dropout.
+        training_mode: the constant training mode of the Dropout; None leaves this input out.
     """
     graph = Graph()
     h = graph.node("Relu", [graph.linear("fc1", "x", features, hidden)], "active")
@@ -195,7 +193,7 @@ def classifier(
 
 
 def convolutional(size: int = 10, channels: int = 2, classes: int = 10) -> Net:
-    """A convolution with a bias, a MaxPool, a Gemm, and softmax cross-entropy."""
+    """Return a convolution with a bias, a MaxPool, a Gemm, and softmax cross-entropy."""
     graph = Graph()
     filters = 12
     parts = [graph.weight("conv.w", [filters, channels, 3, 3], channels * 9), graph.vector("conv.b", filters, 0.0, 0.1)]
@@ -208,7 +206,10 @@ def convolutional(size: int = 10, channels: int = 2, classes: int = 10) -> Net:
 
 
 def transformer(tokens: int = 6, width: int = 16, classes: int = 10) -> Net:
-    """Attention of one head and a perceptron, each with a residual and a LayerNormalization, and a mean over tokens."""
+    """Return a transformer block and a mean over tokens.
+
+    The block is attention of one head and a perceptron, each with a residual and a LayerNormalization.
+    """
     graph = Graph()
 
     def project(name: str, x: str, inputs: int, outputs: int) -> str:
@@ -233,7 +234,10 @@ def transformer(tokens: int = 6, width: int = 16, classes: int = 10) -> Net:
 
 
 def prescribing(weights: Mapping[str, npt.NDArray[Any]]) -> Net:
-    """The sum of all weights, each times an input ``x_NAME`` that a test makes its gradient."""
+    """Return a net with prescribed gradients: the sum of all weights, each times an input ``x_NAME``.
+
+    The input ``x_NAME`` is the gradient of the weight ``NAME``.
+    """
 
     def draw(rng: np.random.Generator, rows: int) -> Feeds:
         return prescribed({name: rng.standard_normal(w.shape).astype(w.dtype) for name, w in weights.items()})
@@ -242,7 +246,7 @@ def prescribing(weights: Mapping[str, npt.NDArray[Any]]) -> Net:
 
 
 def prescribed(gradients: Mapping[str, npt.NDArray[Any]]) -> Feeds:
-    """The inputs by which weights of a prescribing net have these gradients."""
+    """Return the inputs that give the weights of a prescribing net these gradients."""
     return {f"x_{name}": gradient for name, gradient in gradients.items()}
 
 
@@ -258,16 +262,15 @@ def parameters(
     face: Any = classic,
     **properties: Any,
 ) -> classic.TrainingParameters:
-    """Parameters by which every weight of a net is trained.
+    """Return parameters that train every weight of a net.
 
     Args:
         net: the net.
         optimizer: the optimizer; empty for none.
         floats: its attributes that are floats, by weight.
         ints: its attributes that are integers, by weight.
-        face: the module that the class is taken from.
+        face: the module that has the class ``TrainingParameters``.
         **properties: further properties.
-
     """
     made: classic.TrainingParameters = face.TrainingParameters()
     made.loss_output_name = "loss"
@@ -283,7 +286,7 @@ def parameters(
 def session(
     net: Net, optimizer: str = SGD, *, sess_options: Any = None, face: Any = classic, **how: Any
 ) -> classic.TrainingSession:
-    """A session that trains a net; the rest is for :func:`parameters`."""
+    """Return a session that trains a net; further arguments are for :func:`parameters`."""
     made: classic.TrainingSession = face.TrainingSession(
         net.model.SerializeToString(), parameters(net, optimizer, face=face, **how), sess_options
     )
@@ -291,20 +294,23 @@ def session(
 
 
 def fed(feeds: Mapping[str, Any], rate: float = 0.125, scale: float | None = None) -> dict[str, Any]:
-    """What a run is given, with a learning rate, and with a loss scale in mixed precision."""
+    """Return the feeds of a run with a learning rate, and with a loss scale in mixed precision."""
     given = {**feeds, RATE: np.array([rate], np.float32)}
     return given if scale is None else given | {SCALE: np.array([scale], np.float32)}
 
 
 def restricted() -> RunOptions:
-    """Options of a run that computes the outputs asked for, and nothing else."""
+    """Return run options that compute the requested outputs only."""
     options = RunOptions()
     options.only_execute_path_to_fetches = True
     return options
 
 
 def updated_by_file(path: str, optimizer: str, names: Iterable[str], feeds: Mapping[str, Any]) -> State:
-    """The state after a step, by the names of a state, as the nodes of a training graph in a file compute it."""
+    """Return the state after a step, as the nodes of the training graph in a file compute it.
+
+    The result has the names of ``get_state``.
+    """
     weights = {SGD: "{}_SGD_out", ADAM: "{}_Adam_out", LAMB: "{}_Lamb_out"}[optimizer]
     results = {}
     for name in names:
@@ -319,21 +325,21 @@ def updated_by_file(path: str, optimizer: str, names: Iterable[str], feeds: Mapp
 
 
 def bits(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """A state for comparisons in which every bit counts."""
+    """Return a state in a form that compares bit by bit."""
     return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in state.items()}
 
 
 def named(getter: Callable[[], Sequence[Any]]) -> list[str]:
-    """Names of inputs or outputs."""
+    """Return the names of inputs or outputs."""
     return [value.name for value in getter()]
 
 
 def assert_close(
     found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float, place: object = "", least: float = 0.0
 ) -> None:
-    """Floats are equal up to a tolerance relative to the largest element of their tensor, or to ``least``.
+    """Assert that floats are equal up to a tolerance, and that integers are equal.
 
-    Integers are equal.
+    The tolerance is relative to the largest element of the tensor, or to ``least`` if that is larger.
     """
     assert sorted(found) == sorted(expected)
     for name, value in expected.items():

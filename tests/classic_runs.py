@@ -1,7 +1,7 @@
 """Recorded runs of the classic TrainingSession: ten steps of SGD and Adam on graphs of tests/data/gradient-graph.
 
 Needs onnx and NumPy alone, so that it runs in the environment of onnxruntime-training 1.15.0 and in ortrain's. The
-classes of a session are what a framework has under their names: the module ``onnxruntime``, or ``ortrain.classic``.
+argument ``framework`` has the classes of a session: the module ``onnxruntime``, or ``ortrain.classic``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import onnx
 
 GRAPHS = Path(__file__).parent / "data" / "gradient-graph"
 STEPS = 10
-# The rate of step k is RATE / (1 + k); the float inputs of every second step are multiplied by OTHER, exactly.
+# The rate of step k is RATE / (1 + k). The float inputs of every second step are multiplied by OTHER, which is exact.
 RATE, OTHER = 0.01, -0.5
-# The weights of each graph that have more than eight elements: onnxruntime-training 1.15.0 trains no smaller ones.
+# Weights of each graph with more than eight elements: onnxruntime-training 1.15.0 trains no smaller ones.
 WEIGHTS = {
     "conv": ("K", "W"),
     "gather": ("E", "W"),
@@ -28,15 +28,15 @@ WEIGHTS = {
     "softmax_ce": ("W",),
 }
 NORM = "global_gradient_norm"
-# How far a loss may be from the recorded one, relative to it, and a state relative to the largest element of its kind:
-# both are computed in float32, by other sums and in another order.
+# Largest difference from the record: of a loss relative to the loss, of a state relative to its largest element. Both
+# are computed in float32, and the order of summation differs.
 LOSS_TOLERANCE = 1e-5
 STATE_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Run:
-    """An optimizer with its settings: those of the first weight, the second and so on, and round again."""
+    """An optimizer with its settings. The weights take the settings in turn, and start again after the last one."""
 
     optimizer: str
     settings: tuple[dict[str, float], ...] = ({},)
@@ -60,7 +60,7 @@ RUNS = {
 
 
 def feeds_of(case: str, step: int) -> dict[str, np.ndarray]:
-    """The inputs of a step, with its learning rate."""
+    """Return the inputs of a step, with its learning rate."""
     with np.load(GRAPHS / case / "io.npz") as stored:
         feeds = {key[3:]: stored[key] for key in stored.files if key.startswith("in/")}
     if step % 2:
@@ -69,7 +69,7 @@ def feeds_of(case: str, step: int) -> dict[str, np.ndarray]:
 
 
 def session_of(framework: Any, case: str, run: Run, options: Any = None) -> Any:
-    """A session that trains a graph."""
+    """Return a session that trains a graph."""
     weights = WEIGHTS[case]
     parameters = framework.TrainingParameters()
     parameters.loss_output_name = "loss"
@@ -83,9 +83,9 @@ def session_of(framework: Any, case: str, run: Run, options: Any = None) -> Any:
 
 
 def train(framework: Any, case: str, name: str, options: Any = None) -> dict[str, np.ndarray]:
-    """Losses, norms and every state after every step, by ``loss``, ``norm`` and ``state/NAME``; step by step.
+    """Train and return the losses, norms and states of every step, under ``loss``, ``norm`` and ``state/NAME``.
 
-    ``optimizer/WEIGHT/PART`` is what the state of the optimizer holds at the end.
+    ``optimizer/WEIGHT/PART`` is the state of the optimizer at the end.
     """
     run = RUNS[name]
     session = session_of(framework, case, run, options)
@@ -104,7 +104,7 @@ def train(framework: Any, case: str, name: str, options: Any = None) -> dict[str
 
 
 def train_all(framework: Any, options: Any = None) -> dict[str, np.ndarray]:
-    """All runs on all graphs, by ``CASE/RUN/KIND``."""
+    """Train all graphs with all runs; the keys are ``CASE/RUN/KIND``."""
     return {
         f"{case}/{name}/{key}": value
         for case in WEIGHTS
@@ -114,7 +114,7 @@ def train_all(framework: Any, options: Any = None) -> dict[str, np.ndarray]:
 
 
 def keys_of(case: str, name: str) -> set[str]:
-    """What :func:`train` finds, by the settings alone."""
+    """Return the keys that :func:`train` returns, from the settings alone."""
     run, weights = RUNS[name], WEIGHTS[case]
     found = {"loss", *(["norm"] if run.norm else []), *(f"state/{weight}" for weight in weights)}
     found |= {f"state/{part}_{weight}" for weight in weights for part in run.parts}
@@ -122,20 +122,20 @@ def keys_of(case: str, name: str) -> set[str]:
 
 
 def distance(key: str, got: np.ndarray, want: np.ndarray) -> float:
-    """How far a value is from the recorded one: relative for losses and norms, else to the largest element."""
+    """Return the distance from the recorded value: relative for losses and norms, else to the largest element."""
     if got.shape != want.shape or got.dtype != want.dtype or not np.isfinite(got).all():
         return float("inf")
     gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
     if key in ("loss", "norm"):
         return float((gap / np.abs(want)).max())
-    # The steps of a state are compared one by one, each with its own largest element.
+    # Each step of a state is compared with its own largest element.
     steps = gap.reshape(len(gap), -1) if key.startswith("state/") else gap.reshape(1, -1)
     sizes = np.abs(want).reshape(steps.shape).max(axis=1)
     return float((steps.max(axis=1) / np.maximum(sizes, np.finfo(np.float32).tiny)).max())
 
 
 def too_far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> dict[str, float]:
-    """The values that differ by more than their tolerance, and those that only one of the two has."""
+    """Return the values that differ by more than their tolerance, and the values that one side lacks."""
     found = {key: float("inf") for key in got.keys() ^ want.keys()}
     for key in got.keys() & want.keys():
         tolerance = LOSS_TOLERANCE if key in ("loss", "norm") else STATE_TOLERANCE

@@ -1,6 +1,6 @@
 """The transcript of tests/classic_oracle/transcript.py by ortrain, and its differences from the recorded one.
 
-Lines that differ because it was decided so are in a table, each with its reason and its sentence in docs/migrating.md.
+A table lists the intended differences, each with its reason and its sentence in docs/migrating.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 SCRIPT = TESTS / "classic_oracle" / "transcript.py"
 RECORD = TESTS / "data" / "classic" / "transcript-1.15.0.txt"
-# An import of it fails as it does where it is not installed.
+# Makes an import of onnxruntime fail, as if it were not installed.
 HIDE = 'import sys\n\nsys.modules["onnxruntime"] = None\n'
 RUN = f"""
 import runpy, sys
@@ -26,7 +26,10 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 
 
 def transcript_of_ortrain(*, hidden: bool) -> str:
-    """What the script prints through ``ortrain.compat``, in a process of its own; an onnxruntime may be hidden."""
+    """Return the output of the script through ``ortrain.compat`` in a process of its own.
+
+    ``hidden`` hides an installed onnxruntime.
+    """
     code = HIDE + RUN if hidden else RUN
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -36,7 +39,7 @@ def transcript_of_ortrain(*, hidden: bool) -> str:
 
 @dataclass(frozen=True)
 class Decided:
-    """A difference that is meant: in a chapter other lines are printed here."""
+    """An intended difference: lines of a chapter that differ here."""
 
     chapter: str
     there: tuple[str, ...] | None
@@ -112,7 +115,7 @@ DECIDED = {
 
 
 def chapters(text: str) -> dict[str, list[str]]:
-    """The lines of each chapter of a transcript."""
+    """Return the lines of each chapter of a transcript."""
     found: dict[str, list[str]] = {}
     title = ""
     for line in text.splitlines():
@@ -127,7 +130,7 @@ def chapters(text: str) -> dict[str, list[str]]:
 
 
 def place(lines: list[str], part: tuple[str, ...] | None) -> slice | None:
-    """The place of some lines in a chapter, once and in a row; None for all of them."""
+    """Return the position of consecutive lines that occur once in a chapter; ``part`` None stands for all lines."""
     if part is None:
         return slice(0, len(lines))
     starts = [at for at in range(len(lines)) if tuple(lines[at : at + len(part)]) == part]
@@ -135,7 +138,7 @@ def place(lines: list[str], part: tuple[str, ...] | None) -> slice | None:
 
 
 def expected(record: str, decided: Mapping[str, Decided] = DECIDED) -> dict[str, list[str]]:
-    """The chapters that are to be printed here: those of the release, with the differences that are meant."""
+    """Return the chapters to be printed here: the chapters of the release, with the intended differences."""
     found = chapters(record)
     for name, each in decided.items():
         lines = found[each.chapter]
@@ -147,7 +150,7 @@ def expected(record: str, decided: Mapping[str, Decided] = DECIDED) -> dict[str,
 
 
 def differences(got: str, record: str, decided: Mapping[str, Decided] = DECIDED) -> list[str]:
-    """Surprises: meant differences that are gone, then lines that only one side has."""
+    """Return the surprises: intended differences that are gone, then lines that only one side has."""
     here = chapters(got)
     gone = [
         f"the difference {name!r} is gone; take it out of the table and out of docs/migrating.md"

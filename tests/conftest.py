@@ -1,4 +1,4 @@
-"""Recorded cases, and artifacts that ortrain makes of them."""
+"""Recorded cases, and the artifacts that ortrain generates for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortrain import artifacts, onnxblock
 from ortrain.api import CheckpointState, Module, Optimizer
 
 RECORDS = Path(__file__).parent / "data" / "ort-1.19.2"
-# Cases of one run. checkpoint_resume has several, and a test of its own.
+# Cases of one run. checkpoint_resume has several runs, and a test of its own.
 CASES = (
     "mlp_adamw_ce",
     "mlp_sgd_mse",
@@ -34,22 +34,22 @@ CASES = (
     "fake_quant_sgd_mse",
 )
 BACKENDS = ("cpu", "reference")
-# Tests of GPUs run on a driver that computes on the processor, unless the environment names another device.
+# Tests of GPUs run on a software driver on the processor, unless the environment names another device.
 os.environ["ORTRAIN_SOFTWARE_GPU"] = "1"
 GPU = os.environ.get("ORTRAIN_TEST_DEVICE", "vulkan")
 DEVICES = (*BACKENDS, GPU)
-# Mesa's drivers print where there is none.
+# Mesa's drivers print a warning if this directory is not set.
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 
 def meta_of(case: str) -> dict[str, Any]:
-    """How a case was made."""
+    """Return the recorded settings of a case."""
     meta: dict[str, Any] = json.loads((RECORDS / case / "meta.json").read_text())
     return meta
 
 
 def generate(case: str, folder: Path, **changes: Any) -> Path:
-    """Artifacts of a case by ortrain, from its forward model and the recorded arguments."""
+    """Generate the artifacts of a case from its forward model and the recorded arguments."""
     meta = meta_of(case)
     optimizer: Any
     if case == "mlp_adamw_clip_outputs":
@@ -72,7 +72,7 @@ def generate(case: str, folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of artifacts that ortrain makes of a case."""
+    """Return a function that generates the artifacts of a case once and returns their folder."""
     made: dict[str, Path] = {}
 
     def artifacts_of(case: str) -> Path:
@@ -95,5 +95,5 @@ class Run:
 
 @pytest.fixture
 def run(ours: Callable[[str], Path]) -> Run:
-    """A fresh run of the classifier: 10 inputs, 24 hidden units, 5 classes."""
+    """Return a new run of the classifier: 10 inputs, 24 hidden units, 5 classes."""
     return Run(ours("mlp_adamw_ce"))

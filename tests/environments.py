@@ -1,4 +1,4 @@
-"""Environments of other libraries, each of its own: made once under build/, and again when their versions change.
+"""Virtual environments of other libraries, created under build/, and created again when their versions change.
 
 Needs the standard library alone. Used by the tests and by benches/compare.py.
 """
@@ -17,7 +17,7 @@ BUILD = TESTS.parent / "build"
 
 
 def suitable_python(newest: tuple[int, int]) -> str:
-    """An interpreter that is not newer than the wheels that are needed."""
+    """Return an interpreter that is not newer than the required wheels support."""
     if sys.version_info[:2] <= newest:
         return sys.executable
     name = f"python{newest[0]}.{newest[1]}"
@@ -28,14 +28,17 @@ def suitable_python(newest: tuple[int, int]) -> str:
 
 
 def without_constraints() -> dict[str, str]:
-    """Variables for a pip whose versions are its own: those that this project is held to would contradict them."""
+    """Return the environment variables without PIP_CONSTRAINT.
+
+    The versions that this project pins would contradict the requirements of the environment.
+    """
     return {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
 
 
 def environment(name: str, requirements: Path, newest: tuple[int, int]) -> Path:
-    """The interpreter of the environment build/NAME.
+    """Return the interpreter of the environment build/NAME.
 
-    `newest` is the newest version of Python that all of the requirements have wheels for.
+    `newest` is the newest version of Python for which all requirements have wheels.
     """
     folder = BUILD / name
     stamp = folder / "stamp"
@@ -55,37 +58,37 @@ def environment(name: str, requirements: Path, newest: tuple[int, int]) -> Path:
 
 
 def oracle() -> Path:
-    """The interpreter with onnxruntime-training 1.19.2, whose wheels end at Python 3.11."""
+    """Return the interpreter with onnxruntime-training 1.19.2, which has wheels up to Python 3.11."""
     return environment("oracle", TESTS / "oracle" / "requirements.txt", (3, 11))
 
 
 def classic_oracle() -> Path:
-    """The interpreter with onnxruntime-training 1.15.0, the last release that has TrainingSession."""
+    """Return the interpreter with onnxruntime-training 1.15.0, the last release that has TrainingSession."""
     return environment("classic-oracle", TESTS / "classic_oracle" / "requirements.txt", (3, 11))
 
 
 def trainer_oracle() -> Path:
-    """The interpreter with onnxruntime-training 1.15.0 and PyTorch 2.0.1, which have ORTTrainer, some 5 GB."""
+    """Return the interpreter with onnxruntime-training 1.15.0 and PyTorch 2.0.1, which have ORTTrainer, some 5 GB."""
     return environment("trainer-oracle", TESTS / "trainer_oracle" / "requirements.txt", (3, 11))
 
 
 def jax() -> Path:
-    """The interpreter with jax for the CPU."""
+    """Return the interpreter with jax for the CPU."""
     return environment("jax", TESTS / "in_jax" / "requirements.txt", (3, 13))
 
 
 def torch() -> Path:
-    """The interpreter with PyTorch, some 6 GB."""
+    """Return the interpreter with PyTorch, some 6 GB."""
     return environment("torch", TESTS / "in_torch" / "requirements.txt", (3, 13))
 
 
 def keras() -> Path:
-    """The interpreter with Keras on TensorFlow and tf2onnx, some 2 GB."""
+    """Return the interpreter with Keras on TensorFlow and tf2onnx, some 2 GB."""
     return environment("keras", TESTS / "exporters" / "requirements.txt", (3, 13))
 
 
 def printed_in_environment(python: Path, script: Path, *arguments: str) -> str:
-    """All that a script prints in an environment, and in nothing of ours."""
+    """Run a script in an environment, without the PYTHON* variables of this process, and return its output."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run([python, script, *arguments], env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -94,5 +97,5 @@ def printed_in_environment(python: Path, script: Path, *arguments: str) -> str:
 
 
 def in_environment(python: Path, script: Path, *arguments: str) -> str:
-    """The last line that a script prints in an environment, and in nothing of ours."""
+    """Run a script in an environment and return the last line of its output."""
     return printed_in_environment(python, script, *arguments).splitlines()[-1]

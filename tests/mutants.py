@@ -1,11 +1,11 @@
-"""Mutants of the passes of ortrain-program: small mistakes, drawn by lot, each of which a test must catch.
+"""Mutation tests for the passes of ortrain-program: small random mistakes, each of which a test must catch.
 
-``make mutants`` runs it, with ``ARGUMENTS="--count 5 --seed 7"`` for others than those of every run. cargo-mutants
-lists the mutants there are (a condition negated, an operator exchanged, a function that returns a constant). Each
-is put into a copy of the repository, and the tests run, the quickest first, until one fails: the tests of ortrain-
-program, those of the test kit, then random graphs (tests/random_graphs) with the extension that is built of the
-copy. A mutant that passes all of them has survived: survivors are listed, and make the exit status 1, but for those
-that change nothing (EQUIVALENT).
+``make mutants`` runs it; ``ARGUMENTS="--count 5 --seed 7"`` draws other mutants than the default ones. cargo-mutants
+lists all mutants (a condition negated, an operator exchanged, a function that returns a constant). Each drawn mutant is
+applied to a copy of the repository, and the tests run, the quickest first, until one fails: the tests of
+ortrain-program, the tests of the test kit, then random graphs (tests/random_graphs) with the extension that is built
+from the copy. A mutant that passes all of them has survived. Survivors are listed and make the exit status 1, unless
+they change nothing (EQUIVALENT).
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants"
 SOURCE = "crates/ortrain-program/src"
-# The passes between a program as it was put together and the one that runs.
+# Passes between the program as it is assembled and the program that runs.
 PASSES = ["passes", "rewrite", "editor.rs", "liveness.rs", "uses.rs", "versions.rs"]
-# Parts of the names of files that are tests.
+# Path fragments of test files.
 TESTS = ("/tests", "/snapshots")
-# The mutants of every run, and the random graphs of CI.
+# Default seed and number of mutants, and the random graphs of CI.
 SEED = 23
 COUNT = 30
 GRAPHS, FIRST_GRAPH = 300, 230023
-# Mutants that are no mistakes, by their names without the places in the file, and why.
+# Mutants that are no mistakes, by their names without the positions in the file, with the reason.
 EQUIVALENT = {
     f"{SOURCE}/passes/mask_packing.rs: replace > with >= in Choice<'a>::across": (
         "no instruction reads what it is the first to write, and what is read at the place is refused behind"
     ),
 }
-# Seconds until a build or its tests are taken to hang.
+# Seconds after which a build or its tests count as hung.
 TIMEOUT = 1800
 
 
 def mutants() -> list[dict[str, Any]]:
-    """All mutants of the passes, in cargo-mutants' order."""
+    """Return all mutants of the passes, in cargo-mutants' order."""
     command = ["cargo", "mutants", "--list", "--json", "--diff", "--no-config"]
     for name in PASSES:
         path = f"{SOURCE}/{name}"
@@ -55,7 +55,7 @@ def mutants() -> list[dict[str, Any]]:
 
 
 def copy() -> None:
-    """The tracked files of the repository as they are, with what was built for mutants before."""
+    """Copy the tracked files of the repository; build outputs of earlier mutants stay in the copy."""
     COPY.mkdir(parents=True, exist_ok=True)
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
@@ -73,7 +73,7 @@ def apply(mutant: dict[str, Any], *, back: bool) -> None:
 
 
 def tests(graphs: int) -> list[tuple[str, list[str]]]:
-    """What is run, the quickest first."""
+    """Return the test commands, the quickest first."""
     python = ROOT / ".venv" / "bin" / "python"
     nextest = ["cargo", "nextest", "run"]
     found = [
@@ -88,7 +88,7 @@ def tests(graphs: int) -> list[tuple[str, list[str]]]:
 
 
 def passes(command: list[str], log: Path) -> bool:
-    """Whether a command succeeds in the copy. One that does not come to an end has failed."""
+    """Return True if a command succeeds in the copy. A command that runs into the timeout has failed."""
     with log.open("w") as out:
         try:
             variables = os.environ | {"PYO3_PYTHON": f"{COPY}/.venv/bin/python"}
@@ -101,7 +101,7 @@ def passes(command: list[str], log: Path) -> bool:
 
 
 def caught_by(mutant: dict[str, Any], number: int, graphs: int) -> str | None:
-    """The first tests that fail with a mutant."""
+    """Return the name of the first tests that fail with a mutant; None if the mutant survives."""
     apply(mutant, back=False)
     try:
         for name, command in tests(graphs):

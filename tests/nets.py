@@ -1,6 +1,6 @@
-"""Two convolution networks that are trained here and in jax from the same values: separable convolutions, and a U-Net.
+"""Two convolution networks that ortrain and jax train from the same values: separable convolutions, and a U-Net.
 
-Needs onnx and NumPy alone, so that it can be imported in jax's environment, too.
+Needs onnx and NumPy alone, so that jax's environment can import it too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
 SEED, OPSET, IR_VERSION = 7, 17, 8
-# AdamW as artifacts have it (adam_mode 1).
+# AdamW with the formula of the artifacts (adam_mode 1).
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 2e-3, (0.9, 0.999), 1e-6, 0.0
 STEPS, BATCHES, MOMENTUM = 20, 4, 0.9
 
@@ -46,14 +46,14 @@ class Builder:
         return name
 
     def conv(self, name: str, x: str, inputs: int, outputs: int, kernel: int, **attributes: Any) -> str:
-        """A convolution without a bias: a BatchNormalization follows."""
+        """Add a convolution without a bias: a BatchNormalization follows."""
         group = attributes.get("group", 1)
         shape = [outputs, inputs // group, kernel, kernel]
         weight = self.weight(f"{name}.weight", shape, inputs // group * kernel * kernel)
         return self.node("Conv", [x, weight], name, kernel_shape=[kernel, kernel], **attributes)
 
     def norm(self, name: str, x: str, size: int) -> str:
-        """A BatchNormalization as exporters write it: for inference."""
+        """Add a BatchNormalization in inference form, as exporters write it."""
         names = [self.vector(f"{name}.weight", size, 1.0, 0.2), self.vector(f"{name}.bias", size, 0.0, 0.2)]
         self.statistics[f"{name}.mean"] = np.asarray(0.1 * self.rng.standard_normal(size), np.float32)
         self.statistics[f"{name}.var"] = np.asarray(self.rng.uniform(0.5, 1.5, size), np.float32)
@@ -77,7 +77,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Net:
-    """A network, what trains in it, its data."""
+    """A network with its loss, the names of its parameters and statistics, and its batches."""
 
     model: ModelProto
     loss: str
@@ -87,7 +87,10 @@ class Net:
 
 
 def separable() -> Net:
-    """Pointwise and depthwise convolutions, strided, dilated and of a size of their own; residuals; cross-entropy."""
+    """Return a network of pointwise and depthwise convolutions with residuals, trained by cross-entropy.
+
+    The convolutions are strided, dilated and of a kernel size of their own.
+    """
     b = Builder(np.random.default_rng(SEED))
     low, high = b.constant("low", 0.0), b.constant("high", 6.0)
 
@@ -104,11 +107,12 @@ def separable() -> Net:
     h = b.conv("stem", "x", 3, 8, 3, strides=[2, 2], pads=[1, 1, 1, 1])
     h = clipped("stem.act", b.norm("stem.norm", h, 8))
     h = b.node("Add", [h, block("b0", h, 8, 8, 3, pads=[1, 1, 1, 1])], "b0.sum")
-    # Without it the next normalization would take out b0.n2.bias, and its gradient would be rounding alone.
+    # Without this Relu the next normalization would cancel b0.n2.bias, and the gradient of that bias would be rounding
+    # alone.
     h = b.node("Relu", [h], "b0.act")
     h = block("b1", h, 8, 12, 5, strides=[2, 2], pads=[2, 2, 2, 2])
     h = b.node("Add", [h, block("b2", h, 12, 12, 3, dilations=[2, 2], pads=[2, 2, 2, 2])], "b2.sum")
-    # Groups of several channels, and a kernel that is not square in effect.
+    # Groups of several channels, and different strides and pads for the two axes.
     h = b.conv("mix", h, 12, 16, 3, group=4, strides=[1, 2], pads=[0, 1, 1, 0])
     h = clipped("mix.act", b.norm("mix.norm", h, 16))
     h = b.node("GlobalAveragePool", [h], "pooled")
@@ -122,7 +126,10 @@ def separable() -> Net:
 
 
 def unet() -> Net:
-    """Down by MaxPool, up by ConvTranspose and Resize (nearest and linear), joined by Concat; a mask, BCE of logits."""
+    """Return a U-Net that predicts a mask, trained by binary cross-entropy of logits.
+
+    MaxPool shrinks the image; ConvTranspose and Resize (nearest and linear) enlarge it; Concat joins both paths.
+    """
     b = Builder(np.random.default_rng(SEED + 2))
 
     def double(name: str, x: str, inputs: int, outputs: int) -> str:
@@ -139,7 +146,7 @@ def unet() -> Net:
     d1 = double("d1", halved("p0", d0), 4, 6)
     d2 = double("d2", halved("p1", d1), 6, 8)
     d3 = double("d3", halved("p2", d2), 8, 8)
-    # Each way up is another one.
+    # Each upsampling uses a different operator or mode.
     up = [b.weight("up2.weight", [8, 8, 4, 4], 8 * 4), b.vector("up2.bias", 8, 0.0, 0.1)]
     h = b.node("ConvTranspose", [d3, *up], "up2", kernel_shape=[4, 4], strides=[2, 2], pads=[1, 1, 1, 1])
     h = double("u2", b.node("Concat", [d2, h], "join2", axis=1), 16, 6)
@@ -156,7 +163,7 @@ def unet() -> Net:
     batches = []
     for _ in range(BATCHES):
         x = rng.standard_normal((3, 1, 16, 24)).astype(np.float32)
-        # Bright places to be found, with some of them missed.
+        # The target marks bright pixels, with some noise in the labels.
         batches.append((x, np.asarray((x + 0.3 * rng.standard_normal(x.shape)) > 0.5, np.float32)))
     return Net(model, "BCEWithLogitsLoss", list(b.trained), list(b.statistics), batches)
 

@@ -1,4 +1,4 @@
-"""Small models, and what they compute on ortrain, on onnxruntime and on the evaluator of the onnx package."""
+"""Small models, and their outputs on ortrain, on onnxruntime and on the evaluator of the onnx package."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TOLERANCE: dict[Any, dict[str, float]] = {
     np.float32: {"rtol": 1e-5, "atol": 1e-6},
     np.float64: {"rtol": 1e-12, "atol": 1e-13},
 }
-# The newest opset that every onnxruntime reads that the tests use.
+# Newest opset that every onnxruntime in the tests reads.
 READ_BY_ONNXRUNTIME = 21
 # onnxruntime logs errors only: it warns of inputs that have initializers.
 _ERRORS = 3
 
 
 def modelled(text: str, opset: int = 15, **values: Any) -> onnx.ModelProto:
-    """A model of onnx's text, with initializers."""
+    """Return a model from onnx's text format, with initializers."""
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> net {text}')
     for name, value in values.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
@@ -35,17 +35,17 @@ def modelled(text: str, opset: int = 15, **values: Any) -> onnx.ModelProto:
 
 
 def drawn(*shape: int, dtype: npt.DTypeLike = np.float64, seed: int = 0) -> npt.NDArray[Any]:
-    """Normal numbers that a seed and a shape choose."""
+    """Return normally distributed numbers that depend on the seed and the shape only."""
     return np.asarray(np.random.default_rng([seed, *shape]).standard_normal(shape)).astype(dtype)
 
 
 def names(entries: Iterable[Any]) -> list[str]:
-    """The names of inputs, outputs or initializers."""
+    """Return the names of inputs, outputs or initializers."""
     return [entry.name for entry in entries]
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """A session of onnxruntime."""
+    """Return a session of onnxruntime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS
     options.intra_op_num_threads = 1
@@ -53,7 +53,10 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def ours(model: onnx.ModelProto, feeds: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The outputs on ortrain, where initializers are constants: those that are fed are taken out."""
+    """Return the outputs on ortrain.
+
+    Initializers are constants there, so that initializers with a feed are removed.
+    """
     for name in names(model.graph.initializer):
         if name in feeds:
             model = remove_initializer(model, name)
@@ -62,7 +65,7 @@ def ours(model: onnx.ModelProto, feeds: dict[str, npt.NDArray[Any]]) -> dict[str
 
 
 def everywhere(model: onnx.ModelProto, feeds: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The outputs of a model that passes the checker; they are the same on all three."""
+    """Return the outputs of a valid model, after asserting that all three runtimes agree."""
     checked(model)
     found = ours(model, feeds)
     outputs = list(found)
@@ -78,7 +81,10 @@ def everywhere(model: onnx.ModelProto, feeds: dict[str, npt.NDArray[Any]]) -> di
 
 
 def checked(model: onnx.ModelProto) -> None:
-    """Passes the checker, which wants a number of axes: a model that takes any is checked with two."""
+    """Run the checker and shape inference on a model.
+
+    The checker requires a number of axes: inputs and outputs without a shape are checked with two.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for entry in [*copy.graph.input, *copy.graph.output]:

@@ -1,4 +1,4 @@
-"""Writes docs/operators.md: what the operators say of themselves, and the node cases of ONNX that they pass."""
+"""Write docs/operators.md from the answers of the operators and from the node cases of ONNX that they pass."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ what the operators answer when they are asked, which is also what `ortrain.opera
 
 
 def types_of_inputs(operator: OperatorInfo) -> str:
-    """The types of the inputs, as few words as say them."""
+    """Return the types of the inputs, in as few words as possible."""
     said: list[str] = []
     for types in operator.types:
         rest, words = set(types), []
@@ -57,7 +57,7 @@ def types_of_inputs(operator: OperatorInfo) -> str:
                 rest -= set(group)
         words += [name for name in EVERY if name in rest]
         text = ", ".join(words)
-        # An optional input of no type that was tried says nothing.
+        # An optional input that accepts no tried type is left out.
         if text and (not said or said[-1] != text):
             said.append(text)
     return "; ".join(said) + (" …" if operator.variadic else "")
@@ -104,7 +104,7 @@ outputs, or loops that build them."""
 
 
 def page() -> str:
-    """The page as it should be."""
+    """Return the text of the page."""
     operators = ortrain.operators()
     supported, unsupported = cases()
     passed: Counter[str] = Counter()

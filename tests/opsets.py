@@ -1,4 +1,4 @@
-"""Nodes in the words of each version of ai.onnx, and models to train that are made of them."""
+"""Builders for nodes in the syntax of each version of ai.onnx, and models to train that are made of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper, n
 
 from ortrain import artifacts
 
-# From the oldest version that is read to the newest that there is.
+# From the oldest supported opset to the newest one.
 OLDEST_OPSET = 7
 NEWEST_OPSET = min(defs.onnx_opset_version(), 28)
 OPSETS = tuple(range(OLDEST_OPSET, NEWEST_OPSET + 1))
-# The version of the file format that opset 7 came with would want every weight among the inputs.
+# The IR version that came with opset 7 requires every weight among the inputs.
 IR_VERSION = 8
 
 
 def since(op: str, opset: int) -> int:
-    """The version of an operator that a model of this opset uses; 0 where it does not exist yet."""
+    """Return the version of an operator that a model of this opset uses; 0 if the operator does not exist yet."""
     try:
         return int(defs.get_schema(op, opset).since_version)
     except defs.SchemaError:
@@ -33,7 +33,7 @@ def has(op: str, opset: int) -> bool:
 
 
 class Words:
-    """A graph under construction, in the words of one opset."""
+    """A graph under construction, in the syntax of one opset."""
 
     def __init__(self, opset: int) -> None:
         self.opset = opset
@@ -41,7 +41,7 @@ class Words:
         self.weights: dict[str, np.ndarray] = {}
 
     def node(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> str:
-        """A node, and the name of its first output."""
+        """Add a node and return the name of its first output."""
         names = list(outputs) or [f"{op.lower()}_{len(self.nodes)}"]
         self.nodes.append(helper.make_node(op, list(inputs), names, f"{op}_{len(self.nodes)}", **attributes))
         return names[0]
@@ -80,7 +80,7 @@ class Words:
         return self._with_axes("ReduceMin", x, axes, 18, **attributes)
 
     def reduce(self, op: str, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
-        """A reduction other than ReduceSum."""
+        """Add a reduction other than ReduceSum."""
         return self._with_axes(op, x, axes, 18, **attributes)
 
     def split(self, x: str, lengths: Sequence[int], axis: int) -> list[str]:
@@ -112,7 +112,7 @@ class Words:
         return self.node("Pad", [x, self.ints(pads), self.weight(value, dtype=np.float32)], mode=mode)
 
     def upsample(self, x: str, scales: Sequence[float], mode: str) -> str:
-        """Larger, as before opset 11: places and their nearest elements are counted from the front."""
+        """Enlarge an image as opsets before 11 do: asymmetric coordinates, and the nearest element by rounding down."""
         if self.opset < 9:
             return self.node("Upsample", [x], scales=[float(scale) for scale in scales], mode=mode)
         factors = self.weight(scales, dtype=np.float32)
@@ -122,7 +122,7 @@ class Words:
         return self.node("Resize", [x, self.nothing(), factors], mode=mode, **attributes)
 
     def nothing(self) -> str:
-        """An input that is not given: a list of nothing where it must be there."""
+        """Return an omitted input: an empty tensor before opset 13, where the input is required, later no name."""
         return self.weight([], dtype=np.float32) if self.opset < 13 else ""
 
     def slice(self, x: str, starts: list[int], ends: list[int], axes: list[int]) -> str:
@@ -131,7 +131,7 @@ class Words:
         return self.node("Slice", [x, self.ints(starts), self.ints(ends), self.ints(axes)])
 
     def dropout(self, x: str, ratio: float) -> str:
-        """As in a model for inference: nothing is dropped."""
+        """Add a Dropout in inference form, which drops nothing."""
         if self.opset < 12:
             return self.node("Dropout", [x], ratio=ratio)
         return self.node("Dropout", [x, self.weight(ratio, dtype=np.float32)])
@@ -140,7 +140,7 @@ class Words:
         return self.node("Constant", [], value=numpy_helper.from_array(value))
 
     def graph(self, inputs: dict[str, tuple[Any, Sequence[int | str] | None]], outputs: dict[str, Any]) -> GraphProto:
-        """The graph; inputs by NumPy type and shape, outputs by NumPy type."""
+        """Return the graph; inputs are declared by NumPy type and shape, outputs by NumPy type."""
         kind = helper.np_dtype_to_tensor_dtype
         return helper.make_graph(
             self.nodes,
@@ -161,14 +161,14 @@ CLASSES = 3
 
 
 def parameter(name: str, *shape: int) -> np.ndarray:
-    """The same numbers for the same name, on every run."""
+    """Return values that depend on the name only, and are the same on every run."""
     seed = int.from_bytes(name.encode(), "little") % 2**32
     return (np.random.default_rng(seed).standard_normal(shape) / np.sqrt(max(shape[0], 1))).astype(np.float32)
 
 
 @dataclass
 class Trainee:
-    """A model to train, in the words of an opset."""
+    """A model to train, in the syntax of an opset."""
 
     model: ModelProto
     trainable: list[str]
@@ -176,7 +176,7 @@ class Trainee:
 
 
 def value_graph(name: str, nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str]) -> GraphProto:
-    """A subgraph of values whose shapes are not declared. Floats are of any shape, all else are single elements."""
+    """Return a subgraph without declared shapes of floats, which may have any shape. Other types are scalars."""
     kind = helper.np_dtype_to_tensor_dtype
     given = [
         helper.make_tensor_value_info(given_name, kind(np.dtype(d)), None if d is np.float32 else [])
@@ -190,7 +190,7 @@ def value_graph(name: str, nodes: list[NodeProto], inputs: dict[str, Any], outpu
 
 
 def perceptron(w: Words, x: str) -> str:
-    """Scores of CLASSES classes, by as many operators as opset 7 has."""
+    """Compute scores of CLASSES classes by a wide range of the operators of opset 7."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("Gemm", [x, weight("w1", HIDDEN, FEATURES), weight("b1", HIDDEN)], transB=1, alpha=0.9, beta=1.1)
     hidden = w.dropout(w.node("Relu", [hidden]), 0.0)
@@ -222,13 +222,13 @@ def perceptron(w: Words, x: str) -> str:
 
 
 def learnt_power(w: Words, x: str) -> str:
-    """Exponents that are trained."""
+    """Train the exponents of a Pow."""
     base = w.node("Exp", [w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])])
     return w.node("Pow", [base, w.weight(np.asarray([1.5, 0.5, 2], np.float32), "exponent")])
 
 
 def middle_softmax(w: Words, x: str) -> str:
-    """Both softmaxes over two axes at once before opset 13, over one axis from then on."""
+    """Compute both softmaxes with axis 1 of three: over axes 1 and 2 together before opset 13, later over axis 1."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, 12), "w")])
     stack = w.node("Reshape", [product, w.ints([-1, 4, CLASSES])])
     shares, logs = w.node("Softmax", [stack], axis=1), w.node("LogSoftmax", [stack], axis=1)
@@ -236,7 +236,7 @@ def middle_softmax(w: Words, x: str) -> str:
 
 
 def branches(w: Words, x: str) -> str:
-    """An If whose branches use the same weights in other ways."""
+    """Use the same weights in both branches of an If, by different operators."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     bias = w.weight(parameter("b", CLASSES), "b")
     total = w.reduce_sum(x, None, keepdims=0)
@@ -253,7 +253,7 @@ def branches(w: Words, x: str) -> str:
 
 
 def lonely_branch(w: Words, x: str) -> str:
-    """An If of which one branch does not use a weight: its gradient is zero there."""
+    """Use a weight in one branch of an If only: its gradient in the other branch is zero."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     bias = w.weight(parameter("b", CLASSES), "b")
     total = w.reduce_sum(x, None, keepdims=0)
@@ -274,7 +274,7 @@ def expanded(w: Words, x: str) -> str:
 
 
 def chosen(w: Words, x: str) -> str:
-    """Where, Erf, Sign, Sin, Cos, comparisons, logic, ConstantOfShape."""
+    """Use Where, Erf, Sign, Sin, Cos, comparisons, logic, ConstantOfShape."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     bias = w.weight(parameter("b", CLASSES), "b")
     value = numpy_helper.from_array(np.asarray([0.25], np.float32))
@@ -290,7 +290,7 @@ def chosen(w: Words, x: str) -> str:
 
 
 def selected(w: Words, x: str) -> str:
-    """Rows that are chosen by their values: a host function, and a program after it."""
+    """Select rows by their values: a host function, and a program after it."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     sums = w.reduce_sum(x, [1], keepdims=0)
     rows = w.node("NonZero", [w.node("Greater", [sums, w.weight(-100, dtype=np.float32)])])
@@ -306,14 +306,14 @@ def gelus(w: Words, x: str) -> str:
 
 
 def dropped(w: Words, x: str) -> str:
-    """A Dropout that drops."""
+    """Use a Dropout in training mode."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     settings = [w.weight(0.4, dtype=np.float32), w.weight(True, dtype=np.bool_)]
     return w.node("Dropout", [product, *settings])
 
 
 def heads(w: Words, x: str) -> str:
-    """Attention of two heads, as exporters write it: shapes of computed sizes and a -1."""
+    """Compute attention of two heads, as exporters write it: with computed sizes and a -1 in shapes."""
 
     def split(value: str) -> str:
         batch = w.node("Gather", [w.node("Shape", [value]), w.weight(0, dtype=np.int64)], axis=0)
@@ -332,7 +332,7 @@ def heads(w: Words, x: str) -> str:
 
 
 def convolved(w: Words, x: str) -> str:
-    """Every way to pad; strides, dilations, groups, with and without a bias."""
+    """Use every padding mode of Conv; strides, dilations, groups, with and without a bias."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     image = w.node("Reshape", [x, w.ints([-1, 1, 2, 3])])
     full = w.node("Conv", [image, weight("k1", 4, 1, 2, 2), weight("b1", 4)], auto_pad="SAME_UPPER")
@@ -341,14 +341,14 @@ def convolved(w: Words, x: str) -> str:
     point = w.node("Conv", [deep, weight("k3", 6, 4, 1, 1), weight("b3", 6)], kernel_shape=[1, 1])
     attributes = {"dilations": [2, 2], "pads": [1, 2, 1, 1], "strides": [2, 1], "group": 2}
     wide = w.node("Conv", [w.node("Tanh", [point]), weight("k4", 4, 3, 2, 2)], **attributes)
-    # One axis.
+    # A convolution over one axis.
     line = w.node("Reshape", [wide, w.ints([-1, 4, 3])])
     line = w.node("Conv", [line, weight("k5", 2, 4, 2), weight("b5", 2)], auto_pad="VALID")
     return w.node("MatMul", [w.node("Flatten", [line], axis=1), weight("out", 4, CLASSES)])
 
 
 def transposed(w: Words, x: str) -> str:
-    """Every way to say the size of a transposed convolution."""
+    """Use every form of the output size of a transposed convolution."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     image = w.node("Reshape", [x, w.ints([-1, 2, 1, 3])])
     attributes: dict[str, Any] = {"strides": [2, 1], "output_padding": [1, 0], "pads": [0, 1, 1, 0]}
@@ -361,51 +361,54 @@ def transposed(w: Words, x: str) -> str:
 
 
 def features_of(w: Words, x: str, shape: Sequence[int]) -> str:
-    """A convolution of what is an image in some shape."""
+    """Reshape the input to an image and convolve it."""
     image = w.node("Reshape", [x, w.ints(shape)])
     return w.node("Conv", [image, w.weight(parameter("k1", 4, 1, 2, 2), "k1")], pads=[2, 2, 2, 2])
 
 
 def classified(w: Words, largest: str, average: str) -> str:
-    """Scores from the largest of one image and the average of another."""
+    """Compute scores from the maximum of one image and the average of another."""
     parts = [w.node("GlobalMaxPool", [largest]), w.node("GlobalAveragePool", [average])]
     both = w.node("Concat", [w.node("Flatten", [part], axis=1) for part in parts], axis=1)
     return w.node("MatMul", [both, w.weight(parameter("out", 8, CLASSES), "out")])
 
 
 def averaged(w: Words, image: str) -> str:
-    """Averages under windows, twice."""
+    """Average under windows, twice."""
     average = w.node("AveragePool", [image], kernel_shape=[3, 2], strides=[1, 2], auto_pad="SAME_UPPER")
     return w.node("AveragePool", [average], kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)
 
 
 def pooled(w: Words, x: str) -> str:
-    """The largest and the average, under windows and over everything."""
+    """Compute maxima and averages, under windows and over the whole image."""
     image = features_of(w, x, [-1, 1, 2, 3])
     largest = w.node("MaxPool", [image], kernel_shape=[2, 3], strides=[1, 2], pads=[1, 0, 0, 1])
     return classified(w, largest, averaged(w, image))
 
 
 def pooled_sized(w: Words, x: str) -> str:
-    """The largest over everything and the average under windows."""
+    """Compute the maximum over the whole image and the average under windows."""
     image = features_of(w, x, [-1, 1, 2, 3])
     return classified(w, image, averaged(w, image))
 
 
 def pooled_unsized(w: Words, x: str) -> str:
-    """The same of images whose width is known at run time only. (There MaxPoolGrad of 1.19.2 has no result.)"""
+    """Pool images with a width that is known at run time only.
+
+    MaxPool is left out: the MaxPoolGrad of onnxruntime-training 1.19.2 gives no result for such images.
+    """
     image = features_of(w, x, [0, 1, 2, -1])
     return classified(w, image, averaged(w, image))
 
 
 def statistics(w: Words, count: int) -> list[str]:
-    """A running mean and variance, which nobody asks to be trained."""
+    """Add a running mean and variance, which are not trained."""
     mean, var = np.linspace(-0.5, 0.5, count), np.linspace(0.5, 1.5, count)
     return [w.weight(mean, dtype=np.float32), w.weight(var, dtype=np.float32)]
 
 
 def normalized(w: Words, x: str) -> str:
-    """Normalizations of two, three and four axes that are trained, and one that is not."""
+    """Normalize inputs of two, three and four axes, with trained scale and bias, and once without training."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
     rows = [weight("s1", 12), weight("b1", 12), *statistics(w, 12)]
@@ -416,19 +419,22 @@ def normalized(w: Words, x: str) -> str:
     line = w.node("Reshape", [image, w.ints([-1, 2, 6])])
     given = [w.weight([0.5, 1.5], dtype=np.float32), w.weight([0.1, -0.1], dtype=np.float32), *statistics(w, 2)]
     line = w.node("BatchNormalization", [line, *given])
-    # Only one of scale and bias is trained.
+    # Only the bias is trained.
     one = [w.weight([1.5, -0.5], dtype=np.float32), weight("b3", 2), *statistics(w, 2)]
     line = w.node("BatchNormalization", [line, *one], momentum=0.6)
     return w.node("MatMul", [w.node("Flatten", [line], axis=1), weight("out", 12, CLASSES)])
 
 
 def layered(w: Words, x: str) -> str:
-    """Normalizations of everything from an axis on. (onnxruntime differentiates only those that name all results.)"""
+    """Apply LayerNormalization over all axes from one axis on.
+
+    onnxruntime differentiates only LayerNormalization nodes that name all results.
+    """
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
     rows = w.node("LayerNormalization", [hidden, weight("s1", 12), weight("b1", 12)], epsilon=0.01)
     stack = w.node("Reshape", [w.node("Tanh", [rows]), w.ints([-1, 3, 4])])
-    # Of two axes, and without a bias.
+    # Over two axes, and without a bias.
     both = w.node("LayerNormalization", [stack, weight("s2", 3, 4)], axis=1, epsilon=0.02)
     names = ["last", "last_mean", "last_inverse"]
     last = w.node("LayerNormalization", [w.node("Tanh", [both]), weight("s3", 4), weight("b3", 4)], *names, axis=2)
@@ -438,7 +444,7 @@ def layered(w: Words, x: str) -> str:
 
 
 def layered_without_mean(w: Words, x: str) -> str:
-    """Normalizations of everything from an axis on by the mean square."""
+    """Apply RMSNormalization over all axes from one axis on."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
     rows = w.node("RMSNormalization", [hidden, weight("s1", 12)], epsilon=0.01)
@@ -448,7 +454,7 @@ def layered_without_mean(w: Words, x: str) -> str:
 
 
 def fused(w: Words, x: str) -> str:
-    """What onnxruntime makes of several operators when it optimizes a model."""
+    """Use the fused operators that onnxruntime's optimizer creates."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     own = {"domain": "com.microsoft"}
     hidden = w.node("FusedMatMul", [x, weight("w", 12, FEATURES)], transB=1, alpha=0.8, **own)
@@ -461,7 +467,7 @@ def fused(w: Words, x: str) -> str:
 
 
 def optimized(w: Words, x: str) -> str:
-    """Blocks of a transformer as onnxruntime's optimizer leaves them."""
+    """Build transformer blocks as onnxruntime's optimizer leaves them."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     own = {"domain": "com.microsoft"}
     above = w.node("Greater", [x, w.weight(0, dtype=np.float32)])
@@ -485,7 +491,7 @@ def optimized(w: Words, x: str) -> str:
 
 
 def named_axes(w: Words, x: str) -> str:
-    """Attention of two heads in sums of products whose axes have names."""
+    """Compute attention of two heads by Einsum."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     rows = w.node("Reshape", [x, w.ints([-1, 3, 2])])
     parts = [w.node("Einsum", [rows, weight(name, 2, 2, 4)], equation="btd,dhk->bhtk") for name in ("q", "k", "v")]
@@ -498,7 +504,7 @@ def named_axes(w: Words, x: str) -> str:
 
 
 def attending(w: Words, x: str) -> str:
-    """Attention of four heads that share the keys of two, with positions by rotation."""
+    """Compute grouped-query attention: four query heads share two key heads, with rotary position embedding."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     rows = w.node("Reshape", [x, w.ints([-1, 3, 2])])
     angles = np.arange(6).reshape(3, 2)
@@ -518,7 +524,7 @@ def attending(w: Words, x: str) -> str:
 
 
 def responding(w: Words, x: str) -> str:
-    """Normalizations across channels. (onnxruntime knows windows of odd size and images of two axes.)"""
+    """Normalize across channels by LRN. onnxruntime supports windows of odd size and images of two axes."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 20)]), w.ints([-1, 5, 2, 2])])
     image = w.node("Tanh", [w.node("LRN", [image], size=3, alpha=0.5, beta=0.6, bias=1.5)])
@@ -527,7 +533,7 @@ def responding(w: Words, x: str) -> str:
 
 
 def normalized_branch(w: Words, x: str) -> str:
-    """An If with a normalization in the branch that is taken."""
+    """Use a BatchNormalization in the branch of an If that is taken."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     inputs = [product, w.weight(parameter("s", CLASSES), "s"), w.weight(parameter("b", CLASSES), "b")]
     inputs += statistics(w, CLASSES)
@@ -541,7 +547,7 @@ def normalized_branch(w: Words, x: str) -> str:
 
 
 def scanned(w: Words, x: str) -> str:
-    """A recurrent cell as a Scan, from the last slice of the middle axis to the first; it uses weights from outside."""
+    """Build a recurrent cell as a Scan over the middle axis, from last to first, with weights of the outer graph."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     steps = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 20)]), w.ints([-1, 4, 5])])
     start = w.node("MatMul", [x, weight("start", FEATURES, HIDDEN)])
@@ -561,7 +567,10 @@ def scanned(w: Words, x: str) -> str:
 
 
 def looped(w: Words, x: str) -> str:
-    """A Loop whose number of iterations depends on the input, with an If inside; both kinds of results are used."""
+    """Build a Loop with an input-dependent number of iterations and an If inside.
+
+    The graph uses its loop-carried result and its scan output.
+    """
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     start = w.node("MatMul", [x, weight("w", FEATURES, HIDDEN)])
     above = w.node("Less", [w.weight(-100, dtype=np.float32), w.reduce_sum(x, None, keepdims=0)])
@@ -587,7 +596,7 @@ def looped(w: Words, x: str) -> str:
 
 
 def activated(w: Words, x: str) -> str:
-    """Activations of opset 7, with attributes of their own, and the ends of ranges."""
+    """Use the activations of opset 7, with attributes other than the defaults, and minima and maxima."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
     stack = w.node("Reshape", [hidden, w.ints([-1, 4, 3])])
@@ -608,7 +617,7 @@ def activated(w: Words, x: str) -> str:
 
 
 def lately_activated(w: Words, x: str) -> str:
-    """Activations that came later, and comparisons."""
+    """Use activations of later opsets, and comparisons."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, CLASSES)])
     hidden = w.node("Celu", [w.node("Add", [hidden, weight("b1", CLASSES)])], alpha=0.6)
@@ -623,7 +632,7 @@ def lately_activated(w: Words, x: str) -> str:
 
 
 def enlarged(w: Words, x: str) -> str:
-    """Borders of every kind, and larger images."""
+    """Pad in every mode, and enlarge images."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 12)]), w.ints([-1, 1, 3, 4])])
     image = w.pad(image, [0, 0, 1, 2, 0, 0, 0, 1], value=0.5)
@@ -636,7 +645,7 @@ def enlarged(w: Words, x: str) -> str:
 
 
 def sampled(w: Words, x: str) -> str:
-    """Images of other sizes, in the words of opset 11."""
+    """Resize images, in the syntax of opset 11."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     sizes = lambda image, *rest: w.node(  # noqa: E731
         "Concat", [w.slice(w.node("Shape", [image]), [0], [2], [0]), w.ints(rest)], axis=0
@@ -657,7 +666,7 @@ def sampled(w: Words, x: str) -> str:
 
 
 def lately_sampled(w: Words, x: str) -> str:
-    """Images of other sizes, and borders, in the words of opset 19."""
+    """Resize and pad images, in the syntax of opset 19."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 12)]), w.ints([-1, 1, 3, 4])])
     image = w.node("Pad", [image, w.ints([2, 3]), "", w.ints([-1])], mode="wrap")
@@ -673,13 +682,13 @@ def lately_sampled(w: Words, x: str) -> str:
 
 
 def mirrored(w: Words, x: str) -> str:
-    """A border of rows of the batch, as many as are taken away."""
+    """Pad the batch axis by reflection at one end, and remove the same number of rows at the other."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     return w.node("Mul", [w.pad(product, [1, 0, -1, 0], "reflect"), w.weight(parameter("b", CLASSES), "b")])
 
 
 def functions(w: Words, x: str) -> str:
-    """Functions of opset 7, choices among several, and parts."""
+    """Use functions of opset 7, Max, Min and TopK, and parts of a Split."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
     first, second, third = w.split(w.node("Tanh", [hidden]), [4, 3, 5], 1)
@@ -689,7 +698,7 @@ def functions(w: Words, x: str) -> str:
     angles = w.node("Sub", [angles, w.node("Acos", [inside])])
     rest = w.node("Sub", [angles, w.node("Floor", [angles])])
     rest = w.node("Mul", [rest, w.node("Sub", [w.node("Ceil", [angles]), angles])])
-    # Before opset 8 several operands have one shape.
+    # Before opset 8 the inputs of Max, Min and Mean must have one shape.
     shift = w.node("Add", [rest, weight("b3", 4)])
     highest = w.node("Max", [rest, shift, angles])
     lowest = w.node("Min", [rest, shift, w.node("Mean", [angles, highest, rest])])
@@ -709,7 +718,7 @@ def functions(w: Words, x: str) -> str:
 
 
 def reduced(w: Words, x: str) -> str:
-    """Every reduction of opset 7."""
+    """Use every reduction of opset 7."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     stack = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 24)]), w.ints([-1, 2, 3, 4])])
     positive = w.node("Exp", [w.node("Mul", [stack, weight("b1", 4)])])
@@ -725,7 +734,7 @@ def reduced(w: Words, x: str) -> str:
 
 
 def rearranged(w: Words, x: str) -> str:
-    """Images in blocks, normalized and pooled by norms."""
+    """Rearrange images in blocks, normalize them, and pool them by norms."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 32)]), w.ints([-1, 2, 4, 4])])
     deep = w.node("SpaceToDepth", [image], blocksize=2)
@@ -739,7 +748,7 @@ def rearranged(w: Words, x: str) -> str:
 
 
 def hyperbolic(w: Words, x: str) -> str:
-    """Hyperbolic functions, and what came with opset 9."""
+    """Use hyperbolic functions, and other operators of opset 9."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("Tanh", [w.node("MatMul", [x, weight("w", FEATURES, 4)])])
     grown = w.node("Cosh", [w.node("Mul", [hidden, weight("b1", 4)])])
@@ -759,7 +768,7 @@ def hyperbolic(w: Words, x: str) -> str:
 
 
 def indexed(w: Words, x: str) -> str:
-    """Indices of every kind, in the words of opset 11."""
+    """Use every kind of indexing, in the syntax of opset 11."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     numbers = lambda *values: w.weight(np.asarray(values), dtype=np.int64)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 4)])
@@ -786,7 +795,7 @@ def indexed(w: Words, x: str) -> str:
 
 
 def lately_indexed(w: Words, x: str) -> str:
-    """Scatters that combine, groups of channels, and bits, in the words of opset 18."""
+    """Use scatters with reductions, groups of channels, and bitwise operators, in the syntax of opset 18."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     numbers = lambda *values: w.weight(np.asarray(values), dtype=np.int64)  # noqa: E731
     hidden = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 16)]), w.ints([-1, 4, 4])])
@@ -811,7 +820,7 @@ def lately_indexed(w: Words, x: str) -> str:
 
 
 def lately_computed(w: Words, x: str) -> str:
-    """What came with the newest opsets."""
+    """Use the operators of the newest opsets."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("MatMul", [x, weight("w", FEATURES, 6)])
     gate = w.node("Swish", [w.node("Mul", [hidden, weight("b1", 6)])], alpha=1.3)
@@ -821,7 +830,7 @@ def lately_computed(w: Words, x: str) -> str:
 
 
 def likely(w: Words, x: str) -> str:
-    """A likelihood as a part of a model."""
+    """Use a NegativeLogLikelihoodLoss inside of a model."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     scores = w.node("LogSoftmax", [w.node("MatMul", [x, weight("w", FEATURES, CLASSES)])], axis=1)
     labels = w.node("Cast", [w.node("ArgMax", [x], axis=1, keepdims=0)], to=TensorProto.INT64)
@@ -832,7 +841,7 @@ def likely(w: Words, x: str) -> str:
 
 
 def located(w: Words, x: str) -> str:
-    """Images looked at where matrices say, blocks and a determinant, in the words of opset 20."""
+    """Sample images at affine grids, join blocks by Col2Im, and compute a determinant, in the syntax of opset 20."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     images = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 16)]), w.ints([-1, 1, 4, 4])])
     matrices = w.node("Tanh", [w.node("MatMul", [x, weight("b1", FEATURES, 6)])])
@@ -850,7 +859,10 @@ def located(w: Words, x: str) -> str:
 
 
 def transformed(w: Words, x: str) -> str:
-    """Frequencies. (1.19.2 has no kernels for Cos and Sin of float64, which they are made of.)"""
+    """Compute frequencies by DFT.
+
+    The training model needs Cos and Sin of float64, for which onnxruntime-training 1.19.2 has no kernels.
+    """
     rows = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, 6), "w")])
     parts = w.node("DFT", [w.unsqueeze(rows, [2]), "", w.weight(1, dtype=np.int64)], onesided=1)
     flat = w.node("Reshape", [parts, w.ints([-1, 8])])
@@ -858,13 +870,13 @@ def transformed(w: Words, x: str) -> str:
 
 
 def remembering(w: Words, x: str) -> str:
-    """What looks back, in the words of opset 27."""
+    """Use operators with a state of the past, in the syntax of opset 27."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     line = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 8)]), w.ints([-1, 2, 4])])
     kernels, bias = weight("kernels", 2, 1, 3), weight("bias", 2)
     past = w.node("CausalConvWithState", [line, kernels, bias], "first", "left", activation="silu")
     again = w.node("CausalConvWithState", [past, kernels, bias, "left"], "second", "right")
-    # Positions last: heads of two elements.
+    # Positions come last: heads of two elements.
     rows = w.node("Transpose", [w.node("Concat", [past, again], axis=1)], perm=[0, 2, 1])
     decay, beta = (w.node("MatMul", [rows, weight(name, 4, 1)]) for name in ("decay", "beta"))
     decay, beta = w.node("Log", [w.node("Sigmoid", [decay])]), w.node("Sigmoid", [beta])
@@ -874,7 +886,7 @@ def remembering(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Reshape", [seen, w.ints([-1, 16])]), weight("out", 16, CLASSES)])
 
 
-# What can be trained, and the oldest opset with all its operators.
+# Networks to train, each with the oldest opset that has all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
     "learnt_power": (learnt_power, 7),
@@ -921,15 +933,15 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "transformed": (transformed, 20),
     "remembering": (remembering, 27),
 }
-# Networks whose training models 1.19.2 has no kernels for.
+# Networks not compared with onnxruntime-training 1.19.2, which lacks kernels for their training models.
 NOT_IN_THE_REFERENCE = ("transformed",)
-# Networks that are not told how many features there are.
+# Networks with an unknown number of features.
 UNSIZED = ("pooled_unsized",)
-# Networks whose operators mean something else from an opset on.
+# Networks with operators that change their meaning, by the first opset with the new meaning.
 CHANGED = {"middle_softmax": 13}
 LOSSES = ("MSELoss", "L1Loss", "BCEWithLogitsLoss", "CrossEntropyLoss")
 OLDEST_OF_LOSS = {"CrossEntropyLoss": 12}
-# What is trained at which opset: every network, and one of them with every loss.
+# Trained combinations of network, loss and opset: every network with one loss, and one network with every loss.
 TRAINED = [
     (network, loss, opset)
     for network, (_, oldest_opset) in NETWORKS.items()
@@ -940,7 +952,7 @@ TRAINED = [
 
 
 def trainee(network: str, opset: int, batch: int | str) -> Trainee:
-    """A network at an opset, for a given number of rows or any."""
+    """Return a network at an opset, for a fixed or symbolic number of rows."""
     w = Words(opset)
     scores = NETWORKS[network][0](w, "x")
     features = "features" if network in UNSIZED else FEATURES
@@ -954,7 +966,7 @@ def trainee(network: str, opset: int, batch: int | str) -> Trainee:
 
 
 def write_artifacts(folder: Path, network: str, loss: str, opset: int, batch: int | str) -> Trainee:
-    """Artifacts of a network at an opset."""
+    """Write the artifacts of a network at an opset."""
     made = trainee(network, opset, batch)
     artifacts.generate_artifacts(
         made.model,
@@ -967,7 +979,7 @@ def write_artifacts(folder: Path, network: str, loss: str, opset: int, batch: in
 
 
 def feeds() -> dict[str, np.ndarray]:
-    """Values for the inputs of a training step, whatever the loss."""
+    """Return values for the inputs of a training step with any loss."""
     rng = np.random.default_rng(7)
     return {
         "x": rng.standard_normal((BATCH, FEATURES)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Optimizers in NumPy and float64, after their papers and the documentation of torch.optim, and a model to try them on.
+"""Optimizers in NumPy and float64, after their papers and the documentation of torch.optim, and a model to test them.
 
 Needs onnx and NumPy alone. The gradients of the model are its inputs, so that a test prescribes them.
 """
@@ -15,13 +15,13 @@ import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 Array: TypeAlias = npt.NDArray[np.float64]
-# Added to norms that gradients are clipped by, as torch.nn.utils.clip_grad_norm_ does.
+# Added to the norms of clipping, as torch.nn.utils.clip_grad_norm_ does.
 CLIP_EPSILON = 1e-6
 
 
 @dataclass
 class Step:
-    """One step of one parameter; a formula returns the new weights and leaves the new slots here."""
+    """One step of one parameter. A formula returns the new weights and stores the new slots here."""
 
     w: Array
     g: Array
@@ -35,24 +35,24 @@ class Step:
         return self.settings[setting]
 
     def old(self, slot: str, start: Array | float = 0.0) -> Array:
-        """A slot before the step."""
+        """Return a slot before the step."""
         return self.slots.get(slot, np.array(start, np.float64))
 
     def average(self, slot: str, decay: float, new: Array) -> Array:
-        """A moving average from zero on, which is kept."""
+        """Update and return a moving average that starts at zero."""
         self.slots[slot] = decay * self.old(slot) + (1 - decay) * new
         return self.slots[slot]
 
     def moments(self, g: Array) -> tuple[Array, Array]:
-        """The averages of gradients and of their squares."""
+        """Return the averages of gradients and of their squares."""
         return self.average("momentum0", self["beta1"], g), self.average("momentum1", self["beta2"], g**2)
 
     def with_penalty(self) -> Array:
-        """The gradient with that of an L2 penalty."""
+        """Return the gradient with the gradient of an L2 penalty."""
         return self.g + self["weight_decay"] * self.w
 
     def unbiased(self, average: Array, beta: str) -> Array:
-        """An average that no longer leans to the zero that it started at."""
+        """Return an average with the bias correction for its start at zero."""
         return np.asarray(average / (1 - self[beta] ** self.t))
 
 
@@ -73,7 +73,7 @@ def rms(values: Array) -> float:
 
 
 def adafactor(s: Step) -> Array:
-    """torch.optim.Adafactor: the second moment of a matrix is the product of those of its rows and columns."""
+    """torch.optim.Adafactor: the second moment of a matrix is the product of the moments of its rows and columns."""
     share, square = s.t ** s["beta2_decay"], s.g**2
 
     def mean(slot: str, new: Array) -> Array:
@@ -153,7 +153,10 @@ def adamax(s: Step) -> Array:
 
 
 def adamw(s: Step) -> Array:
-    """torch.optim.AdamW; or AdamWOptimizer of onnxruntime, adam_mode 1, which has epsilon elsewhere and decays last."""
+    """torch.optim.AdamW, or the AdamWOptimizer of onnxruntime.
+
+    The latter (adam_mode 1) adds epsilon before the bias correction and decays the weights last.
+    """
     corrected, decay = s.flags["bias_correction"], 1 - s.lr * s["weight_decay"]
     if not s.flags["onnxruntime"]:
         return decay * s.w - s.lr * adam_direction(s, s.g, corrected=corrected)
@@ -166,7 +169,7 @@ def norm(values: Array) -> float:
 
 
 def lamb(s: Step) -> Array:
-    """You et al., 2020, algorithm 2; the function of norms keeps their ratio between two bounds."""
+    """You et al., 2020, algorithm 2; the function of norms limits their ratio to an interval."""
     update = adam_direction(s, s.g, corrected=s.flags["bias_correction"]) + s["weight_decay"] * s.w
     ratio = 1.0
     if norm(s.w) > 0 and norm(update) > 0:
@@ -175,13 +178,16 @@ def lamb(s: Step) -> Array:
 
 
 def with_momentum(s: Step, g: Array, damped: float) -> Array:
-    """The direction of torch.optim.SGD from a gradient: velocity, or what is ahead of it."""
+    """Return the direction of torch.optim.SGD for a gradient: the velocity, or Nesterov's step."""
     velocity = s.slots["momentum0"] = s["momentum"] * s.old("momentum0") + damped * g
     return g + s["momentum"] * velocity if s.flags["nesterov"] else velocity
 
 
 def lars(s: Step) -> Array:
-    """You, Gitman and Ginsburg, 2017, algorithm 1; the velocity is of gradients, so that a schedule acts at once."""
+    """You, Gitman and Ginsburg, 2017, algorithm 1.
+
+    The velocity accumulates gradients without the learning rate, so that a schedule acts at once.
+    """
     trust = 1.0
     if norm(s.w) > 0 and norm(s.g) > 0:
         trust = s["trust_coefficient"] * norm(s.w) / (norm(s.g) + s["weight_decay"] * norm(s.w) + s["eps"])
@@ -192,13 +198,13 @@ def lion(s: Step) -> Array:
     """Chen et al., 2023, program 1."""
     mixed = s["beta1"] * s.old("momentum0") + (1 - s["beta1"]) * s.g
     s.average("momentum0", s["beta2"], s.g)
-    # A sign is ill conditioned at zero: data for which rounding in float32 may change it prove nothing.
+    # The sign is ill conditioned at zero: data on which rounding in float32 may change the sign prove nothing.
     assert np.all((np.abs(mixed) > 1e-6 * np.abs(s.g)) | ((mixed == 0) & (s.g == 0))), "choose other gradients"
     return s.w - s.lr * (np.sign(mixed) + s["weight_decay"] * s.w)
 
 
 def decayed_either_way(s: Step) -> tuple[Array, Array]:
-    """Weights and gradient after weight decay, which the flag parts from the gradient."""
+    """Return the weights and the gradient after weight decay: decoupled, or as an L2 penalty."""
     if s.flags["decoupled_weight_decay"]:
         return s.w * (1 - s.lr * s["weight_decay"]), s.g
     return s.w, s.with_penalty()
@@ -215,7 +221,7 @@ def nadam(s: Step) -> Array:
 
 
 def radam(s: Step) -> Array:
-    """torch.optim.RAdam: the variance can be told from a length above 5 on."""
+    """torch.optim.RAdam: the adaptive rate applies if the length of the approximated average is above 5."""
     w, g = decayed_either_way(s)
     first, second = s.moments(g)
     first, power = s.unbiased(first, "beta1"), s["beta2"] ** s.t
@@ -241,7 +247,7 @@ def rmsprop(s: Step) -> Array:
 
 
 def schedule_free_average(w: Array, z: Array, beta1: float) -> Array:
-    """The average x of which, with z, the weights y are a mixture."""
+    """Return the average x from the weights y = (1 - beta1) z + beta1 x."""
     return np.asarray((w - (1 - beta1) * z) / beta1)
 
 
@@ -287,11 +293,11 @@ FORMULAS: dict[str, Callable[[Step], Array]] = {
 }
 
 
-# A training.
+# The training.
 
 
 def clipped(gradient: Array, settings: Mapping[str, float]) -> Array:
-    """The gradient of a parameter as it is clipped before the norm of all is taken."""
+    """Clip the gradient of one parameter, before the norm of all gradients is computed."""
     if "max_value" in settings:
         gradient = np.clip(gradient, -settings["max_value"], settings["max_value"])
     if "max_norm_per_tensor" in settings:
@@ -301,9 +307,9 @@ def clipped(gradient: Array, settings: Mapping[str, float]) -> Array:
 
 @dataclass
 class Group:
-    """Settings of some parameters: those of the formula, and ``max_value``, ``max_norm_per_tensor``, ``ema_decay``.
+    """Settings of some parameters: of the formula, and ``max_value``, ``max_norm_per_tensor``, ``ema_decay``.
 
-    Nothing changes up to the step ``frozen_steps``. The formula counts the steps at which something did.
+    The parameters do not change up to the step ``frozen_steps``. The formula counts the steps after it.
     """
 
     settings: dict[str, float]
@@ -314,7 +320,7 @@ class Group:
 
 @dataclass
 class Training:
-    """Weights under an optimizer, each by its own group; every step is given the gradients."""
+    """Weights under an optimizer, each with its own group. The gradients are arguments of every step."""
 
     optimizer: str
     weights: dict[str, npt.NDArray[Any]]
@@ -329,14 +335,17 @@ class Training:
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Half a unit of float16 is more than a step: weights in it are rounded here as there.
+        # Rounding in float16 is larger than a step, so 16-bit weights are rounded here as in ortrain.
         self.storage = {name: w.dtype if w.dtype.itemsize == 2 else np.float64 for name, w in self.weights.items()}
         self.weights = {name: np.asarray(w, np.float64) for name, w in self.weights.items()}
         self.own_steps = dict.fromkeys(self.weights, 0)
         self.slots = {name: {} for name in self.weights}
 
     def step(self, gathered: Sequence[Mapping[str, npt.NDArray[Any]]], factor: float = 1.0) -> float:
-        """A step by the sum or the mean of gathered gradients, at a schedule's factor; the norm before clipping."""
+        """Update by the sum or mean of accumulated gradients, and return the norm before clipping.
+
+        ``factor`` is the factor of a schedule.
+        """
         self.steps += 1
         share = len(gathered) if self.mean else 1
         gradients = {
@@ -361,14 +370,14 @@ class Training:
         return total
 
     def average(self, name: str) -> Array:
-        """The averaged weights of a parameter."""
+        """Return the averaged weights of a parameter."""
         if self.optimizer == "ScheduleFreeAdamW":
             z = self.slots[name]["z"]
             return schedule_free_average(self.weights[name], z, self.groups[name].settings["beta1"])
         return self.slots[name]["ema"]
 
 
-# What is trained.
+# Shapes and gradients.
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "one": (1,),
@@ -377,17 +386,17 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "matrix": (20, 30),
     "long": (100_000,),
 }
-# Parameters of the same kinds, for what is tried often.
+# Smaller parameters of the same kinds, for tests with many combinations.
 SMALL_SHAPES: dict[str, tuple[int, ...]] = {"one": (1,), "seven": (7,), "row": (70,), "matrix": (6, 5)}
-# Gradients of so many steps, which is more than any test has: where they come again, roundings add up.
+# Number of steps with different gradients, more than any test has. The roundings of repeated gradients would add up.
 POOL = 53
-# Elements of a long gradient that differ in more than a power of two.
+# Period of a long gradient: its elements repeat, but for powers of two.
 PERIOD = 997
-# Gradients are multiples of this, and none is above 32, so that sums of a few are exact in float32.
+# Gradients are multiples of this value and at most 32, so that sums of a few are exact in float32.
 GRID = 2.0**-14
-# Other values than the defaults, by which each setting counts.
+# Values other than the defaults, at which each setting has an effect.
 UNUSUAL: dict[str, float] = {
-    # The shapes of slots depend on it: it cannot change later.
+    # The shapes of slots depend on this setting, so it cannot change later.
     "adamw": 0.0,
     "adamw_eps": 0.1,
     "alpha": 0.9,
@@ -415,16 +424,16 @@ UNUSUAL: dict[str, float] = {
 
 
 def starting_weights(shapes: Mapping[str, tuple[int, ...]] = SHAPES, dtype: Any = np.float32) -> dict[str, Any]:
-    """Weights to start from; those of ``seven`` are zero, for which ratios of norms have a case of their own."""
+    """Return initial weights. The weights of ``seven`` are zero, a special case of norm ratios."""
     rng = np.random.default_rng(1)
     return {name: (rng.standard_normal(dims) * (name != "seven")).astype(dtype) for name, dims in shapes.items()}
 
 
 def gradient_pool(weights: Mapping[str, npt.NDArray[Any]], grid: float = GRID) -> list[dict[str, Any]]:
-    """Gradients by parameter; one element of ``row`` has none.
+    """Return gradients by parameter. One element of ``row`` has gradient zero.
 
-    Long ones repeat a period at other powers of two, on which rounding acts alike: the few elements that differ keep
-    clear of places at which a formula is ill conditioned.
+    Long gradients repeat a period at different powers of two, on which rounding acts alike. So few elements differ, and
+    they avoid points at which a formula is ill conditioned.
     """
     rng = np.random.default_rng(2)
     pool = []
@@ -442,7 +451,7 @@ def gradient_pool(weights: Mapping[str, npt.NDArray[Any]], grid: float = GRID) -
 
 
 def prescribing_model(weights: Mapping[str, npt.NDArray[Any]]) -> ModelProto:
-    """The sum of all weights, each times an input of its own ``x_NAME``, which is therefore its gradient."""
+    """Return the sum of all weights, each times an input ``x_NAME``, which is therefore the gradient of that weight."""
     nodes, inputs = [], []
     for name, values in weights.items():
         nodes.append(helper.make_node("Mul", [name, f"x_{name}"], [f"{name}.products"]))

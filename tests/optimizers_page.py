@@ -1,4 +1,4 @@
-"""Writes the classes of ortrain.optim and the table of docs/optimizers.md, from the table of optimizers."""
+"""Write the classes of ortrain.optim and the table of docs/optimizers.md, from the table of optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 CLASSES = ROOT / "python" / "ortrain" / "optim" / "_rows.py"
 PACKAGE = CLASSES.with_name("__init__.py")
 PAGE = ROOT / "docs" / "optimizers.md"
-# The names of the package that are no rows.
+# Names of the package that are not optimizers of the table.
 OTHERS = ("Group", "OptimizerConfig", "OptimizerRow", "OwnOptimizer", "ParameterGroup", "Value", "register", "table")
 GENERATED = "# What follows is written by make optimizers.\n"
 BEGIN, END = "<!-- the table of optimizers, by make optimizers -->", "<!-- end of the table -->"
@@ -104,28 +104,28 @@ OPTIONS = (
 
 
 def rows() -> list[Row]:
-    """The rows as the core gives them."""
+    """Return the table of optimizers from the Rust core."""
     return list(_ortrain.optimizer_table())
 
 
 def literal(value: float) -> str:
-    """A number as code."""
+    """Return a number as code."""
     return "math.inf" if math.isinf(_config.shown(value)) else repr(value)
 
 
 def item(name: str, text: str) -> str:
-    """An argument in a docstring."""
+    """Return the docstring entry of an argument."""
     first, rest = " " * 8, " " * 12
     return "\n".join(textwrap.wrap(f"{name}: {text}.", 108, initial_indent=first, subsequent_indent=rest))
 
 
 def sentence(text: str) -> str:
-    """A text that begins as a sentence does."""
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def written(row: Row) -> str:
-    """The class of a row."""
+    """Return the source of the class of an optimizer."""
     name, summary, source, rate, _, settings, flags = row
     defaults = {setting: default for setting, default, _, _ in settings}
     arguments, parameters, passed, chosen = [item("lr", "the learning rate before any schedule")], [], [], []
@@ -177,7 +177,7 @@ def written(row: Row) -> str:
 
 
 def classes() -> str:
-    """The module of classes, formatted."""
+    """Return the source of the module of classes, formatted."""
     found = rows()
     text = INTRODUCTION.format(names="\n".join(f'    "{name}",' for name in sorted(row[0] for row in found)))
     text += "".join(map(written, found))
@@ -189,7 +189,7 @@ def classes() -> str:
 
 
 def package() -> str:
-    """The package, formatted: its imports and names of rows."""
+    """Return the source of the package with the imports and names of all optimizers, formatted."""
     names = sorted(row[0] for row in rows())
     every = "".join(f'    "{name}",\n' for name in sorted((*names, *OTHERS)))
     text = PACKAGE.read_text().split(GENERATED)[0]
@@ -198,7 +198,7 @@ def package() -> str:
 
 
 def formatted(text: str, place: Path) -> str:
-    """A text as ruff writes it."""
+    """Return Python source as ruff formats it."""
     ruff = [sys.executable, "-m", "ruff"]
     arguments = ["--config", str(ROOT / "pyproject.toml"), "--stdin-filename", str(place), "-"]
     for command in (["check", "--fix", "--quiet", "--exit-zero", "--select", "I,RUF022"], ["format", "--quiet"]):
@@ -208,7 +208,7 @@ def formatted(text: str, place: Path) -> str:
 
 
 def page_table() -> str:
-    """The table of the page."""
+    """Return the Markdown table of the page."""
     lines = ["| optimizer | what it is | settings beside the learning rate | slots |", "|---|---|---|---|"]
     for name, summary, source, rate, slots, settings, flags in rows():
         shown = [
@@ -223,7 +223,7 @@ def page_table() -> str:
 
 
 def page() -> str:
-    """The page with the table in its place."""
+    """Return the page with the new table."""
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n\n{page_table()}\n\n{END}{rest.split(END)[1]}"

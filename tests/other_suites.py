@@ -1,7 +1,7 @@
-"""Test-suites of other projects, run on ortrain in an environment of their own: what the scripts for them share.
+"""Shared code of the scripts that run test suites of other projects on ortrain, in an environment of their own.
 
-The tests run on a copy, with a pytest plugin ``through_compat`` that notes what becomes of each. A test that fails and
-is not expected to, and one that is and passes, is an error. Needs the standard library alone.
+The tests run on a copy, with a pytest plugin ``through_compat`` that records the outcome of each. An unexpected failure
+is an error, and so is an expected failure that passes. Needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import Any
 
 
 def install(python: Path, wheel: Path) -> None:
-    """Put ortrain's wheel into an environment."""
+    """Install ortrain's wheel in an environment."""
     install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
     subprocess.run([python, "-m", "pip", *install, wheel], check=True)
 
 
 def run(python: Path, plugin: Path, work: Path, files: list[str], *arguments: str) -> list[dict[str, Any]]:
-    """What became of each test of these files in a folder; the plugin is ``through_compat`` of another one."""
+    """Run test files in a folder and return the outcome of each test.
+
+    ``plugin`` is the folder of the pytest plugin ``through_compat``.
+    """
     results = work / "results.json"
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     command = [python, "-m", "pytest", "-q", "-p", "through_compat", "-p", "no:cacheprovider", "--no-header"]
@@ -37,7 +40,7 @@ def run(python: Path, plugin: Path, work: Path, files: list[str], *arguments: st
 
 
 def judge(results: list[dict[str, Any]], expected: dict[str, str]) -> list[str]:
-    """Print the counts and the failures; what is not as expected."""
+    """Print the counts and the failures, and return the unexpected outcomes."""
     names = [result["test"].partition("::")[2] or result["test"] for result in results]
     wrong = [f"{name} is expected to fail, but there is no such test" for name in expected if name not in names]
     print(", ".join(f"{count} {outcome}" for outcome, count in Counter(entry["outcome"] for entry in results).items()))

@@ -3,10 +3,10 @@
 use ortrain_graph::{Attrs, Dim, Shape, ValueId};
 
 use crate::OpError;
-use crate::spell::Emit;
+use crate::onnx_decomposition::NodeSink;
 
 /// Nodes that are added to a graph whose shapes are known.
-pub(crate) trait ShapedEmit: Emit {
+pub(crate) trait ShapedEmit: NodeSink {
     /// The shape of a value, if at least its rank is known.
     fn shape_known(&self, value: ValueId) -> Option<Shape>;
     /// A new node of `com.microsoft` with one output.
@@ -29,7 +29,7 @@ pub(crate) fn sum_to(
 ) -> Result<ValueId, OpError> {
     let one = |to: &mut _, op: &str, inputs: &[ValueId], attrs: Attrs| {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        Emit::emit(to, op, &inputs, attrs)
+        NodeSink::emit(to, op, &inputs, attrs)
     };
     if let (Some(from), Some(small)) = (to.shape_known(output), to.shape_known(input)) {
         let lead = from.rank().checked_sub(small.rank()).ok_or_else(|| {

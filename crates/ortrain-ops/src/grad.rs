@@ -5,7 +5,7 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType
 
 use crate::OpError;
 use crate::broadcast::{self, ShapedEmit};
-use crate::spell::{Emit, spell};
+use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 
 /// One node while the gradient graph is built. New nodes go behind the forward nodes.
 pub struct Grad<'a> {
@@ -203,8 +203,8 @@ impl Grad<'_> {
     ///
     /// # Errors
     /// When a primitive has no spelling for the element type.
-    pub fn spell(&mut self, expr: &Expr, loads: &[ValueId], dtype: DType) -> Result<ValueId, OpError> {
-        spell(expr, dtype, self, |_, slot| loads[slot])
+    pub fn emit_as_onnx(&mut self, expr: &Expr, loads: &[ValueId], dtype: DType) -> Result<ValueId, OpError> {
+        emit_as_onnx(expr, dtype, self, |_, slot| loads[slot])
     }
 
     /// `gradient`, which has the shape of `output`, summed over the axes along which `input` was broadcast to it.
@@ -232,7 +232,7 @@ impl ShapedEmit for Grad<'_> {
     }
 }
 
-impl Emit for Grad<'_> {
+impl NodeSink for Grad<'_> {
     fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
         self.add_node("", op, inputs, 1, attrs)[0]
     }

@@ -8,8 +8,8 @@ use ortrain_program::{Along, HostFunction};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::lower::Lower;
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 /// The error of an operator without a gradient.
@@ -180,7 +180,7 @@ pub struct Definition {
     pub downgrade: Option<RewriteFn>,
     /// Where plain ONNX below a version is wanted: rewrites a node as other operators in the newest version, which
     /// [`Rewrite::version`] has spellings of. `None` or an empty patch: a downgrade says it all.
-    pub spelled_before: Option<(i64, RewriteFn)>,
+    pub decomposed_before: Option<(i64, RewriteFn)>,
     /// Rewrites a node as other operators, in the newest version. [`Rewrite::version`] is the one that these are wanted
     /// for.
     pub decompose: Option<RewriteFn>,
@@ -223,7 +223,7 @@ impl Definition {
             build,
             upgrade: None,
             downgrade: None,
-            spelled_before: None,
+            decomposed_before: None,
             decompose: None,
             has_instructions: true,
             composition: |_| false,
@@ -316,8 +316,8 @@ impl Definition {
 
     /// With other words for sets of operators older than `version`.
     #[must_use]
-    pub const fn spelled_before(mut self, version: i64, rewrite: RewriteFn) -> Definition {
-        self.spelled_before = Some((version, rewrite));
+    pub const fn decomposed_before(mut self, version: i64, rewrite: RewriteFn) -> Definition {
+        self.decomposed_before = Some((version, rewrite));
         self
     }
 

@@ -4,7 +4,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Patch, Shape, Tensor, ValueI
 
 use crate::OpError;
 use crate::broadcast::{self, ShapedEmit};
-use crate::spell::Emit;
+use crate::onnx_decomposition::NodeSink;
 
 /// A node that is to be written in other words: the replacement is collected in a patch.
 pub struct Rewrite<'a> {
@@ -197,7 +197,7 @@ impl<'a> Rewrite<'a> {
     }
 }
 
-impl Emit for Rewrite<'_> {
+impl NodeSink for Rewrite<'_> {
     fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
         self.patch().1.emit(op, inputs, attrs)
     }

@@ -285,7 +285,7 @@ pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> G
 
 /// Asserts that a graph in the newest version means the same when it is written in plain ONNX of `opset` and read again.
 #[track_caller]
-pub(crate) fn check_spelled(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
+pub(crate) fn check_decomposed(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
     let mut old = graph.clone();
     let refused = passes::decompose::standardise_known(&mut old, opset);
     assert!(refused.is_empty(), "{refused:?}");
@@ -304,11 +304,11 @@ pub(crate) fn check_spelled(graph: &Graph, inputs: &[Tensor], opset: i64) -> Gra
 
 /// The same for the gradients of inputs, with generic numbers arriving at the outputs.
 #[track_caller]
-pub(crate) fn check_gradients_spelled(forward: &Graph, inputs: &[Tensor], targets: &[usize], opset: i64) {
+pub(crate) fn check_decomposed_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usize], opset: i64) {
     let weights: Vec<Option<Tensor>> = run(forward, inputs)
         .expect("it runs")
         .iter()
         .map(|output| output.dtype().is_float().then(|| spread(output.dims(), 11)))
         .collect();
-    check_spelled(&gradient_graph(forward, &weights, targets), inputs, opset);
+    check_decomposed(&gradient_graph(forward, &weights, targets), inputs, opset);
 }

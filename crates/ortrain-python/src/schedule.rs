@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{Setting, Takes};
+use ortrain::{ScheduleInput, Setting};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
@@ -50,11 +50,11 @@ impl Schedule {
     }
 
     /// The value that a step needs beside the number of steps: `metric`, `factor`, or none.
-    fn takes(&self) -> Option<&'static str> {
-        match self.0.takes() {
-            Takes::Nothing => None,
-            Takes::Metric => Some("metric"),
-            Takes::Factor => Some("factor"),
+    fn input(&self) -> Option<&'static str> {
+        match self.0.input() {
+            ScheduleInput::Nothing => None,
+            ScheduleInput::Metric => Some("metric"),
+            ScheduleInput::Factor => Some("factor"),
         }
     }
 

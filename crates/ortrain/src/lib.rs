@@ -140,7 +140,7 @@ pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
 pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
-pub use schedule::{Schedule, Setting, Takes};
+pub use schedule::{Schedule, ScheduleInput, Setting};
 pub use schedule_text::{curve_steps, draw_curve};
 pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, ModelMeta, SessionOptions, Value};

@@ -8,7 +8,7 @@ use crate::optimizer::check_rate;
 use crate::schedule::Setting;
 use crate::schedule_text::Reader;
 use crate::scheduler::{KIND, no_optimizer};
-use crate::{CheckpointState, Error, Result, Schedule, Takes};
+use crate::{CheckpointState, Error, Result, Schedule, ScheduleInput};
 
 /// The word between a schedule and its memory, in a checkpoint.
 const MEMORY: &str = "Memory";
@@ -141,10 +141,10 @@ impl LrScheduler {
     /// When the schedule needs a metric or the factor of a function, no optimizer was made on the state, or the rate
     /// would be infinite or no number; the rate and the schedule stay as they were.
     pub fn step(&mut self, state: &mut CheckpointState) -> Result<()> {
-        let needed = match self.schedule.takes() {
-            Takes::Nothing => return self.apply(state),
-            Takes::Metric => "a metric",
-            Takes::Factor => "the factor of a function",
+        let needed = match self.schedule.input() {
+            ScheduleInput::Nothing => return self.apply(state),
+            ScheduleInput::Metric => "a metric",
+            ScheduleInput::Factor => "the factor of a function",
         };
         Err(Error::Argument(format!("a step of {} needs {needed}, and none was given", self.schedule)))
     }
@@ -169,12 +169,12 @@ impl LrScheduler {
     /// When the schedule needs neither, the value is infinite or no number, the factor is negative, or as
     /// [`LrScheduler::step`].
     pub fn step_with(&mut self, state: &mut CheckpointState, value: f64) -> Result<()> {
-        let takes = self.schedule.takes();
-        if takes == Takes::Nothing {
+        let takes = self.schedule.input();
+        if takes == ScheduleInput::Nothing {
             return Err(Error::Argument(format!("a step of {} takes no metric", self.schedule)));
         }
         let mut next = self.clone();
-        if takes == Takes::Metric {
+        if takes == ScheduleInput::Metric {
             if !value.is_finite() {
                 return Err(Error::Argument(format!(
                     "the metric is {value}, but a schedule goes by a finite number; if it is a loss, the training has \
@@ -275,9 +275,9 @@ impl LrScheduler {
     /// The schedule and what it remembers, as text: numbers come back from it bit for bit.
     fn written(&self) -> String {
         let Memory { decided, best, bad, cooling } = &self.memory;
-        match self.schedule.takes() {
-            Takes::Nothing => self.schedule.to_string(),
-            Takes::Metric | Takes::Factor => {
+        match self.schedule.input() {
+            ScheduleInput::Nothing => self.schedule.to_string(),
+            ScheduleInput::Metric | ScheduleInput::Factor => {
                 let best = best.map_or(String::new(), |best| format!(", best={best:?}"));
                 format!("{} {MEMORY}(decided={decided:?}, bad={bad}, cooling={cooling}{best})", self.schedule)
             }
@@ -325,7 +325,7 @@ fn read(text: &str) -> Result<(Schedule, Memory)> {
     let mut reader = Reader::new(text);
     let schedule = reader.schedule(0)?;
     let mut memory = Memory { decided: 1.0, best: None, bad: 0, cooling: 0 };
-    if reader.is_done() && schedule.takes() == Takes::Nothing {
+    if reader.is_done() && schedule.input() == ScheduleInput::Nothing {
         return Ok((schedule, memory));
     }
     reader.word(MEMORY)?;

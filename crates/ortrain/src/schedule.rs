@@ -359,14 +359,14 @@ schedules! {
 /// The value that a schedule needs at each step, beside the number of steps.
 ///
 /// ```
-/// use ortrain::{Schedule, Takes};
+/// use ortrain::{Schedule, ScheduleInput};
 ///
-/// assert_eq!(Schedule::Constant {}.takes(), Takes::Nothing);
-/// assert_eq!("ReduceOnPlateau()".parse::<Schedule>()?.takes(), Takes::Metric);
+/// assert_eq!(Schedule::Constant {}.input(), ScheduleInput::Nothing);
+/// assert_eq!("ReduceOnPlateau()".parse::<Schedule>()?.input(), ScheduleInput::Metric);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum ScheduleInput {
     /// Nothing.
     Nothing,
     /// A metric.
@@ -495,17 +495,17 @@ impl Schedule {
     /// The value that it needs at each step, beside the number of steps.
     ///
     /// ```
-    /// use ortrain::{Schedule, Takes};
+    /// use ortrain::{Schedule, ScheduleInput};
     ///
-    /// assert_eq!(Schedule::Function {}.takes(), Takes::Factor);
+    /// assert_eq!(Schedule::Function {}.input(), ScheduleInput::Factor);
     /// ```
     #[must_use]
-    pub fn takes(&self) -> Takes {
+    pub fn input(&self) -> ScheduleInput {
         match self {
-            Schedule::ReduceOnPlateau { .. } => Takes::Metric,
-            Schedule::Function {} => Takes::Factor,
-            Schedule::Warmup { then, .. } => then.takes(),
-            _ => Takes::Nothing,
+            Schedule::ReduceOnPlateau { .. } => ScheduleInput::Metric,
+            Schedule::Function {} => ScheduleInput::Factor,
+            Schedule::Warmup { then, .. } => then.input(),
+            _ => ScheduleInput::Nothing,
         }
     }
 

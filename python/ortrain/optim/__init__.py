@@ -1,8 +1,9 @@
-"""Optimizers with settings, groups of parameters, clipping and averages, for the artifacts of a training.
+"""Optimizers with settings, parameter groups, gradient clipping and weight averages, for training artifacts.
 
-Each class is a row of the table of optimizers: its arguments are the settings of the row, with the defaults of
-PyTorch's class of the same name where there is one. What :func:`ortrain.artifacts.generate_artifacts` writes for plain
-:class:`AdamW` and plain :class:`SGD` loads in onnxruntime-training; the others are optimizer models in plain ONNX.
+Each class is a row of the table of optimizers. Its arguments are the settings of the row. Their defaults are those
+of the PyTorch class of the same name, if PyTorch has one. :func:`ortrain.artifacts.generate_artifacts` writes plain
+:class:`AdamW` and plain :class:`SGD` as artifacts that onnxruntime-training loads. All other optimizers become
+optimizer models in plain ONNX.
 
 >>> import ortrain
 >>> from ortrain import optim
@@ -28,7 +29,7 @@ from ortrain.optim._config import Group, OptimizerConfig, OptimizerRow, table
 from ortrain.optim._live import ParameterGroup
 from ortrain.optim._own import OwnOptimizer, Value, register
 
-# What follows is written by make optimizers.
+# `make optimizers` generates the module of these classes.
 from ortrain.optim._rows import (
     LAMB,
     LARS,

@@ -1,4 +1,4 @@
-"""Optimizers as they are described: which one, its settings, and groups of parameters."""
+"""Configuration of optimizers: the algorithm, its settings, and parameter groups."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "OptimizerConfig", "OptimizerRow", "table"]
 
-# Infinity as a number that files hold: no ratio of float32 is larger.
+# Infinity as files store it: the largest finite float32.
 _LARGEST = 3.4028234663852886e38
-# Keys of a group beside settings.
+# Keys of a group that are not settings of the optimizer.
 _OF_GROUPS = ("params", "lr", "lr_factor", "frozen_steps")
 
 Choice = str | Sequence[str] | Callable[["ParameterInfo"], bool]
@@ -29,7 +29,7 @@ Choice = str | Sequence[str] | Callable[["ParameterInfo"], bool]
 
 
 class Group(TypedDict, total=False):
-    """Keys of a group of parameters that every optimizer has; its settings are keys, too.
+    """Keys that a parameter group of any optimizer may have; the settings of the optimizer are keys, too.
 
     >>> from ortrain import optim
     >>> no_decay: optim.Group = {"params": "*.bias", "lr_factor": 2.0}
@@ -98,7 +98,7 @@ def table() -> list[OptimizerRow]:
 
 
 def number(name: str, value: object, *, bound: bool = False) -> float:
-    """The number of a setting, as files hold it; what bounds another number may be infinite."""
+    """Return the number of a setting as files store it; with `bound`, infinity is allowed."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InvalidArgumentError(f"{name} is a number, not {value!r}")
     try:
@@ -115,32 +115,32 @@ def number(name: str, value: object, *, bound: bool = False) -> float:
 
 
 def choice(name: str, value: object) -> bool:
-    """The value of a choice of an optimizer."""
+    """Return the value of a flag of an optimizer."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgumentError(f"{name} is True or False, not {value!r:.60}")
     return bool(value)
 
 
 def bounds(optimizer: str) -> set[str]:
-    """The settings of an optimizer that may be infinite."""
+    """Return the names of an optimizer's settings that may be infinite."""
     row = next((row for row in table() if row.name == optimizer), None)
     return set() if row is None else {name for name, default in row.settings.items() if math.isinf(default)}
 
 
 def shown(value: float) -> float:
-    """The number that a number in a file stands for."""
+    """Convert a number from a file to the number that users see: the largest float32 becomes infinity."""
     return math.copysign(math.inf, value) if abs(value) >= _LARGEST else value
 
 
 def is_onnxruntime(formula: str) -> bool:
-    """True for the formula of onnxruntime."""
+    """Return True for the formula of onnxruntime."""
     if formula not in ("pytorch", "onnxruntime"):
         raise InvalidArgumentError(f"formula is 'pytorch' or 'onnxruntime', not {formula!r}")
     return formula == "onnxruntime"
 
 
 def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with ``betas`` as ``beta1`` and ``beta2``."""
+    """Return the settings with ``betas`` split into ``beta1`` and ``beta2``."""
     found = dict(settings)
     if "betas" in found:
         betas = found.pop("betas")
@@ -151,7 +151,7 @@ def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OptimizerConfig:
-    """An optimizer with its settings, for :func:`ortrain.artifacts.generate_artifacts`.
+    """Optimizer with its settings, for :func:`ortrain.artifacts.generate_artifacts`.
 
     Each optimizer of the table is a subclass.
 
@@ -207,7 +207,7 @@ class OptimizerConfig:
         for at, group in enumerate(groups):
             self._chosen.append(_choice(at, group))
             described.append(_described(at, group, numbers, unbounded))
-        # Checked here, with a name that stands for the parameters of each group.
+        # Check the groups now; a placeholder name represents the parameters of each group.
         probe = spec | {"groups": [group | {"parameters": [str(at)]} for at, group in enumerate(described)]}
         self._spec: dict[str, Any] = self._checked(probe)
         self._groups: list[dict[str, Any]] = self._spec.pop("groups")
@@ -219,7 +219,7 @@ class OptimizerConfig:
 
     @classmethod
     def _usual(cls) -> dict[str, float | bool]:
-        """The defaults of settings and choices."""
+        """Return the defaults of settings and flags."""
         row = next((row for row in table() if row.name == cls.__name__), None)
         return {} if row is None else row.settings | row.flags
 
@@ -236,7 +236,7 @@ class OptimizerConfig:
 
     @property
     def settings(self) -> dict[str, float]:
-        """The settings of parameters that are in no group; options that were asked for are among them.
+        """The settings of parameters outside of all groups, including the options that the call set.
 
         >>> from ortrain import optim
         >>> optim.SGD(momentum=0.9, max_value=1.0).settings
@@ -246,7 +246,7 @@ class OptimizerConfig:
 
     @property
     def flags(self) -> dict[str, bool]:
-        """The choices.
+        """The flags.
 
         >>> from ortrain import optim
         >>> optim.SGD(momentum=0.9, nesterov=True).flags
@@ -256,7 +256,7 @@ class OptimizerConfig:
 
     @property
     def slots(self) -> list[str]:
-        """Names of the values that the optimizer keeps for each parameter.
+        """Names of the state tensors that the optimizer has for each parameter.
 
         >>> from ortrain import optim
         >>> optim.SGD().slots, optim.SGD(momentum=0.9).slots
@@ -266,7 +266,7 @@ class OptimizerConfig:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The groups as they were given, with ``params``.
+        """The groups as the call passed them, with ``params``.
 
         >>> from ortrain import optim
         >>> optim.AdamW(groups=[{"params": "*.bias", "weight_decay": 0}]).groups
@@ -295,9 +295,10 @@ class OptimizerConfig:
         select: Callable[[str, Choice], list[str]],
         layers: Callable[[], Mapping[str, int | None]],
     ) -> str:
-        """The description for these trained parameters.
+        """Return the JSON description of the optimizer for the trained parameters.
 
-        `select` chooses from them, with the name of the argument; `layers` says the layer of each, from the end.
+        `select` resolves a choice to names of trained parameters; its first argument names the choice in errors.
+        `layers` returns the layer of each parameter, counted from the last layer.
         """
         groups: list[dict[str, Any]] = []
         owners: dict[str, int] = {}
@@ -330,7 +331,7 @@ def _choice(at: int, group: Group | Mapping[str, Any]) -> Choice:
 def _described(
     at: int, group: Group | Mapping[str, Any], settings: Mapping[str, float], unbounded: set[str]
 ) -> dict[str, Any]:
-    """A group as the core describes it, without its parameters."""
+    """Return a group in the format of the core, without its parameters."""
     given = joined({name: value for name, value in group.items() if name not in _OF_GROUPS})
     unknown = next((name for name in given if name not in settings), None)
     if unknown is not None:
@@ -355,7 +356,7 @@ def _described(
 
 
 def _by_layer(group: dict[str, Any], layers: Mapping[str, int | None], decay: float) -> list[dict[str, Any]]:
-    """A group for each layer: the last one has the whole rate, each layer before it a share of that of the next."""
+    """Split a group by layer. The last layer has the full rate; each layer before it has `decay` times the next."""
     parts: dict[int, list[str]] = {}
     for name in group["parameters"]:
         parts.setdefault((layers.get(name) or 1) - 1, []).append(name)

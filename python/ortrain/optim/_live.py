@@ -1,4 +1,4 @@
-"""Groups of parameters of an optimizer at work."""
+"""Parameter groups of a running optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ParameterGroup"]
 
 
 class _AtWork(Protocol):
-    """An optimizer of the core, or a session with one."""
+    """Interface of a running optimizer: an optimizer of the core, or a session with an optimizer."""
 
     def spec(self) -> str: ...
     def change(self, text: str) -> None: ...
@@ -25,7 +25,10 @@ class _AtWork(Protocol):
 
 
 def groups_of(native: _AtWork, state: _ortrain.CheckpointState) -> list[ParameterGroup]:
-    """The groups of an optimizer, and last that of all other parameters, if there are others."""
+    """Return the groups of an optimizer, followed by a group of all other trained parameters.
+
+    The last group is omitted if it has no parameters and the optimizer has other groups.
+    """
     spec = json.loads(native.spec())
     owned = {name for group in spec["groups"] for name in group["parameters"]}
 
@@ -45,9 +48,9 @@ def _replace(group: dict[str, Any], name: str, value: object) -> None:
 
 
 class ParameterGroup:
-    """A group of parameters of an :class:`ortrain.Optimizer`; attributes are its settings, which can be set.
+    """Parameter group of an :class:`ortrain.Optimizer`; its attributes are its settings, which can be set.
 
-    A change counts from the next step on. It lies in the state, and is saved with the state of the optimizer.
+    A change takes effect at the next step. It is part of the optimizer state, which checkpoints contain.
 
     >>> import ortrain
     >>> from ortrain import optim
@@ -77,13 +80,13 @@ class ParameterGroup:
         object.__setattr__(self, "_rest", rest)
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """The whole description, and that of the group, if it is not the rest."""
+        """Return the description of the optimizer and the part of this group, or None for the default group."""
         spec = json.loads(self._native.spec())
         return spec, None if self._at is None else spec["groups"][self._at]
 
     @property
     def parameters(self) -> list[str]:
-        """The names of its parameters.
+        """The names of the group's parameters.
 
         >>> optimizer.groups[0].parameters
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
@@ -93,9 +96,9 @@ class ParameterGroup:
 
     @property
     def lr(self) -> float | None:
-        """The learning rate that a schedule scales, of a group that has one of its own; else ``None``.
+        """The group's learning rate, which a schedule scales; ``None`` if the group has no separate rate.
 
-        Of the parameters in no group: the learning rate of the optimizer as it is now.
+        For the default group, of all parameters in no other group, it is the current learning rate of the optimizer.
 
         >>> round(optimizer.groups[0].lr, 6)
         0.001
@@ -118,7 +121,7 @@ class ParameterGroup:
 
     @property
     def lr_factor(self) -> float:
-        """The share of the optimizer's learning rate, of a group that has none of its own.
+        """The factor on the optimizer's learning rate, for a group without a separate learning rate.
 
         >>> optimizer.groups[0].lr_factor
         1.0
@@ -136,10 +139,10 @@ class ParameterGroup:
 
     @property
     def frozen_steps(self) -> int:
-        """The last step of the optimizer at which nothing of the group changes.
+        """The last step of the optimizer that leaves the group unchanged.
 
-        To freeze a group later, set the step up to which it is to be frozen; 0 lets it go on at once. Its slots stay,
-        and it counts its own steps without those that it was frozen.
+        To freeze a group later, set the last frozen step; 0 unfreezes the group at once. The optimizer state of a
+        frozen group does not change, and the group's step count excludes frozen steps.
 
         >>> optimizer.groups[0].frozen_steps
         0

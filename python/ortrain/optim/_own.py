@@ -1,4 +1,4 @@
-"""Optimizers of the user's own: Python functions over symbolic values, or functions of ONNX."""
+"""User-defined optimizers: Python functions over symbolic values, or ONNX functions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnOptimizer", "Value", "register"]
 
-# The domain of functions that are made of Python functions.
+# Domain of the ONNX functions that come from Python functions.
 _DOMAIN = "ortrain.optim"
-# The operators of ONNX that they are made of have the same meaning from this version on.
+# Opset of these functions. The operators that the tracer emits are unchanged since this version.
 _OPSET = 17
-# The attribute that tells a function the type of elements.
+# Attribute that passes the element type to a function.
 _ELEMENT_TYPE = "element_type"
-# Keyword arguments that are no settings.
+# Keyword arguments that are not settings.
 _NUMBERS = ("rate", "step")
 
 
 class _Tracer:
-    """The nodes of a function as far as it is traced."""
+    """Recorder of the nodes of a function during tracing."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -36,7 +36,7 @@ class _Tracer:
     def node(self, op: str, inputs: list[str], **attributes: Any) -> str:
         from onnx import helper
 
-        # No argument of a Python function has a name with a dot.
+        # A name with a dot cannot collide with an argument of a Python function.
         output = f"{op}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
@@ -61,12 +61,12 @@ class _Tracer:
 
 
 class Value:
-    """A symbolic number in the formula of an optimizer: one for each element of a parameter, or one for all.
+    """Symbolic value in the formula of an optimizer: one number for each element of a parameter, or one scalar.
 
-    Values have the operators of Python (``+ - * / ** abs`` and comparisons), and NumPy's functions ``sqrt``,
-    ``square``, ``sign``, ``abs``, ``exp``, ``log``, ``minimum``, ``maximum``, ``where``, ``sum`` and ``linalg.norm``
-    work on them. Rate, step and settings are float64; where they meet elements, they are rounded to the type of these.
-    A comparison counts as 1 or 0 where a number is needed.
+    Values support the operators of Python (``+ - * / ** abs`` and comparisons), and NumPy's functions ``sqrt``,
+    ``square``, ``sign``, ``abs``, ``exp``, ``log``, ``minimum``, ``maximum``, ``where``, ``sum`` and ``linalg.norm``.
+    Rate, step and settings are float64. An operation that combines them with elements rounds them to the element type.
+    A comparison counts as 1 or 0 where a number is required.
 
     >>> import numpy as np
     >>> from ortrain import optim
@@ -90,7 +90,7 @@ class Value:
         return Value(self._tracer, self._tracer.constant(float(other)), is_number=True)
 
     def _as(self, *, is_number: bool) -> str:
-        """Its name in the type of numbers, or in that of elements."""
+        """Return the name of this value, cast to float64 for numbers or to the element type."""
         if self._is_number == is_number and not self._is_truth:
             return self._name
         return self._tracer.as_number(self._name) if is_number else self._tracer.as_element(self._name)
@@ -247,17 +247,17 @@ _UFUNCS: dict[str, Callable[..., Value]] = {
 
 
 class OwnOptimizer(OptimizerConfig):
-    """An optimizer of the user's own with its settings; :func:`register` makes a subclass of each function.
+    """User-defined optimizer with its settings; :func:`register` makes a subclass for each function.
 
     Args:
-        lr: the learning rate before any schedule; ``None`` for that of the optimizer.
+        lr: the learning rate before any schedule; ``None`` for the default of the optimizer.
         max_norm: the largest L2 norm of all gradients together.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
         max_value: the largest absolute value of an element of a gradient.
         ema_decay: decay rate of a moving average of the weights.
-        accumulation: how gradients of several training steps count: their ``"sum"``, or their ``"mean"``.
-        groups: groups of parameters with settings of their own.
-        layer_decay: the share of a layer's rate that the layer before it has.
+        accumulation: the reduction of the gradients of several training steps: ``"sum"`` or ``"mean"``.
+        groups: parameter groups with separate settings.
+        layer_decay: the ratio of a layer's learning rate to the rate of the next layer.
         settings: the settings of the optimizer.
 
     >>> from ortrain import optim
@@ -329,28 +329,29 @@ def register(
     settings: Mapping[str, float] | None = None,
     starts: Mapping[str, str] | None = None,
 ) -> type[OwnOptimizer] | Callable[[Callable[..., Any]], type[OwnOptimizer]]:
-    """Return the class of an optimizer of one's own, for artifacts as those of the table are.
+    """Return the class of a user-defined optimizer, for artifacts like the optimizers of the table.
 
     A Python function is the formula of one parameter. Its positional arguments are ``parameter``, ``gradient`` and the
-    slots, which start at zero; its keyword arguments are ``rate``, ``step`` (as far as it needs them) and settings,
-    which have defaults. It returns the new parameter and the new slots, and is called once, with symbolic values
-    (:class:`Value`). The optimizer needs the package ``onnx`` while artifacts are made, and nothing while it trains.
+    slots: the optimizer state of the parameter, zero before the first step. Its keyword arguments are ``rate`` and
+    ``step``, if the formula uses them, and settings, which have defaults. It returns the new parameter and the new
+    slots. It is called once, with symbolic values (:class:`Value`). The package ``onnx`` is required to generate
+    artifacts, but not to train.
 
-    An ONNX function is taken as it is: inputs by the same names, outputs ``new_parameter`` and ``new_`` with the name
-    of each slot. Its rate, step and settings have the type of elements; a function with an attribute ``element_type``
-    is given them as float64, and the type of elements by that attribute.
+    An ONNX function is used unchanged. Its inputs have the same names; its outputs are ``new_parameter`` and, for each
+    slot, ``new_`` followed by the name of the slot. Its rate, step and settings have the element type. If the function
+    has an attribute ``element_type``, they are float64 and the attribute is the element type.
 
     Args:
-        function: a Python function or an ``onnx.FunctionProto``; left out where ``register`` is a decorator with
+        function: a Python function or an ``onnx.FunctionProto``; omitted if ``register`` is a decorator with
             arguments.
-        lr: the learning rate where none is given.
-        settings: of an ONNX function, its settings and their defaults.
-        starts: slots that start at ``"one"``, at the ``"parameter"``, or at a setting of this name.
+        lr: the default learning rate.
+        settings: the settings of an ONNX function and their defaults.
+        starts: the initial values of slots: ``"one"``, ``"parameter"``, or the name of a setting.
 
     Raises:
-        InvalidArgumentError: if the function reads what it is not given, gives no new parameter, or has the name of an
-            optimizer of the table.
-        TypeError: if the formula does with a symbolic value what no operator of ONNX does.
+        InvalidArgumentError: if the function reads an unknown input, has no new parameter as output, or has the name
+            of an optimizer of the table.
+        TypeError: if no ONNX operator implements an operation of the formula on symbolic values.
 
     >>> import numpy as np
     >>> import ortrain
@@ -405,7 +406,7 @@ def register(
 
 
 def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str, float]]:
-    """The ONNX function that a Python function describes, and the defaults of its settings."""
+    """Trace a Python function into an ONNX function; return it with the defaults of its settings."""
     from onnx import helper
 
     name = function.__name__

@@ -1,8 +1,9 @@
-"""A model as a module of PyTorch, trained by PyTorch's own loop and optimizers.
+"""ONNX model as a PyTorch module, which PyTorch's own loop and optimizers train.
 
-The module's parameters are the model's weights: the same memory, no copies. A call runs the model forward here, and
-``backward`` of PyTorch runs the model backward here. ``import ortrain`` does not import this module, and this module
-imports PyTorch when :func:`as_module` is called.
+The parameters of the module share the memory of the model's weights: there are no copies. A call of the module runs the
+forward pass in ortrain, and ``backward`` of PyTorch runs the backward pass in ortrain. ``import ortrain`` does not
+import this module. This module imports PyTorch when :func:`as_module` is called.
+module. This module imports PyTorch when :func:`as_module` is called.
 
 >>> from contextlib import suppress
 >>> from ortrain.torch import as_module
@@ -34,40 +35,41 @@ def as_module(
     session_options: SessionOptions | None = None,
     stop_gradients: Iterable[str] | None = None,
 ) -> OnnxModule:
-    """A ``torch.nn.Module`` that computes what a model computes, and whose parameters are the model's weights.
+    """Builds a ``torch.nn.Module`` that computes the model and has the model's weights as parameters.
 
-    The module is called with a tensor for each input of the model: in the order of the model, or by name. The result is
-    a tensor, or a tuple of tensors if the model has several outputs. Their shapes and types are those of the model;
-    axes without a fixed size may have any size. Gradients go back to parameters, and to inputs of floats.
+    Call the module with one tensor for each input of the model, in the order of the model or by name. The result is a
+    tensor, or a tuple of tensors if the model has several outputs. Tensors have the shapes and types of the model; axes
+    without a fixed size may have any size. Gradients flow to parameters and to floating-point inputs.
 
-    In training mode (``module.train()``, as modules begin) every Dropout drops, and BatchNormalization uses the
-    statistics of the batch and updates the running ones. In evaluation mode (``module.eval()``) the model computes what
-    the file says.
+    In training mode (``module.train()``, the initial mode) every Dropout drops elements. BatchNormalization uses the
+    statistics of the batch and updates the running statistics. In evaluation mode (``module.eval()``) the module
+    computes the model exactly as it is stored.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``. The model needs no loss.
-        wrt: the weights: names of initializers of floats, or patterns (``"fc.*"``). ``None``: the weights that
-            :func:`ortrain.artifacts.generate_artifacts` would train. Other initializers stay constants.
-        batch_norm: which statistics BatchNormalization uses in training mode: ``"auto"``, ``"train"`` or ``"freeze"``,
-            as in :func:`ortrain.artifacts.generate_artifacts`. With ``"auto"`` a BatchNormalization without a
-            parameter that requires a gradient uses the running ones.
-        seed: the seed of the masks of Dropout.
-        session_options: threads, bytes, precision.
-        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+        wrt: the weights: names of floating-point initializers, or patterns (``"fc.*"``). ``None`` selects the weights
+            that :func:`ortrain.artifacts.generate_artifacts` would train. Other initializers stay constants.
+        batch_norm: the statistics that BatchNormalization uses in training mode: ``"auto"``, ``"train"`` or
+            ``"freeze"``, as in :func:`ortrain.artifacts.generate_artifacts`. With ``"auto"`` a BatchNormalization uses
+            the running statistics if none of its parameters requires a gradient.
+        seed: the seed of the Dropout masks.
+        session_options: number of threads, memory limit, precision.
+        stop_gradients: values that pass no gradient on: names of node outputs, or patterns (``"*/assigner/*"``), as in
             :func:`ortrain.artifacts.generate_artifacts`.
 
     Returns:
-        The module, in training mode. ``state_dict`` has the names of the model, running statistics are buffers.
+        The module, in training mode. The keys of ``state_dict`` are the names in the model; running statistics are
+        buffers.
 
     Raises:
-        ImportError: without PyTorch.
-        InvalidArgumentError: for a name or pattern that no initializer has, a weight that is no float or that no
-            gradient reaches, a name that PyTorch cannot have.
-        InvalidModelError: for what is no sound model.
-        UnsupportedError: for operators without a gradient: all of them, each with its node.
-        NoSuchFileError: for a path that leads nowhere.
+        ImportError: if PyTorch is not installed.
+        InvalidArgumentError: for a name or pattern that matches no initializer, a weight that is not floating-point, a
+            weight without a gradient, or a name that PyTorch does not allow.
+        InvalidModelError: for an invalid model.
+        UnsupportedError: for operators without a gradient. The message lists all of them with their nodes.
+        NoSuchFileError: for a path that does not exist.
 
-    Source: ``torch.nn.Module`` and ``torch.autograd.Function``, as PyTorch documents them.
+    Source: the PyTorch documentation of ``torch.nn.Module`` and ``torch.autograd.Function``.
 
     >>> from contextlib import suppress
     >>> from ortrain.torch import as_module

@@ -1,4 +1,4 @@
-"""A model as ``torch.autograd`` runs it: a pass forward, a pass backward, and the passes of its gradient."""
+"""Forward, backward and second-order passes of a model as a node of ``torch.autograd``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions
 from ortrain.torch._given import Given, dtype_of, tensor_of, value_of
 
-# Which of the tensors that a call is given have gradients.
+# For each tensor of a call: true if the tensor requires a gradient.
 Needs: TypeAlias = tuple[bool, ...]
 
-# So many sets of tensors with gradients have passes of their own at a time: each of them is a program.
+# Maximum number of cached passes. Each combination of tensors with gradients compiles a program of its own.
 _PASSES = 8
 _CPU = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How passes are made."""
+    """Options from which the passes of a model are built."""
 
     batch_norm: str
     seed: int
@@ -40,7 +40,7 @@ class Settings:
         training: bool = False,
         place: int = 0,
     ) -> _ortrain.ForwardBackward:
-        """Passes of the engine. Those of another ``place`` draw other random numbers."""
+        """Builds passes of the engine. Passes with another ``place`` draw other random numbers."""
         return _ortrain.ForwardBackward(
             source,
             weights,
@@ -54,7 +54,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a model before it runs."""
+    """Properties of a model that are known before its first run."""
 
     source: Source
     settings: Settings
@@ -71,7 +71,7 @@ class Plan:
 
     @staticmethod
     def of(source: Source, weights: list[str], reached: set[str], settings: Settings) -> Plan:
-        """The plan for some weights; ``reached`` are the initializers that a gradient reaches."""
+        """Builds the plan for some weights. ``reached`` are the initializers that have a gradient."""
         training = settings.native(source, weights, None, training=True)
         statistics = {name: value.data_type() for name, value in training.statistics()}
         trains_otherwise = bool(statistics or training.random_nodes())
@@ -80,11 +80,11 @@ class Plan:
 
 
 class Engine:
-    """A model whose calls are given tensors: those of its inputs, its parameters, its running statistics."""
+    """A model that is called with tensors for its inputs, its parameters and its running statistics."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        # With all that may change as weights.
+        # Every initializer that may change between calls is a weight of these passes.
         self.whole = plan.settings.native(plan.source, [*plan.weights, *plan.evaluated], None)
         self.inputs = self.whole.inputs()
         self.outputs = self.whole.outputs()
@@ -96,7 +96,7 @@ class Engine:
             *(Given("parameter", name, types[name].data_type()) for name in plan.weights),
             *(Given("statistic", name, kind) for name, kind in plan.statistics.items()),
         ]
-        # Tensors of inputs are others at each call, and were checked before.
+        # Input tensors differ at each call, and ``run`` has checked them already.
         count = len(self.inputs)
         self._read = [value_of] * count + [given.value for given in self.given[count:]]
         self.at = {given.name: place for place, given in enumerate(self.given)}
@@ -106,21 +106,21 @@ class Engine:
         self._gradients: dict[Needs, Gradient] = {}
 
     def values(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[_ortrain.OrtValue]:
-        """The values for some of the tensors."""
+        """Returns the engine's values for the tensors at ``places``."""
         read = self._read
         return [read[at](tensors[at]) for at in places]
 
     def run(self, training: bool, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The outputs of the model, of which gradients go back to the tensors.
+        """Runs the model. Gradients flow from the outputs back to the tensors.
 
         Raises:
-            InvalidArgumentError: for a tensor that does not fit.
+            InvalidArgumentError: for a tensor of another type, layout or device.
 
         """
         training = training and self.plan.trains_otherwise
         for at in range(len(self.inputs)):
             self.given[at].check(tensors[at])
-        # Most often the last one is a parameter, which requires a gradient.
+        # The last tensor is usually a parameter that requires a gradient, so it is tested first.
         if torch.is_grad_enabled() and (tensors[-1].requires_grad or any(tensor.requires_grad for tensor in tensors)):
             outputs: tuple[torch.Tensor, ...] = _Run.apply(self, training, *tensors)
             return outputs
@@ -135,7 +135,7 @@ class Engine:
         return tuple(map(tensor_of, values))
 
     def passes(self, training: bool, needs: Needs) -> Passes:
-        """The passes for a set of tensors that have gradients."""
+        """Returns the passes for a combination of tensors with gradients, from the cache or newly built."""
         found = self.known.get((training, needs))
         if found is None:
             while len(self.known) >= _PASSES:
@@ -145,23 +145,23 @@ class Engine:
         return found
 
     def gradient(self, needs: Needs) -> Gradient:
-        """The gradient as a model."""
+        """Returns the gradient of the model as a model, from the cache or newly built."""
         found = self._gradients.get(needs)
         if found is None:
             found = self._gradients[needs] = Gradient(self, needs)
         return found
 
     def named(self, needs: Needs) -> list[str]:
-        """The names of those tensors that have gradients, which something reaches."""
+        """Returns the names of the tensors that require a gradient and have one."""
         reached = {*self.reached, *self.plan.weights}
         return [given.name for given, need in zip(self.given, needs, strict=True) if need and given.name in reached]
 
 
 class Passes:
-    """Forward and backward passes with the gradients of some tensors, and no others.
+    """Forward and backward passes that compute the gradients of some tensors only.
 
-    What has a gradient is an input or a weight for the engine. Other parameters, which may change as well, and running
-    statistics that are not updated, are further inputs.
+    Tensors with a gradient are differentiable inputs or weights of the engine. Parameters without a gradient, and
+    running statistics that are not updated, may change between calls too: they become additional inputs.
     """
 
     def __init__(self, engine: Engine, training: bool, needs: Needs, place: int) -> None:
@@ -171,7 +171,7 @@ class Passes:
         inputs = [name for name in engine.reached if name in wanted]
         weights = [name for name in plan.weights if name in wanted]
         if not wanted:
-            # A forward pass whose gradients nobody wants; the engine makes none without gradients.
+            # A forward pass without gradients. The engine needs at least one gradient to build passes.
             inputs, weights = (engine.reached, []) if engine.reached else ([], plan.weights)
         rest = [name for name in plan.weights if name not in weights]
         if training:
@@ -191,11 +191,11 @@ class Passes:
         outputs = [name for name, _, _ in self.native.outputs()]
         self.differentiable = [outputs.index(name) for name in self.native.differentiable_outputs()]
         self.others = [place for place in range(len(outputs)) if place not in self.differentiable]
-        # Memory of gradients, to be written again when nobody has them any more.
+        # Gradient buffers that a later backward pass overwrites once no tensor uses them.
         self._rooms: list[list[_ortrain.OrtValue]] = []
 
     def _native(self, given: list[str], weights: list[str], inputs: list[str], place: int) -> _ortrain.ForwardBackward:
-        """Passes of a model some of whose initializers are inputs."""
+        """Builds passes of the model in which the initializers ``given`` are inputs."""
         plan = self.engine.plan
         source = plan.settings.native(plan.source, given, None).evaluation_model() if given else plan.source
         return plan.settings.native(source, weights, inputs, training=self.training, place=place)
@@ -203,7 +203,7 @@ class Passes:
     def forward(
         self, tensors: Sequence[torch.Tensor], *, again: bool = False
     ) -> tuple[_ortrain.LiveForward, list[_ortrain.OrtValue]]:
-        """A forward pass, which updates the running statistics unless it is one that is made ``again``."""
+        """Runs a forward pass. Updates the running statistics, unless the pass repeats an earlier one (``again``)."""
         engine, updated = self.engine, [] if again else self._updated
         for at, statistic in updated:
             engine.given[at].check(tensors[at])
@@ -215,10 +215,10 @@ class Passes:
         return live, outputs
 
     def forward_again(self, tensors: Sequence[torch.Tensor]) -> _ortrain.LiveForward:
-        """The same forward pass once more, for another backward pass.
+        """Repeats a forward pass for another backward pass.
 
         Raises:
-            UnsupportedError: if it would draw other random numbers.
+            UnsupportedError: if the model draws random numbers, which would differ.
 
         """
         if self.native.random_nodes():
@@ -229,9 +229,9 @@ class Passes:
         return self.forward(tensors, again=True)[0]
 
     def backward(self, live: _ortrain.LiveForward, seeds: list[_ortrain.OrtValue]) -> list[torch.Tensor]:
-        """A backward pass: the gradients of inputs, then of weights."""
+        """Runs a backward pass and returns the gradients of inputs, then of weights."""
         try:
-            # Taken out, so that no other thread has it.
+            # Removed from the list, so that no other thread uses the same buffers.
             rooms: list[_ortrain.OrtValue] | None = [_writable(room) for room in self._rooms.pop()]
         except IndexError:
             rooms = None
@@ -242,14 +242,14 @@ class Passes:
 
 
 def _writable(room: _ortrain.OrtValue) -> _ortrain.OrtValue:
-    """The same memory, if nobody else has it, or as much of it that nobody has."""
+    """Returns the same buffer if no tensor shares it, and a new buffer of the same size otherwise."""
     if not room.is_shared():
         return room
     return _ortrain.OrtValue.ortvalue_from_shape_and_type(room.shape(), room.element_type(), _CPU)
 
 
 class Gradient:
-    """The gradient of a model as a model of its own, whose gradient is the second order."""
+    """Gradient of a model as a model itself. The gradient of that model is the second order."""
 
     def __init__(self, engine: Engine, needs: Needs) -> None:
         plan = engine.plan
@@ -267,12 +267,12 @@ class Gradient:
             self._engine = Engine(Plan(made, plan.settings, [], {}, [], trains_otherwise=False, is_gradient=True))
         except OrtrainError as error:
             raise _no_second_order(str(error)) from error
-        # They come behind the outputs of the model, sorted by name.
+        # The gradients follow the outputs of the model, sorted by name.
         first = len(engine.outputs)
         self._results = {engine.at[name]: first + k for k, name in enumerate(sorted(names))}
 
     def run(self, tensors: dict[int, torch.Tensor], seeds: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The gradients of tensors by their places, in a way that can be differentiated."""
+        """Returns the gradients by the indices of their tensors. The result can be differentiated again."""
         given = [tensors[at] for at in self._given] + [seeds[name] for name in self._of]
         try:
             found = self._engine.run(False, given)
@@ -286,7 +286,7 @@ def _no_second_order(reason: str) -> UnsupportedError:
 
 
 def _depending(source: Source, outputs: list[str], names: list[str]) -> list[str]:
-    """Those outputs that depend on one of the values."""
+    """Returns the outputs that depend on at least one of the values ``names``."""
 
     def depends(output: str) -> bool:
         for name in names:
@@ -301,7 +301,7 @@ def _depending(source: Source, outputs: list[str], names: list[str]) -> list[str
 
 
 class _Run(torch.autograd.Function):  # type: ignore[misc]
-    """A pair of passes as a node of ``torch.autograd``."""
+    """Forward and backward pass as a node of ``torch.autograd``."""
 
     @staticmethod
     def forward(ctx: Any, engine: Engine, training: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -319,7 +319,7 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # PyTorch looks here whether they are what they were.
+        # Reading ``saved_tensors`` makes PyTorch check that no saved tensor was modified since.
         saved = ctx.saved_tensors
         passes = ctx.passes
         engine = passes.engine
@@ -327,7 +327,7 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
         for at in passes.differentiable:
             gradient = gradients[at]
             if gradient is None:
-                # PyTorch has none if nothing was made of the output.
+                # PyTorch passes None for an output that has no consumer.
                 gradient = torch.zeros(ctx.shapes[at], dtype=engine.output_types[at])
             seeds.append(gradient)
         results: list[torch.Tensor | None] = [None] * len(engine.given)

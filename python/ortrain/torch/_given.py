@@ -1,4 +1,4 @@
-"""Tensors of PyTorch that calls are given, and values of the engine that share their memory."""
+"""PyTorch tensors that are arguments of a call, and engine values that share their memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _DTYPES = {
     "tensor(bool)": torch.bool,
 }
 _BOOL, _DENSE = 9, torch.strided
-# What the public function does in the end, without the looks at what it is given: it is called for each gradient.
+# The public ``from_dlpack`` checks its argument and then calls this function. Each gradient needs one call.
 _from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
-# What to do about a tensor that does not fit, by what it is given for.
+# Start of the advice in the error message for a tensor that does not match, by role.
 _ADVICE = {"input": "give it", "parameter": "call the module's", "statistic": "call the module's"}
 
 
 def dtype_of(what: str, kind: str) -> torch.dtype:
-    """The type of PyTorch that the engine calls ``kind``.
+    """Returns the PyTorch type for the engine's type name ``kind``.
 
     Raises:
-        UnsupportedError: for a sequence, and for an element type that PyTorch has not.
+        UnsupportedError: for a sequence, or an element type that PyTorch does not have.
 
     """
     found = _DTYPES.get(kind)
@@ -46,7 +46,7 @@ def dtype_of(what: str, kind: str) -> torch.dtype:
 
 
 def value_of(tensor: torch.Tensor) -> _ortrain.OrtValue:
-    """A value with the memory of a tensor, or of a copy if the elements do not lie in a row."""
+    """Returns a value that shares the memory of a tensor, or of a contiguous copy if the tensor is not contiguous."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_neg() or not tensor.is_contiguous():
@@ -55,13 +55,13 @@ def value_of(tensor: torch.Tensor) -> _ortrain.OrtValue:
 
 
 def tensor_of(value: _ortrain.OrtValue) -> torch.Tensor:
-    """A tensor with the memory of a value."""
-    # Capsules have booleans as bytes. For all else they take the shortest way.
+    """Returns a tensor that shares the memory of a value."""
+    # DLPack capsules store booleans as bytes, so booleans take the slower public function.
     return torch.from_dlpack(value) if value.element_type() == _BOOL else _from_capsule(value.to_dlpack())
 
 
 class Given:
-    """A tensor that calls are given: its name, what it is there for, and the type it must have."""
+    """A tensor argument of a call: its name, its role, and its required type."""
 
     __slots__ = ("_address", "_shape", "_value", "dtype", "name", "role")
 
@@ -69,13 +69,13 @@ class Given:
         self.role = role
         self.name = name
         self.dtype = dtype_of(f"{role} {name!r}", kind)
-        # Where the tensor of the last call lay, and the value for it.
+        # Address and shape of the last call's tensor, and the value built for that tensor.
         self._address = -1
         self._shape: Any = None
         self._value: _ortrain.OrtValue | None = None
 
     def value(self, tensor: torch.Tensor) -> _ortrain.OrtValue:
-        """The value for a tensor, which is kept from call to call as long as the tensor lies where it did."""
+        """Returns the value for a tensor, from a cache while its address, type and shape stay the same."""
         if (
             self._value is not None
             and tensor.data_ptr() == self._address
@@ -91,10 +91,10 @@ class Given:
         return value
 
     def check(self, tensor: torch.Tensor) -> None:
-        """Check that it is a dense tensor on the CPU of the right type.
+        """Checks for a dense CPU tensor of the right type.
 
         Raises:
-            InvalidArgumentError: if not.
+            InvalidArgumentError: if the tensor is not one.
 
         """
         if (

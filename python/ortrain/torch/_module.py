@@ -1,4 +1,4 @@
-"""The module of PyTorch that a model becomes."""
+"""``torch.nn.Module`` of a model."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ from ortrain.inference import SessionOptions
 from ortrain.torch._engine import Engine, Plan, Settings
 from ortrain.torch._given import value_of
 
-# Made once for a function.
+# Cached, so that each function is wrapped once.
 _not_compiled: Any = functools.cache(torch.compiler.disable)
 _MODES = ("auto", "train", "freeze")
 
 
 class _Group(torch.nn.Module):  # type: ignore[misc]
-    """Parameters and buffers whose names begin alike: ``fc2`` has ``weight`` and ``bias``.
+    """Parameters and buffers with a common prefix of their names: group ``fc2`` has ``weight`` and ``bias``.
 
-    Names of a model may be any text, those of attributes too (``forward``), so that they go by the dictionaries of the
-    module and not by its attributes.
+    A name in a model may be any text, even the name of a module attribute (``forward``). Parameters and buffers are
+    therefore looked up in the dictionaries of the module, not as attributes.
     """
 
     def _group(self, names: Sequence[str]) -> _Group:
-        """The group of some names, made if it is not there."""
+        """Returns the nested group of some names, which is created if it does not exist."""
         group = self
         for name in names:
             group = group._modules.setdefault(name, _Group())
         return group
 
     def _tensor(self, name: str) -> torch.Tensor:
-        """A parameter or buffer of this group, or what a parametrization computes in its place."""
+        """Returns a parameter or buffer of this group, or the tensor that a parametrization computes for it."""
         found = self._parameters.get(name)
         if found is None:
             found = self._buffers.get(name)
         return getattr(self, name) if found is None else found
 
     def __getattr__(self, name: str) -> Any:
-        # A name of a model may be that of a group, too (``a`` and ``a.b``). Parameters are found in another way.
+        # A name of a model may also be the name of a group (``a`` and ``a.b``). ``_tensor`` finds the parameter in this
+        # case.
         group = self.__dict__.get("_modules", {}).get(name)
         return super().__getattr__(name) if group is None else group
 
 
 class OnnxModule(_Group):
-    """A model as a ``torch.nn.Module``; :func:`ortrain.torch.as_module` makes one.
+    """A model as a ``torch.nn.Module``. Build one with :func:`ortrain.torch.as_module`.
 
-    The memory of a parameter is what the model reads: an optimizer of PyTorch changes the weights where they lie.
-    Copies (``copy.deepcopy``), pickles and processes of a ``DataLoader`` have a model of their own, made from the same
-    bytes when it is first called.
+    The model reads the memory of the parameters: a PyTorch optimizer updates the weights in place. Copies
+    (``copy.deepcopy``), pickles and worker processes of a ``DataLoader`` build an engine of their own from the same
+    bytes at their first call.
 
     >>> import torch
     >>> from ortrain import examples
@@ -123,15 +124,16 @@ class OnnxModule(_Group):
         """Runs the model.
 
         Args:
-            inputs: a tensor for each input of the model, in the order of the model.
-            by_name: tensors for those that are not among ``inputs``, by the names that the model has for them.
+            inputs: tensors for inputs of the model, in the order of the model.
+            by_name: tensors for the other inputs of the model, by name.
 
         Returns:
-            The output, or a tuple of the outputs; its fields have the names of the outputs if those are identifiers.
+            The output, or a tuple of the outputs. The tuple has the output names as fields if all names are
+            identifiers.
 
         Raises:
-            InvalidArgumentError: for another number of inputs, an unknown name, a tensor of another type or shape, or
-                on another device; also for a parameter that was moved to another type or device.
+            InvalidArgumentError: for a wrong number of inputs, an unknown name, or a tensor of another type, shape or
+                device; also for a parameter that was moved to another type or device.
             OrtrainError: after :meth:`close`.
 
         >>> import torch
@@ -144,7 +146,7 @@ class OnnxModule(_Group):
         torch.Size([2, 64])
 
         """
-        # PyTorch's compiler, if somebody has it, leaves this out and takes what is around.
+        # ``torch.compile`` skips this call and compiles the code around it.
         compute = OnnxModule._computed
         if "torch._dynamo" in sys.modules:
             compute = _not_compiled(compute)
@@ -165,18 +167,18 @@ class OnnxModule(_Group):
         return _named(tuple(name for name, _, _ in engine.outputs), outputs)
 
     def to_onnx(self, path: PathLike | None = None) -> bytes:
-        """The model as it was given, with the parameters and running statistics as they are now.
+        """Returns the original model with the current parameters and running statistics.
 
         Args:
-            path: a file to write the model to, too.
+            path: optional file to which the model is written as well.
 
         Returns:
-            The bytes of the model. External data of the model is taken in.
+            The bytes of the model. They include external data of the original model.
 
         Raises:
             OrtrainError: after :meth:`close`.
             InvalidArgumentError: for a parameter that was moved to another type or device.
-            NoSuchFileError: for a folder that is not there.
+            NoSuchFileError: if the folder of ``path`` does not exist.
 
         >>> import torch
         >>> from ortrain import examples
@@ -198,7 +200,7 @@ class OnnxModule(_Group):
         return trained_model(self._plan.source, values, path)
 
     def close(self) -> None:
-        """Frees what the model holds beside the parameters. The module cannot be called any more.
+        """Frees the memory of the engine; the parameters stay. The module can no longer be called.
 
         >>> import torch
         >>> from ortrain import examples
@@ -214,12 +216,12 @@ class OnnxModule(_Group):
         self._closed = True
 
     def get_submodule(self, target: str) -> torch.nn.Module:
-        """The group of a name's beginning: ``"fc2"`` has the parameters ``weight`` and ``bias``.
+        """Returns the group with a name prefix: ``"fc2"`` has the parameters ``weight`` and ``bias``.
 
-        Names of a model that are attributes of modules, too (``forward``), are found as well.
+        Also finds names of a model that are names of module attributes (``forward``).
 
         Raises:
-            AttributeError: if no name begins so.
+            AttributeError: if no name has this prefix.
 
         >>> from ortrain import examples
         >>> from ortrain.torch import as_module
@@ -236,10 +238,10 @@ class OnnxModule(_Group):
         return group
 
     def get_parameter(self, target: str) -> torch.nn.Parameter:
-        """The parameter of a name.
+        """Returns the parameter with a name.
 
         Raises:
-            AttributeError: if there is none.
+            AttributeError: if there is no parameter with this name.
 
         >>> from ortrain import examples
         >>> from ortrain.torch import as_module
@@ -251,10 +253,10 @@ class OnnxModule(_Group):
         return self._named(target, "parameter", "_parameters")
 
     def get_buffer(self, target: str) -> torch.Tensor:
-        """The running statistic of a name.
+        """Returns the running statistic with a name.
 
         Raises:
-            AttributeError: if there is none.
+            AttributeError: if there is no running statistic with this name.
 
         >>> from ortrain import examples
         >>> from ortrain.torch import as_module
@@ -274,7 +276,7 @@ class OnnxModule(_Group):
         return found
 
     def extra_repr(self) -> str:
-        """The names of inputs and outputs, for ``repr``.
+        """Returns the names of inputs and outputs for ``repr``.
 
         >>> from ortrain import examples
         >>> from ortrain.torch import as_module
@@ -298,7 +300,7 @@ class OnnxModule(_Group):
 
 
 def _weights(source: Source, wrt: str | Iterable[str] | None, settings: Settings) -> tuple[list[str], set[str]]:
-    """The weights in the order of the model, checked, and all initializers that a gradient reaches."""
+    """Returns the checked weights in the order of the model, and all initializers that have a gradient."""
     reached = settings.native(source, None, None).weight_names()
     names = chosen_weights(source, wrt, reached)
     for name in names:
@@ -308,14 +310,14 @@ def _weights(source: Source, wrt: str | Iterable[str] | None, settings: Settings
 
 
 def _cast(tensor: Any, dtype: torch.dtype) -> Any:
-    """What autocast made of a tensor, as the model takes it: floats of its type."""
+    """Converts a floating-point tensor that autocast produced to the element type of the model."""
     if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and dtype.is_floating_point:
         return tensor.to(dtype)
     return tensor
 
 
 def _named(names: tuple[str, ...], outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """A tuple with names, if they can be those of fields."""
+    """Returns a named tuple if all names are valid field names, and the plain tuple otherwise."""
     fields = [name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_" for name in names]
     if not all(fields):
         return outputs

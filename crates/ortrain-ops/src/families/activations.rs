@@ -13,7 +13,7 @@
 use ortrain_expr::{Builder, CompareOp, Reg, Type, UnaryOp};
 use ortrain_graph::Attrs;
 
-use super::elementwise::{GradOp, Row, Takes, row, unary};
+use super::elementwise::{GradOp, Row, TypeConstraint, row, unary};
 use crate::OpError;
 
 /// `sqrt(1/2)`.
@@ -521,42 +521,42 @@ macro_rules! of_output {
 /// The rows.
 #[rustfmt::skip]
 pub(super) static ROWS: &[Row] = &[
-    row("Relu", &[6, 13, 14], 1, Takes::Number, relu).grad_op(of_output!("ReluGrad")),
-    row("LeakyRelu", &[6, 16], 1, Takes::Float, leaky_relu).grad_op(leaky_relu_op),
-    row("PRelu", &[7, 9, 16], 2, Takes::Number, prelu).first_leads(),
-    row("Elu", &[6, 22], 1, Takes::Float, elu)
+    row("Relu", &[6, 13, 14], 1, TypeConstraint::Number, relu).grad_op(of_output!("ReluGrad")),
+    row("LeakyRelu", &[6, 16], 1, TypeConstraint::Float, leaky_relu).grad_op(leaky_relu_op),
+    row("PRelu", &[7, 9, 16], 2, TypeConstraint::Number, prelu).broadcast_to_first(),
+    row("Elu", &[6, 22], 1, TypeConstraint::Float, elu)
         .backward(|b, x, g, attrs| Ok(Exponential::elu(attrs)?.gradient(b, x, g))),
-    row("Selu", &[6, 22], 1, Takes::Float, |b, x, attrs| Ok(Exponential::selu(attrs)?.value(b, x[0])))
+    row("Selu", &[6, 22], 1, TypeConstraint::Float, |b, x, attrs| Ok(Exponential::selu(attrs)?.value(b, x[0])))
         .backward(|b, x, g, attrs| Ok(Exponential::selu(attrs)?.gradient(b, x, g))),
-    row("Celu", &[12, 28], 1, Takes::Float, |b, x, attrs| Ok(Exponential::celu(attrs)?.value(b, x[0])))
+    row("Celu", &[12, 28], 1, TypeConstraint::Float, |b, x, attrs| Ok(Exponential::celu(attrs)?.value(b, x[0])))
         .backward(|b, x, g, attrs| Ok(Exponential::celu(attrs)?.gradient(b, x, g))),
-    row("Softplus", &[1, 22], 1, Takes::Float, softplus).backward(softplus_gradient),
-    row("Softsign", &[1, 22], 1, Takes::Float, softsign).backward(softsign_gradient),
-    row("HardSigmoid", &[6, 22], 1, Takes::Float, hard_sigmoid).backward(hard_sigmoid_gradient),
-    row("HardSwish", &[14, 22], 1, Takes::Float, hard_swish).backward(hard_swish_gradient),
-    row("Mish", &[18, 22], 1, Takes::Float, mish).backward(mish_gradient),
-    row("ThresholdedRelu", &[10, 22], 1, Takes::Float, thresholded_relu).backward(thresholded_relu_gradient),
-    row("Sigmoid", &[6, 13], 1, Takes::Float, unary!(Sigmoid)).grad_op(of_output!("SigmoidGrad")),
-    row("Tanh", &[6, 13], 1, Takes::Float, unary!(Tanh)).grad_op(of_output!("TanhGrad")),
-    row("Shrink", &[9], 1, Takes::Number, shrink),
-    row("Swish", &[24], 1, Takes::Float, swish).backward(swish_gradient),
-    row("Gelu", &[20], 1, Takes::Float, gelu).grad_op(gelu_op),
-    row("ReluGrad", &[1], 2, Takes::Float, relu_grad).microsoft(),
-    row("LeakyReluGrad", &[1], 2, Takes::Float, leaky_relu_grad).microsoft(),
-    row("SigmoidGrad", &[1], 2, Takes::Float, sigmoid_grad).microsoft(),
-    row("TanhGrad", &[1], 2, Takes::Float, tanh_grad).microsoft(),
-    row("GeluGrad", &[1], 2, Takes::Float, |b, x, _| Ok(gelu_slope(b, x[0], x[1]))).microsoft(),
-    row("FastGeluGrad", &[1], 2, Takes::Float, |b, x, _| Ok(fast_gelu_slope(b, x[0], x[1]))).microsoft(),
-    row("QuickGelu", &[1], 1, Takes::Float, quick_gelu).grad_op(quick_gelu_op).microsoft(),
-    row("QuickGeluGrad", &[1], 2, Takes::Float, quick_gelu_grad).microsoft(),
-    row("BiasGeluGrad_dX", &[1], 3, Takes::Float, |b, x, _| {
+    row("Softplus", &[1, 22], 1, TypeConstraint::Float, softplus).backward(softplus_gradient),
+    row("Softsign", &[1, 22], 1, TypeConstraint::Float, softsign).backward(softsign_gradient),
+    row("HardSigmoid", &[6, 22], 1, TypeConstraint::Float, hard_sigmoid).backward(hard_sigmoid_gradient),
+    row("HardSwish", &[14, 22], 1, TypeConstraint::Float, hard_swish).backward(hard_swish_gradient),
+    row("Mish", &[18, 22], 1, TypeConstraint::Float, mish).backward(mish_gradient),
+    row("ThresholdedRelu", &[10, 22], 1, TypeConstraint::Float, thresholded_relu).backward(thresholded_relu_gradient),
+    row("Sigmoid", &[6, 13], 1, TypeConstraint::Float, unary!(Sigmoid)).grad_op(of_output!("SigmoidGrad")),
+    row("Tanh", &[6, 13], 1, TypeConstraint::Float, unary!(Tanh)).grad_op(of_output!("TanhGrad")),
+    row("Shrink", &[9], 1, TypeConstraint::Number, shrink),
+    row("Swish", &[24], 1, TypeConstraint::Float, swish).backward(swish_gradient),
+    row("Gelu", &[20], 1, TypeConstraint::Float, gelu).grad_op(gelu_op),
+    row("ReluGrad", &[1], 2, TypeConstraint::Float, relu_grad).microsoft(),
+    row("LeakyReluGrad", &[1], 2, TypeConstraint::Float, leaky_relu_grad).microsoft(),
+    row("SigmoidGrad", &[1], 2, TypeConstraint::Float, sigmoid_grad).microsoft(),
+    row("TanhGrad", &[1], 2, TypeConstraint::Float, tanh_grad).microsoft(),
+    row("GeluGrad", &[1], 2, TypeConstraint::Float, |b, x, _| Ok(gelu_slope(b, x[0], x[1]))).microsoft(),
+    row("FastGeluGrad", &[1], 2, TypeConstraint::Float, |b, x, _| Ok(fast_gelu_slope(b, x[0], x[1]))).microsoft(),
+    row("QuickGelu", &[1], 1, TypeConstraint::Float, quick_gelu).grad_op(quick_gelu_op).microsoft(),
+    row("QuickGeluGrad", &[1], 2, TypeConstraint::Float, quick_gelu_grad).microsoft(),
+    row("BiasGeluGrad_dX", &[1], 3, TypeConstraint::Float, |b, x, _| {
         let sum = b.add(x[1], x[2]);
         Ok(gelu_slope(b, x[0], sum))
-    }).first_leads().microsoft(),
-    row("BiasFastGeluGrad_dX", &[1], 3, Takes::Float, |b, x, _| {
+    }).broadcast_to_first().microsoft(),
+    row("BiasFastGeluGrad_dX", &[1], 3, TypeConstraint::Float, |b, x, _| {
         let sum = b.add(x[1], x[2]);
         Ok(fast_gelu_slope(b, x[0], sum))
-    }).first_leads().microsoft(),
+    }).broadcast_to_first().microsoft(),
 ];
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use super::sizes::{
 };
 use crate::OpError;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const THETA: usize = 0;

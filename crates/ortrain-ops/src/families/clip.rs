@@ -128,7 +128,7 @@ impl Op for Clip {
                 cx.give(k, g);
                 continue;
             }
-            let gradient = cx.spell(&b.finish(&[gradient]), &loads, dtype)?;
+            let gradient = cx.emit_as_onnx(&b.finish(&[gradient]), &loads, dtype)?;
             let gradient = cx.sum_to(gradient, cx.input(k)?, y)?;
             cx.give(k, gradient);
         }

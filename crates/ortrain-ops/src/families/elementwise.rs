@@ -13,15 +13,15 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::lower::Lower;
+use crate::onnx_decomposition::emit_as_onnx;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
-use crate::spell::spell;
 
 /// What an element-wise operator takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(super) enum TypeConstraint {
     Float,
     Number,
     Integer,
@@ -29,24 +29,24 @@ pub(super) enum Takes {
     Any,
 }
 
-impl Takes {
+impl TypeConstraint {
     fn accepts(self, dtype: DType) -> bool {
         match self {
-            Takes::Float => dtype.is_float(),
-            Takes::Number => dtype != DType::Bool,
-            Takes::Integer => dtype.is_integer(),
-            Takes::Bool => dtype == DType::Bool,
-            Takes::Any => true,
+            TypeConstraint::Float => dtype.is_float(),
+            TypeConstraint::Number => dtype != DType::Bool,
+            TypeConstraint::Integer => dtype.is_integer(),
+            TypeConstraint::Bool => dtype == DType::Bool,
+            TypeConstraint::Any => true,
         }
     }
 
     fn describe(self) -> &'static str {
         match self {
-            Takes::Float => "a float type",
-            Takes::Number => "a number type",
-            Takes::Integer => "an integer type",
-            Takes::Bool => "bool",
-            Takes::Any => "any type",
+            TypeConstraint::Float => "a float type",
+            TypeConstraint::Number => "a number type",
+            TypeConstraint::Integer => "an integer type",
+            TypeConstraint::Bool => "bool",
+            TypeConstraint::Any => "any type",
         }
     }
 }
@@ -89,11 +89,11 @@ pub(super) struct Row {
     name: &'static str,
     since: &'static [i64],
     inputs: usize,
-    takes: Takes,
+    takes: TypeConstraint,
     /// Whether the result is `bool` whatever the inputs are.
-    gives_bool: bool,
+    bool_output: bool,
     /// Whether the other inputs broadcast to the first, which has the shape of the result.
-    first_leads: bool,
+    broadcast_to_first: bool,
     expr: ExprFn,
     grad_op: Option<GradOpFn>,
     /// The gradient in closed form.
@@ -108,7 +108,7 @@ pub(super) const fn row(
     name: &'static str,
     since: &'static [i64],
     inputs: usize,
-    takes: Takes,
+    takes: TypeConstraint,
     expr: ExprFn,
 ) -> Row {
     Row {
@@ -117,8 +117,8 @@ pub(super) const fn row(
         since,
         inputs,
         takes,
-        gives_bool: false,
-        first_leads: false,
+        bool_output: false,
+        broadcast_to_first: false,
         expr,
         grad_op: None,
         backward: None,
@@ -138,23 +138,23 @@ impl Row {
         self
     }
 
-    const fn gives_bool(mut self) -> Row {
-        self.gives_bool = true;
+    const fn bool_output(mut self) -> Row {
+        self.bool_output = true;
         self.flat = true;
         self
     }
 
-    pub(super) const fn first_leads(mut self) -> Row {
-        self.first_leads = true;
+    pub(super) const fn broadcast_to_first(mut self) -> Row {
+        self.broadcast_to_first = true;
         self
     }
 
-    const fn flat(mut self) -> Row {
+    const fn zero_gradient(mut self) -> Row {
         self.flat = true;
         self
     }
 
-    const fn chooses(mut self) -> Row {
+    const fn selects(mut self) -> Row {
         self.chooses = true;
         self
     }
@@ -299,47 +299,47 @@ const VARIADIC: usize = usize::MAX;
 /// The rows.
 #[rustfmt::skip]
 static ROWS: &[Row] = &[
-    row("Add", &[7, 13, 14], 2, Takes::Number, binary!(Add)),
-    row("Sub", &[7, 13, 14], 2, Takes::Number, binary!(Sub)),
-    row("Mul", &[7, 13, 14], 2, Takes::Number, binary!(Mul)),
-    row("Div", &[7, 13, 14], 2, Takes::Number, binary!(Div)),
-    row("Mod", &[10, 13, 28], 2, Takes::Number, modulo),
-    row("Reciprocal", &[6, 13], 1, Takes::Float, |b, x, _| {
+    row("Add", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Add)),
+    row("Sub", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Sub)),
+    row("Mul", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Mul)),
+    row("Div", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Div)),
+    row("Mod", &[10, 13, 28], 2, TypeConstraint::Number, modulo),
+    row("Reciprocal", &[6, 13], 1, TypeConstraint::Float, |b, x, _| {
         let one = b.constant(b.ty(x[0]), 1.0);
         Ok(b.div(one, x[0]))
     }),
-    row("Neg", &[6, 13], 1, Takes::Number, unary!(Neg)),
-    row("Abs", &[6, 13], 1, Takes::Number, unary!(Abs)),
-    row("Sign", &[9, 13], 1, Takes::Number, unary!(Sign)).flat(),
-    row("Floor", &[6, 13], 1, Takes::Float, unary!(Floor)).flat(),
-    row("Ceil", &[6, 13], 1, Takes::Float, ceil).flat(),
-    row("Round", &[11, 22], 1, Takes::Float, round).flat(),
-    row("Exp", &[6, 13], 1, Takes::Float, unary!(Exp)),
-    row("Log", &[6, 13], 1, Takes::Float, unary!(Log)),
-    row("Sqrt", &[6, 13], 1, Takes::Float, unary!(Sqrt)),
-    row("Sin", &[7, 22], 1, Takes::Float, unary!(Sin)),
-    row("Cos", &[7, 22], 1, Takes::Float, unary!(Cos)),
-    row("Erf", &[9, 13], 1, Takes::Float, unary!(Erf)),
-    row("Min", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))).chooses(),
-    row("Max", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))).chooses(),
-    row("Sum", &[6, 8, 13], VARIADIC, Takes::Float, |b, x, _| Ok(clamped(BinaryOp::Add)(b, x))),
-    row("Mean", &[6, 8, 13], VARIADIC, Takes::Float, mean),
-    row("IsNaN", &[9, 13, 20], 1, Takes::Float, is_nan).gives_bool(),
-    row("IsInf", &[10, 20], 1, Takes::Float, is_inf).gives_bool(),
-    row("BitwiseAnd", &[18], 2, Takes::Integer, binary!(And)).flat(),
-    row("BitwiseOr", &[18], 2, Takes::Integer, binary!(Or)).flat(),
-    row("BitwiseXor", &[18], 2, Takes::Integer, binary!(Xor)).flat(),
-    row("BitwiseNot", &[18], 1, Takes::Integer, |b, x, _| Ok(inverted(b, x[0]))).flat(),
-    row("BitShift", &[11, 28], 2, Takes::Integer, shift).flat(),
-    row("And", &[7], 2, Takes::Bool, binary!(And)).gives_bool(),
-    row("Or", &[7], 2, Takes::Bool, binary!(Or)).gives_bool(),
-    row("Xor", &[7], 2, Takes::Bool, binary!(Xor)).gives_bool(),
-    row("Not", &[1], 1, Takes::Bool, unary!(Not)).gives_bool(),
-    row("Equal", &[7, 11, 13, 19], 2, Takes::Any, compare!(Eq, 0, 1)).gives_bool(),
-    row("Less", &[7, 9, 13], 2, Takes::Number, compare!(Lt, 0, 1)).gives_bool(),
-    row("Greater", &[7, 9, 13], 2, Takes::Number, compare!(Lt, 1, 0)).gives_bool(),
-    row("LessOrEqual", &[12, 16], 2, Takes::Number, compare!(Le, 0, 1)).gives_bool(),
-    row("GreaterOrEqual", &[12, 16], 2, Takes::Number, compare!(Le, 1, 0)).gives_bool(),
+    row("Neg", &[6, 13], 1, TypeConstraint::Number, unary!(Neg)),
+    row("Abs", &[6, 13], 1, TypeConstraint::Number, unary!(Abs)),
+    row("Sign", &[9, 13], 1, TypeConstraint::Number, unary!(Sign)).zero_gradient(),
+    row("Floor", &[6, 13], 1, TypeConstraint::Float, unary!(Floor)).zero_gradient(),
+    row("Ceil", &[6, 13], 1, TypeConstraint::Float, ceil).zero_gradient(),
+    row("Round", &[11, 22], 1, TypeConstraint::Float, round).zero_gradient(),
+    row("Exp", &[6, 13], 1, TypeConstraint::Float, unary!(Exp)),
+    row("Log", &[6, 13], 1, TypeConstraint::Float, unary!(Log)),
+    row("Sqrt", &[6, 13], 1, TypeConstraint::Float, unary!(Sqrt)),
+    row("Sin", &[7, 22], 1, TypeConstraint::Float, unary!(Sin)),
+    row("Cos", &[7, 22], 1, TypeConstraint::Float, unary!(Cos)),
+    row("Erf", &[9, 13], 1, TypeConstraint::Float, unary!(Erf)),
+    row("Min", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))).selects(),
+    row("Max", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))).selects(),
+    row("Sum", &[6, 8, 13], VARIADIC, TypeConstraint::Float, |b, x, _| Ok(clamped(BinaryOp::Add)(b, x))),
+    row("Mean", &[6, 8, 13], VARIADIC, TypeConstraint::Float, mean),
+    row("IsNaN", &[9, 13, 20], 1, TypeConstraint::Float, is_nan).bool_output(),
+    row("IsInf", &[10, 20], 1, TypeConstraint::Float, is_inf).bool_output(),
+    row("BitwiseAnd", &[18], 2, TypeConstraint::Integer, binary!(And)).zero_gradient(),
+    row("BitwiseOr", &[18], 2, TypeConstraint::Integer, binary!(Or)).zero_gradient(),
+    row("BitwiseXor", &[18], 2, TypeConstraint::Integer, binary!(Xor)).zero_gradient(),
+    row("BitwiseNot", &[18], 1, TypeConstraint::Integer, |b, x, _| Ok(inverted(b, x[0]))).zero_gradient(),
+    row("BitShift", &[11, 28], 2, TypeConstraint::Integer, shift).zero_gradient(),
+    row("And", &[7], 2, TypeConstraint::Bool, binary!(And)).bool_output(),
+    row("Or", &[7], 2, TypeConstraint::Bool, binary!(Or)).bool_output(),
+    row("Xor", &[7], 2, TypeConstraint::Bool, binary!(Xor)).bool_output(),
+    row("Not", &[1], 1, TypeConstraint::Bool, unary!(Not)).bool_output(),
+    row("Equal", &[7, 11, 13, 19], 2, TypeConstraint::Any, compare!(Eq, 0, 1)).bool_output(),
+    row("Less", &[7, 9, 13], 2, TypeConstraint::Number, compare!(Lt, 0, 1)).bool_output(),
+    row("Greater", &[7, 9, 13], 2, TypeConstraint::Number, compare!(Lt, 1, 0)).bool_output(),
+    row("LessOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 0, 1)).bool_output(),
+    row("GreaterOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 1, 0)).bool_output(),
 ];
 
 /// Every row.
@@ -425,7 +425,7 @@ impl Op for Elementwise {
         let shape = cx.broadcast(0..count)?;
         // An open size may turn out to fit.
         let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-        if self.row.first_leads
+        if self.row.broadcast_to_first
             && let (Some(all), Some(first)) = (&shape, cx.shape(0))
             && (all.rank() != first.rank() || all.iter().zip(first.iter()).any(differ))
         {
@@ -436,8 +436,8 @@ impl Op for Elementwise {
                 others.join(" or ")
             )));
         }
-        let shape = if self.row.first_leads { cx.shape(0).cloned() } else { shape };
-        cx.output(0, if self.row.gives_bool { DType::Bool } else { dtype }, shape);
+        let shape = if self.row.broadcast_to_first { cx.shape(0).cloned() } else { shape };
+        cx.output(0, if self.row.bool_output { DType::Bool } else { dtype }, shape);
         crate::families::shape::arithmetic_on_sizes(cx, self.row.name);
         Ok(())
     }
@@ -466,7 +466,7 @@ impl Op for Elementwise {
             let Some(derivative) = self.derivative(Type::of(dtype), count, k)? else { continue };
             let mut loads = inputs.clone();
             loads.extend([y, g]);
-            let gradient = cx.spell(&derivative, &loads, dtype)?;
+            let gradient = cx.emit_as_onnx(&derivative, &loads, dtype)?;
             let gradient = cx.sum_to(gradient, inputs[k], y)?;
             cx.give(k, gradient);
         }
@@ -499,7 +499,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs: Vec<_> = (0..row.inputs).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
     let dtype = rw.dtype(inputs[0]).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let expr = Elementwise { row, attrs }.expr(Type::of(dtype), row.inputs)?;
-    let result = spell(&expr, dtype, rw.patch().1, |_, slot| inputs[slot])?;
+    let result = emit_as_onnx(&expr, dtype, rw.patch().1, |_, slot| inputs[slot])?;
     rw.output(0, result);
     Ok(())
 }
@@ -640,7 +640,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             let definition = Definition::new(row.domain, row.name, row.since, build).row();
             match row.name {
                 "BitShift" => definition.sample(|_| Sample::of(Attrs::new().with("direction", "LEFT"))),
-                "Gelu" => definition.downgrade(downgrade_gelu).spelled_before(20, decompose),
+                "Gelu" => definition.downgrade(downgrade_gelu).decomposed_before(20, decompose),
                 "PRelu" => definition.weights(&[1]),
                 "Sign" => definition.downgrade(downgrade_sign),
                 "Less" | "Greater" | "Equal" => definition.downgrade(downgrade_comparison),

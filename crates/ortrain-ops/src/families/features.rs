@@ -16,8 +16,8 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 use super::norm::cast;
 use crate::OpError;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 /// The domain of the operators of classical machine learning.

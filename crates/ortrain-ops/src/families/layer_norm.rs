@@ -23,9 +23,9 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder};
+use crate::onnx_decomposition::NodeSink;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-use crate::spell::Emit;
 
 const MICROSOFT: &str = "com.microsoft";
 const LAYER: &str = "LayerNormalization";
@@ -139,9 +139,9 @@ fn load(nest: &mut NestBuilder, cx: &mut Lower<'_>, k: usize, ty: Type) -> Reg {
 impl LayerNorm {
     /// The statistics once more, in the type that is computed with, where those that are results are narrower: the mean,
     /// where there is one, and one over the root.
-    fn spell_statistics(
+    fn emit_statistics(
         &self,
-        to: &mut impl Emit,
+        to: &mut impl NodeSink,
         x: ValueId,
         axes: &[i64],
         dtype: DType,
@@ -176,7 +176,7 @@ impl LayerNorm {
         }
         let axes = axes_of(self.axis, cx.shape(x).map(Shape::rank))?;
         let data = cast(cx, x, dtype, wide(dtype));
-        let (mean, _, inverse) = self.spell_statistics(cx, data, &axes, wide(dtype));
+        let (mean, _, inverse) = self.emit_statistics(cx, data, &axes, wide(dtype));
         Ok((mean, inverse))
     }
 
@@ -226,7 +226,7 @@ impl LayerNorm {
 }
 
 /// A node of one result.
-fn emit(to: &mut impl Emit, op: &str, inputs: &[ValueId]) -> ValueId {
+fn emit(to: &mut impl NodeSink, op: &str, inputs: &[ValueId]) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
     to.emit(op, &inputs, Attrs::new())
 }
@@ -552,7 +552,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = wide(narrow);
     let axes = axes_of(op.axis, rw.shape(x).map(Shape::rank))?;
     let data = widened(rw, x, dtype)?;
-    let (mean, centred, inverse) = op.spell_statistics(rw.patch().1, data, &axes, dtype);
+    let (mean, centred, inverse) = op.emit_statistics(rw.patch().1, data, &axes, dtype);
     if rw.has_output(0) {
         let scale = widened(rw, scale, dtype)?;
         let normal = rw.add("Mul", &[centred, inverse], Attrs::new());

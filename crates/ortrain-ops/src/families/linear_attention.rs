@@ -15,8 +15,8 @@ use super::norm::wide;
 use super::sizes::{Size, apply, as_number, cast, dtype_of, number, over, reshaped, size_of, times, vector};
 use crate::OpError;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op, Placement};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const QUERY: usize = 0;

@@ -16,8 +16,8 @@ use super::features::{DOMAIN, features};
 use super::norm::cast;
 use crate::OpError;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 /// The name of the classifier, which has labels beside its scores.

@@ -21,9 +21,9 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder};
+use crate::onnx_decomposition::NodeSink;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-use crate::spell::Emit;
 
 const MICROSOFT: &str = "com.microsoft";
 const INTERNAL: &str = "BatchNormInternal";
@@ -301,7 +301,7 @@ fn no_rank() -> OpError {
 }
 
 /// A value in another type.
-pub(super) fn cast(to: &mut impl Emit, value: ValueId, from: DType, wanted: DType) -> ValueId {
+pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, wanted: DType) -> ValueId {
     if from == wanted {
         return value;
     }
@@ -309,7 +309,7 @@ pub(super) fn cast(to: &mut impl Emit, value: ValueId, from: DType, wanted: DTyp
 }
 
 /// One element for each channel, as it broadcasts to a batch of some rank.
-fn across(to: &mut impl Emit, value: ValueId, rank: usize) -> ValueId {
+fn across(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
     if rank <= 2 {
         return value;
     }
@@ -324,7 +324,7 @@ fn reduced_axes(rank: usize) -> Vec<i64> {
 }
 
 /// A reduction to one element for each channel.
-fn by_channel(to: &mut impl Emit, op: &str, value: ValueId, rank: usize, keep: bool) -> ValueId {
+fn by_channel(to: &mut impl NodeSink, op: &str, value: ValueId, rank: usize, keep: bool) -> ValueId {
     let axes = reduced_axes(rank);
     let axes = to.emit_constant(Tensor::i64(&[axes.len()], &axes));
     // The one channel of a vector has no axis to stay.
@@ -332,7 +332,7 @@ fn by_channel(to: &mut impl Emit, op: &str, value: ValueId, rank: usize, keep: b
     to.emit(op, &[Some(value), Some(axes)], Attrs::new().with("keepdims", keepdims))
 }
 
-fn channel_sum(to: &mut impl Emit, value: ValueId, rank: usize) -> ValueId {
+fn channel_sum(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
     by_channel(to, "ReduceSum", value, rank, false)
 }
 
@@ -599,7 +599,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if !saved.is_empty() {
         let rank = if flat { Some(2) } else { rw.shape(inputs[0]).map(Shape::rank) };
         let rank = rank.ok_or_else(no_rank)?;
-        let (mean, var) = spell_statistics(rw.patch().1, inputs[0], rank);
+        let (mean, var) = emit_statistics(rw.patch().1, inputs[0], rank);
         for k in saved {
             let value = if k == 3 { mean } else { var };
             let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
@@ -633,7 +633,7 @@ fn squeeze(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
 }
 
 /// Mean and variance of each channel, with all axes kept.
-fn spell_statistics(to: &mut impl Emit, x: ValueId, rank: usize) -> (ValueId, ValueId) {
+fn emit_statistics(to: &mut impl NodeSink, x: ValueId, rank: usize) -> (ValueId, ValueId) {
     let mean = by_channel(to, "ReduceMean", x, rank, true);
     let centred = to.emit("Sub", &[Some(x), Some(mean)], Attrs::new());
     let square = to.emit("Mul", &[Some(centred), Some(centred)], Attrs::new());
@@ -714,7 +714,7 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let epsilon = attrs.float("epsilon")?.unwrap_or(1e-5);
     let momentum = f64::from(attrs.float("momentum")?.unwrap_or(0.9));
     let none = Attrs::new;
-    let (mean, var) = spell_statistics(rw.patch().1, x, rank);
+    let (mean, var) = emit_statistics(rw.patch().1, x, rank);
     let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
     let shifted = rw.add("Add", &[var, epsilon], none());
     let root = rw.add("Sqrt", &[shifted], none());

@@ -13,14 +13,14 @@ use ortrain_program::{BufferId, Instruction, Window, WindowIndex};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
 mod lp;
-mod spelling;
+mod onnx_decomposition;
 
 /// What pools share: how the window slides, or that it covers all of every plane.
 struct Windows {
@@ -181,7 +181,7 @@ impl Op for MaxPool {
                 cx.shape(x).map(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
             let Some(Some(spatial)) = spatial else {
                 let (y, dtype) = (cx.output(0, "y"), cx.dtype(x)?);
-                let gradient = spelling::to_first_largest(cx, (g, dtype), (x, y));
+                let gradient = onnx_decomposition::to_first_largest(cx, (g, dtype), (x, y));
                 cx.give(0, gradient);
                 return Ok(());
             };
@@ -654,7 +654,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .sample(a_window)
             .extension()
             .declared_shape()
-            .differentiated_as(spelling::decompose_max_grad),
+            .differentiated_as(onnx_decomposition::decompose_max_grad),
         Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
             .sample(|definition| {
                 let of = |size| ValueType::tensor(DType::F32, &[1, 1, size]);
@@ -662,7 +662,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             })
             .extension()
             .declared_shape()
-            .differentiated_as(spelling::decompose_average_grad),
+            .differentiated_as(onnx_decomposition::decompose_average_grad),
     ]
 }
 

@@ -405,7 +405,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 /// Before opset 16 nothing sums what is written to the same place: every update is compared with every place of its line
 /// (elements), or multiplied by ones where its coordinates are those of a slice.
-fn spell_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+fn decompose_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.attrs().string("reduction")? != Some("add") {
         return Ok(());
     }
@@ -528,10 +528,10 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ScatterElements", &[11, 13, 16, 18], build)
             .downgrade(downgrade)
-            .spelled_before(16, spell_sum),
+            .decomposed_before(16, decompose_sum),
         Definition::new("", "ScatterND", &[11, 13, 16, 18], build)
             .downgrade(downgrade)
-            .spelled_before(16, spell_sum),
+            .decomposed_before(16, decompose_sum),
         // Deprecated in 11, from when on nothing but the other name is written.
         Definition::new("", "Scatter", &[9, 11], build_unrunnable).rewritten(upgrade_old_name),
     ]
@@ -542,7 +542,7 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, check_spelled, f64s, gradient_graph,
+        Failure, assert_close, check_decomposed, check_downgrade, check_gradients, f64s, gradient_graph,
         one_node, run, run_node, spread, typed,
     };
 
@@ -568,7 +568,7 @@ mod tests {
             let attrs = reduction("add").with("axis", axis);
             let sums = one_node(NEWEST_OPSET, ELEMENTS, &ports, 1, attrs).expect("valid");
             for opset in [15, 13, 11] {
-                check_spelled(&sums, &[data.clone(), indices.clone(), updates.clone()], opset);
+                check_decomposed(&sums, &[data.clone(), indices.clone(), updates.clone()], opset);
             }
         }
         for (indices, updates) in [
@@ -578,7 +578,7 @@ mod tests {
             let ports = [Some(&data), Some(&indices), Some(&updates)];
             let sums = one_node(NEWEST_OPSET, ND, &ports, 1, reduction("add")).expect("valid");
             for opset in [15, 13, 11] {
-                check_spelled(&sums, &[data.clone(), indices.clone(), updates.clone()], opset);
+                check_decomposed(&sums, &[data.clone(), indices.clone(), updates.clone()], opset);
             }
         }
     }

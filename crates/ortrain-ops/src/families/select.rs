@@ -186,7 +186,7 @@ impl Op for Pow {
                 Some(known) => known,
                 None => *cast.insert(cx.add("Cast", &[exponent], cast_to(dtype))),
             };
-            let gradient = cx.spell(&derivative, &[base, exponent_seen, y, g], dtype)?;
+            let gradient = cx.emit_as_onnx(&derivative, &[base, exponent_seen, y, g], dtype)?;
             let mut gradient = cx.sum_to(gradient, if k == 0 { base } else { exponent }, y)?;
             if k == 1 && exponent_dtype != dtype {
                 gradient = cx.add("Cast", &[gradient], cast_to(exponent_dtype));
@@ -290,7 +290,7 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 /// Without Where, as plain ONNX before opset 9 has it, floats are chosen by bounds: what is chosen lies between minus and
 /// plus infinity, what is not between zeros. Only NaN that is not chosen comes through.
-fn spell_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
     let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| dtype.is_float()) else { return Ok(()) };
     let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
@@ -372,7 +372,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Where", &[9, 16], build_where)
             .downgrade(downgrade_where)
-            .spelled_before(9, spell_where),
+            .decomposed_before(9, decompose_where),
         Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
             .downgrade(downgrade_cast),
         Definition::new("", "CastLike", &[15, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(CastLike)))
@@ -387,7 +387,7 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_downgrade, check_gradients, check_spelled, f64s, gradient_graph, one_node, run,
+        Failure, check_decomposed, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
         run_node, spread,
     };
 
@@ -404,7 +404,7 @@ mod tests {
             let chosen = one_node(NEWEST_OPSET, WHERE, &ports, 1, Attrs::new()).expect("valid");
             for opset in [8, 7] {
                 let inputs = [condition.clone(), yes.clone(), no.clone()];
-                let old = check_spelled(&chosen, &inputs, opset);
+                let old = check_decomposed(&chosen, &inputs, opset);
                 assert!(old.nodes.iter().all(|node| node.domain.is_empty()), "{old}");
             }
         }

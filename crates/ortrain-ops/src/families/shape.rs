@@ -12,9 +12,9 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, OPEN, as_sizes, broadcast, normalize_axes, normalize_axis};
+use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
 /// The same elements under another shape.

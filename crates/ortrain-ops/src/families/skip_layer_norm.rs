@@ -16,8 +16,8 @@ use super::norm::cast;
 use super::sizes::{Size, dtype_of, part_between, size_of, summed, vector};
 use crate::OpError;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";

@@ -5,8 +5,8 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::infer::{Infer, element_count};
+use crate::introspect::Sample;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 fn cast(dtype: DType) -> Attrs {

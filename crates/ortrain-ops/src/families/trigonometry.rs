@@ -11,7 +11,7 @@ use ortrain_expr::{Builder, CompareOp, Reg, UnaryOp};
 use ortrain_graph::Attrs;
 
 use super::activations::log_one_plus;
-use super::elementwise::{Row, Takes, row, unary};
+use super::elementwise::{Row, TypeConstraint, row, unary};
 use crate::OpError;
 
 /// From here on `sqrt(x^2 + 1)` and `sqrt(x^2 - 1)` are `x` in every float type.
@@ -198,15 +198,15 @@ fn atanh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpE
 /// The rows.
 #[rustfmt::skip]
 pub(super) static ROWS: &[Row] = &[
-    row("Tan", &[7, 22], 1, Takes::Float, tan).backward(tan_gradient),
-    row("Asin", &[7, 22], 1, Takes::Float, asin).backward(asin_gradient),
-    row("Acos", &[7, 22], 1, Takes::Float, acos).backward(acos_gradient),
-    row("Atan", &[7, 22], 1, Takes::Float, unary!(Atan)),
-    row("Sinh", &[9, 22], 1, Takes::Float, |b, x, _| Ok(sinh_of(b, x[0]))).backward(sinh_gradient),
-    row("Cosh", &[9, 22], 1, Takes::Float, |b, x, _| Ok(cosh_of(b, x[0]))).backward(cosh_gradient),
-    row("Asinh", &[9, 22], 1, Takes::Float, asinh).backward(asinh_gradient),
-    row("Acosh", &[9, 22], 1, Takes::Float, acosh).backward(acosh_gradient),
-    row("Atanh", &[9, 22], 1, Takes::Float, atanh).backward(atanh_gradient),
+    row("Tan", &[7, 22], 1, TypeConstraint::Float, tan).backward(tan_gradient),
+    row("Asin", &[7, 22], 1, TypeConstraint::Float, asin).backward(asin_gradient),
+    row("Acos", &[7, 22], 1, TypeConstraint::Float, acos).backward(acos_gradient),
+    row("Atan", &[7, 22], 1, TypeConstraint::Float, unary!(Atan)),
+    row("Sinh", &[9, 22], 1, TypeConstraint::Float, |b, x, _| Ok(sinh_of(b, x[0]))).backward(sinh_gradient),
+    row("Cosh", &[9, 22], 1, TypeConstraint::Float, |b, x, _| Ok(cosh_of(b, x[0]))).backward(cosh_gradient),
+    row("Asinh", &[9, 22], 1, TypeConstraint::Float, asinh).backward(asinh_gradient),
+    row("Acosh", &[9, 22], 1, TypeConstraint::Float, acosh).backward(acosh_gradient),
+    row("Atanh", &[9, 22], 1, TypeConstraint::Float, atanh).backward(atanh_gradient),
 ];
 
 #[cfg(test)]

@@ -80,9 +80,10 @@ fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> R
         // Who is not known is refused by name when its types are inferred.
         let standard = definition.map_or(domain.is_empty(), Definition::is_standard);
         let rewrite = match definition {
-            Some(definition) if standard => {
-                definition.spelled_before.filter(|&(version, _)| target < version).map(|(_, rewrite)| rewrite)
-            }
+            Some(definition) if standard => definition
+                .decomposed_before
+                .filter(|&(version, _)| target < version)
+                .map(|(_, rewrite)| rewrite),
             Some(definition) => definition.decompose,
             None => None,
         };

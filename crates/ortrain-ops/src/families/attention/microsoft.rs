@@ -23,8 +23,8 @@ use crate::families::sizes::{
     unsqueezed,
 };
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";

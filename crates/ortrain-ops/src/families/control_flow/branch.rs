@@ -23,7 +23,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
 use crate::passes::differentiate::backpropagate;
 use crate::passes::infer::{forget_shapes, infer_added};
-use crate::probe::Sample;
+use crate::introspect::Sample;
 
 const THEN: &str = "then_branch";
 const ELSE: &str = "else_branch";
@@ -32,7 +32,7 @@ struct If;
 
 /// What the inputs of a branch take over from the captured values besides their element types.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Takes {
+enum KnownTypes {
     /// Shapes and contents.
     Everything,
     /// The numbers of their axes.
@@ -42,7 +42,11 @@ enum Takes {
 
 /// A branch whose inputs have the types of the captured values, with the types of its outputs, and whether a declared
 /// shape or a branch in it contradicts what was inferred.
-fn typed(cx: &Infer<'_>, attribute: &str, takes: Takes) -> Result<(Graph, Vec<ValueType>, bool), OpError> {
+fn typed(
+    cx: &Infer<'_>,
+    attribute: &str,
+    known: KnownTypes,
+) -> Result<(Graph, Vec<ValueType>, bool), OpError> {
     let node = cx.node();
     let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
@@ -50,12 +54,12 @@ fn typed(cx: &Infer<'_>, attribute: &str, takes: Takes) -> Result<(Graph, Vec<Va
         return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
     }
     type_captures(cx, attribute, &mut graph)?;
-    if takes != Takes::Everything {
+    if known != KnownTypes::Everything {
         for id in graph.inputs.clone() {
             let name = graph.name_of(id).to_owned();
             let value = graph.value_mut(id);
             if let ValueType::Tensor(dtype, shape) = &value.ty {
-                let axes = shape.as_ref().filter(|_| takes == Takes::Ranks).map(Shape::rank);
+                let axes = shape.as_ref().filter(|_| known == KnownTypes::Ranks).map(Shape::rank);
                 let open =
                     |rank: usize| (0..rank).map(|axis| Dim::symbol(&format!("{name}.{axis}"))).collect();
                 value.ty = ValueType::Tensor(*dtype, axes.map(open));
@@ -92,14 +96,15 @@ impl Branch {
     /// # Errors
     /// When the branch is wrong whatever the shapes are.
     fn of(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
-        let error = match typed(cx, attribute, Takes::Everything) {
+        let error = match typed(cx, attribute, KnownTypes::Everything) {
             Ok((graph, outputs, contradicts)) => return Ok(Branch::Fits(graph, outputs, contradicts)),
             Err(error) => error,
         };
         if nested(subgraph(cx.node(), attribute)?) > DEEPEST {
             return Err(error);
         }
-        let open = typed(cx, attribute, Takes::Ranks).or_else(|_| typed(cx, attribute, Takes::Nothing));
+        let open =
+            typed(cx, attribute, KnownTypes::Ranks).or_else(|_| typed(cx, attribute, KnownTypes::Nothing));
         match open {
             Ok((graph, ..)) => Ok(Branch::Contradicts(graph, error)),
             Err(_) => Err(error),

@@ -26,11 +26,11 @@ use super::{
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
+use crate::introspect::Sample;
 use crate::op::{Definition, Op, Placement, Repetition};
 use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
 use crate::passes::infer::{advised, infer_added, merge};
 use crate::passes::unroll::known_count;
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 /// How often a body is typed while what it carries changes its type. Bodies within bodies are typed as often each, so the

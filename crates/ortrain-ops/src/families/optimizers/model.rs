@@ -14,8 +14,8 @@ use super::formula::{Formula, Number, Sheet};
 use super::spec::{EMA, EMA_DECAY, MAX_NORM_CLIP, MAX_NORM_PER_TENSOR, MAX_VALUE};
 use super::tensors::Tensors;
 use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, Stepped, Update};
+use crate::onnx_decomposition::{NodeSink, emit_all_as_onnx};
 use crate::passes::functions::inline_functions;
-use crate::spell::{Emit, spell_all};
 use crate::{OpError, OperatorLibrary};
 
 /// The operators that formulas are made of have the same meaning from this version of `ai.onnx` on.
@@ -144,7 +144,7 @@ fn body(
             }
         })
     };
-    let values = spell_all(&formula.expr, &formula.sums, element, &mut graph, load)?;
+    let values = emit_all_as_onnx(&formula.expr, &formula.sums, element, &mut graph, load)?;
     for (reg, name) in formula.expr.outputs().iter().zip(outputs) {
         let value = values[usize::from(reg.0)];
         let (op, inputs) = match casts && name == "new_parameter" {

@@ -16,10 +16,10 @@ use super::spec::MAX_NORM_CLIP;
 use super::{Optimizer, Rule, Update, adam_optimizer, lamb_optimizer, sgd_optimizer};
 use crate::OpError;
 use crate::infer::{Infer, element_count};
+use crate::introspect::Sample;
+use crate::onnx_decomposition::emit_all_as_onnx;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 use crate::rewrite::Rewrite;
-use crate::spell::spell_all;
 
 /// The largest number of parameters of one `LambOptimizer`.
 const MOST_PARAMETERS: usize = 1024;
@@ -136,7 +136,7 @@ fn step(
             slots.enumerate().map(|(k, kept)| kept.unwrap_or_else(|| sheet.element(k + 2))).collect();
         std::iter::once(new).chain(kept).collect()
     });
-    let values = spell_all(&written.expr, &written.sums, element, rw, |_, k| match elements.get(k) {
+    let values = emit_all_as_onnx(&written.expr, &written.sums, element, rw, |_, k| match elements.get(k) {
         Some(&value) => value,
         None => numbers[k - elements.len()].expect("a formula loads the numbers that are there"),
     })?;

@@ -10,8 +10,8 @@ use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Tensor, ValueId, Value
 use super::map_tensors::{Bound, SETTINGS, bound_of, places_of, snapshot};
 use crate::Error;
 use crate::families::optim::assign;
+use crate::onnx_decomposition::NodeSink;
 use crate::passes::{infer::infer_known, versions::upgrade};
-use crate::spell::Emit;
 
 /// A tensor of a sequence among the inputs of an optimizer model.
 #[derive(Clone, Debug)]

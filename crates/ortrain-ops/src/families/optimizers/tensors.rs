@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 
 use super::function::{ELEMENT_TYPE, OptimizerFunction};
-use crate::spell::Emit;
+use crate::onnx_decomposition::NodeSink;
 
 /// The step of one parameter while its operators are added to a graph. Values have the type that is computed with.
 pub struct Tensors<'g> {

@@ -171,11 +171,11 @@ fn gradients_before_scatters_that_add() {
         let attrs = attrs.with("kernel_shape", kernel.to_vec());
         let pooled = one_node(28, ("", "MaxPool"), &[Some(&x)], 1, attrs).expect("valid");
         for opset in [15, 11, oldest] {
-            check_gradients_spelled(&pooled, std::slice::from_ref(&x), &[0], opset);
+            check_decomposed_gradients(&pooled, std::slice::from_ref(&x), &[0], opset);
         }
     }
     let pooled = one_node(28, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new()).expect("valid");
-    check_gradients_spelled(&pooled, &[x], &[0], 9);
+    check_decomposed_gradients(&pooled, &[x], &[0], 9);
 }
 
 /// Where no node made the positions, the gradient of a maximum has the shape that is declared for it.

@@ -16,8 +16,8 @@
 //! The gradient is the transposed sampling, weight by weight. It is written in operators of `ai.onnx` where the sizes of
 //! the resized axes are known (a sum over copies, or a product with the matrix of weights), else as `ResizeGrad`.
 
+mod onnx_decomposition;
 mod sampling;
-mod spelling;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -25,8 +25,8 @@ mod versions;
 use ortrain_expr::{Access, BinaryOp};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
 
+use onnx_decomposition::{List, OnnxDecomposition};
 use sampling::{Coordinates, Given, Policy, Settings, fitting, scaled};
-use spelling::{List, Spelling};
 use versions::{downgrade, upgrade, upgrade_upsample};
 
 use crate::OpError;
@@ -161,7 +161,7 @@ impl Op for Resize {
             Some(id) => cx.constant_of(id).map_or(List::Open, List::Known),
         };
         if let (Some(before), Some(after)) = (cx.shape(x), cx.shape(y))
-            && let Some(spelling) = Spelling::new(settings, [before, after], list)?
+            && let Some(spelling) = OnnxDecomposition::new(settings, [before, after], list)?
         {
             let dtype = cx.dtype(x)?;
             let gradient = spelling.emit(cx, g, dtype);
@@ -298,7 +298,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         Some(id) => rw.constant_of(id).map_or(List::Open, List::Known),
     };
     let (Some(before), Some(after)) = (rw.shape(x), rw.shape(g)) else { return Err(refused()) };
-    let spelling = Spelling::new(&settings, [before, after], list)?.ok_or_else(refused)?;
+    let spelling = OnnxDecomposition::new(&settings, [before, after], list)?.ok_or_else(refused)?;
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
     let result = spelling.emit(rw.patch().1, g, dtype);
     rw.output(0, result);

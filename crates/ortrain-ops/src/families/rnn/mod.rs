@@ -19,7 +19,7 @@ mod activation;
 mod direction;
 mod gru;
 mod lstm;
-mod plain;
+mod onnx_decomposition;
 mod simple;
 mod steps;
 #[cfg(test)]
@@ -31,9 +31,9 @@ use self::activation::{Activation, Clipped};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
-use crate::probe::Sample;
 
 const MICROSOFT: &str = "com.microsoft";
 
@@ -578,10 +578,10 @@ pub(crate) fn definitions() -> Vec<Definition> {
     });
     let training = ["GRUTraining", "LSTMTraining"]
         .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(a_net))
-        .map(|definition| definition.differentiated_as(plain::decompose_training));
+        .map(|definition| definition.differentiated_as(onnx_decomposition::decompose_training));
     let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"].map(|name| {
         Definition::new(MICROSOFT, name, &[1], build_grad)
-            .differentiated_as(plain::decompose_grad)
+            .differentiated_as(onnx_decomposition::decompose_grad)
             .sample(a_gradient)
     });
     plain.into_iter().chain(training).chain(gradients).collect()

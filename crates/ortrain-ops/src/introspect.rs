@@ -41,7 +41,7 @@ pub enum Gradient {
 
 /// What is known of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct OperatorInfo {
     /// How it runs.
     pub runs: Runs,
     /// What it passes back.
@@ -139,7 +139,7 @@ impl Probe<'_> {
 
     /// The same as a file has it: in its own version, without types.
     fn written(&self, sample: &Sample) -> (Graph, Vec<Option<ValueId>>) {
-        let mut graph = Graph::new("probe");
+        let mut graph = Graph::new("introspect");
         graph.opsets.insert(String::new(), NEWEST_OPSET);
         graph.opsets.insert("com.microsoft".into(), 1);
         graph.opsets.insert(self.definition.domain.to_owned(), self.version);
@@ -479,17 +479,17 @@ impl Definition {
         let mut graphs = Vec::new();
         for &version in self.versions() {
             let found = (1..=4).find_map(|outputs| {
-                let probe = Probe { definition: self, version, outputs };
-                probe.least().map(|least| (probe, least))
+                let introspect = Probe { definition: self, version, outputs };
+                introspect.least().map(|least| (introspect, least))
             });
-            let Some((probe, least)) = found else { continue };
-            let most = if self.rewritten { least.clone() } else { probe.most(&least) };
+            let Some((introspect, least)) = found else { continue };
+            let most = if self.rewritten { least.clone() } else { introspect.most(&least) };
             let both = if most.inputs.len() > least.inputs.len() { vec![least, most] } else { vec![least] };
             for mut sample in both {
                 // Attributes that it needs are made up.
-                if probe.accepted(&mut sample).is_some() {
-                    let sample = probe.with_shapes(&sample).unwrap_or(sample);
-                    graphs.push(probe.written(&sample).0);
+                if introspect.accepted(&mut sample).is_some() {
+                    let sample = introspect.with_shapes(&sample).unwrap_or(sample);
+                    graphs.push(introspect.written(&sample).0);
                 }
             }
         }
@@ -498,14 +498,14 @@ impl Definition {
 
     /// What is known of the operator; `None` if no node is found that it accepts.
     #[must_use]
-    pub fn facts(&self) -> Option<Facts> {
+    pub fn facts(&self) -> Option<OperatorInfo> {
         let version = *self.versions().last()?;
-        let (probe, least) = (1..=4).find_map(|outputs| {
-            let probe = Probe { definition: self, version, outputs };
-            probe.least().map(|least| (probe, least))
+        let (introspect, least) = (1..=4).find_map(|outputs| {
+            let introspect = Probe { definition: self, version, outputs };
+            introspect.least().map(|least| (introspect, least))
         })?;
         // Nobody checks the inputs of a node that is rewritten anyway.
-        let mut most = if self.rewritten { least.clone() } else { probe.most(&least) };
+        let mut most = if self.rewritten { least.clone() } else { introspect.most(&least) };
         let variadic = most.captures == 0 && most.inputs.len() == MOST_INPUTS;
         let mut typed = most.inputs.len() - most.captures;
         if variadic {
@@ -514,8 +514,8 @@ impl Definition {
             typed = least.inputs.len().max(1);
         }
         let own = most.inputs.len() - most.captures;
-        let types: Vec<Vec<DType>> = (0..typed).map(|k| probe.types(&most, k)).collect();
-        let (graph, _) = probe.accepted(&mut most.clone())?;
+        let types: Vec<Vec<DType>> = (0..typed).map(|k| introspect.types(&most, k)).collect();
+        let (graph, _) = introspect.accepted(&mut most.clone())?;
         let runs = if self.rewritten {
             Runs::Decomposition
         } else if self.row {
@@ -530,9 +530,10 @@ impl Definition {
                 Placement::If { .. } | Placement::Repeat(_) | Placement::HandOver => Runs::ControlFlow,
             }
         };
-        let mut found = probe.differentiable(&least, &most).unwrap_or_default();
+        let mut found = introspect.differentiable(&least, &most).unwrap_or_default();
         // Some inputs matter to further outputs alone.
-        let wider = (probe.outputs + 1..=MOST_OUTPUTS).rev().map(|outputs| Probe { outputs, ..probe });
+        let wider =
+            (introspect.outputs + 1..=MOST_OUTPUTS).rev().map(|outputs| Probe { outputs, ..introspect });
         let wider = wider.into_iter().find(|wider| wider.accepted(&mut most.clone()).is_some());
         if let Some(wider) = wider {
             found.extend(wider.differentiable(&least, &most).unwrap_or_default());
@@ -555,7 +556,7 @@ impl Definition {
         } else {
             Gradient::None
         };
-        Some(Facts { runs, gradient, types, variadic })
+        Some(OperatorInfo { runs, gradient, types, variadic })
     }
 }
 
@@ -564,7 +565,7 @@ mod tests {
     use super::*;
     use crate::Registry;
 
-    fn facts(name: &str) -> Facts {
+    fn facts(name: &str) -> OperatorInfo {
         Registry::standard().find("", name).and_then(Definition::facts).expect("it is known")
     }
 

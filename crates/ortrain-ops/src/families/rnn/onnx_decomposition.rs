@@ -9,16 +9,16 @@ use super::activation::Clipped;
 use super::direction::no_state;
 use super::{Attributes, B, GradInputs, Kind, LENGTHS, P, R, W, X};
 use crate::OpError;
+use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::rewrite::Rewrite;
-use crate::spell::{Emit, spell};
 
 /// Operators on matrices `[batch, columns]`, and on those of all steps, `[steps, batch, columns]`.
-struct Words<'a, E: Emit> {
+struct Words<'a, E: NodeSink> {
     emit: &'a mut E,
     dtype: DType,
 }
 
-impl<E: Emit> Words<'_, E> {
+impl<E: NodeSink> Words<'_, E> {
     fn node(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.emit.emit(op, &inputs, attrs)
@@ -131,7 +131,7 @@ impl<E: Emit> Words<'_, E> {
         let mut b = Builder::new();
         let given = b.load(0, Type::of(self.dtype));
         let result = f(&mut b, given);
-        spell(&b.finish(&[result]), self.dtype, self.emit, |_, _| x)
+        emit_as_onnx(&b.finish(&[result]), self.dtype, self.emit, |_, _| x)
     }
 
     fn applied(&mut self, activation: Clipped, x: ValueId) -> Result<ValueId, OpError> {

@@ -7,7 +7,7 @@ use super::sampling::{Coordinates, Given, Policy, Settings};
 use super::{ROI, SCALES, SIZES};
 use crate::OpError;
 use crate::axis_map::AxisMap;
-use crate::spell::Emit;
+use crate::onnx_decomposition::NodeSink;
 
 /// Elements of a matrix of weights, at most: larger ones would not be worth their memory.
 const LARGEST_MATRIX: usize = 1 << 22;
@@ -21,7 +21,7 @@ pub(super) enum List<'a> {
 }
 
 /// The gradient in operators of `ai.onnx`.
-pub(super) struct Spelling {
+pub(super) struct OnnxDecomposition {
     rank: usize,
     /// A shape in which every element of the input has its copies along axes of their own, and these axes.
     split: Option<(Vec<i64>, Vec<i64>)>,
@@ -36,14 +36,14 @@ fn copies(map: &AxisMap) -> Option<usize> {
     (map.source() * copies == map.len() && (0..map.len()).all(repeats)).then_some(copies)
 }
 
-impl Spelling {
+impl OnnxDecomposition {
     /// `None` if it has none: sizes are not known, or there are too many weights. `x` and `y` are the shapes before and
     /// after resizing; axes of unknown size may stay as they are. `list` says what roi, scales and sizes are.
     pub(super) fn new<'a>(
         settings: &Settings,
         [x, y]: [&Shape; 2],
         list: impl Fn(usize) -> List<'a>,
-    ) -> Result<Option<Spelling>, OpError> {
+    ) -> Result<Option<OnnxDecomposition>, OpError> {
         let crops = settings.coordinates == Coordinates::TfCropAndResize;
         let mut given = Given::default();
         match list(ROI) {
@@ -119,10 +119,10 @@ impl Spelling {
                 return Ok(None);
             }
         }
-        Ok(Some(Spelling { rank, split, products }))
+        Ok(Some(OnnxDecomposition { rank, split, products }))
     }
 
-    pub(super) fn emit(&self, to: &mut impl Emit, mut g: ValueId, dtype: DType) -> ValueId {
+    pub(super) fn emit(&self, to: &mut impl NodeSink, mut g: ValueId, dtype: DType) -> ValueId {
         for (axis, map) in &self.products {
             let (rows, columns) = (map.len(), map.source());
             // Second to last: the matrix stands on the left, as one that maps results to sources.

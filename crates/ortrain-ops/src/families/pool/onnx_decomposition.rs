@@ -5,9 +5,9 @@ use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
 use super::{AveragePool, inverse};
 use crate::OpError;
+use crate::onnx_decomposition::NodeSink;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
-use crate::spell::Emit;
 
 /// Most cells of a window whose gradient is written as a filter, and most windows that have a table of their own.
 const MOST_CELLS: usize = 1 << 20;
@@ -15,21 +15,21 @@ const MOST_CELLS: usize = 1 << 20;
 /// Most windows along an axis.
 const MOST_ALONG: usize = 1 << 22;
 
-fn add(to: &mut impl Emit, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+fn add(to: &mut impl NodeSink, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
     to.emit(op, &inputs, attrs)
 }
 
-fn ints(to: &mut impl Emit, values: &[i64]) -> ValueId {
+fn ints(to: &mut impl NodeSink, values: &[i64]) -> ValueId {
     to.emit_constant(Tensor::i64(&[values.len()], values))
 }
 
-fn cast(to: &mut impl Emit, value: ValueId, dtype: DType) -> ValueId {
+fn cast(to: &mut impl NodeSink, value: ValueId, dtype: DType) -> ValueId {
     add(to, "Cast", &[value], Attrs::new().with("to", i64::from(dtype.to_onnx())))
 }
 
 /// A filter of ones for one channel.
-fn ones(to: &mut impl Emit, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
+fn ones(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
     let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     let Some(cells) = cells.filter(|&cells| cells <= MOST_CELLS) else {
         return Err(OpError::unsupported(format!(
@@ -63,7 +63,7 @@ impl AveragePool {
     /// the gradient `g` of the averages.
     pub(super) fn shared(
         &self,
-        to: &mut impl Emit,
+        to: &mut impl NodeSink,
         (g, dtype): (ValueId, DType),
         spatial: &[usize],
         shape: ValueId,
@@ -84,7 +84,7 @@ impl AveragePool {
     /// one vector for each axis.
     fn divided(
         &self,
-        to: &mut impl Emit,
+        to: &mut impl NodeSink,
         (g, dtype): (ValueId, DType),
         axes: &SlidingAxes,
     ) -> Result<ValueId, OpError> {
@@ -123,7 +123,7 @@ impl AveragePool {
     /// The same where the spatial sizes are known at run time only, as `shape` has them.
     pub(super) fn shared_at_run_time(
         &self,
-        to: &mut impl Emit,
+        to: &mut impl NodeSink,
         (g, dtype): (ValueId, DType),
         shape: ValueId,
     ) -> Result<ValueId, OpError> {
@@ -163,7 +163,7 @@ impl AveragePool {
     /// One over the number of cells that each window counts: a number, or a tensor of `outputs` elements.
     fn factor_at_run_time(
         &self,
-        to: &mut impl Emit,
+        to: &mut impl NodeSink,
         dtype: DType,
         inputs: ValueId,
         outputs: ValueId,
@@ -237,7 +237,7 @@ impl AveragePool {
 }
 
 /// The spatial sizes in a shape of `count` spatial axes.
-fn spatial_part(to: &mut impl Emit, shape: ValueId, count: usize) -> ValueId {
+fn spatial_part(to: &mut impl NodeSink, shape: ValueId, count: usize) -> ValueId {
     let (start, end) = (ints(to, &[2]), ints(to, &[count as i64 + 2]));
     let first = ints(to, &[0]);
     add(to, "Slice", &[shape, start, end, first], Attrs::new())
@@ -245,7 +245,7 @@ fn spatial_part(to: &mut impl Emit, shape: ValueId, count: usize) -> ValueId {
 
 /// The padding before each spatial axis.
 fn before(
-    to: &mut impl Emit,
+    to: &mut impl NodeSink,
     sliding: &Sliding,
     kernel: &[usize],
     inputs: ValueId,
@@ -277,7 +277,7 @@ fn before(
 ///
 /// Of equal elements it is the first, and NaN is larger than all others.
 pub(super) fn to_first_largest(
-    to: &mut impl Emit,
+    to: &mut impl NodeSink,
     (g, dtype): (ValueId, DType),
     (x, y): (ValueId, ValueId),
 ) -> ValueId {

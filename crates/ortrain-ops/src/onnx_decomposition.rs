@@ -6,14 +6,14 @@ use ortrain_graph::{Attrs, Graph, Node, Patch, Tensor, ValueId, ValueType};
 use crate::OpError;
 
 /// Where nodes can be added.
-pub(crate) trait Emit {
+pub(crate) trait NodeSink {
     /// A new node of `ai.onnx` with one output.
     fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId;
     /// A new constant.
     fn emit_constant(&mut self, tensor: Tensor) -> ValueId;
 }
 
-impl Emit for Patch {
+impl NodeSink for Patch {
     fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
         self.node("", op, inputs, attrs)
     }
@@ -23,7 +23,7 @@ impl Emit for Patch {
     }
 }
 
-impl Emit for Graph {
+impl NodeSink for Graph {
     fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
         let label = format!("{op}_{}", self.nodes.len());
         let (node, outputs) =
@@ -46,22 +46,22 @@ fn dtype_of(ty: Type, dtype: DType) -> DType {
 ///
 /// # Errors
 /// For instructions that no operator spells (computed indices, coordinates, random bits).
-pub(crate) fn spell<E: Emit>(
+pub(crate) fn emit_as_onnx<E: NodeSink>(
     expr: &Expr,
     dtype: DType,
     patch: &mut E,
     load: impl FnMut(&mut E, usize) -> ValueId,
 ) -> Result<ValueId, OpError> {
-    let values = spell_all(expr, &[], dtype, patch, load)?;
+    let values = emit_all_as_onnx(expr, &[], dtype, patch, load)?;
     Ok(values[usize::from(expr.outputs()[0].0)])
 }
 
-/// As [`spell`], of an expression with any number of results, which may ask for sums of `sums` over all elements. Returns
+/// As [`emit_as_onnx`], of an expression with any number of results, which may ask for sums of `sums` over all elements. Returns
 /// the value of each register.
 ///
 /// # Errors
-/// As for [`spell`].
-pub(crate) fn spell_all<E: Emit>(
+/// As for [`emit_as_onnx`].
+pub(crate) fn emit_all_as_onnx<E: NodeSink>(
     expr: &Expr,
     sums: &[Reg],
     dtype: DType,
@@ -162,7 +162,7 @@ mod tests {
     /// Nodes as they are written: operator and inputs.
     struct Written(Vec<(String, Vec<u32>)>);
 
-    impl Emit for Written {
+    impl NodeSink for Written {
         fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], _: Attrs) -> ValueId {
             let inputs = inputs.iter().flatten().map(|value| value.0).collect();
             self.0.push((op.to_owned(), inputs));
@@ -182,7 +182,7 @@ mod tests {
         let wave = b.unary(UnaryOp::Sin, root);
         let expr = b.finish(&[wave]);
         let mut written = Written(Vec::new());
-        spell(&expr, DType::F16, &mut written, |written, _| written.emit("Input", &[], Attrs::new()))
+        emit_as_onnx(&expr, DType::F16, &mut written, |written, _| written.emit("Input", &[], Attrs::new()))
             .expect("every instruction has a spelling");
         let nodes: Vec<(&str, &[u32])> =
             written.0.iter().map(|(op, inputs)| (op.as_str(), inputs.as_slice())).collect();
