@@ -1,11 +1,12 @@
-"""What the comparison is measured by: the least a step costs, and where it is to arrive."""
+"""Targets of the comparison, and the minimum cost of a step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# What a step is to take at most, as a share of that of onnxruntime-training, and of torch's. With a frozen trunk
-# onnxruntime-training computes another function: its normalizations use the statistics of the batch all the same.
+# Maximum ratios of our step to the steps of onnxruntime-training (first table) and torch (second table). With a frozen
+# trunk there is no target against onnxruntime-training, which computes another function: its normalizations still use
+# the statistics of the batch.
 AGAINST_REFERENCE = {
     "mlp_tiny": 0.70,
     "mlp": 0.63,
@@ -35,8 +36,8 @@ AGAINST_TORCH = {
     "lstm": 0.75,
     "adamw_25m": 1.00,
 }
-# With the factors of products in bfloat16, where the machine has AMX, as a share of that of onnxruntime-training in
-# float32: 0.9 of PyTorch's autocast.
+# Targets with bfloat16 factors on a machine with AMX, as a ratio to onnxruntime-training in float32. They are 0.9 of
+# the time of PyTorch's autocast.
 BF16_AGAINST_REFERENCE = {
     "lenet": 0.31,
     "resnet18_224": 0.27,
@@ -45,13 +46,13 @@ BF16_AGAINST_REFERENCE = {
     "gpt2_small6": 0.27,
     "lstm": 0.04,
 }
-# With three products of bfloat16 for one of float32, as a share of our own step in float32.
+# Targets with three bfloat16 products for each float32 product, as a ratio to our own step in float32.
 BF16X3_AGAINST_OURSELVES = {"bert_base": 0.60, "gpt2_small6": 0.60}
-# The geometric mean of the ratios to torch, without mlp_tiny.
+# Target for the geometric mean of the ratios to torch, without mlp_tiny.
 MEAN_AGAINST_TORCH = 0.7
-# Gaps that a shared machine makes by itself.
+# Tolerances of a target, as factors: the noise of a shared machine.
 TIE, TIE_WITH_TORCH = 1.05, 1.10
-# Bytes over the state after the import; what is not here is judged by the floor alone.
+# Maximum memory in bytes above the state after the import. For other workloads only the floor counts.
 MEMORY = {
     "mlp": 14e6,
     "lenet": 14e6,
@@ -65,31 +66,32 @@ MEMORY = {
     "lstm": 40e6,
 }
 OVER_FLOOR, BESIDES_FLOOR = 1.05, 8e6
-# Seconds: the import beyond NumPy's, the creation of a session, the first step.
+# Maximum seconds of the import (beyond NumPy's), the creation of a session, and the first step.
 IMPORT, CREATE = 0.03, 0.1
 FIRST_STEP = {"mlp": 0.005, "resnet18_224": 0.3}
-# How much longer steps may take with a memory limit, and the bytes that more instructions may take.
+# Maximum slowdown with a memory limit, and the bytes that additional instructions may take.
 SLOWER_WITHIN_LIMIT, BESIDES_LIMIT = 1.35, 4e6
-# How far losses in float32 may lie apart in the first twenty steps, relative to themselves.
+# Maximum relative difference of float32 losses in the first twenty steps.
 LOSSES = 1e-4
 
 
 def floor(about: dict[str, Any]) -> float:
-    """The bytes that a training step cannot do without, if it recomputes nothing.
+    """Returns the minimum memory of a training step without recomputation, in bytes.
 
-    A trained weight has a gradient and two moments, a frozen one has neither; then what the backward pass reads.
+    A trained weight has a gradient and two moments, a frozen weight has neither. Values saved for the backward pass are
+    added.
     """
     trained = about["trainable"]
     return float(16 * trained + 4 * (about["params"] - trained) + about["saved_bytes"])
 
 
 def memory(workload: str, about: dict[str, Any]) -> float:
-    """The bytes that a workload is to stay below."""
+    """Returns the maximum memory of a workload, in bytes."""
     return max(MEMORY.get(workload, 0.0), OVER_FLOOR * floor(about) + BESIDES_FLOOR)
 
 
 def time(workload: str, peer: str, precision: str = "f32") -> float | None:
-    """The ratio that a workload is to stay below at a precision of ours; nobody aims at jax."""
+    """Returns the maximum ratio for a workload at our precision, or None. jax has no targets."""
     if precision != "f32":
         lists = {
             ("bf16", "onnxruntime-training"): BF16_AGAINST_REFERENCE,
@@ -100,17 +102,17 @@ def time(workload: str, peer: str, precision: str = "f32") -> float | None:
         return AGAINST_REFERENCE.get(workload)
     if peer == "torch":
         return AGAINST_TORCH[workload]
-    # Its other variants are not to be faster than ours.
+    # Other variants of PyTorch must not be faster than ours.
     return 1.0 if peer == "torch-channels-last" else None
 
 
 def tie(peer: str) -> float:
-    """By how much an aim may be missed, as a factor."""
+    """Returns the factor by which a target may be missed."""
     return TIE_WITH_TORCH if peer.startswith("torch") else TIE
 
 
 def verdict(found: float, aim: float, tie: float = 1.0) -> str:
-    """Whether an aim is reached."""
+    """Returns "yes" if a target is reached, "tie" if it is missed within the tolerance, and "NO" otherwise."""
     if found <= aim:
         return "yes"
     return "tie" if found <= aim * tie else "NO"

@@ -1,10 +1,11 @@
-"""Runs of the classic TrainingSession beside the step of a Module and its optimizer, in turns in one run: the ratio.
+"""Comparison of the classic TrainingSession with the step of a Module and its optimizer: ratios of times.
 
     python benches/classic.py [NAME ...] [--rounds N]
 
-Both compute the same gradients. The Module's optimizer is AdamW; the session's are Adam and LAMB, each with and without
-clipping, as the AdamW beside it. A turn is several steps, of which the median counts: a training has caches to itself,
-and the first step of a turn finds those of the other. A ratio is the median over rounds.
+Both variants compute the same gradients. The Module's optimizer is AdamW. The session's optimizers are Adam and LAMB,
+each with and without clipping, like AdamW in the same comparison. The variants take turns of several steps, and the
+median step of a turn counts. The first step of a turn finds the caches full of the other variant's data. A ratio is the
+median over rounds.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from ortrain import artifacts, onnxblock
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.classic import TrainingParameters, TrainingSession
 
-# The most that a run may take, as a share of the step with AdamW.
+# Maximum ratio of a run to the step with AdamW, by optimizer.
 AIMS = {"AdamOptimizer": 1.05, "LambOptimizer": 1.15}
 NAMES = ("mlp", "resnet18_224")
 WARM = 5
-# Of a turn.
+# Number of steps in a turn.
 STEPS = 5
 
 
 def milliseconds(step: Callable[[], object]) -> float:
-    """The median time of the steps of a turn."""
+    """Returns the median time of the steps of a turn, in milliseconds."""
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()
@@ -45,7 +46,7 @@ def milliseconds(step: Callable[[], object]) -> float:
 
 
 def of_module(name: str, folder: Path, clipped: bool) -> tuple[Module, Optimizer, Path]:
-    """A Module with AdamW, and the model with its loss."""
+    """Returns a Module with AdamW, and the path of the model with its loss."""
     optimizer = onnxblock.optim.AdamW(clip_grad=onnxblock.optim.ClipGradNorm(1.0) if clipped else None)
     artifacts.generate_artifacts(
         workloads.load(name),
@@ -64,10 +65,10 @@ def of_module(name: str, folder: Path, clipped: bool) -> tuple[Module, Optimizer
 
 
 def use_statistics_of_batches(path: Path) -> None:
-    """Let each BatchNormalization of a model train as that of a Module does.
+    """Switches each BatchNormalization of a model to training mode, as in a Module.
 
-    With the running statistics of a model that never trained, activations overflow, and a step of what is not finite
-    takes a hundred times as long.
+    With the running statistics of an untrained model, activations overflow. A step on infinities and NaNs takes a
+    hundred times as long.
     """
     model = onnx.load(path)
     for node in model.graph.node:
@@ -80,7 +81,7 @@ def use_statistics_of_batches(path: Path) -> None:
 
 
 def of_session(name: str, path: Path, optimizer: str, clipped: bool, loss: str) -> TrainingSession:
-    """A classic session of the same model."""
+    """Returns a classic session of the same model."""
     trained = workloads.about(name)["trainable_names"]
     parameters = TrainingParameters()
     parameters.loss_output_name, parameters.training_optimizer_name = loss, optimizer
@@ -92,7 +93,7 @@ def of_session(name: str, path: Path, optimizer: str, clipped: bool, loss: str) 
 
 
 def compare(name: str, optimizer: str, clipped: bool, rounds: int, folder: Path) -> tuple[float, float]:
-    """The ratio, and the milliseconds of the step with AdamW."""
+    """Returns the ratio, and the milliseconds of the step with AdamW."""
     module, adamw, path = of_module(name, folder, clipped)
     session = of_session(name, path, optimizer, clipped, module.output_names()[0])
     x, labels = workloads.batch(name, 0)
@@ -116,7 +117,7 @@ def compare(name: str, optimizer: str, clipped: bool, rounds: int, folder: Path)
 
 
 def main() -> int:
-    """Prints a line for each workload and optimizer; the status says whether all are within their aims."""
+    """Prints a line for each workload and optimizer. The exit status is 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=15)

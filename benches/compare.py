@@ -1,19 +1,20 @@
-"""ortrain's training step beside that of other libraries, in one run: time, memory, cold start, losses.
+"""Comparison of ortrain's training step with other libraries: time, memory, cold start, losses.
 
     make compare                                  all workloads, with the release wheel
     make compare ARGUMENTS="mlp --rounds 5"
-    make compare ARGUMENTS="bert_mini --peers --memory-limit 0.6"
-    make compare ARGUMENTS="bert_base --precision bf16"
-    make compare ARGUMENTS="--peers --old OTHER/bin/python"     beside another version of ours
     python benches/compare.py --help
 
-A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, in float32 (but for the factors of
-products of ours at another --precision, and of torch-bf16), from the same weights on the same batches (of adamw_25m
-the optimizer's part alone is timed). Every library runs in a process and an environment of its own, made on the first
-run. The processes take turns of about half a second; a ratio is the median over rounds of (median step of ours /
-median step of theirs) of one round, as milliseconds of different minutes say little on a shared machine. Below 1, ours
-is faster. The first losses and gradients are compared too: a fast step that computes something else is worth nothing,
-and the run fails. docs/performance.md says what the columns mean.
+    make compare ARGUMENTS="bert_mini --peers --memory-limit 0.6"
+    make compare ARGUMENTS="bert_base --precision bf16"
+    make compare ARGUMENTS="--peers --old OTHER/bin/python"     with another version of ortrain
+
+A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, from the same weights and on the same
+batches. For adamw_25m only the optimizer is timed. Everything is float32, except the factors of products at another
+--precision and in torch-bf16. Each library runs in its own process and environment; the first run creates the
+environments. The processes take turns of about half a second. A ratio is the median over rounds of (our median step /
+their median step), because absolute times from different minutes are not comparable on a shared machine. A ratio below
+1 means that ours is faster. The first losses and gradients are compared too: the run fails if a library computes
+another function. docs/performance.md explains the columns.
 """
 
 from __future__ import annotations
@@ -43,59 +44,59 @@ import environments  # noqa: E402  (found in tests/)
 
 PEERS = Path(__file__).resolve().parent / "peers"
 RESULTS = Path(__file__).resolve().parent / "results"
-# Steps whose losses are compared, each on a batch of its own.
+# Number of steps with compared losses, each on its own batch.
 FIRST_LOSSES = 20
-# Steps in which memory is watched: after the second nothing is new.
+# Number of steps with observed memory. Later steps allocate nothing new.
 WATCHED_STEPS = 4
-# Seconds between two looks at a process's memory.
+# Interval between two memory measurements, in seconds.
 LOOK = 1e-3
 
 
 def without_images(workload: str) -> bool:
-    """Whether there is no layout of images to choose."""
+    """Returns true if the workload has no images, so that there is no image layout to choose."""
     return not workload.startswith(("lenet", "mobilenet", "resnet"))
 
 
 def with_frozen_statistics(workload: str) -> bool:
-    """Whether onnxruntime-training computes another function: it takes the statistics of the batch all the same."""
+    """Returns true if onnxruntime-training computes another function: it ignores the frozen statistics."""
     return workload == "mobilenetv2_224_head"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A library that takes part: a script under peers/ that speaks the protocol of turns.py, and where it runs."""
+    """A library in the comparison: a script in peers/ with the protocol of turns.py, and its interpreter."""
 
     name: str
     serve: tuple[str, ...]
-    """The script and its first arguments; the folder of the workload, its own and the threads follow."""
+    """Script and first arguments. The workload folder, the own folder and the thread count follow."""
     python: Callable[[], Path]
-    """The interpreter of its environment, which is made if it is not there."""
+    """Interpreter of the peer's environment, which is created if missing."""
     make: tuple[str, ...] = ()
-    """The same of what it does beforehand, to its own folder."""
+    """Script and first arguments that prepare the own folder."""
     stays_out: Callable[[str], bool] = lambda _: False
-    """Of which workloads."""
+    """True for workloads without this peer."""
     more: tuple[str, ...] = ()
-    """Arguments of the script behind the threads."""
+    """Arguments of the script after the thread count."""
     precision: str = "f32"
-    """How exactly it takes the factors of products."""
+    """Precision of the factors of products."""
 
     def command(self, what: tuple[str, ...], *arguments: object) -> list[str]:
-        """A command line."""
+        """Returns a command line for the peer's interpreter."""
         return [str(self.python()), str(PEERS / what[0]), *what[1:], *map(str, arguments)]
 
 
 def on_device(name: str, short: str, python: Callable[[], Path], **more: Any) -> Peer:
-    """A peer with the on-device API."""
+    """Returns a peer with the on-device API."""
     return Peer(name, ("on_device.py", short, "serve"), python, make=("on_device.py", short, "make"), **more)
 
 
 def torch(name: str, variant: str, **more: Any) -> Peer:
-    """A variant of PyTorch."""
+    """Returns a peer with a variant of PyTorch."""
     return Peer(name, ("with_torch.py", variant), environments.torch, **more)
 
 
 def ours(precision: str = "f32", fallback: str = "none") -> Peer:
-    """Our own library, at a precision."""
+    """Returns ortrain as a peer, at a precision."""
     name = "ortrain" if precision == "f32" else f"ortrain-{precision}"
     return on_device(name, "ortrain", lambda: Path(sys.executable), more=(precision, fallback), precision=precision)
 
@@ -114,37 +115,37 @@ OTHERS = {
         Peer("jax", ("with_jax.py",), environments.jax),
     ]
 }
-# ortrain itself, whose step may take a share of the arena that it would take.
+# ortrain with a memory limit: the step may use only a fraction of its arena.
 LIMITED = "ortrain-limited"
 
 
 def within(share: float) -> Peer:
-    """The peer of that name."""
+    """Returns the peer ``LIMITED``."""
     return on_device(LIMITED, f"ortrain@{share}", lambda: Path(sys.executable))
 
 
-# Another version of ortrain, in an environment of its own.
+# Another version of ortrain, in its own environment.
 OLD = "ortrain-old"
 
 
 def old(python: Path) -> Peer:
-    """The peer of that name."""
+    """Returns the peer ``OLD``."""
     return on_device(OLD, "ortrain", lambda: python)
 
 
 PRECISIONS = ("f32", "bf16", "bf16x3", "bf16x6")
 DEFAULT = ["onnxruntime-training", "torch", "torch-channels-last", "jax"]
-# Beside ours at another precision.
+# Default peers for ortrain at another precision than float32.
 DEFAULT_BF16 = ["onnxruntime-training", "ortrain", "torch-bf16", "torch-bf16-channels-last"]
 
 
 def told() -> dict[str, str]:
-    """The environment of a peer. Thread counts are told to the libraries; what it says must not get between."""
+    """Returns the environment of a peer without PYTHON* and OMP_*: the scripts set the number of threads."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OMP_"))}
 
 
 class Process:
-    """A peer at work on one workload."""
+    """Running process of a peer on one workload."""
 
     def __init__(self, peer: Peer, folder: Path, threads: int) -> None:
         self.peer = peer
@@ -176,27 +177,28 @@ class Process:
         return self._heard()
 
     def begin(self, first: int, gradients: bool = False) -> dict[str, Any]:
-        """Let it create its session and make so many steps; what it says of itself and of them."""
+        """Creates the session, runs ``first`` steps, and returns the peer's report on itself and these steps."""
         facts: dict[str, Any] = self._ask(json.dumps({"first": first, "gradients": gradients}))
         return facts
 
     def turn(self, seconds: float) -> list[float]:
-        """Let it run; the seconds of each of its steps."""
+        """Runs steps for some seconds and returns the seconds of each step."""
         times: list[float] = self._ask(str(seconds))
         return times
 
     def end(self) -> None:
-        """Let it go."""
+        """Ends the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
 class Watch:
-    """The memory of a process while this is entered, from the operating system.
+    """Context manager that measures the memory of a process with data from the operating system.
 
-    `anonymous` is the peak of RssAnon (pages that belong to no file) over what it was in the beginning, from a look
-    every millisecond; `resident` is that of all pages, which the system itself keeps. None where it cannot be known.
+    `anonymous` is the peak of RssAnon (pages that belong to no file) above the initial value, sampled every
+    millisecond. `resident` is the peak of all resident pages, which the system itself records. Unknown values become
+    None.
     """
 
     def __init__(self, pid: int) -> None:
@@ -210,7 +212,7 @@ class Watch:
         if (self._folder / "statm").exists():
             self._start, self._peak = self._now(), 0
             try:
-                # The peak of the resident set is from now on that of what follows.
+                # Resets the peak of the resident set.
                 (self._folder / "clear_refs").write_text("5")
                 self._resident_start = self._status("VmRSS")
             except OSError:
@@ -231,7 +233,7 @@ class Watch:
             self._peak = max(self._peak, self._now())
 
     def _now(self) -> int:
-        """Resident pages that are not shared with files: what `status` calls RssAnon, and quicker to read."""
+        """Returns the resident memory that is not file-backed: RssAnon of `status`, but faster to read."""
         _, resident, shared, *_ = (self._folder / "statm").read_text().split()
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
@@ -243,7 +245,7 @@ class Watch:
 
 
 def prepare(workload: str, peers: Sequence[Peer], folder: Path) -> None:
-    """Write the workload to a folder, and to the peers' own within it what they make of it."""
+    """Writes the workload to a folder, and the artifacts of each peer to a subfolder."""
     workloads.write(workload, folder, FIRST_LOSSES)
     for peer in peers:
         own = folder / peer.name
@@ -256,7 +258,7 @@ def prepare(workload: str, peers: Sequence[Peer], folder: Path) -> None:
 
 
 def start(peer: Peer, folder: Path, threads: int, repeats: int) -> Startup:
-    """Start a peer some times, its files being in the page cache; the memory is that of the first time."""
+    """Starts a peer several times with its files in the page cache. Memory is measured at the first start."""
     found = Startup()
     for repeat in range(repeats):
         process = Process(peer, folder, threads)
@@ -274,14 +276,14 @@ def start(peer: Peer, folder: Path, threads: int, repeats: int) -> Startup:
 
 
 def limits(folder: Path, threads: int) -> Limits:
-    """What the machine can do at the moment."""
+    """Measures the current limits of the machine."""
     command = [sys.executable, str(PEERS / "limits.py"), str(folder), str(folder / OURS.name), str(threads)]
     done = subprocess.run(command, env=told(), capture_output=True, text=True, check=True)
     return Limits(**json.loads(done.stdout))
 
 
 def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -> Workload:
-    """Let ours and the others take turns on a workload."""
+    """Runs ours and the other libraries in turns on a workload."""
     everybody = [options.ours, *(peer for peer in peers if not peer.stays_out(workload))]
     folder: Path = options.folder / workload
     prepare(workload, everybody, folder)
@@ -294,11 +296,11 @@ def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -
             processes.append(Process(peer, folder, options.threads))
             facts.append(processes[-1].begin(FIRST_LOSSES, gradients=True))
         for process in processes:
-            process.turn(options.seconds / 2)  # warm, and asleep again before the first turn that counts
+            process.turn(options.seconds / 2)  # warm-up, before the first measured turn
         medians: list[list[float]] = [[] for _ in processes]
         least = [float("inf") for _ in processes]
         for number in range(options.rounds):
-            # Nobody is always the one that comes after a certain other.
+            # The order alternates, so that no library always runs after the same other one.
             order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
             for index in order:
                 times = processes[index].turn(options.seconds)
@@ -322,7 +324,7 @@ def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -
         )
         for peer, about, rounds, fastest, startup in zip(everybody, facts, medians, least, startups, strict=True)
     ]
-    # What the machine did once, it can do.
+    # The best of both measurements is the limit of the machine.
     best = Limits(max(limit.flops for limit in able), max(limit.bandwidth for limit in able))
     path = folder / LIMITED / "limit.json"
     limit = json.loads(path.read_text()) if any(peer.name == LIMITED for peer in peers) else None
@@ -330,7 +332,7 @@ def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Where this was measured."""
+    """Returns a description of the machine."""
     about: dict[str, Any] = {
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
@@ -358,7 +360,10 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print tables, write them; fail where losses differ or an aim that was asked for is missed."""
+    """Prints and writes the report.
+
+    Fails if results differ or, with ``--aims`` or ``--at-most``, a target is missed.
+    """
     parser = argparse.ArgumentParser(description="ortrain's training step beside that of other libraries.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(workloads.NAMES)} (all)")
     names = ", ".join(OTHERS)

@@ -1,10 +1,10 @@
-"""Forward and backward as two calls beside the step of a Module, in turns in one run: the ratio of times and of memory.
+"""Comparison of separate forward and backward calls with a Module's joint step: ratios of time and memory.
 
     python benches/forward_backward.py [NAME ...] [--rounds N]
 
-A step is forward, loss, backward; no optimizer takes one. Both compute the same; two calls hand the loss over and take
-its gradient in between. A ratio of times is the median of those of pairs, a ratio of memory that of what is kept while
-a step is under way: weights, their gradients, and the workspace.
+A step is forward, loss and backward, without an optimizer. Both variants compute the same function and run in turns.
+Separate calls return the loss and receive its gradient in between. A ratio of times is the median over pairs of steps.
+A ratio of memory compares the bytes in use during a step: weights, gradients and workspace.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import workloads
 from ortrain import OrtValue, _ortrain, artifacts
 from ortrain.api import CheckpointState, Module
 
-# What two calls may take at most, as a share of the joint step.
+# Maximum ratio of separate calls to the joint step, by workload.
 TIMES = {"mlp": 1.15, "resnet18_224": 1.05, "bert_mini": 1.05}
 MEMORY = 1.05
 WARM = 5
 
 
 def milliseconds(step: Callable[[], None]) -> float:
-    """The time of a step."""
+    """Returns the time of a step in milliseconds."""
     start = time.perf_counter()
     step()
     return (time.perf_counter() - start) * 1e3
 
 
 def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
-    """The ratios of times and of memory, and the milliseconds of the joint step."""
+    """Returns the ratios of times and of memory, and the milliseconds of the joint step."""
     trained = workloads.about(name)["trainable_names"]
     artifacts.generate_artifacts(
         workloads.load(name),
@@ -93,7 +93,7 @@ def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Prints a line for each workload; the status says whether all are within their aims."""
+    """Prints a line for each workload. The exit status is 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(TIMES))
     parser.add_argument("--rounds", type=int, default=40)

@@ -1,8 +1,8 @@
-"""The kernels of a training step on a GPU, counted without one: launches, distinct kernels, operations, bytes.
+"""Statistics of the GPU kernels of a training step, without a GPU: launches, distinct kernels, operations, bytes.
 
     python benches/gpu_kernels.py [WORKLOAD ...]
 
-Kernels are those that `ortrain dump --stage kernels` prints, with the limits that every device allows.
+The numbers come from `ortrain dump --stage kernels`, with device limits that every GPU supports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ortrain import LossType, OptimType
 
 
 def counts_of(name: str) -> tuple[int, int, int, float, float, float]:
-    """Instructions, launches and distinct kernels of both entries; operations and bytes; seconds of printing."""
+    """Returns instructions, launches and kernels of both entries, GFLOP, MB, and the seconds of the kernel dump."""
     model = workloads.load(name)
     with tempfile.TemporaryDirectory() as folder:
         ortrain.generate_artifacts(
@@ -53,7 +53,7 @@ def counts_of(name: str) -> tuple[int, int, int, float, float, float]:
 
 
 def main() -> None:
-    """A line for each workload."""
+    """Prints a line for each workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=workloads.NAMES)
     print(f"{'workload':22} {'instructions':>12} {'launches':>9} {'kernels':>8} {'GFLOP':>9} {'MB':>9} {'s':>6}")

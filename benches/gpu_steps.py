@@ -1,10 +1,10 @@
-"""Training steps on a GPU beside PyTorch's on the same one, a product of matrices and a nest that copies.
+"""Comparison with PyTorch on the same GPU: training steps, a matrix product, and an element-wise copy.
 
     python benches/gpu_steps.py [--device NAME] [--peer PYTORCH_DEVICE] [--json FILE] [--profile FOLDER] [WORKLOAD ...]
 
-Everything is float32; PyTorch is told not to use TF32. A step is forward, backward and optimizer, and ends when its
-loss is on the host. The product and the nest are timed by the clock of the device. Without a GPU that PyTorch knows,
-ours alone is timed.
+Everything is float32; TF32 is disabled in PyTorch. A step is forward, backward and optimizer, and ends when its loss is
+on the host. The product and the copy are timed by the clock of the device. Without a GPU that PyTorch supports, only
+ours is timed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ import ortrain
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-# The workloads, and the most that a step may take beside PyTorch's.
+# Maximum ratio of our step to PyTorch's, by workload.
 AIMS = {"mlp": 2.0, "lenet": 2.0, "bert_mini": 2.0, "resnet18_224": 2.0, "bert_base": 3.0}
-# Rows and columns of the product; it may take twice as long as PyTorch's.
+# Size of the square matrices in the product, and its maximum ratio to PyTorch's time.
 SIDE, PRODUCT_AIM = 4096, 2.0
-# Elements that are copied: far more than caches hold. The nest reaches this share of the rate of a copy.
+# Number of copied elements, far more than fit into caches. Minimum ratio of the loop nest's rate to the rate of a copy.
 ELEMENTS, COPY_AIM = 1 << 26, 0.8
-# Batches of a workload that take turns.
+# Number of batches, which are used in turn.
 BATCHES = 4
-# Losses that are compared before anything is timed, and the most by which they may differ: a share of those over one.
+# Number of losses that are compared with PyTorch's, and their maximum difference, relative for losses above 1.
 LOSSES, LOSS = 5, 1e-2
 MIB = 1 << 20
 
 
 def timed_steps(step: Callable[[int], float], seconds: float) -> tuple[float, list[float]]:
-    """The seconds of a step in the middle, after some that warm up, and the first losses."""
+    """Returns the median seconds of a step without the warm-up, and the first losses."""
     losses = [step(number) for number in range(LOSSES)]
     times: list[float] = []
     number, end = LOSSES, time.perf_counter() + seconds
@@ -57,7 +57,7 @@ def timed_steps(step: Callable[[int], float], seconds: float) -> tuple[float, li
 
 
 class Ours:
-    """A workload as ortrain trains it."""
+    """A workload trained by ortrain."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], device: str) -> None:
         state = ortrain.CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -68,14 +68,14 @@ class Ours:
             self.batches = [(stored[f"x{index}"], stored[f"labels{index}"]) for index in range(settings["batches"])]
 
     def step(self, number: int) -> float:
-        """A step; the result is its loss."""
+        """Runs a step and returns its loss."""
         self.module.lazy_reset_grad()
         loss: Any = self.module(*self.batches[number % len(self.batches)])
         self.optimizer.step()
         return float(loss)
 
     def kinds(self, steps: int = 5) -> tuple[dict[str, float], list[tuple[float, str]]]:
-        """Milliseconds of a step by kinds of instructions, and of each instruction, by the clock of the device."""
+        """Returns milliseconds per step by instruction kind, and of each instruction, by the clock of the device."""
         profile = self.module.profile(*self.batches[0], steps=steps, warmup=1)
         kinds: dict[str, float] = collections.defaultdict(float)
         for one in profile.instructions:
@@ -92,7 +92,7 @@ class Ours:
 
 
 def make(name: str, folder: Path) -> dict[str, Any]:
-    """Write a workload and the artifacts of ortrain to a folder; its settings."""
+    """Writes a workload and the artifacts of ortrain to a folder. Returns its settings."""
     from on_device import make_ours
 
     workloads.write(name, folder, BATCHES)
@@ -102,7 +102,7 @@ def make(name: str, folder: Path) -> dict[str, Any]:
 
 
 def of_torch(folder: Path, settings: dict[str, Any], device: str) -> Callable[[int], float]:
-    """The step of PyTorch: eager, with its fused AdamW."""
+    """Returns a step of PyTorch: eager, with the fused AdamW."""
     import torch
     from onnx_in_torch import Network, adamw
     from torch.nn import functional as F  # noqa: N812
@@ -114,7 +114,7 @@ def of_torch(folder: Path, settings: dict[str, Any], device: str) -> Callable[[i
         ]
     with np.load(folder / "weights.npz") as stored:
         weights = {name: torch.from_numpy(stored[name]) for name in stored.files}
-    # Constants are computed on the host.
+    # Network computes constants on the host, so it is built before the move to the device.
     network: Any = Network(onnx.load(folder / "graph.onnx"), weights, settings["trainable"], batches[0][0])
     network.to(device)
     trained = [network.weights[name].requires_grad_() for name in settings["trainable"]]
@@ -132,7 +132,7 @@ def of_torch(folder: Path, settings: dict[str, Any], device: str) -> Callable[[i
 
 
 def device_seconds(model: onnx.ModelProto, feeds: dict[str, np.ndarray], device: str, repeats: int) -> float:
-    """The seconds of the longest instruction of a model, by the clock of the device; the median of some runs."""
+    """Returns the median seconds of the longest instruction of a model over some runs, by the clock of the device."""
     options = ortrain.SessionOptions()
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,7 @@ def device_seconds(model: onnx.ModelProto, feeds: dict[str, np.ndarray], device:
 
 
 def model_of(nodes: list[onnx.NodeProto], inputs: dict[str, list[int]], output: list[int]) -> onnx.ModelProto:
-    """A model of some nodes, whose output is `y`."""
+    """Returns a model of some nodes with the output `y`."""
     given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
     made = helper.make_tensor_value_info("y", TensorProto.FLOAT, output)
     graph = helper.make_graph(nodes, "bench", given, [made])
@@ -159,7 +159,7 @@ def model_of(nodes: list[onnx.NodeProto], inputs: dict[str, list[int]], output: 
 
 
 def torch_seconds(call: Callable[[], Any], repeats: int = 20) -> float:
-    """The seconds of a call on the GPU, by its clock; the median of some."""
+    """Returns the median seconds of a call over some runs, by the clock of the GPU."""
     import torch
 
     call()
@@ -175,7 +175,7 @@ def torch_seconds(call: Callable[[], Any], repeats: int = 20) -> float:
 
 
 def product(device: str, peer: str | None, side: int) -> dict[str, Any]:
-    """A product of square matrices."""
+    """Measures a product of square matrices."""
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((side, side), np.float32) for _ in range(2))
     shape = [side, side]
@@ -193,7 +193,7 @@ def product(device: str, peer: str | None, side: int) -> dict[str, Any]:
 
 
 def copy(device: str, peer: str | None, elements: int) -> dict[str, Any]:
-    """A nest that reads and writes each element once, beside a copy."""
+    """Measures a loop nest that reads and writes each element once, and a copy in PyTorch."""
     side = 1 << (elements.bit_length() // 2)
     x = np.random.default_rng(1).standard_normal((elements // side, side), np.float32)
     model = model_of([helper.make_node("Neg", ["x"], ["y"])], {"x": list(x.shape)}, list(x.shape))
@@ -211,7 +211,7 @@ def copy(device: str, peer: str | None, elements: int) -> dict[str, Any]:
 
 
 def workload(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The steps of a workload."""
+    """Measures the steps of a workload."""
     settings = make(name, folder)
     row: dict[str, Any] = {"name": name, "unit": "ms", "aim": f"at most {AIMS.get(name, 2.0)}"}
     start = time.perf_counter()
@@ -234,7 +234,7 @@ def workload(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Formats a row of the table."""
     numbers = [f"{row[key]:10.3f}" if key in row else f"{'-':>10}" for key in ("ours", "torch", "ratio")]
     more = ""
     if "kinds" in row:
@@ -245,7 +245,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """A line for each measurement, as soon as it is there."""
+    """Prints a line for each measurement as soon as it is complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=list(AIMS))
     parser.add_argument("--device", default="vulkan", help="of ortrain (vulkan)")

@@ -1,13 +1,14 @@
-"""Steps of batches of new sizes, and what planning for them takes.
+"""Time of the first step with a new batch size, and of the planning for it.
 
-    python benches/new_shapes.py                         the networks whose programs are the largest
+    python benches/new_shapes.py                         the networks with the largest programs
     python benches/new_shapes.py bert_mini               one of them
-    python benches/new_shapes.py --old VENV/bin/python   beside another version of ours, in turns
+    python benches/new_shapes.py --old VENV/bin/python   comparison with another version, in turns
 
-Sizes of batches change, in modules that begin anew. For each but the largest a line has how much longer the first step
-takes than a later one, as a share of that step and of a step of the workload's own size; medians, and all shares from
-the least to the largest. The largest size comes first, so that the memory of a step is there for the others: a machine
-may get it from a host only then. The last line has the median of planning alone, which needs no memory for values.
+New modules run batches of different sizes. Each line is for one size and shows the extra time of the first step over
+later steps: in milliseconds, as a fraction of that step, and as a fraction of a step with the workload's own size. The
+numbers are medians; the fractions have their range too. The largest size runs first and is not shown. It allocates the
+memory for all other sizes, so that no line includes the time that a host needs to provide memory. The last line is the
+median time of planning alone, which allocates no memory for values.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module
 
 NAMES = ("resnet18_224", "mobilenetv2_224", "bert_mini", "gpt2_small6")
-# Sizes in order, beside the workload's own.
+# Differences from the workload's own batch size, in the order of the steps.
 CHANGES = (3, 0, 1, -1, 2, -2)
 REPEATS = 5
 STEPS = 6
@@ -34,7 +35,7 @@ PLANNED = 15
 
 
 def module_of(name: str, folder: Path) -> Module:
-    """A module of a workload that takes batches of any size."""
+    """Builds a module of a workload for batches of any size."""
     artifacts.generate_artifacts(
         artifacts.open_batch(workloads.load(name)),
         requires_grad=workloads.about(name)["trainable_names"],
@@ -45,7 +46,7 @@ def module_of(name: str, folder: Path) -> Module:
 
 
 def new_module(folder: Path) -> Module:
-    """A module of artifacts, which has planned nothing."""
+    """Builds a module of the artifacts, without any cached plans."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
     module.train()
@@ -53,7 +54,7 @@ def new_module(folder: Path) -> Module:
 
 
 def first_and_later(module: Module, inputs: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
-    """The seconds of the first step on inputs of a size, and of later ones, the median."""
+    """Returns the seconds of the first step on these inputs, and the median seconds of later steps."""
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()

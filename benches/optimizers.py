@@ -1,16 +1,17 @@
-"""Steps of the optimizers of ortrain.optim beside those of torch.optim, on the weights of a ResNet-50.
+"""Comparison of optimizer steps in ortrain.optim and torch.optim, on the weights of a ResNet-50.
 
-    python benches/optimizers.py                     all of them: some minutes
+    python benches/optimizers.py                     all optimizers, in some minutes
     python benches/optimizers.py Adam Lion --rounds 15
 
-25.6 million float32 weights in 161 tensors, whose gradients are there already. Each optimizer has its defaults; SGD is
-there with momentum, too. With groups, vectors have no weight decay and the last stage has a tenth of the rate. PyTorch
-takes its fused form, else its foreach form, and runs in a process and an environment of its own. All take turns: a
-number is the median over rounds of the median step of one turn, a ratio the median over rounds of that of one round.
+The weights are 25.6 million float32 numbers in 161 tensors, with constant gradients. Each optimizer uses its default
+settings; SGD also runs with momentum. With groups, vectors have no weight decay, and the last stage has a tenth of the
+learning rate. PyTorch uses its fused implementation, or else the foreach implementation, in its own process and
+environment. All variants take turns. A time is the median over rounds of the median step in a turn. A ratio is the
+median over rounds of the ratio in a round.
 
-The bytes of a step are those that it cannot do without: weights read and written, gradients read, slots read and
-written. The bandwidth ratio is the step's time by the time that its bytes would need at the bandwidth that
-AdamW's step, one operator of onnxruntime, reaches in the same round: 1 is as fast as that, 2 half as fast.
+The bytes of a step are its minimum traffic: weights read and written, gradients read, slots read and written. The
+bandwidth column divides the time of a step by the time that its bytes need at a reference bandwidth. The reference is
+AdamW's step in the same round, a single operator of onnxruntime. 1 is as fast as the reference, 2 half as fast.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from typing import Any
 import numpy as np
 
 SEED = 20260
-# So small that weights stay about what they are; with gradients that stay the same no slot fades into denormals.
+# Small, so that weights hardly change. With constant gradients, no slot decays to denormal numbers.
 RATE = 1e-6
-# The shapes of a ResNet-50: blocks and width of each stage.
+# Shapes of a ResNet-50: number of blocks and width of each stage.
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 WIDER = 4
-# Another row for what most people take SGD for.
+# Additional rows: SGD with momentum, which is the usual form of SGD.
 SETTINGS: dict[str, tuple[str, dict[str, float]]] = {"SGD momentum": ("SGD", {"momentum": 0.9})}
 REFERENCE = "reference"
 HEADER = ("optimizer", "groups", "MB", "ms", "GB/s", "bandwidth", "torch", "torch ms", "ours/torch")
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """The parameters of a ResNet-50."""
+    """Returns the shapes of the parameters of a ResNet-50."""
     found: dict[str, tuple[int, ...]] = {}
 
     def convolution(name: str, outputs: int, inputs: int, size: int) -> None:
@@ -65,36 +66,36 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def group_of(name: str, shape: tuple[int, ...]) -> int:
-    """The group of a parameter: vectors, the last stage, all others."""
+    """Returns the group of a parameter: 0 for vectors, 1 for the last stage, 2 for all others."""
     if len(shape) == 1:
         return 0
     return 1 if name.startswith(f"stage{len(STAGES)}.") else 2
 
 
 def weights() -> Iterator[tuple[str, Any]]:
-    """Values, always the same; the gradients are twice as large."""
+    """Yields the weights, which are the same in every run. The gradients are twice the weights."""
     rng = np.random.default_rng(SEED)
     for name, shape in shapes().items():
         yield name, rng.standard_normal(shape, np.float32) * np.float32(0.05)
 
 
 Step = Callable[[], object]
-# A step and what there is to say of it.
+# Function that creates a step and a dictionary of facts about the step.
 Maker = Callable[[str, dict[str, float], bool], tuple[Step, dict[str, Any]]]
 
 
 def ours(threads: int) -> Maker:
-    """Steps of ortrain."""
+    """Returns a function that creates steps of ortrain."""
     from onnx import TensorProto, helper, numpy_helper
 
     import ortrain
     from ortrain import optim
 
-    # Gradients are the same at every step, on purpose.
+    # The gradients are constant on purpose, so the warning does not apply.
     warnings.simplefilter("ignore", ortrain.TrainingWarning)
     options = ortrain.SessionOptions()
     options.intra_op_num_threads = threads
-    # The sum of squares, times an input.
+    # The loss is the sum of squares, multiplied by an input.
     nodes, tensors = [], []
     for name, values in weights():
         nodes.append(helper.make_node("Mul", [name, name], [f"{name}.square"]))
@@ -130,7 +131,7 @@ def ours(threads: int) -> Maker:
 
 
 def torchs(threads: int) -> Maker:
-    """Steps of PyTorch."""
+    """Returns a function that creates steps of PyTorch."""
     import torch
 
     torch.set_num_threads(threads)
@@ -152,7 +153,7 @@ def torchs(threads: int) -> Maker:
                 optimizer = kind([dict(group) for group in groups], lr=RATE, **settings, **how)
                 optimizer.step()
             except (TypeError, ValueError, RuntimeError):
-                # There is no such form, or the optimizer is for other shapes.
+                # PyTorch has no such implementation, or the optimizer does not support these shapes.
                 continue
             return optimizer.step, {"form": form}
         return lambda: None, {"form": None}
@@ -161,7 +162,7 @@ def torchs(threads: int) -> Maker:
 
 
 def serve(make: Maker) -> None:
-    """Answers lines of JSON: ``make`` a step of this label, ``forget`` it, let it run for some ``seconds``."""
+    """Answers lines of JSON: ``make`` creates a step with a label, ``forget`` deletes it, ``turn`` runs it."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     steps: dict[str, Step] = {}
@@ -174,7 +175,7 @@ def serve(make: Maker) -> None:
         elif asked["what"] == "forget":
             del steps[label]
         else:
-            # The first step finds the threads asleep and the caches full of something else.
+            # Warm-up step: the threads are asleep, and the caches have other data.
             steps[label]()
             times: list[float] = []
             now = time.perf_counter()
@@ -189,7 +190,7 @@ def serve(make: Maker) -> None:
 
 
 class Child:
-    """A process that serves."""
+    """A child process that runs ``serve``."""
 
     def __init__(self, who: str, python: Path, threads: int) -> None:
         variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OMP_"))}
@@ -199,7 +200,7 @@ class Child:
         )
 
     def ask(self, what: str, label: str, **more: Any) -> dict[str, Any]:
-        """Asks for something and waits for the answer."""
+        """Sends a request and returns the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"what": what, "label": label, **more}) + "\n")
@@ -211,14 +212,14 @@ class Child:
         return answer
 
     def end(self) -> None:
-        """Lets it go."""
+        """Ends the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
 def compare(label: str, here: Child, there: Child, whole: int, options: argparse.Namespace) -> list[tuple[str, ...]]:
-    """The lines of an optimizer; `whole` is the number of bytes of the reference's step."""
+    """Returns the table rows of an optimizer. `whole` is the number of bytes of the reference's step."""
     import report
 
     name, settings = SETTINGS.get(label, (label, {}))
@@ -229,7 +230,7 @@ def compare(label: str, here: Child, there: Child, whole: int, options: argparse
     turns = [(child, kind) for child, kind in turns if child is here or other[kind]["form"]]
     medians: dict[tuple[Child, str], list[float]] = {turn: [] for turn in turns}
     for number in range(options.rounds):
-        # Nobody is always the one that comes after a certain other.
+        # The order alternates, so that no variant always runs after the same other one.
         for child, kind in turns if number % 2 == 0 else reversed(turns):
             found = child.ask("turn", kind, seconds=options.seconds)
             medians[child, kind].append(found["median"])
@@ -253,7 +254,7 @@ def compare(label: str, here: Child, there: Child, whole: int, options: argparse
 
 
 def main() -> None:
-    """Prints a table."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description="Steps of our optimizers beside those of PyTorch.")
     parser.add_argument("names", nargs="*", metavar="OPTIMIZER", help="of ortrain.optim, or 'SGD momentum' (all)")
     parser.add_argument("--threads", type=int, default=2, help="for both (2)")

@@ -1,9 +1,10 @@
-"""Steps of ORTTrainer beside runs of the classic TrainingSession that does the same, in turns in one run.
+"""Comparison of ORTTrainer's steps with runs of an equivalent classic TrainingSession.
 
     python benches/orttrainer.py [NAME ...] [--rounds N]
 
-Both train with Adam and clip, from the same weights, on the same batch. On `bert_mini` the ratio counts, on `mlp` the
-microseconds that the trainer adds to a run. Either number is the median of those of pairs.
+Both train with Adam and clipping, from the same weights, on the same batch, in turns. The target on `bert_mini` is the
+ratio of times; the target on `mlp` is the microseconds that the trainer adds to a run. Both numbers are medians over
+pairs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.trainer import ORTTrainer, ORTTrainerOptions
 from ortrain.trainer.optim import AdamConfig
 
-# The most that a step may take: as a share of a run, and in microseconds more than it.
+# Maximum ratio of a step to a run, and maximum microseconds that a step takes longer, by workload.
 RATIOS = {"bert_mini": 1.05}
 MICROSECONDS = {"mlp": 60.0}
 NAMES = (*RATIOS, *MICROSECONDS)
@@ -35,14 +36,14 @@ WARM = 5
 
 
 def microseconds(step: Callable[[], object]) -> float:
-    """The time of a step."""
+    """Returns the time of a step in microseconds."""
     start = time.perf_counter()
     step()
     return (time.perf_counter() - start) * 1e6
 
 
 def with_loss(name: str, folder: Path) -> onnx.ModelProto:
-    """The model of a workload with its loss as the only output."""
+    """Returns the model of a workload with its loss as the only output."""
     artifacts.generate_artifacts(
         workloads.load(name),
         requires_grad=workloads.about(name)["trainable_names"],
@@ -56,13 +57,13 @@ def with_loss(name: str, folder: Path) -> onnx.ModelProto:
 
 
 def frozen(name: str, model: onnx.ModelProto) -> list[str]:
-    """The initializers that are not trained."""
+    """Returns the initializers that are not trained."""
     trained = set(workloads.about(name)["trainable_names"])
     return [tensor.name for tensor in model.graph.initializer if tensor.name not in trained]
 
 
 def of_trainer(name: str, model: onnx.ModelProto) -> ORTTrainer:
-    """A trainer of the model."""
+    """Builds a trainer of the model."""
 
     def shape(value: onnx.ValueInfoProto) -> list[int | str]:
         return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -78,7 +79,7 @@ def of_trainer(name: str, model: onnx.ModelProto) -> ORTTrainer:
 
 
 def of_session(name: str, model: onnx.ModelProto) -> TrainingSession:
-    """A classic session with the same settings, which are the defaults of both."""
+    """Builds a classic session with the same settings, which are the defaults of both."""
     trained = workloads.about(name)["trainable_names"]
     parameters = TrainingParameters()
     parameters.loss_output_name, parameters.training_optimizer_name = model.graph.output[0].name, "AdamOptimizer"
@@ -89,7 +90,7 @@ def of_session(name: str, model: onnx.ModelProto) -> TrainingSession:
 
 
 def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
-    """The ratio, the microseconds that the trainer adds, and the microseconds of a run."""
+    """Returns the ratio, the microseconds that the trainer adds, and the microseconds of a run."""
     model = with_loss(name, folder)
     session, trainer = of_session(name, model), of_trainer(name, model)
     x, labels = workloads.batch(name, 0)
@@ -108,7 +109,7 @@ def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
         assert abs(first - second) <= 1e-5 * abs(first), f"they do not train alike: {first} and {second}"
     pairs: list[tuple[float, float]] = []
     for turn in range(rounds):
-        # Either goes first in every other round, for a step finds the caches as the one before left them.
+        # The order alternates, because a step finds the caches in the state that the previous step left.
         if turn % 2:
             after = microseconds(step)
             pairs.append((microseconds(run), after))
@@ -123,7 +124,7 @@ def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Prints a line for each workload; the status says whether all are within their aims."""
+    """Prints a line for each workload. The exit status is 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=40)

@@ -1,12 +1,13 @@
-"""Bits of results before and after a change that is to change none: ``make pin``.
+"""Bitwise comparison of results before and after a change that must not affect them: ``make pin``.
 
-    python benches/pin.py RECORD             write RECORD, or compare with the one that is there
-    python benches/pin.py RECORD mlp lenet   these workloads alone
+    python benches/pin.py RECORD             write RECORD, or compare if RECORD exists
+    python benches/pin.py RECORD mlp lenet   only these workloads
 
-A record has, for the workloads of the comparison and for the network of the digits: instructions, bytes of the arena,
-losses and a hash of the parameters after three steps, at one thread and at two. For every case of the testkit it has
-the line that ``crates/ortrain-testkit/examples/pin.rs`` prints. All is computed at the level AVX2. Losses, parameters
-and bytes of arenas must stay as they are; instructions may get other names, and are shown where they differ.
+For the workloads of the comparison and for the digits network, a record has: instructions, bytes of the arena, losses,
+and a hash of the parameters after three steps, with one and with two threads. For each case of the testkit, the record
+has the line that ``crates/ortrain-testkit/examples/pin.rs`` prints. Everything is computed at the instruction-set level
+AVX2. Losses, parameters and arena bytes must not change. Instructions may change their descriptions; the differences
+are printed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 THREADS = (1, 2)
 STEPS = 3
 DIGITS = "digits"
-# Differences that may be, for they say the same in other words.
+# Field with allowed differences: the descriptions of instructions.
 SPELLING = "instructions"
 COUNT = re.compile(r"\d+ instructions")
 SHOWN = 20
@@ -37,7 +38,7 @@ Record = dict[str, Any]
 
 
 def digits(folder: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Artifacts of the network of the digits, and batches."""
+    """Writes the artifacts of the digits network and returns batches."""
     from sklearn.datasets import load_digits
 
     from ortrain import artifacts
@@ -56,7 +57,7 @@ def digits(folder: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def workload(name: str, folder: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Artifacts of a workload of the comparison, and batches."""
+    """Writes the artifacts of a workload of the comparison and returns batches."""
     import workloads
 
     from ortrain import artifacts
@@ -72,7 +73,7 @@ def workload(name: str, folder: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def trained(folder: Path, batches: list[tuple[np.ndarray, np.ndarray]], threads: int) -> Record:
-    """Some steps of a training from artifacts."""
+    """Runs some training steps from artifacts and returns their results."""
     from ortrain import SessionOptions
     from ortrain.api import CheckpointState, Module, Optimizer
 
@@ -99,14 +100,14 @@ def trained(folder: Path, batches: list[tuple[np.ndarray, np.ndarray]], threads:
 
 
 def cases() -> Record:
-    """The lines of the testkit's cases."""
+    """Returns the lines of the testkit's cases."""
     command = ["cargo", "run", "--quiet", "--release", "--package", "ortrain-testkit", "--example", "pin"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return dict(line.split(": ", 1) for line in lines)
 
 
 def differences(before: Record, after: Record) -> tuple[list[str], list[str]]:
-    """The differences between two records: of bits, and of spelling alone."""
+    """Returns the differences between two records: changed bits, and changed descriptions of instructions only."""
     bits: list[str] = []
     spelling: list[str] = []
     for name in sorted(before.keys() | after.keys()):
@@ -122,7 +123,7 @@ def differences(before: Record, after: Record) -> tuple[list[str], list[str]]:
 
 
 def main() -> int:
-    """Write a record, or compare."""
+    """Writes a record, or compares with an existing one."""
     parser = argparse.ArgumentParser(description="Bits of results before and after a change that is to change none.")
     parser.add_argument("record", type=Path, help="the record, which is written if it is not there")
     parser.add_argument("names", nargs="*", help="workloads (all, the digits and the cases of the testkit)")

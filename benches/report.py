@@ -1,4 +1,4 @@
-"""What a comparison found, and how it is told: tables, JSON, what is wrong."""
+"""Results of a comparison, and their report: tables, JSON, and a list of failures."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from typing import Any
 import aims
 
 SMALLEST = "mlp_tiny"
-# The loss of the first step is that of the same weights: what differs is the order of float32 sums, and how exactly
-# the factors of products are taken (24, 16 or 8 bits). Of two the less exact one counts: the later one.
+# Relative tolerance of the first loss, by precision, from the most exact to the least exact. All libraries start from
+# the same weights, so only two things differ: the order of float32 sums, and the precision of the factors of products
+# (24, 16 or 8 bits). For two libraries the less exact precision applies.
 FIRST_TOLERANCE = {"f32": 2e-5, "bf16x6": 2e-5, "bf16x3": 1e-4, "bf16": 2e-2}
-# The norm of each parameter's gradient in the first step, relative to itself or to a share of the largest one: a bias
-# in front of a normalization has no gradient but rounding.
+# Tolerance of the norm of each parameter's gradient in the first step, relative to the norm itself or to a fraction of
+# the largest norm. The floor is necessary: a bias before a normalization has a gradient of rounding errors only.
 GRADIENT_TOLERANCE = {"f32": 1e-2, "bf16x6": 1e-2, "bf16x3": 1e-2, "bf16": 0.3}
 GRADIENT_FLOOR = 1e-3
-# Where batches of a few images are normalized, rounding moves a small gradient by more: the other libraries lie as far
-# from one another. What they differ by is the limit then, but for a library that this far off is no rounding any more.
+# Upper limit of the gradient tolerance. Normalization over batches of a few images amplifies rounding errors in small
+# gradients, and the other libraries differ from each other in the same way. Their differences raise the tolerance up to
+# this limit. A larger difference is not rounding.
 GRADIENT_TOLERANCE_AT_MOST = {"f32": 5e-2, "bf16x6": 5e-2, "bf16x3": 5e-2, "bf16": 0.3}
-# Then the optimizer turns rounding into steps: AdamW moves a weight by about the learning rate, however small its
-# gradient is. Where batches of a few images are normalized, losses of later steps lie apart between any two libraries.
-# Beyond this they do not compute the same thing; with 8 bits that cannot be said.
+# Relative tolerance of later losses. The optimizer turns rounding errors into steps: AdamW moves a weight by about the
+# learning rate, however small the gradient is. With small normalized batches, the losses of later steps differ between
+# any two libraries. A larger difference means another computation. The tolerance does not apply to factors of 8 bits.
 LATER_STEPS, LATER_TOLERANCE = 5, 3e-2
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the machine, with the threads of the run: operations and bytes per second."""
+    """Limits of the machine with the threads of the run, in operations and bytes per second."""
 
     flops: float
     bandwidth: float
@@ -38,46 +40,46 @@ class Limits:
 
 @dataclass
 class Startup:
-    """What it takes until a first step is done."""
+    """Time and memory until the end of the first step."""
 
     seconds: list[dict[str, float]] = field(default_factory=list)
-    """Of each start, `import` (beyond NumPy), `create` and `first_step`."""
+    """Seconds of each start: `import` (beyond NumPy), `create` and `first_step`."""
     anonymous: int | None = None
-    """Peak of RssAnon over the state after the import, in bytes."""
+    """Peak of RssAnon above the state after the import, in bytes."""
     resident: int | None = None
-    """The same of all resident pages, files among them."""
+    """Peak of all resident pages, including file pages, in bytes."""
 
     def best(self, what: str) -> float | None:
-        """The least time."""
+        """Returns the shortest time of a phase over all starts."""
         return min((seconds[what] for seconds in self.seconds), default=None)
 
 
 @dataclass
 class Measured:
-    """A library on a workload."""
+    """Measurements of a library on a workload."""
 
     peer: str
     version: str
     rounds: list[float]
     """The median step of each round, in seconds."""
     least: float
-    """The fastest step of all."""
+    """Time of the fastest step, in seconds."""
     losses: list[float]
     gradients: dict[str, float]
     startup: Startup
     precision: str = "f32"
-    """How exactly it takes the factors of products."""
+    """Precision of the factors of products."""
     unit: str | None = None
-    """What multiplies bfloat16, where it says it."""
+    """Unit that multiplies bfloat16, if the library reports it."""
 
     def step(self) -> float:
-        """Seconds."""
+        """Returns the median step time in seconds."""
         return statistics.median(self.rounds)
 
 
 @dataclass
 class Workload:
-    """What was measured on a workload."""
+    """Measurements of all libraries on a workload."""
 
     name: str
     about: dict[str, Any]
@@ -85,36 +87,40 @@ class Workload:
     ours: Measured
     others: list[Measured]
     limit: dict[str, int] | None = None
-    """Of ortrain with a memory limit, in bytes: the `limit`, the `arena` without one, and what is `saved` of that."""
+    """For ortrain with a memory limit, in bytes: the `limit`, the `arena` without it, and the `saved` part."""
 
     def ratios(self, other: Measured) -> list[float]:
-        """Ours by theirs, round by round."""
+        """Returns the ratios of our step times to the other library's, by round."""
         return [a / b for a, b in zip(self.ours.rounds, other.rounds, strict=True)]
 
     def ratio(self, other: Measured) -> float:
-        """The median of them."""
+        """Returns the median ratio to the other library."""
         return statistics.median(self.ratios(other))
 
     def aim(self, other: Measured) -> float | None:
-        """What the ratio is to stay below."""
+        """Returns the target for the ratio, if there is one."""
         return aims.time(self.name, other.peer, self.ours.precision)
 
     def share(self, who: Measured) -> float:
-        """Of what the machine can do: the least time for the arithmetic and the traffic of a step, by that taken."""
-        # Where the optimizer alone is timed, it reads weight, gradient and moments, and writes all but the gradient.
+        """Returns the fraction of the machine's limit that a library reaches.
+
+        The fraction is the minimum time for the arithmetic and traffic of a step, divided by the measured time.
+        """
+        # If only the optimizer is timed, it reads weight, gradient and two moments, and writes all of them but the
+        # gradient.
         flops, moved = float(self.about["flops_step"]), float(self.about["min_bytes"])
         if self.about["only"] == "optimizer":
             flops, moved = 0.0, 7 * 4.0 * self.about["trainable"]
         return (flops / self.limits.flops + moved / self.limits.bandwidth) / who.step()
 
     def other(self, name: str) -> Measured | None:
-        """A peer's part."""
+        """Returns the measurements of a peer."""
         return next((other for other in self.others if other.peer == name), None)
 
 
 @dataclass
 class Run:
-    """All of it."""
+    """Results of a complete run."""
 
     machine: dict[str, Any]
     date: str
@@ -123,23 +129,23 @@ class Run:
     workloads: list[Workload] = field(default_factory=list)
 
     def precision(self) -> str:
-        """Of our inner products."""
+        """Returns the precision of our matrix products."""
         return self.workloads[0].ours.precision
 
     def peers(self) -> list[str]:
-        """The names of those who took part."""
+        """Returns the names of all peers in the run."""
         return list(dict.fromkeys(other.peer for found in self.workloads for other in found.others))
 
 
 def distances(one: Measured, other: Measured) -> list[float]:
-    """How far the first losses lie apart, relative to the other's; infinite where one is not a number."""
+    """Returns the relative differences between the first losses of two libraries; infinite if a loss is not finite."""
     pairs = zip(one.losses, other.losses, strict=True)
     found = [abs(a - b) / max(abs(b), 1e-12) for a, b in pairs]
     return [distance if math.isfinite(distance) else math.inf for distance in found]
 
 
 def gradient_distance(ours: dict[str, float], theirs: dict[str, float]) -> float:
-    """The largest difference of norms, infinite where a gradient is missing or not a number."""
+    """Returns the largest relative difference of gradient norms; infinite if a gradient is missing or not finite."""
     if ours.keys() != theirs.keys():
         return math.inf
     floor = GRADIENT_FLOOR * max(theirs.values())
@@ -148,20 +154,20 @@ def gradient_distance(ours: dict[str, float], theirs: dict[str, float]) -> float
 
 
 def first_losses_agree(one: Measured, other: Measured) -> bool:
-    """Whether the losses of the first step are those of the same function."""
+    """Returns true if the losses of the first step agree within the tolerance."""
     return distances(one, other)[0] <= FIRST_TOLERANCE[less_exact(one, other)]
 
 
 def less_exact(one: Measured, other: Measured) -> str:
-    """The precision that counts of two."""
+    """Returns the less exact precision of two libraries."""
     return max(one.precision, other.precision, key=list(FIRST_TOLERANCE).index)
 
 
 def gradient_limit(found: Workload, theirs: Measured) -> float:
-    """How far our gradients may lie from theirs: the tolerance, or what the others differ by among themselves.
+    """Returns the tolerance of our gradients: the fixed tolerance, or the differences among the other libraries.
 
-    These are libraries of their precision that start from the same loss, and not ortrain itself. A pair that lies
-    further apart than rounding can explain says nothing.
+    Only libraries with the same precision and the same first loss count, and not ortrain itself. A pair with a
+    difference above ``GRADIENT_TOLERANCE_AT_MOST`` is ignored, because rounding cannot explain it.
     """
     precision = less_exact(found.ours, theirs)
     peers = [
@@ -177,7 +183,7 @@ def gradient_limit(found: Workload, theirs: Measured) -> float:
 
 
 def agree(found: Workload, theirs: Measured) -> bool:
-    """Whether ours and another library computed the same thing."""
+    """Returns true if our library and another one computed the same function."""
     _, *later = distances(found.ours, theirs)
     return (
         first_losses_agree(found.ours, theirs)
@@ -187,7 +193,7 @@ def agree(found: Workload, theirs: Measured) -> bool:
 
 
 def disagreements(run: Run) -> list[str]:
-    """Who did not compute what ours did."""
+    """Returns a message for each library with other results than ours."""
     return [
         f"{found.name}: losses or gradients differ from those of {other.peer}"
         for found in run.workloads
@@ -197,19 +203,19 @@ def disagreements(run: Run) -> list[str]:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of ratios."""
+    """Returns the geometric mean of ratios."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def means(run: Run, peer: str) -> tuple[float | None, float | None]:
-    """The geometric mean of the ratios to a peer, and that without the smallest workload."""
+    """Returns the geometric mean of the ratios to a peer, with and without the smallest workload."""
     ratios = {found.name: found.ratio(other) for found in run.workloads for other in found.others if other.peer == peer}
     some = [ratio for name, ratio in ratios.items() if name != SMALLEST]
     return geometric_mean(list(ratios.values())) if ratios else None, geometric_mean(some) if some else None
 
 
 def missed(run: Run) -> list[str]:
-    """The aims that were not reached, but for ties."""
+    """Returns a message for each missed target, except ties."""
     lines = []
     for found in run.workloads:
         for other in found.others:
@@ -235,7 +241,7 @@ def missed(run: Run) -> list[str]:
 
 
 def cold(found: Workload) -> list[tuple[str, float, float]]:
-    """What of our start has an aim: its name, seconds, and the aim."""
+    """Returns the name, the seconds and the target of each phase of our start that has a target."""
     wanted = {"import": aims.IMPORT, "create": aims.CREATE, "first_step": aims.FIRST_STEP.get(found.name)}
     best = {what: found.ours.startup.best(what) for what in wanted}
     return [
@@ -247,7 +253,7 @@ Row = tuple[str, ...]
 
 
 def table(header: Row, rows: Sequence[Row]) -> str:
-    """Markdown whose columns line up."""
+    """Returns a Markdown table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [header, tuple("-" * width for width in widths), *rows]
     padded = (
@@ -258,12 +264,12 @@ def table(header: Row, rows: Sequence[Row]) -> str:
 
 
 def number(value: float | None, how: str) -> str:
-    """A number, or nothing."""
+    """Formats a number, or returns an empty text for None."""
     return "" if value is None else f"{value:{how}}"
 
 
 def times(run: Run) -> str:
-    """Steps."""
+    """Returns the table of step times."""
     rows = []
     for found in run.workloads:
         for other in found.others:
@@ -300,7 +306,7 @@ def times(run: Run) -> str:
 
 
 def mean_lines(run: Run) -> str:
-    """The geometric means."""
+    """Returns the list of geometric means."""
     lines = []
     for peer in run.peers():
         every, some = means(run, peer)
@@ -309,7 +315,7 @@ def mean_lines(run: Run) -> str:
 
 
 def memory(run: Run) -> str:
-    """Peaks."""
+    """Returns the table of memory peaks."""
     peers = run.peers()
 
     def megabytes(who: Measured | None) -> str:
@@ -326,12 +332,12 @@ def memory(run: Run) -> str:
 
 
 def peak_within(found: Workload, limit: dict[str, int]) -> float:
-    """The bytes that a limited step stays below, as the system counts them."""
+    """Returns the maximum memory of a step with a memory limit, in bytes of anonymous memory."""
     return (found.ours.startup.anonymous or 0) - limit["saved"] + aims.BESIDES_LIMIT
 
 
 def not_kept(run: Run) -> list[str]:
-    """Where a memory limit was not kept, changed a loss, or made steps longer than they may become."""
+    """Returns a message for each exceeded memory limit, each changed loss, and each slowdown above the limit."""
     lines = []
     for found in run.workloads:
         limited = found.other("ortrain-limited")
@@ -348,7 +354,7 @@ def not_kept(run: Run) -> list[str]:
 
 
 def limits_kept(run: Run) -> str:
-    """What a memory limit does."""
+    """Returns the table of runs with a memory limit."""
 
     def megabytes(value: float | None) -> str:
         return number(None if value is None else value / 1e6, ".0f")
@@ -366,7 +372,7 @@ def limits_kept(run: Run) -> str:
 
 
 def starts(run: Run) -> str:
-    """Cold starts."""
+    """Returns the table of cold starts."""
 
     def cell(who: Measured) -> Row:
         return tuple(number(who.startup.best(what), ".3f") for what in ("import", "create", "first_step"))
@@ -381,7 +387,7 @@ def starts(run: Run) -> str:
 
 
 def losses(run: Run) -> str:
-    """How far the first losses and gradients lie apart: ours from each, and the others from one another."""
+    """Returns the table of differences in losses and gradients, between all pairs of libraries."""
     rows = []
     for found in run.workloads:
         for other in found.others:
@@ -412,7 +418,7 @@ def losses(run: Run) -> str:
 
 
 def text(run: Run) -> str:
-    """The report, in Markdown."""
+    """Returns the report in Markdown."""
     about = dict(run.machine)
     processor, cores, threads = about.pop("processor"), about.pop("cores"), about.pop("threads")
     flops = max(found.limits.flops for found in run.workloads) / 1e9
@@ -446,7 +452,7 @@ def text(run: Run) -> str:
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """All numbers, and what was made of them."""
+    """Returns all measurements and derived numbers for JSON."""
     found = asdict(run)
     for cells, workload in zip(found["workloads"], run.workloads, strict=True):
         cells["ours"]["share"] = workload.share(workload.ours)

@@ -1,4 +1,4 @@
-"""Times that users feel: importing ortrain, and a train step with its optimizer step. `make bench` runs this."""
+"""Times that users notice: the import of ortrain, and a train step with its optimizer step. `make bench` runs this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES, THREADS = (1, 32, 256), (1, 2)
 
 
 def import_seconds(statement: str) -> float:
-    """The least time that an import takes in a fresh interpreter, files being in the page cache."""
+    """Returns the shortest time of an import in a fresh interpreter, with all files in the page cache."""
     script = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
     runs = [
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -30,7 +30,7 @@ def import_seconds(statement: str) -> float:
 
 
 def step_seconds(folder: Path, batch: int, threads: int) -> float:
-    """The least mean time of a train step, an optimizer step and a reset."""
+    """Returns the shortest mean time of a train step, an optimizer step and a gradient reset."""
     options = SessionOptions()
     options.intra_op_num_threads = threads
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -52,7 +52,7 @@ def step_seconds(folder: Path, batch: int, threads: int) -> float:
 
 
 def main() -> None:
-    """Print a table."""
+    """Prints a table."""
     numpy, everything = import_seconds("import numpy"), import_seconds("import numpy, ortrain")
     print(f"import: {numpy * 1e3:.0f} ms for NumPy, {(everything - numpy) * 1e3:.0f} ms more for ortrain")
     with tempfile.TemporaryDirectory() as name:

@@ -1,12 +1,11 @@
-"""A step of a module of PyTorch beside the two calls that it is made of, in turns in one run: the ratio of times.
+"""Comparison of a PyTorch module's step with the calls that it consists of: ratios of times.
 
     python benches/torch_bridge.py [NAME ...] [--rounds N] [--packages FOLDER]
 
-Runs where PyTorch is; FOLDER is a folder that has the package ortrain. A step of the module is forward, a loss of
-PyTorch's, backward, and AdamW of PyTorch's. Beside it stand the two calls of `ForwardBackward` with the same loss
-between them, and the same calls of the same optimizer; gradients are written where they were written before. The second
-ratio is that to the two calls alone, which are given a gradient that nobody computes. A ratio is the median of
-those of turns.
+Needs PyTorch; FOLDER contains the package ortrain. A step of the module is the forward pass, a PyTorch loss, the
+backward pass and PyTorch's AdamW. The baseline is the two calls of `ForwardBackward` with the same loss between them
+and the same optimizer; its gradients are written to the same memory each time. The second ratio is to the two calls
+without a loss, with a constant gradient. The variants run in turns, and a ratio is the median over turns.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# What a step of the module may take at most, as a share of two calls and the optimizer.
+# Maximum ratio of the module's step to two calls and the optimizer.
 AIM = 1.10
 NAMES = ("mlp", "bert_mini")
 WARM, TURN = 10, 4
 
 
 def milliseconds(step: Callable[[], None]) -> float:
-    """The time of a step, of a few that follow each other."""
+    """Returns the mean time of a few consecutive steps, in milliseconds."""
     start = time.perf_counter()
     for _ in range(TURN):
         step()
@@ -33,7 +32,7 @@ def milliseconds(step: Callable[[], None]) -> float:
 
 
 def steps_of(name: str) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
-    """A step of the module, of the two calls, and of the two calls with a loss between them."""
+    """Returns a step of the module, a step of the two calls, and a step of the two calls with a loss between them."""
     import torch
     import workloads
     from torch.nn.functional import cross_entropy
@@ -86,7 +85,7 @@ def steps_of(name: str) -> tuple[Callable[[], None], Callable[[], None], Callabl
 
 
 def compare(name: str, rounds: int) -> tuple[float, float, float]:
-    """The ratios to two calls with a loss between them and to two calls alone, and the milliseconds of the module."""
+    """Returns the ratios to two calls with and without a loss, and the milliseconds of the module's step."""
     module, calls, with_loss = steps_of(name)
     for _ in range(WARM):
         module()
@@ -98,7 +97,7 @@ def compare(name: str, rounds: int) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Prints a line for each workload; the status says whether all are within the aim."""
+    """Prints a line for each workload. The exit status is 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=60)

@@ -1,8 +1,9 @@
-"""The workloads of the comparison: models, their weights, their batches.
+"""Workloads of the comparison: models, weights and batches.
 
-`workloads/NAME.onnx` is a forward model (opset 17, output `logits`) without its large weights; `NAME.json` gives the
-batch size, the names that are trained, FLOPs, and the least number of bytes a step must move. Weights are drawn by
-their names and batches by their index, so that every library starts from the same values and sees the same data.
+`workloads/NAME.onnx` is a forward model (opset 17, output `logits`) without its large weights. `NAME.json` has the
+batch size, the trained names, FLOPs, and the minimum number of bytes that a step must move. Random weights depend on
+their name, and random batches on their index, so that every library starts from the same values and reads the same
+data.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ NAMES = (
     "adamw_25m",
 )
 SEED = 20260
-# What every library trains with: AdamW as PyTorch has it, which ONNX's operator calls adam_mode 0.
+# Settings of the optimizer in every library: AdamW in PyTorch's formula, adam_mode 0 of the operator AdamWOptimizer.
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, ADAM_MODE = 1e-3, (0.9, 0.999), 1e-8, 0.01, 0
-# Tables of embeddings are drawn smaller.
+# Scale of embedding tables, which have smaller random values.
 SMALL, EMBEDDINGS = 0.02, ("tok", "pos")
 
 
 def about(name: str) -> dict[str, Any]:
-    """What `NAME.json` says."""
+    """Returns the contents of `NAME.json`."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return found
 
 
 def _drawn(name: str, shape: tuple[int, ...], how: list[str]) -> np.ndarray:
-    """The values of a weight, from its name and its shape."""
+    """Draws the values of a weight, which depend on its name and shape."""
     if how[0] == "constant":
         return np.full(shape, float(how[1]), np.float32)
     if len(shape) < 2 or any(word in name for word in EMBEDDINGS):
@@ -60,7 +61,7 @@ def _drawn(name: str, shape: tuple[int, ...], how: list[str]) -> np.ndarray:
 
 
 def load(name: str) -> onnx.ModelProto:
-    """The forward model with all its weights."""
+    """Returns the forward model with all its weights."""
     model = onnx.load(FOLDER / f"{name}.onnx")
     for tensor in model.graph.initializer:
         if tensor.doc_string.startswith("fill "):
@@ -70,7 +71,7 @@ def load(name: str) -> onnx.ModelProto:
 
 
 def batch(name: str, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Input and labels of a batch."""
+    """Returns inputs and labels of a batch."""
     model, facts = onnx.load(FOLDER / f"{name}.onnx"), about(name)
     (x,) = model.graph.input
     shape = [dim.dim_value for dim in x.type.tensor_type.shape.dim]
@@ -85,10 +86,10 @@ def batch(name: str, index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(name: str, folder: Path, batches: int) -> None:
-    """What a peer needs.
+    """Writes the files that a peer needs.
 
-    `forward.onnx`; the same in two parts, `graph.onnx` without initializers and `weights.npz`; `batches.npz` (x0,
-    labels0, x1, ...) and `settings.json`.
+    The files are `forward.onnx`; the same model in two parts, `graph.onnx` without initializers and `weights.npz`;
+    `batches.npz` (x0, labels0, x1, ...); and `settings.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = load(name)

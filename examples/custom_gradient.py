@@ -1,8 +1,9 @@
-"""A gradient of one's own: a layer with weights of -1 and 1, which a straight-through gradient of Sign trains.
+"""Define a custom gradient: a straight-through gradient of Sign trains a layer with weights of -1 and 1.
 
     python examples/custom_gradient.py [FOLDER]
 
-FOLDER (default: build/custom_gradient) receives the artifacts and the trained model, which need no library.
+FOLDER (default: build/custom_gradient) receives the artifacts and the trained model, which run without the operator
+library.
 
 Source: Bengio, Leonard, Courville, "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
 Computation", 2013.
@@ -19,8 +20,8 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# Given are the operator's input, its output, and the gradient of its output; wanted is the gradient of its input. It is
-# what arrives, where the input is not far from the step.
+# The arguments are the operator's input x, its output y, and the gradient dy of the output. The result is the gradient
+# of the input: dy where |x| < 1, and 0 elsewhere.
 STRAIGHT_THROUGH = """
 <domain: "examples", opset_import: ["" : 17]>
 StraightThrough (x, y, dy) => (dx)
@@ -35,7 +36,7 @@ StraightThrough (x, y, dy) => (dx)
 
 
 def binary(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the signs of its first layer's weights in the place of the weights."""
+    """Inserts the sign of the first layer's weights into the model."""
     first = model.graph.node[0]
     weight, first.input[1] = first.input[1], "sign"
     model.graph.node.insert(0, helper.make_node("Sign", [weight], ["sign"]))
@@ -43,7 +44,7 @@ def binary(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def main(folder: Path) -> None:
-    """Prepare, train, export, compare."""
+    """Prepares, trains, exports and compares."""
     folder.mkdir(parents=True, exist_ok=True)
     model = binary(onnx.load(Path(__file__).with_name("perceptron.onnx")))
     library = ortrain.OperatorLibrary()
@@ -61,7 +62,7 @@ def main(folder: Path) -> None:
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.01)
-    # Which of the first ten pixels is the brightest?
+    # Task: find the brightest of the first ten pixels.
     x = np.random.default_rng(0).random((512, 64), np.float32)
     labels = x[:, :10].argmax(axis=1)
     for step in range(201):

@@ -1,8 +1,9 @@
-"""An operator of one's own, as a function of ONNX: a net with the activation x + sin(slope x)**2 / slope learns a sine.
+"""Define a custom operator as an ONNX function: the activation x + sin(slope x)**2 / slope. A network learns a sine.
 
     python examples/custom_operator.py [FOLDER]
 
-FOLDER (default: build/custom_operator) receives the artifacts and the trained model, which need no library.
+FOLDER (default: build/custom_operator) receives the artifacts and the trained model, which run without the operator
+library.
 """
 
 import sys
@@ -16,7 +17,7 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# Each channel has a slope of its own, which is trained. The gradient is found by differentiating the function's nodes.
+# Each channel trains its own slope. The gradient is derived from the nodes of the function.
 SNAKE = """
 <domain: "examples", opset_import: ["" : 17]>
 Snake (x, slope) => (y)
@@ -40,7 +41,7 @@ net (float[batch, 1] x) => (float[batch, 1] y)
 
 
 def net() -> onnx.ModelProto:
-    """The model: it calls the operator and does not bring it along."""
+    """Returns the model. It calls the operator but does not contain its function."""
     model = onnx.parser.parse_model(NET)
     rng = np.random.default_rng(0)
     parameters = {
@@ -56,7 +57,7 @@ def net() -> onnx.ModelProto:
 
 
 def main(folder: Path) -> None:
-    """Prepare, train, export, compare."""
+    """Prepares, trains, exports and compares."""
     folder.mkdir(parents=True, exist_ok=True)
     library = ortrain.OperatorLibrary()
     library.add_function(onnx.parser.parse_function(SNAKE))

@@ -1,4 +1,4 @@
-"""Train convnet.onnx on scikit-learn's handwritten digits and keep everything a project would keep.
+"""Train convnet.onnx on scikit-learn's handwritten digits, and save all results of a typical project.
 
     python examples/finetune_digits.py [FOLDER]
 
@@ -22,20 +22,20 @@ EPOCHS, BATCH, LEARNING_RATE, WARMUP, SEED = 10, 32, 0.003, 50, 0
 
 
 def accuracy(module: Module, x: np.ndarray, labels: np.ndarray) -> float:
-    """The share of images that the eval model names rightly."""
+    """Returns the fraction of images that the eval model classifies correctly."""
     _loss, logits = module.eval()(x, labels)
     return float((logits.argmax(axis=1) == labels).mean())
 
 
 def main(folder: Path) -> None:
-    """Prepare, train, save, load, export, compare, draw."""
+    """Prepares, trains, saves, loads, exports, compares and plots."""
     folder.mkdir(parents=True, exist_ok=True)
     images, digits = load_digits(return_X_y=True)
     images, digits = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8), digits.astype(np.int64)
     x, x_held, labels, labels_held = train_test_split(images, digits, stratify=digits, random_state=SEED)
 
-    # Once, from the plain ONNX model: what to train, which loss, which optimizer. A BatchNormalization that trains uses
-    # the statistics of the batch; evaluation uses the running ones, which training keeps up to date.
+    # Run once, from the plain ONNX model: select the trained parameters, the loss and the optimizer. In training,
+    # BatchNormalization uses the statistics of the batch and updates the running statistics, which evaluation uses.
     blocks = [f"block{number}.{kind}" for number in (1, 2, 3) for kind in ("weight", "scale", "bias")]
     artifacts.generate_artifacts(
         Path(__file__).with_name("convnet.onnx"),

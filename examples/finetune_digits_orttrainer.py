@@ -29,7 +29,7 @@ EPOCHS, STOP, MORE, BATCH, SEED = 10, 5, 2, 32, 0
 LEARNING_RATE, LAST_RATE, WEIGHT_DECAY, MAX_NORM = 0.003, 0.0003, 0.01, 1.0
 
 BLOCKS = ("block1", "block2", "block3")
-# BatchNormalization computes with the statistics of the file.
+# BatchNormalization uses the running statistics of the file, which stay frozen.
 STATISTICS = [f"{block}.{kind}" for block in BLOCKS for kind in ("mean", "var")]
 WITHOUT_DECAY = [f"{block}.{kind}" for block in BLOCKS for kind in ("scale", "bias")] + ["fc.bias"]
 TRAINED = [*(f"{block}.weight" for block in BLOCKS), "fc.weight", *WITHOUT_DECAY]
@@ -41,7 +41,7 @@ DESCRIPTION = {
 
 
 def with_loss(path: Path) -> onnx.ModelProto:
-    """The model of a file, with its loss as the first output."""
+    """Returns the model of a file with the loss as its first output."""
     model = onnx.load(path)
     model.graph.node.append(helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"]))
     model.graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, ["batch"]))
@@ -50,7 +50,7 @@ def with_loss(path: Path) -> onnx.ModelProto:
 
 
 def new_trainer(steps: int) -> ORTTrainer:
-    """A trainer of the model as the file has it."""
+    """Builds a trainer of the original model."""
     options = ORTTrainerOptions(
         {
             "device": {"id": "cpu"},
@@ -61,24 +61,24 @@ def new_trainer(steps: int) -> ORTTrainer:
     no_decay = {"params": WITHOUT_DECAY, "lambda_coef": 0.0}
     adam = AdamConfig([no_decay], lr=LEARNING_RATE, lambda_coef=WEIGHT_DECAY, max_norm_clip=MAX_NORM)
     with warnings.catch_warnings():
-        # The class says that new programs take ortrain.api.
+        # ORTTrainer warns that new programs should use ortrain.api.
         warnings.simplefilter("ignore", FutureWarning)
         return ORTTrainer(with_loss(Path(__file__).with_name("convnet.onnx")), DESCRIPTION, adam, options=options)
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The share of images that are named rightly."""
+    """Returns the fraction of images that are classified correctly."""
     return float((logits.argmax(axis=1) == labels).mean())
 
 
 def batches(epoch: int, count: int) -> np.ndarray:
-    """The rows of each batch of an epoch: the same ones whenever the epoch is trained."""
+    """Returns the rows of each batch of an epoch. The rows depend only on the epoch."""
     rows = np.random.default_rng([SEED, epoch]).permutation(count)
     return rows[: count // BATCH * BATCH].reshape(-1, BATCH)
 
 
 def main(folder: Path) -> None:
-    """Train, save, resume, hand over, train, export, compare, draw."""
+    """Trains, saves, resumes, converts, trains, exports, compares and plots."""
     folder.mkdir(parents=True, exist_ok=True)
     images, digits = load_digits(return_X_y=True)
     images, digits = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8), digits.astype(np.int64)
@@ -90,7 +90,7 @@ def main(folder: Path) -> None:
     trainer = new_trainer(steps)
     print(f"accuracy before: {accuracy(trainer.eval_step(x_held, labels_held)[1], labels_held):.2%}")
     middle = folder / "middle.ortcp"
-    middle.unlink(missing_ok=True)  # A checkpoint is never written over a file.
+    middle.unlink(missing_ok=True)  # A checkpoint never replaces a file.
     with tqdm(total=steps, unit="step") as bar:
         for epoch in range(EPOCHS):
             if epoch == STOP:
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
             bar.set_postfix(loss=f"{np.mean(losses[-len(x) // BATCH :]):.4f}", held_out=f"{held[-1]:.2%}")
     trainer.save_as_onnx(str(folder / "with_loss.onnx"))
 
-    # The second half again, in a trainer that knows nothing but the file.
+    # Repeat the second half of the training in a trainer that starts from the checkpoint file.
     resumed = new_trainer(steps)
     for epoch in range(resumed.load_checkpoint(str(middle))["epoch"], EPOCHS):
         for batch in batches(epoch, len(x)):
@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
     same = sum(np.array_equal(first[name], second[name]) for name in first)
     print(f"weights with the same bits after a resume: {same} of {len(first)}")
 
-    # On with ortrain.api, as on a device: the same formula, the moments and the count of steps from the trainer.
+    # Continue with ortrain.api, as on a device: the same formula, with the moments and step count of the trainer.
     state = resumed.checkpoint_state()
     no_decay = {"params": WITHOUT_DECAY, "weight_decay": 0}
     artifacts.generate_artifacts(

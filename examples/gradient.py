@@ -1,10 +1,10 @@
-"""Turn images into threes: uphill along the gradient of a network with respect to what it is given.
+"""Turn images into threes: gradient ascent on the image, with the gradient of a network with respect to its input.
 
     python examples/gradient.py [FOLDER]
 
-The network is that of the examples, trained for a moment on images of its own making: each class is a pattern with
-noise. Then its gradient with respect to the image becomes a model, which onnxruntime, or whatever runs ONNX, runs as
-well.
+The network is the perceptron of ortrain.examples. It is trained briefly on synthetic images: each class is a pattern
+with noise. Then its gradient with respect to the image is exported as a model, which onnxruntime or any other ONNX
+runtime can run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WANTED, CLASSES, PIXELS = 3, 10, 64
 
 
 def train(folder: Path, patterns: np.ndarray, rng: np.random.Generator) -> Path:
-    """The network, trained to tell the patterns apart."""
+    """Trains the network to distinguish the patterns, and returns the path of the trained model."""
     ortrain.generate_artifacts(
         ortrain.examples.perceptron(),
         loss=ortrain.LossType.CrossEntropyLoss,
@@ -45,13 +45,13 @@ def train(folder: Path, patterns: np.ndarray, rng: np.random.Generator) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Train, make the gradient a model, and go uphill."""
+    """Trains, exports the gradient as a model, and runs gradient ascent."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     patterns = rng.random((CLASSES, PIXELS))
     trained = train(folder, patterns, rng)
 
-    # The gradient of scores as a model: what each pixel changes of them, by the weights that come in as logits_grad.
+    # Model of the gradient: derivatives of the scores with respect to each pixel, weighted by the input logits_grad.
     (folder / "gradient.onnx").write_bytes(vjp(trained, of="logits", wrt="x"))
     session = ortrain.InferenceSession(folder / "gradient.onnx")
 
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
         (logits,) = session.run(["logits"], {"x": images, "logits_grad": np.zeros((CLASSES, CLASSES), np.float32)})
         chances = np.exp(logits - logits.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
-        # The gradient of the logarithm of a softmax.
+        # Gradient of the logarithm of a softmax.
         uphill = np.eye(CLASSES, dtype=np.float32)[[WANTED] * CLASSES] - chances
         (pixels,) = session.run(["x_grad"], {"x": images, "logits_grad": uphill})
         images = np.clip(images + 0.1 * np.sign(pixels), 0, 1)

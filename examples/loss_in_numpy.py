@@ -1,7 +1,7 @@
-"""Trains an ONNX model by a loss of one's own, in NumPy: `python loss_in_numpy.py`.
+"""Train an ONNX model with a custom loss in NumPy: `python loss_in_numpy.py`.
 
-The model computes, forward and backward; the loss, and what is done with the gradients, are the caller's. Here the loss
-is Huber's, between the logits of a small network and one-hot classes, and the optimizer is plain gradient descent.
+ortrain runs the forward and backward passes of the model; the caller computes the loss and applies the gradients. Here
+the loss is Huber's, between the logits of a small network and one-hot classes. The optimizer is plain gradient descent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STEPS, RATE, DELTA = 60, 0.5, 1.0
 
 
 def huber(scores: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean of Huber's loss, and its gradient by the scores."""
+    """Returns the mean Huber loss and its gradient with respect to the scores."""
     apart = scores - target
     near = np.abs(apart) <= DELTA
     loss = np.where(near, apart**2 / 2, DELTA * (np.abs(apart) - DELTA / 2)).mean()
@@ -23,7 +23,7 @@ def huber(scores: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def main() -> None:
-    """Prints the loss as it falls."""
+    """Trains the network and prints the decreasing loss."""
     rng = np.random.default_rng(0)
     x, classes = rng.random((64, 64), np.float32), rng.integers(0, 10, 64)
     target = np.eye(10, dtype=np.float32)[classes]

@@ -1,6 +1,6 @@
-"""Write convnet.onnx: three convolutions over images of 8 x 8, each with BatchNormalization and Relu, He-initialised.
+"""Write convnet.onnx: three convolutions on 8 x 8 images, each with BatchNormalization and Relu, He initialization.
 
-As an exporter writes a network for inference: BatchNormalization says nothing about training.
+The file resembles an exported inference network: BatchNormalization has no training attributes.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ SIZE, CHANNELS, CLASSES = 8, (1, 16, 32, 64), 10
 
 
 def convnet() -> onnx.ModelProto:
-    """The model: logits = fc(pool(block3(pool(block2(block1(x)))))), for any batch size."""
+    """Returns the model: logits = fc(pool(block3(pool(block2(block1(x)))))), for any batch size."""
     rng = np.random.default_rng(0)
     parameters: dict[str, np.ndarray] = {}
     nodes: list[NodeProto] = []
@@ -22,7 +22,7 @@ def convnet() -> onnx.ModelProto:
         return np.asarray(rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:])), np.float32)
 
     def block(name: str, x: str, inputs: int, outputs: int) -> str:
-        """Conv, which needs no bias here, BatchNormalization, Relu."""
+        """Adds Conv (without a bias, which has no effect here), BatchNormalization and Relu."""
         parameters[f"{name}.weight"] = weights(outputs, inputs, 3, 3)
         norm = {"scale": 1, "bias": 0, "mean": 0, "var": 1}
         parameters.update({f"{name}.{key}": np.full(outputs, value, np.float32) for key, value in norm.items()})

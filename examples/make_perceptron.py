@@ -1,4 +1,4 @@
-"""Write perceptron.onnx: 64 inputs, 96 hidden units with Relu, 10 classes, He-initialised and untrained."""
+"""Write perceptron.onnx: 64 inputs, 96 hidden units with Relu, 10 classes, He initialization, untrained."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ INPUTS, HIDDEN, CLASSES = 64, 96, 10
 
 
 def perceptron() -> onnx.ModelProto:
-    """The model: logits = fc2(relu(fc1(x))), for any batch size."""
+    """Returns the model: logits = fc2(relu(fc1(x))), for any batch size."""
     rng = np.random.default_rng(0)
 
     def weights(outputs: int, inputs: int) -> np.ndarray:

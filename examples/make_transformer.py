@@ -1,6 +1,6 @@
-"""Write transformer.onnx: a text classifier over bytes, with two layers of attention, untrained.
+"""Write transformer.onnx: an untrained text classifier on bytes, with two attention layers.
 
-The nodes are those that exporters write for attention: products, a scale, an added mask, a softmax.
+Attention has the nodes that exporters write: products, a scale, an added mask, a softmax.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ TOKENS, LENGTH, WIDTH, HEADS, LAYERS, CLASSES = 256, 32, 32, 2, 2, 2
 
 
 def transformer() -> onnx.ModelProto:
-    """The model: logits = head(mean(layer2(layer1(embedding(tokens))))), for any batch size and length."""
+    """Returns the model: logits = head(mean(layer2(layer1(embedding(tokens))))), for any batch size and length."""
     rng = np.random.default_rng(0)
     initializers: dict[str, np.ndarray] = {}
     nodes: list[NodeProto] = []
@@ -71,7 +71,7 @@ def transformer() -> onnx.ModelProto:
     constant("last_axis", [2], np.int64)
     constant("length_axis", [1], np.int64)
 
-    # What is added to a score: nothing, or so much that a padded position has no weight.
+    # Bias of a score: 0, or a large negative number for padding, so that a padded position gets no weight.
     hidden = node("Sub", ["one", "mask"], "padding")
     node("Unsqueeze", [node("Mul", [hidden, "hidden_score"], "padding/score"), "mask_axes"], "added_mask")
 
@@ -84,7 +84,7 @@ def transformer() -> onnx.ModelProto:
     for number in range(LAYERS):
         h = layer(f"layer{number + 1}", h)
 
-    # The mean of the positions that are no padding.
+    # Mean over the positions without padding.
     weight = node("Unsqueeze", ["mask", "last_axis"], "mask/column")
     total = node("ReduceSum", [node("Mul", [norm("norm", h), weight], "kept"), "length_axis"], "total", keepdims=0)
     count = node("ReduceSum", ["mask", "length_axis"], "count", keepdims=1)

@@ -1,7 +1,7 @@
-"""Trains an ONNX model as a part of a network of jax: `python onnx_backbone_in_jax.py trained.onnx`. Needs jax.
+"""Train an ONNX model as a part of a jax network: `python onnx_backbone_in_jax.py trained.onnx`. Needs jax.
 
-The model makes ten features of an image; a layer in jax makes three classes of them. jax differentiates through both,
-an ordinary loop trains both, and the model is written with its new weights.
+The model computes ten features of an image; a jax layer computes scores of three classes. jax differentiates through
+both, a plain loop trains both, and the trained model is written to a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS, RATE, MOMENTUM, IMAGES, CLASSES = 120, 0.1, 0.9, 96, 3
 
 
 def images(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Images of 8 x 8 with a bright stripe, whose class is the third of the image that the stripe is in."""
+    """Returns 8 x 8 images with a bright stripe. The class is the third of the image that contains the stripe."""
     at, classes = rng.integers(0, 8, IMAGES), np.zeros(IMAGES, np.int32)
     x = 0.3 * rng.random((IMAGES, 8, 8), np.float32)
     x[np.arange(IMAGES), :, at] += 1
@@ -33,7 +33,7 @@ def images(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main(path: str) -> None:
-    """Prints the loss as it falls, and how many images are right in the end."""
+    """Trains, prints the decreasing loss, and counts the correctly classified images."""
     features = as_function(ortrain.examples.perceptron())
     rng = np.random.default_rng(0)
     x, classes = images(rng)

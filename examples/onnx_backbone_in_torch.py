@@ -1,8 +1,7 @@
-"""Trains a network of PyTorch with an ONNX model inside: `python onnx_backbone_in_torch.py FOLDER`.
+"""Train a PyTorch network that contains an ONNX model: `python onnx_backbone_in_torch.py FOLDER`.
 
-The backbone is an ONNX file, the head is PyTorch's, and one optimizer of PyTorch's steps both. The images are noise
-with a bright half; the network learns which half. What was trained of the backbone is saved as an ONNX model again, in
-the folder.
+The backbone is an ONNX file, the head is a PyTorch module, and one PyTorch optimizer trains both. The images are noise
+with a bright half, and the network learns to find this half. The trained backbone is saved as an ONNX model in FOLDER.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STEPS, ROWS, RATE = 60, 64, 3e-3
 
 
 class Halves(nn.Module):  # type: ignore[misc]
-    """Which half of an image is the bright one: left, right, top or bottom."""
+    """Network that finds the bright half of an image: left, right, top or bottom."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +34,12 @@ class Halves(nn.Module):  # type: ignore[misc]
         self.head = nn.Sequential(nn.ReLU(), nn.Linear(10, 4))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """A score for each half."""
+        """Returns a score for each half."""
         return self.head(self.backbone(images))
 
 
 def batch(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and the halves that are bright."""
+    """Returns images and the indices of their bright halves."""
     images, halves = rng.random((ROWS, 1, 8, 8), np.float32), rng.integers(0, 4, ROWS)
     places = (np.s_[:, :4], np.s_[:, 4:], np.s_[:4], np.s_[4:])
     for image, half in zip(images, halves, strict=True):
@@ -49,7 +48,7 @@ def batch(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    """Prints the loss as it falls, and how many images of a new batch are right."""
+    """Trains, prints the decreasing loss, and counts the correct results in a new batch."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

@@ -1,9 +1,9 @@
-"""A script that was written for onnxcustom and onnxruntime-training: the two lines of ortrain are all that is new.
+"""A script for onnxcustom and onnxruntime-training that runs on ortrain: only two lines are new.
 
     python examples/onnxcustom_script.py
 
-It converts a network of scikit-learn, trains it further by stochastic gradient descent with Nesterov's momentum, and
-chooses a learning rate by cross-validation.
+The script converts a scikit-learn network, trains it further with stochastic gradient descent and Nesterov momentum,
+and selects a learning rate by cross-validation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ortrain.compat
 ortrain.compat.install()
 
 # isort: split
-# ruff: noqa: E402  (what is imported here is found once that is installed)
+# ruff: noqa: E402  (these imports need the call of install above)
 from onnxcustom import __max_supported_opset__ as opset
 from onnxcustom.training.excs import ConvergenceWarning
 from onnxcustom.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
@@ -44,7 +44,7 @@ weights = [init.name for init in onx.graph.initializer if "shape" not in init.na
 
 
 def error(model) -> float:  # type: ignore[no-untyped-def]
-    """The mean square error on the rows that nothing was trained with."""
+    """Returns the mean squared error on the test rows."""
     session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return float(((session.run(None, {"X": X_test})[0].ravel() - y_test) ** 2).mean())
 

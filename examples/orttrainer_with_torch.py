@@ -1,9 +1,9 @@
-"""Trains a module of PyTorch by ORTTrainer: `python orttrainer_with_torch.py FOLDER`.
+"""Train a PyTorch module with ORTTrainer: `python orttrainer_with_torch.py FOLDER`.
 
-The module tells which of ten digits of a clock lights: seven bars with noise. The trainer exports it at the first step
-and computes everything itself, by a schedule of the learning rate. In the middle the training is saved and goes on in
-another trainer, as after an interruption. At the end the module has what was trained, and the folder has the
-checkpoint and the ONNX model.
+The module recognizes the digit of a seven-segment display from the brightness of its bars, with noise. The trainer
+exports the module at the first step, and trains the exported model with a learning-rate schedule. In the middle, the
+training is saved and continues in another trainer, as after an interruption. At the end, the module receives the
+trained weights. FOLDER receives the checkpoint and the ONNX model.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ DESCRIPTION = {
 
 
 class Reader(nn.Module):  # type: ignore[misc]
-    """Scores of the ten digits."""
+    """Network that computes scores of the ten digits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(7, 32), nn.GELU(), nn.Linear(32, 10))
 
     def forward(self, bars: torch.Tensor) -> torch.Tensor:
-        """Scores for the brightness of seven bars."""
+        """Returns scores for the brightness of seven bars."""
         return self.layers(bars)
 
 
 def loss_of(scores: torch.Tensor, digits: torch.Tensor) -> torch.Tensor:
-    """The loss, of what the module gives and the last input."""
+    """Returns the loss of the module's output and the last input."""
     return nn.functional.cross_entropy(scores, digits)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits, and bars that light or not, with noise."""
+    """Returns digits, and the brightness of their bars with noise."""
     digits = torch.randint(0, 10, (ROWS,))
     return BARS[digits] + 0.1 * torch.randn(ROWS, 7), digits
 
 
 def trainer_of(module: nn.Module) -> ORTTrainer:
-    """A trainer of the module."""
+    """Builds a trainer of the module."""
     options = ORTTrainerOptions(
         {
             "device": {"id": "cpu"},
@@ -71,7 +71,7 @@ def trainer_of(module: nn.Module) -> ORTTrainer:
 
 
 def main() -> None:
-    """Prints the loss as it falls, and how many digits of a new batch are right."""
+    """Trains, prints the decreasing loss, and counts the correctly recognized digits of a new batch."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""An optimizer of one's own, as a Python function, beside AdamW: `python own_optimizer.py`.
+"""Define a custom optimizer as a Python function, and compare it with AdamW: `python own_optimizer.py`.
 
 The optimizer is Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023). Its function is called once,
-with symbolic values, and becomes a function of ONNX in the optimizer model: training calls nothing of Python.
+with symbolic values, and becomes an ONNX function in the optimizer model. Training calls no Python code.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def SimpleLion(  # noqa: N802 - the name of a class
     beta2: Value | float = 0.99,
     weight_decay: Value | float = 0.0,
 ) -> tuple[Value, Value]:
-    """Steps by the sign of a momentum."""
+    """Updates by the sign of a momentum."""
     direction = np.sign(beta1 * momentum + (1 - beta1) * gradient)
     momentum = beta2 * momentum + (1 - beta2) * gradient
     return parameter - rate * (direction + weight_decay * parameter), momentum
 
 
 def losses(config: OptimizerConfig, folder: Path) -> list[float]:
-    """The loss at each step of a training."""
+    """Returns the loss at each step of a training."""
     ortrain.generate_artifacts(
         ortrain.examples.perceptron(),
         loss=ortrain.LossType.CrossEntropyLoss,
@@ -57,7 +57,7 @@ def losses(config: OptimizerConfig, folder: Path) -> list[float]:
 
 
 def main() -> None:
-    """Prints both losses as they fall."""
+    """Trains with both optimizers and prints the decreasing losses."""
     no_decay = {"params": "*.bias", "weight_decay": 0}
     with tempfile.TemporaryDirectory() as folder:
         lion = losses(SimpleLion(lr=1e-3, weight_decay=0.1, groups=[no_decay]), Path(folder))

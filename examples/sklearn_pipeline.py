@@ -1,4 +1,4 @@
-"""An ONNX network as a step of a scikit-learn pipeline: a grid of learning rates, and a network that goes on learning.
+"""Use an ONNX network as a step of a scikit-learn pipeline: search a learning rate, and continue a training.
 
 Run: python examples/sklearn_pipeline.py
 """
@@ -23,7 +23,10 @@ HIDDEN, SEED = 48, 0
 
 
 def perceptron(n_features: int, n_classes: int) -> ModelProto:
-    """A network of one hidden layer for data of any width. Any other model would do, from a file for example."""
+    """Returns a network with one hidden layer for data of any width.
+
+    Any other model works too, for example from a file.
+    """
     rng = np.random.default_rng(SEED)
     tensors = []
     for layer, shape in (("1", (n_features, HIDDEN)), ("2", (HIDDEN, n_classes))):
@@ -43,11 +46,11 @@ def perceptron(n_features: int, n_classes: int) -> ModelProto:
 
 
 def main() -> None:
-    """Search, and go on with what scikit-learn has fitted."""
+    """Searches a learning rate, then continues the training of a scikit-learn network."""
     x, y = load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.3, random_state=SEED, stratify=y)
 
-    # The loss is put before the softmax; the pipeline scales what the network reads.
+    # The loss is inserted before the softmax; the pipeline scales the inputs of the network.
     network = OnnxClassifier(perceptron, max_iter=15, random_state=SEED)
     pipeline = make_pipeline(StandardScaler(), network)
     rates = {"onnxclassifier__learning_rate": [1e-4, 1e-3, 1e-2]}
@@ -56,7 +59,7 @@ def main() -> None:
         print(f"learning rate {how['onnxclassifier__learning_rate']}: accuracy {score:.3f} in cross-validation")
     print(f"the best of them: accuracy {grid.score(x_test, y_test):.3f} on the rows that nobody has seen")
 
-    # What scikit-learn has trained a little is trained further, its scaler within the model.
+    # Continue the training of a scikit-learn network. Its scaler becomes a part of the model.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         little = make_pipeline(StandardScaler(), MLPClassifier((HIDDEN,), max_iter=3, random_state=SEED))
@@ -66,7 +69,7 @@ def main() -> None:
     further.fit(x_train, y_train)
     print(f"fitted by scikit-learn: accuracy {before:.3f}, and {further.score(x_test, y_test):.3f} after more training")
 
-    # The trained model is plain ONNX, for any runtime.
+    # The trained model is plain ONNX and runs in any runtime.
     session = ortrain.InferenceSession(further.to_onnx())
     (labels,) = session.run(["label"], {session.get_inputs()[0].name: x_test.astype(np.float32)})
     print(f"labels of the exported model: {(labels == further.predict(x_test)).mean():.0%} the same")

@@ -432,8 +432,8 @@ def starting_weights(shapes: Mapping[str, tuple[int, ...]] = SHAPES, dtype: Any 
 def gradient_pool(weights: Mapping[str, npt.NDArray[Any]], grid: float = GRID) -> list[dict[str, Any]]:
     """Return gradients by parameter. One element of ``row`` has gradient zero.
 
-    Long gradients repeat a period at different powers of two, on which rounding acts alike. So few elements differ, and
-    they avoid points at which a formula is ill conditioned.
+    Long gradients repeat a period at different powers of two, on which rounding acts alike. The elements of one period
+    avoid points at which a formula is ill conditioned.
     """
     rng = np.random.default_rng(2)
     pool = []

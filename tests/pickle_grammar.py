@@ -1,6 +1,6 @@
-"""Pickles for the reader of legacy checkpoints: those that do harm, made by a grammar, and damaged ones.
+"""Pickles for the reader of legacy checkpoints: harmful pickles, random ones from a grammar, and damaged ones.
 
-Run as a script, it reads any number of them under a limit of memory, and prints how many were read and refused:
+Run as a script, it reads any number of them under a memory limit, and prints how many were read and refused:
 
     python pickle_grammar.py --seed 7 --made 10000 --damaged 1000000
 """
@@ -24,7 +24,7 @@ import numpy as np
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer import _unpickler
 
-# Memory of the process beyond what it has at the start.
+# Memory limit of the process beyond its size at the start.
 ALLOWED_BYTES = 1 << 29
 MODULUS = 2**61 - 1
 CODES = "V8 V0 V16 i4 f8 u1 b1 S3 U2 M8 m8 c16 O8 V99999999 i3 f16".split()
@@ -36,7 +36,7 @@ def text(value: str) -> bytes:
 
 
 def whole(value: int) -> bytes:
-    """An integer of any size."""
+    """Encode an integer of any size."""
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return b"\x8a" + bytes([len(data)]) + data
 
@@ -50,26 +50,26 @@ def dtype_of(code: str) -> bytes:
 
 
 def structure(size: int, offset: int, inner: bytes) -> bytes:
-    """The state of a type with one field."""
+    """Return the state of a data type with one field."""
     fields = b"}" + text("a") + inner + whole(offset) + b"\x86s"
     return b"(K\x03" + text("|") + b"N" + text("a") + b"\x85" + fields + whole(size) + b"K\x01K\x00t"
 
 
 def subarray(size: int, count: int, inner: bytes) -> bytes:
-    """The state of a type of subarrays."""
+    """Return the state of a data type of subarrays."""
     base = inner + whole(count) + b"\x85\x86"
     return b"(K\x03" + text("|") + base + b"NN" + whole(size) + b"K\x01K\x00t"
 
 
 def array_of(dtype: bytes, count: int, data: bytes, at: int = 0) -> bytes:
-    """An array, whose type is in the memo afterwards."""
+    """Return an array; its data type is in the memo afterwards."""
     made = named("numpy._core.multiarray", "_reconstruct") + named("numpy", "ndarray") + b"K\x00\x85C\x01b\x87R"
     put = b"q" + bytes([at])
     return made + b"(K\x01" + whole(count) + b"\x85" + dtype + put + b"\x89C" + bytes([len(data)]) + data + b"tb"
 
 
 def rebuilt(state: bytes) -> bytes:
-    """An array of eight bytes of type V8, and a BUILD of its type to another state."""
+    """Return an array of eight bytes of type V8, and a BUILD of its data type to another state."""
     return b"\x80\x04" + array_of(dtype_of("V8"), 1, bytes(8)) + b"h\x00" + state + b"b\x86."
 
 
@@ -78,7 +78,7 @@ def with_keys(keys: list[bytes]) -> bytes:
 
 
 def probing_keys(size: int) -> list[int]:
-    """Small integers that a dict of `size` slots puts into one chain of slots."""
+    """Return small integers that a dict of `size` slots puts into one chain of slots."""
     chain, at = [], 0
     for _ in range(size // 3):
         chain.append(at)
@@ -86,7 +86,7 @@ def probing_keys(size: int) -> list[int]:
     return chain + [size * (step + 1) for step in range(size // 3)]
 
 
-# The crafted pickles. Each took memory out of bounds, far more memory than the file has, or quadratic time.
+# Crafted pickles. Each one accessed memory out of bounds, took far more memory than its file, or quadratic time.
 HARMFUL: dict[str, bytes] = {
     "a field far outside": rebuilt(structure(8, 10**8, dtype_of("i4"))),
     "a field behind the array": rebuilt(structure(72, 64, dtype_of("f8"))),
@@ -162,20 +162,20 @@ HARMFUL: dict[str, bytes] = {
 
 
 class Grammar:
-    """Pickles by chance: mostly of operations in a useful order, often of types and arrays."""
+    """Random pickles, mostly of operations in a useful order, often of data types and arrays."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.places = 0
 
     def pickle(self) -> bytes:
-        """A pickle of protocol 4, or of another one."""
+        """Return a pickle, mostly of protocol 4."""
         self.places = 0
         made = self.value(5) + self.more()
         return b"\x80" + self.chance.choice([b"\4", b"\4", b"\3", b"\2", b"\5"]) + made + b"."
 
     def more(self) -> bytes:
-        """Perhaps states and items for the value on top, some of them of values before."""
+        """Return zero or more states and items for the value on top, some of them from earlier values."""
         made = b""
         while self.chance.random() < 0.4:
             made += self.chance.choice(
@@ -202,7 +202,7 @@ class Grammar:
         return self.chance.choice([0, 1, 2, 3, 4, 8, 8, 8, 16, 64, 100, 2**31 - 1, 2**31, 2**63 - 1, 2**64, 10**8, -1])
 
     def value(self, depth: int) -> bytes:
-        """A value, perhaps put into the memo."""
+        """Return a value, which may be put into the memo."""
         chance = self.chance
         simple = [
             lambda: whole(self.number()),
@@ -239,7 +239,7 @@ class Grammar:
         )
 
     def state(self) -> bytes:
-        """The state of a type or an array."""
+        """Return the state of a data type or an array."""
         return self.chance.choice([self.structure, self.subarray, self.plain, lambda: self.array_state(8)])()
 
     def plain(self) -> bytes:
@@ -254,7 +254,7 @@ class Grammar:
         return subarray(self.number(), self.number(), self.dtype())
 
     def dtype(self) -> bytes:
-        """A type: one of the memo, of a code, or with states, in any order and number."""
+        """Return a data type from the memo or from a code, with any number of states in any order."""
         kind = self.chance.random()
         if kind < 0.15:
             return self.got()
@@ -266,7 +266,7 @@ class Grammar:
         return made
 
     def sized(self, size: int) -> tuple[bytes, int]:
-        """A type that is often right, and its size."""
+        """Return a data type that is mostly valid, and its size."""
         chance = self.chance
         good = [
             (lambda: dtype_of("f8"), 8),
@@ -313,7 +313,7 @@ class Grammar:
 
 
 def arrays_in(value: Any) -> list[Any]:
-    """All arrays and scalars of NumPy in a value."""
+    """Return all arrays and scalars of NumPy in a value."""
     seen: set[int] = set()
     waiting, found = [value], []
     while waiting:
@@ -335,7 +335,7 @@ def arrays_in(value: Any) -> list[Any]:
 
 
 def check_owned(array: Any) -> None:
-    """Check that an array or a scalar owns all the bytes that it says it has, and that all its fields are within."""
+    """Assert that an array or a scalar owns all of its bytes, and that its fields are within bounds."""
     if isinstance(array, np.ndarray):
         owner = array
         while isinstance(owner.base, np.ndarray):
@@ -343,7 +343,7 @@ def check_owned(array: Any) -> None:
         assert owner.base is None, type(owner.base)
         assert owner.flags.owndata
         assert array.nbytes == math.prod(array.shape) * array.dtype.itemsize <= owner.nbytes
-        # NumPy 1 has the function elsewhere.
+        # NumPy 1 has this function elsewhere.
         utilities: Any = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
         low, high = utilities.byte_bounds(array)
         begin = owner.__array_interface__["data"][0]
@@ -356,7 +356,7 @@ def check_owned(array: Any) -> None:
 
 
 def check_type(dtype: Any) -> None:
-    """Check that the fields of a type lie within it."""
+    """Assert that the fields of a data type are within its size."""
     if dtype.subdtype is not None:
         inner, shape = dtype.subdtype
         assert inner.itemsize * math.prod(shape) == dtype.itemsize
@@ -368,7 +368,7 @@ def check_type(dtype: Any) -> None:
 
 
 def read(data: bytes) -> bool:
-    """Read a pickle and look at all that came out; False if it is refused."""
+    """Read a pickle and check all arrays in it; False if the pickle is refused."""
     try:
         found = _unpickler.loads(data)
     except InvalidArgumentError:
@@ -379,7 +379,7 @@ def read(data: bytes) -> bool:
 
 
 def wholes() -> list[bytes]:
-    """Pickles that are right, to be damaged."""
+    """Return valid pickles, to be damaged."""
     values = [
         np.zeros(3, [("a", "i4"), ("b", "f4", (2,)), ("c", [("d", ">u2")])]),
         {"epoch": 3, "best": 0.5, "names": ["a", "b"], "set": {1, 2}, "shape": (1, (2, 3))},
@@ -392,7 +392,7 @@ def wholes() -> list[bytes]:
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
-    """A pickle with bytes changed, a piece moved, twice there or missing."""
+    """Return a pickle with random changes: bytes replaced, pieces copied elsewhere, or pieces removed."""
     made = bytearray(data)
     for _ in range(chance.choice([1, 1, 2, 4])):
         kind, at = chance.random(), chance.randrange(len(made))
@@ -407,7 +407,7 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 
 
 def limit_memory() -> None:
-    """Limit the memory of this process to a bit more than it has."""
+    """Limit the memory of this process to ALLOWED_BYTES more than it has."""
     with open("/proc/self/statm") as file:  # noqa: PTH123
         pages = int(file.read().split()[0])
     limit = pages * resource.getpagesize() + ALLOWED_BYTES

@@ -1,4 +1,4 @@
-"""Follow a recorded training run and measure how far the results lie from the record.
+"""Replay a recorded training run and measure the distance of the results from the record.
 
 Needs NumPy alone, so that it runs in ortrain's environment and in onnxruntime-training's:
 
@@ -20,24 +20,24 @@ import numpy as np
 LOSS_TOLERANCE = 2e-5
 GRADIENT_TOLERANCE = 2e-4
 PARAMETER_TOLERANCE = 5e-4
-# Gradients are measured at least against this share of the largest gradient of the run.
+# The scale of gradient distances is at least this share of the largest gradient of the run.
 GRADIENT_SCALE = 1e-2
-# A parameter whose gradients never exceed this share of the largest has a true gradient of zero: what is recorded is
-# rounding noise, and Adam turns noise into steps of up to the learning rate.
+# If the gradients of a parameter never exceed this share of the largest, its true gradient is zero. Its recorded
+# gradient is rounding noise, and Adam turns noise into steps of up to the learning rate.
 NOISE = 1e-5
 
 TOLERANCE = {"loss": LOSS_TOLERANCE, "gradient": GRADIENT_TOLERANCE}
 
 
 def too_far(distances: dict[str, float]) -> dict[str, float]:
-    """The kinds of value that differ by more than their tolerance."""
+    """Return the kinds of value that differ by more than their tolerance."""
     return {kind: d for kind, d in distances.items() if not d <= TOLERANCE.get(kind, PARAMETER_TOLERANCE)}
 
 
 def load_api(name: str) -> Any:
-    """The module with CheckpointState, Module and Optimizer."""
+    """Return the module with CheckpointState, Module and Optimizer."""
     if name.startswith("onnxruntime"):
-        # Two of its sub-packages import PyTorch; on-device training uses neither.
+        # Two subpackages of onnxruntime.training import PyTorch; on-device training uses neither.
         for sub in ("optim", "amp"):
             name_of_sub = f"onnxruntime.training.{sub}"
             sys.modules.setdefault(name_of_sub, types.ModuleType(name_of_sub))
@@ -45,7 +45,7 @@ def load_api(name: str) -> Any:
 
 
 def batches_of(case: Path) -> list[dict[str, np.ndarray]]:
-    """The recorded batches, in order."""
+    """Return the recorded batches, in order."""
     batches: dict[int, dict[str, np.ndarray]] = {}
     with np.load(case / "inputs.npz") as stored:
         for key in stored.files:
@@ -55,7 +55,7 @@ def batches_of(case: Path) -> list[dict[str, np.ndarray]]:
 
 
 class Record:
-    """What was recorded, and the largest distance to it so far for each kind of value."""
+    """A recorded run, and the largest distance from it so far for each kind of value."""
 
     def __init__(self, case: Path) -> None:
         with np.load(case / "trajectory.npz") as stored:
@@ -73,7 +73,7 @@ class Record:
     def compare(
         self, kind: str, got: Any, key: str, *, index: int | None = None, scale: float = 0.0, allowance: float = 0.0
     ) -> None:
-        """Measure one value, or the one at an index of it, if it was recorded."""
+        """Measure a value, or the element at `index` of the recorded value; values without a record are skipped."""
         if key not in self.values:
             return
         self.compared.add(key)
@@ -89,12 +89,12 @@ class Record:
         self.distances[kind] = max(self.distances.get(kind, 0.0), distance)
 
     def forgotten(self, *but: str) -> list[str]:
-        """What was recorded but not compared, but for what begins with one of these."""
+        """Return the recorded keys that were not compared, except keys with one of these prefixes."""
         return sorted(key for key in self.values if key not in self.compared and not key.startswith(but))
 
 
 def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> dict[str, float]:
-    """Train as recorded, with the recorded learning rates; the largest distance for each kind of value."""
+    """Train with the recorded learning rates, and return the largest distance for each kind of value."""
     record = Record(case)
     batches = batches_of(case)
     losses, rates = record.values["loss"], record.values["lr"]
@@ -137,13 +137,13 @@ def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> di
     results = as_tuple(module(*[batches[0][name] for name in module.input_names()]))
     for name, value in zip(module.output_names(), results, strict=True):
         record.compare("eval", value, f"eval/final/{name}")
-    # The rates are given to the steps; exports and sequences of rates have tests of their own.
+    # The rates are inputs of the steps; exports and sequences of rates have tests of their own.
     assert not record.forgotten("lr", "infer/"), record.forgotten("lr", "infer/")
     return record.distances
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
-    """One output comes bare."""
+    """Return the outputs as a tuple; a single output comes without one."""
     return results if isinstance(results, tuple) else (results,)
 
 

@@ -1,4 +1,4 @@
-"""Follow the recorded case checkpoint_resume: three steps, a checkpoint, and the ways on from there.
+"""Replay the recorded case checkpoint_resume: three steps, a checkpoint, and every continuation from there.
 
 Needs NumPy alone, so that it runs in ortrain's environment and in onnxruntime-training's:
 
@@ -23,7 +23,7 @@ STEPS = 3
 
 @dataclass
 class Outcome:
-    """What a run gave."""
+    """The results of a run: distances from the record, and properties and learning rates after loading."""
 
     distances: dict[str, float]
     properties: dict[str, dict[str, object]]
@@ -41,7 +41,10 @@ class Run:
         self.optimizer = api.Optimizer(str(artifacts / "optimizer_model.onnx"), self.module)
 
     def steps(self, batches: list[dict[str, np.ndarray]], rate: float | None) -> list[Any]:
-        """The losses of a step on each batch, at the rate there is unless one is given; the last gradients stay."""
+        """Take a step on each batch and return the losses. The gradients of the last step are not reset.
+
+        Without a `rate`, the learning rate does not change.
+        """
         losses = []
         for batch in batches:
             self.module.lazy_reset_grad()
@@ -55,10 +58,10 @@ class Run:
 def resume(
     api_name: str, case: Path, artifacts: Path, checkpoints: Path | None, folder: Path, **module_arguments: Any
 ) -> Outcome:
-    """Follow the record with artifacts, from its first step.
+    """Replay the record with artifacts, from its first step.
 
-    Goes on from the checkpoints of ``checkpoints`` (checkpoint_step3_optim, checkpoint_step3_plain), or from those that
-    the run itself saves into ``folder``. A run that is given checkpoints saves its own all the same.
+    Continues from the checkpoints in ``checkpoints`` (checkpoint_step3_optim, checkpoint_step3_plain), or, if it is
+    None, from the checkpoints that the run itself saves into ``folder``. The run saves its own in both cases.
     """
     api = load_api(api_name)
     record, batches = Record(case), batches_of(case)
@@ -107,7 +110,8 @@ def resume(
         record.compare("loss", again.steps(batches[STEPS:], RATE), f"loss_resumed_{kind}")
         compare(again, f"resumed_{kind}_step6")
 
-    # What has no values yet gets those of a buffer. (Setting its learning rate ends onnxruntime-training.)
+    # A nominal checkpoint has no values, so a buffer supplies them. The steps set no learning rate: setting one here
+    # terminates onnxruntime-training.
     nominal = run_on(artifacts / "nominal_checkpoint")
     sizes = {which: nominal.module.get_parameters_size(which == "trainable") for which in ("all", "trainable")}
     assert sizes == meta["nominal_parameters_size"], sizes
@@ -122,7 +126,7 @@ def resume(
 
 
 def main() -> None:
-    """Follow it with what the command line names."""
+    """Replay the case with the artifacts of the command line."""
     api_name, case, artifacts, folder, *checkpoints = sys.argv[1:]
     given = Path(checkpoints[0]) if checkpoints else None
     print(json.dumps(asdict(resume(api_name, Path(case), Path(artifacts), given, Path(folder)))))

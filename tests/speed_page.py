@@ -1,6 +1,6 @@
-"""The tables of speed in README.md and docs/performance.md, from a run that was kept: python tests/speed_page.py.
+"""Write the tables of speed in README.md and docs/performance.md, from a recorded run: python tests/speed_page.py.
 
-test_pages.py compares the pages with what this makes of the run.
+test_pages.py compares the tables of the pages with the run.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-# `make compare ARGUMENTS="--save avx512-2-cores-2026-11-23"`
+# Recorded by `make compare ARGUMENTS="--save avx512-2-cores-2026-11-23"`.
 RUN = ROOT / "benches" / "results" / "avx512-2-cores-2026-11-23.json"
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
-# PyTorch has two layouts of images; the faster one counts.
+# PyTorch has two image layouts; the faster one counts.
 LIBRARIES = {
     "onnxruntime-training": ["onnxruntime-training"],
     "PyTorch": ["torch", "torch-channels-last"],
@@ -50,7 +50,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def times() -> str:
-    """Milliseconds of a step, and ratios to the other libraries."""
+    """Return the table of milliseconds for a step, and of ratios to the other libraries."""
     rows = [
         [f"`{found['name']}`", _milliseconds(found), *(_ratio(found, peers) for peers in LIBRARIES.values())]
         for found in recorded()["workloads"]
@@ -59,7 +59,7 @@ def times() -> str:
 
 
 def steps() -> str:
-    """The same beside what a workload is."""
+    """Return the table of times with the batch size and the trained weights of each workload."""
     rows = [
         [
             f"`{found['name']}`",
@@ -74,7 +74,7 @@ def steps() -> str:
 
 
 def memory() -> str:
-    """Peaks over the state after the import, in MB."""
+    """Return the table of peak memory above the memory after the import, in MB."""
     rows = [
         [
             f"`{found['name']}`",
@@ -90,7 +90,7 @@ TABLES = [(README, "times", times), (PERFORMANCE, "steps", steps), (PERFORMANCE,
 
 
 def table_of(page: Path, name: str) -> str:
-    """What stands between the two comments of a page."""
+    """Return the text between the two comments of a page."""
     (found,) = re.findall(SURROUNDED.format(name=name), page.read_text(), re.DOTALL)
     table: str = found[1]
     return table.strip() + "\n"

@@ -1,4 +1,4 @@
-"""AdamW in its two formulas, against NumPy in float64, and what a step changes."""
+"""AdamW in both formulas against NumPy in float64, and gradient clipping with both."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ortrain import artifacts, onnxblock
 from ortrain.api import CheckpointState, Module, Optimizer
 
 RATE, STEPS = 0.01, 10
-# A float32 step against one in float64, added up over ten steps.
+# Difference between steps in float32 and in float64, summed over ten steps.
 TOLERANCE = 1e-6
 SHAPE = (4, 3)
 
 
 def model() -> Any:
-    """The loss is the mean of the squares of ``x w``."""
+    """Return a model with the mean of the squares of ``x w`` as its loss."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),
         helper.make_node("Mul", ["y", "y"], ["squares"]),
@@ -36,7 +36,7 @@ def model() -> Any:
 
 def batches() -> list[np.ndarray]:
     rng = np.random.default_rng(2)
-    # Small gradients, for which epsilon counts.
+    # Small gradients, for which epsilon matters.
     return [1e-3 * rng.standard_normal((5, SHAPE[0]), np.float32) for _ in range(STEPS)]
 
 
@@ -54,7 +54,7 @@ def trained(optimizer: Any, folder: Path) -> np.ndarray:
 
 
 def expected(*, torch: bool, eps: float, decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> np.ndarray:
-    """The formulas as the docstring has them, in float64."""
+    """Compute the formulas of the AdamW docstring in float64."""
     (w,) = (numpy_helper.to_array(tensor).astype(np.float64) for tensor in model().graph.initializer)
     m = v = np.zeros(SHAPE)
     (b1, b2), rate = betas, float(np.float32(RATE))
@@ -93,14 +93,14 @@ def test_both_formulas(optimizer: Any, formula: dict[str, Any], tmp_path: Path) 
 
 
 def test_the_formulas_differ() -> None:
-    """By more than the tolerance, so that the one does not pass for the other."""
+    """The formulas differ by more than the tolerance, so that one does not pass for the other."""
     one, other = (expected(torch=torch, eps=1e-6, decay=0.0) for torch in (False, True))
     assert np.abs(one - other).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [artifacts.SGD, artifacts.AdamW])
 def test_clipping_without_blocks(kind: Any, tmp_path: Path) -> None:
-    """The optimizer model is the one that blocks make."""
+    """The optimizer model equals the model that onnxblock makes."""
     artifacts.generate_artifacts(model(), optimizer=kind(max_norm=0.25), artifact_directory=tmp_path)
     made = onnx.load(tmp_path / "optimizer_model.onnx").graph
     block = getattr(onnxblock.optim, kind.__name__)(clip_grad=onnxblock.optim.ClipGradNorm(0.25))

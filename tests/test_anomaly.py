@@ -1,4 +1,7 @@
-"""NaN and infinities: the step that makes the first fails, says where, and changes nothing; norms show what learns."""
+"""Anomaly detection, and norms of parameters and gradients.
+
+A step that makes NaN or infinity fails, names the node that makes the first one, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def made(
     columns: int = 3,
     **options: object,
 ) -> tuple[CheckpointState, Module]:
-    """A module of nodes from x to y, whose loss is the mean of squared differences."""
+    """Return a module of nodes from x to y, trained by the mean of squared differences."""
     declare = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,
@@ -51,7 +54,7 @@ def node(op: str, reads: Sequence[str], result: str, **attributes: object) -> on
 
 
 def test_infinity_in_the_forward_pass(tmp_path: Path) -> None:
-    """exp(100) is infinite; what is behind it is not named first."""
+    """exp(100) is infinite; the error names Exp and not the node after it."""
     nodes = [node("Mul", ["x", "w"], "a"), node("Exp", ["a"], "e"), node("Neg", ["e"], "y")]
     state, module = made(tmp_path, nodes, {"w": [1, 1, 1]})
     x, target = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
@@ -66,11 +69,11 @@ def test_infinity_in_the_forward_pass(tmp_path: Path) -> None:
     )
     np.testing.assert_array_equal(state.parameters["w"].grad, gradient)
     assert state._native.steps() == steps
-    # It goes on as if the step had not been.
+    # Training continues as if the failed step had not happened.
     x[1, 2] = 0
     module(x, target)
     np.testing.assert_array_equal(state.parameters["w"].grad, 2 * gradient)
-    # The eval model says so, too.
+    # The eval model reports the anomaly, too.
     x[1, 2] = 100
     module.eval()
     with pytest.raises(ortrain.AnomalyError, match=r'node "/e" \(Exp\) of the forward pass makes the first inf'):
@@ -93,7 +96,7 @@ def test_nan_in_the_backward_pass(tmp_path: Path) -> None:
 
 
 def test_masks_of_infinity_are_no_anomaly(tmp_path: Path) -> None:
-    """A softmax makes zeros of them; where it makes NaN of a whole row, both nodes are named."""
+    """A softmax turns infinities into zeros. If it turns a whole row into NaN, the error names both nodes."""
     nodes = [
         node("MatMul", ["x", "w"], "a"),
         node("Greater", ["x", "limit"], "far"),
@@ -126,7 +129,7 @@ def subgraph(nodes: Sequence[onnx.NodeProto], inputs: dict[str, int], outputs: d
 
 
 def test_inside_of_a_branch(tmp_path: Path) -> None:
-    """The node of the branch that was taken, not the If."""
+    """The error names the node of the branch that was taken, not the If."""
     branches = {
         "then_branch": subgraph([node("Exp", ["a"], "e")], {}, {"e": FLOAT}),
         "else_branch": subgraph([node("Neg", ["a"], "f")], {}, {"f": FLOAT}),
@@ -152,7 +155,7 @@ def test_inside_of_a_branch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Loop", "Loop with a condition", "Scan"])
 def test_inside_of_a_loop(kind: str, tmp_path: Path) -> None:
-    """The node of the body and the iteration: 2, 4, 16, 256, ..., and the seventh square is infinite."""
+    """The error names the node of the body and the iteration: 2, 4, 16, 256, ...; the seventh square is infinite."""
     square = [node("Mul", ["v", "v"], "square"), node("Mul", ["square", "w"], "next")]
     inputs = {"i": TensorProto.INT64, "go": TensorProto.BOOL, "v": FLOAT}
     outputs = {"on": TensorProto.BOOL, "next": FLOAT}
@@ -168,7 +171,7 @@ def test_inside_of_a_loop(kind: str, tmp_path: Path) -> None:
         body = subgraph([*square, *condition], inputs, outputs)
         loop = node("Loop", ["most", "", "x"], "z", body=body)
     given = {"w": [1.0, 1.0, 1.0], "zero": np.float32(0), "parts": np.zeros((8, 1, 3), np.float32)}
-    # The number of iterations is none of a float.
+    # The number of iterations must be an integer; the initializers of `made` are float32.
     nodes = [node("Constant", [], "most", value=numpy_helper.from_array(np.array(8))), loop, node("Neg", ["z"], "y")]
     _, module = made(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
@@ -180,7 +183,7 @@ def test_inside_of_a_loop(kind: str, tmp_path: Path) -> None:
 
 
 def test_inside_of_the_gradient_of_a_loop(tmp_path: Path) -> None:
-    """The gradient is a Scan, whose node is named."""
+    """The gradient of a loop is a Scan; the error names the node inside of it."""
     body = subgraph(
         [node("Sqrt", ["v"], "root"), node("Mul", ["root", "w"], "next"), node("Identity", ["go"], "on")],
         {"i": TensorProto.INT64, "go": TensorProto.BOOL, "v": FLOAT},
@@ -232,14 +235,14 @@ def test_the_option() -> None:
 
 
 def test_norms(tmp_path: Path) -> None:
-    """Of parameters and gradients; of all gradients together where they are clipped."""
+    """Norms of parameters and gradients, and the norm of all gradients together if they are clipped."""
     nodes = [
         node("MatMul", ["x", "w"], "a"),
         node("Relu", ["a"], "b"),
         node("MatMul", ["b", "dead"], "c"),
         node("Add", ["c", "bias"], "y"),
     ]
-    # No row passes the first layer.
+    # The first layer's outputs are all negative, so the Relu passes no row.
     initializers = {"w": (-np.eye(3)).tolist(), "dead": np.eye(3).tolist(), "bias": [3.0, 0.0, 4.0]}
     state, module = made(tmp_path, nodes, initializers, optimizer=artifacts.SGD(max_norm=0.5))
     assert module.gradient_norms() == {"bias": 0, "dead": 0, "w": 0}
@@ -261,9 +264,9 @@ def test_norms(tmp_path: Path) -> None:
         ortrain.inspect(module, ["y"])  # type: ignore[call-overload]
     optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
     assert optimizer.step() == pytest.approx(expected, rel=1e-12)
-    # They are the clipped ones now.
+    # These are the norms of the clipped gradients.
     assert module.gradient_norms()["bias"] == pytest.approx(0.5, rel=1e-5)
-    # Without clipping there is no such norm.
+    # Without clipping a step returns no norm.
     artifacts.generate_artifacts(
         "examples/perceptron.onnx",
         loss=artifacts.LossType.CrossEntropyLoss,

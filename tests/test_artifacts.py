@@ -1,4 +1,4 @@
-"""generate_artifacts."""
+"""Tests of generate_artifacts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_enums() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_interface_is_theirs(case: str, tmp_path: Path) -> None:
-    """Inputs and outputs by name, type, shape and order; header; checkpoint."""
+    """Inputs and outputs agree by name, type, shape and order; so do the header and the checkpoint."""
     generate(case, tmp_path)
     for file in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"):
         ours, theirs = onnx.load(tmp_path / file), onnx.load(RECORDS / case / file)
@@ -95,7 +95,7 @@ def test_nominal_checkpoint_has_names_only(tmp_path: Path) -> None:
 
 
 def test_model_that_has_its_loss(tmp_path: Path) -> None:
-    """Without a loss, the first output is it."""
+    """Without a loss argument, the first output of the model is the loss."""
     model = onnx.load(RECORDS / "mlp_sgd_mse" / "eval_model.onnx")
     weights = {tensor.name: tensor for tensor in onnx.load(RECORDS / "mlp_sgd_mse" / "forward.onnx").graph.initializer}
     model.graph.initializer.extend(weights.values())
@@ -112,7 +112,7 @@ def test_model_that_has_its_loss(tmp_path: Path) -> None:
 
 
 class Block:
-    """As a user's own onnxblock.Block would be."""
+    """A class with the name of a user's own onnxblock.Block."""
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ class Block:
     ],
 )
 def test_refusals(arguments: dict[str, object], kind: type[Exception], sentence: str, tmp_path: Path) -> None:
-    """Each names what is wrong, and writes nothing."""
+    """Each error names the problem, and no file is written."""
     with pytest.raises(kind) as error:
         generate("mlp_adamw_ce", tmp_path, **arguments)
     assert sentence in str(error.value)

@@ -1,4 +1,4 @@
-"""The interface that ONNX defines for what runs its models."""
+"""The backend interface that ONNX defines for its runtimes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nodes() -> None:
     np.testing.assert_array_equal(got, [1, 2])
     old = helper.make_node("Softmax", ["x"], ["y"])
     x = np.zeros((2, 2, 2), np.float32)
-    # Up to version 12 all axes from the second on are one.
+    # Up to version 12, Softmax flattens all axes from the second on.
     assert backend.run_node(old, [x], opset_version=12)[0].max() == 0.25
     assert backend.run_node(old, [x], opset_version=13)[0].max() == 0.5
     own = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")
@@ -60,7 +60,7 @@ def test_what_is_not_there() -> None:
 
 
 def test_the_tests_of_onnx_run() -> None:
-    """A few of them; tests/test_nodes.py has all of our operators."""
+    """A few tests of ONNX's suite run; tests/test_nodes.py covers all operators."""
     runner = onnx.backend.test.BackendTest(backend, __name__)
     runner.include(r"^test_(relu|matmul_2d|softmax_axis_0|gather_0|if|lstm_defaults)_cpu$")
     result = unittest.TestResult()

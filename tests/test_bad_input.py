@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong with what was given. Every sentence is quoted in full."""
+"""Error messages for wrong arguments and files. Every sentence is quoted in full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(op: str, inputs: list[str], outputs: list[str], name: str = "", **attri
 
 
 def model(*nodes: NodeProto, weights: tuple[TensorProto, ...] = (), output: Any = None, opset: int = 17) -> bytes:
-    """A model from x, float32[n, 2], to y."""
+    """Return a model from x, float32[n, 2], to y."""
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -45,7 +45,7 @@ def model(*nodes: NodeProto, weights: tuple[TensorProto, ...] = (), output: Any 
 
 
 def weight(**changes: Any) -> TensorProto:
-    """A float32[2, 3] weight with some fields changed."""
+    """Return a float32[2, 3] weight with some fields changed."""
     tensor = TensorProto()
     tensor.CopyFrom(WEIGHT)
     if "dims" in changes:
@@ -56,7 +56,7 @@ def weight(**changes: Any) -> TensorProto:
 
 
 MATMUL = node("MatMul", ["x", "w"], ["y"], "product")
-# One axis more than a tensor has at most.
+# One axis more than the maximum of a tensor.
 AXES = 65
 ADVICE = "a tensor has 64 at most, so leave out axes of one element or merge some by a Reshape"
 
@@ -183,7 +183,7 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
 
 
 def test_an_input_of_more_axes_than_there_may_be() -> None:
-    """And a shape that turns out to have more when it is known."""
+    """A declared shape with too many axes is an error, and so is a computed shape at run time."""
     wide = helper.make_tensor_value_info("v", TensorProto.FLOAT, [1] * AXES)
     content = onnx.load_from_string(
         model(node("ReduceSum", ["v"], ["s"], "sum", keepdims=0), node("Add", ["x", "s"], ["y"]))
@@ -325,7 +325,7 @@ X = np.ones((4, 10), np.float32)
 )
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_inputs_of_a_step(inputs: list[np.ndarray], sentence: str, device: str, ours: Callable[[str], Path]) -> None:
-    """A step that fails has changed nothing: parameters, gradients, and what the next step does."""
+    """A failed step changes nothing: parameters and gradients stay, and the next step gives the same result."""
     run, other = Run(ours("mlp_adamw_ce"), device=device), Run(ours("mlp_adamw_ce"), device=device)
     good = [X, np.zeros(4, np.int64)]
     for one in (run, other):
@@ -346,7 +346,7 @@ def test_inputs_of_a_step(inputs: list[np.ndarray], sentence: str, device: str, 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_empty_batch(device: str, ours: Callable[[str], Path]) -> None:
-    """The mean over nothing is not a number; the gradients are zero, and nothing is spoiled."""
+    """The mean of no rows is NaN, the gradients are zero, and the state stays usable."""
     run = Run(ours("mlp_adamw_ce"), device=device)
     before = run.module.get_contiguous_parameters().numpy()
     loss = run.module(np.zeros((0, 10), np.float32), np.zeros(0, np.int64))
@@ -360,7 +360,7 @@ def test_empty_batch(device: str, ours: Callable[[str], Path]) -> None:
 
 
 def flipped(content: bytes, at: int) -> bytes:
-    """One bit of one byte differs."""
+    """Return the content with one bit of one byte flipped."""
     return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
 
@@ -428,7 +428,7 @@ def test_model_of_another_checkpoint(run: Run) -> None:
     )
 
 
-# Every file of a training, given where another one is expected: what is said, in terms of the folder of the files.
+# Every training file in the place of another one, with the expected message; {folder} is the folder of the files.
 TRAIN, EVAL, UPDATE = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 OF_TOGETHER = "give the training model that was made together with it (training_model.onnx)"
 GIVE_UPDATE = (
@@ -542,7 +542,7 @@ FACES: dict[tuple[str, str], str] = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file of a training, and those of another one."""
+    """Create a folder with every file of a training, and a subfolder with the files of another training."""
     folder: Path = tmp_path_factory.mktemp("files")
     (folder / "other").mkdir()
     for to, path in ((folder, PERCEPTRON), (folder / "other", PERCEPTRON.with_name("convnet.onnx"))):
@@ -592,7 +592,7 @@ def test_the_checkpoint_of_other_artifacts(files: Path) -> None:
 
 
 def test_the_checkpoint_of_other_shapes(files: Path, tmp_path: Path) -> None:
-    """The same names, of a model of other sizes."""
+    """The parameters have the same names but other shapes."""
     message = onnx.load(PERCEPTRON)
     for tensor in message.graph.initializer:
         if tensor.name.startswith("fc2."):
@@ -608,7 +608,7 @@ def test_the_checkpoint_of_other_shapes(files: Path, tmp_path: Path) -> None:
     )
 
 
-# What a process says whose environment names an instruction-set level.
+# Program that prints the output or error of a process with an instruction-set level in its environment.
 LEVELS = f"""
 import numpy as np
 import ortrain
@@ -623,7 +623,7 @@ print(ortrain.InferenceSession({str(PERCEPTRON)!r}, providers=["reference"]).get
 
 @pytest.mark.parametrize("level", ["portable", "avx2", "avx512", "", "avx1024", "AVX2"])
 def test_instruction_set_levels(level: str) -> None:
-    """One that there is not is an error where a backend is made, and not before."""
+    """An unknown level is an error when a backend is created, and not before."""
     command = [sys.executable, "-c", LEVELS]
     environment = os.environ | {"ORTRAIN_ISA": level}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -637,7 +637,7 @@ def test_instruction_set_levels(level: str) -> None:
 
 
 def test_training_model_with_an_edited_checkpoint(run: Run) -> None:
-    """A parameter of another shape than the state's is named."""
+    """The error names the parameter, which has another shape in the state."""
     message = onnx.load(RECORDS / "mlp_adamw_ce" / "training_model.onnx")
     for value in message.graph.input:
         if value.name == "fc2.bias":

@@ -1,4 +1,4 @@
-"""More that can be wrong with a model and with what it is given; the sentences are quoted in full."""
+"""Error messages for invalid models and feeds. Every sentence is quoted in full."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INVALID, UNSUPPORTED, ARGUMENT = ortrain.InvalidModelError, ortrain.UnsupportedE
 
 
 def model(*nodes: Any, inputs: Any = None, outputs: Any = None, weights: Any = (), opset: int = 17) -> ModelProto:
-    """A model from x, float32[n, 2], to y, unless other inputs and outputs are declared."""
+    """Return a model from x, float32[n, 2], to y, unless other inputs and outputs are declared."""
     declare = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node(op, ins, outs, f"a {op}", **dict(*attributes)) for op, ins, outs, *attributes in nodes],
@@ -51,7 +51,7 @@ def conditional(*, yes: onnx.GraphProto, no: onnx.GraphProto) -> Any:
 
 
 def body(inputs: dict[str, int], *nodes: Any, outputs: Sequence[str]) -> onnx.GraphProto:
-    """A body of inputs by element type; its outputs have no declared type."""
+    """Return a body with inputs by element type; its outputs have no declared type."""
     made = [helper.make_node(op, taken, given, f"an inner {op}") for op, taken, given in nodes]
     given = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in inputs.items()]
     return helper.make_graph(made, "body", given, [onnx.ValueInfoProto(name=name) for name in outputs])
@@ -66,12 +66,12 @@ def loop(of: onnx.GraphProto, inputs: Sequence[str] = ("", "", "x"), outputs: Se
 
 
 def weight(name: str = "w", **changes: Any) -> TensorProto:
-    """A float32[2, 3], with its values in other fields."""
+    """Return a float32[2, 3] tensor; its values and other fields are arguments."""
     return TensorProto(name=name, **({"data_type": FLOAT, "dims": [2, 3]} | changes))
 
 
 def of_image(op: str, *weights: Any, shape: Any = (2, 3, 4, 5), **attributes: Any) -> ModelProto:
-    """A node whose first input is an image; its other inputs are weights a, b, c ..., `None` where there is none."""
+    """Return a model of one node. Its first input is an image; weights a, b, c ... follow, omitted if `None`."""
     named = {name: value for name, value in zip("abcd", weights, strict=False) if value is not None}
     inputs = ["x", *(name if name in named else "" for name in "abcd"[: len(weights)])]
     return model(
@@ -478,7 +478,7 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, tmp_path: Path) -> None:
-    """The same is said by whatever reads the model, and nothing is written."""
+    """InferenceSession and generate_artifacts both refuse the model, and no file is written."""
     proto, kind, sentence = MODELS[name]
     with pytest.raises(kind) as error:
         ortrain.InferenceSession(proto)
@@ -489,7 +489,7 @@ def test_models(name: str, tmp_path: Path) -> None:
 
 
 def test_every_shorter_file(tmp_path: Path) -> None:
-    """A file that was cut short anywhere is refused."""
+    """A file truncated at any byte is refused."""
     content = model(MATMUL, weights=[weight(float_data=[1] * 6)]).SerializeToString()
     for length in range(len(content)):
         with pytest.raises(ortrain.InvalidModelError):
@@ -576,7 +576,7 @@ def test_values_that_do_not_fit(op: str, second: list[int], sentence: str, backe
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         session.run(None, {"x": X[:1, :1], "s": np.asarray(second)})
     assert str(error.value) == sentence
-    # It goes on with what does fit.
+    # The session still accepts valid values.
     session.run(None, {"x": X[:1, :1], "s": np.asarray([0, 0] if op == "Gather" else [1, 1])})
 
 
@@ -608,7 +608,7 @@ def test_feeds(feeds: dict[str, np.ndarray], kind: type[Exception], sentence: st
 
 
 def test_arrays_of_any_layout() -> None:
-    """Byte order and strides are no reason to refuse an array, nor to read it wrongly."""
+    """Arrays of any byte order and strides are accepted and read correctly."""
     session = ortrain.InferenceSession(model(RELU))
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     for same in (x.astype(">f4"), np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2], x[::-1].copy()[::-1]):
@@ -616,7 +616,7 @@ def test_arrays_of_any_layout() -> None:
 
 
 def memory(run: Run, folder: Path) -> tuple[dict[str, np.ndarray], bytes]:
-    """Gradients, and everything that a checkpoint holds: parameters, moments, the step."""
+    """Return the gradients, and the checkpoint with all parameters, moments and the step."""
     gradients = {name: parameter.grad.copy() for name, parameter in run.state.parameters}
     CheckpointState.save_checkpoint(run.state, folder / "state", include_optimizer_state=True)
     return gradients, (folder / "state").read_bytes()
@@ -628,7 +628,7 @@ def memory(run: Run, folder: Path) -> tuple[dict[str, np.ndarray], bytes]:
 def test_a_label_out_of_range(
     label: int, accumulating: bool, device: str, ours: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Not one bit of the state changes: parameters, gradients, moments, in training and in evaluation."""
+    """The state stays the same to the bit: parameters, gradients and moments, in training and in evaluation."""
     run = Run(ours("mlp_adamw_ce"), device=device)
     x, labels = np.ones((4, 10), np.float32), np.asarray([0, 1, 4, 2])
     for _ in range(2):
@@ -654,7 +654,7 @@ def test_a_label_out_of_range(
 
 
 def test_an_index_out_of_range_in_training(tmp_path: Path) -> None:
-    """The rows of a table that is trained are checked, forward and backward, before anything is written."""
+    """Indices into a trained table are checked in the forward and the backward pass, before anything is written."""
     w = Words(17)
     table = w.weight(np.ones((5, 3), np.float32), "table")
     scores = w.node("Gather", [table, "rows"])
@@ -684,11 +684,11 @@ def test_empty_batch(backend: str) -> None:
     assert y.shape == (0, 3)
 
 
-# Networks whose losses are means over rows; at opset 11 and 17 their gradients are spelled differently.
+# Networks with means over rows as losses. At opsets 11 and 17 their gradients consist of different operators.
 @pytest.mark.parametrize("opset", [7, 11, 17])
 @pytest.mark.parametrize("network", ["perceptron", "middle_softmax", "heads", "branches", "convolved", "transposed"])
 def test_empty_batch_in_training(network: str, opset: int, tmp_path: Path) -> None:
-    """The mean over nothing is not a number, and every gradient is zero."""
+    """The mean over nothing is NaN, and every gradient is zero."""
     made = write_artifacts(tmp_path, network, "MSELoss", opset, "batch")
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")

@@ -1,4 +1,4 @@
-"""BatchNormalization, from the forward model to the export: which statistics are used, where the running ones lie."""
+"""BatchNormalization, from the forward model to the export: which statistics are used, where they are stored."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FEATURES, HIDDEN, CLASSES, ROWS = 6, 4, 3, 8
 MOMENTUM, EPSILON = 0.75, 1e-3
 STATISTICS = ("bn.mean", "bn.var")
 TRAINED = ("w1", "bn.scale", "bn.bias", "w2")
-# A few operations in float32 on numbers of magnitude 1.
+# Rounding of a few operations in float32 on numbers of magnitude 1.
 ROUNDING = 2e-6
 
 
 def forward(*, opset: int = 17, training: bool = False) -> ModelProto:
-    """Two products with a normalization between them."""
+    """Return a model of two matrix products with a normalization between them."""
     rng = np.random.default_rng(3)
     weights = {
         "w1": rng.standard_normal((FEATURES, HIDDEN)),
@@ -36,7 +36,7 @@ def forward(*, opset: int = 17, training: bool = False) -> ModelProto:
     }
     outputs, attributes = ["normal"], {"momentum": MOMENTUM, "epsilon": EPSILON}
     if training:
-        # As exporters write a model in training mode.
+        # The form in which exporters write a model in training mode.
         outputs += ["new_mean", "new_var"] if opset >= 14 else ["new_mean", "new_var", "saved_mean", "saved_var"]
         attributes |= {"training_mode": 1} if opset >= 14 else {}
     nodes = [
@@ -105,7 +105,7 @@ def scores_of(x: np.ndarray, p: dict[str, np.ndarray], mean: np.ndarray, var: np
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_statistics_follow_numpy(device: str, tmp_path: Path) -> None:
-    """Losses in training are those of the batch's statistics, in evaluation those of the running ones."""
+    """The loss in training uses the statistics of the batch, the loss in evaluation the running ones."""
     run = Run(make(tmp_path, forward()), device=device)
     views = {name: run.state.parameters[name].data for name in STATISTICS}
     mean, var = (views[name].astype(np.float64) for name in STATISTICS)
@@ -118,7 +118,7 @@ def test_statistics_follow_numpy(device: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(run.step((x, labels)), expected, rtol=ROUNDING)
         mean = MOMENTUM * mean + (1 - MOMENTUM) * now[0]
         var = MOMENTUM * var + (1 - MOMENTUM) * now[1]
-        # The views are live.
+        # The views show the new values.
         np.testing.assert_allclose(views["bn.mean"], mean, rtol=ROUNDING, atol=ROUNDING)
         np.testing.assert_allclose(views["bn.var"], var, rtol=ROUNDING, atol=ROUNDING)
         parameters = {name: p.data.astype(np.float64) for name, p in run.state.parameters}
@@ -140,7 +140,7 @@ def test_statistics_are_frozen_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("opset", [12, 13, 14, 15, 17])
 def test_eval_model_and_export_in_onnxruntime(opset: int, training: bool, tmp_path: Path) -> None:
-    """They load there and give the same, also those of a model that was exported in training mode."""
+    """onnxruntime loads them and gives the same results, also for a model that was exported in training mode."""
     run = Run(make(tmp_path, forward(opset=opset, training=training)))
     for seed in range(3):
         run.step(batch(seed))
@@ -161,7 +161,7 @@ def test_eval_model_and_export_in_onnxruntime(opset: int, training: bool, tmp_pa
 
 @pytest.mark.parametrize("training", [False, True])
 def test_frozen(training: bool, tmp_path: Path) -> None:
-    """The stored statistics are used and kept: training and evaluation give the same loss."""
+    """The stored statistics are used and do not change: training and evaluation give the same loss."""
     for name, changes in (("freeze", {"batch_norm": "freeze"}), ("auto", {"requires_grad": ["w1", "w2"]})):
         folder = tmp_path / name
         folder.mkdir()
@@ -203,7 +203,7 @@ def test_failed_step_keeps_statistics(tmp_path: Path) -> None:
 def with_nodes(
     before: list[Any], bn: list[str], weights: dict[str, np.ndarray], after: list[Any] | None = None
 ) -> ModelProto:
-    """`scores = BatchNormalization(bn) w2` behind some nodes."""
+    """Return a model that computes `scores = BatchNormalization(bn) w2` after the nodes in `before`."""
     nodes = [
         *before,
         helper.make_node("BatchNormalization", bn, ["normal"], "bn", momentum=MOMENTUM, epsilon=EPSILON),
@@ -227,7 +227,7 @@ def some(*dims: int) -> np.ndarray:
 
 
 def test_ones_like_something_trained_are_not_trained(tmp_path: Path) -> None:
-    """As PyTorch's new exporter writes `affine=False`: running statistics are used, and stay."""
+    """PyTorch's new exporter writes `affine=False` like this: running statistics are used, and do not change."""
     like = [
         helper.make_node("MatMul", ["x", "w1"], ["hidden"], "first"),
         helper.make_node("Shape", ["hidden"], ["columns"], start=1, end=2),
@@ -248,7 +248,7 @@ def test_ones_like_something_trained_are_not_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trained", [["gain", "w1", "w2"], ["gain", "w2"]], ids=["trained", "frozen"])
 def test_standardized_weights(trained: list[str], tmp_path: Path) -> None:
-    """A normalization of a weight by statistics computed from it (`F.batch_norm`): its gradient goes through them."""
+    """A weight normalized by its own statistics (`F.batch_norm`): its gradient flows through the statistics."""
     rows = [
         helper.make_node("Transpose", ["w1"], ["rows"], perm=[1, 0]),
         helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),

@@ -1,4 +1,7 @@
-"""Frozen layers and evaluations go through large batches a few images at a time; results are those of single images."""
+"""Large batches in parts: frozen layers and evaluations compute a few images at a time.
+
+The results equal the results of single images.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ from onnx import TensorProto, helper, numpy_helper
 import ortrain
 
 IMAGES, WIDE, SIZE = 4, 64, 96
-# Sums of a few products in float32.
+# Rounding of sums of a few products in float32.
 TOLERANCE = 1e-6
 
 
 def model() -> onnx.ModelProto:
-    """A narrow convolution to many channels, one of each channel, and a narrow one back, added to the input."""
+    """Return an inverted residual block.
+
+    A pointwise convolution expands the channels, a depthwise one follows, and another pointwise one projects back. Its
+    result is added to the input.
+    """
     rng = np.random.default_rng(1)
     shapes = {"expand": (WIDE, 3, 1, 1), "depthwise": (WIDE, 1, 3, 3), "project": (3, WIDE, 1, 1), "bias": (WIDE,)}
     weights = [
@@ -39,7 +46,7 @@ def test_parts_of_a_batch() -> None:
     wide = 4 * IMAGES * WIDE * SIZE * SIZE
     plan = ortrain.dump(data, "program", {"x": [IMAGES, 3, SIZE, SIZE]})
     work = int(plan.split(" buffers, work ")[1].split()[0])
-    assert work < 1.5 * wide  # two of them would be alive at once
+    assert work < 1.5 * wide  # without parts, two such buffers would be live at once
     session = ortrain.InferenceSession(data)
     x = np.random.default_rng(0).standard_normal((IMAGES, 3, SIZE, SIZE), np.float32)
     (together,) = session.run(None, {"x": x})

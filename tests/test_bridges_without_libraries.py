@@ -1,4 +1,4 @@
-"""The bridges to other libraries where those are not installed: they can be imported, and say what is missing."""
+"""The bridges to other libraries where these libraries are not installed: imports work, errors name the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# The bridges: what uses each, what the error says, the example.
+# The bridges: an expression that uses each, its error message, its example.
 BRIDGES = {
     "jax": (
         "ortrain.jax.as_function(ortrain.examples.perceptron())",
@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Hide())
 def without_libraries(
     script: str, *arguments: str | Path, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A script in a process for which the libraries are not there."""
+    """Run a script in a process that cannot import the libraries."""
     command = [
         sys.executable,
         "-W",
@@ -66,7 +66,7 @@ except ImportError as error:
 
 
 def test_a_library_that_is_broken_is_no_library_that_is_missing(tmp_path: Path) -> None:
-    """What jax itself does not find is not taken for jax."""
+    """An import that fails inside of jax is not reported as a missing jax."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("import a_part_of_jax_that_is_gone")
     script = "import sys\nsys.path.insert(0, '.')\nimport ortrain.jax"
@@ -76,7 +76,7 @@ def test_a_library_that_is_broken_is_no_library_that_is_missing(tmp_path: Path) 
 
 
 def test_ortrain_imports_none_of_them() -> None:
-    """Where they are installed, too."""
+    """This holds where the libraries are installed, too."""
     script = "import sys, ortrain\nfrom ortrain import *\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

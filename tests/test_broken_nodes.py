@@ -1,8 +1,8 @@
-"""Every operator's node cases with something broken: each must be an error that names the node, or run.
+"""Every operator's node cases with one part broken: each must run, or give an error that names the node.
 
-Nothing may crash or hang, nor be answered where an attribute or an input is of a kind that the operator does not have.
-What is broken: the kind of an attribute; the value of one that is an axis, a number or a word; the element type of an
-input, its rank and its sizes; how many inputs and outputs there are.
+No case may crash or hang. A case with an attribute or an input of a kind that the operator does not have must fail. The
+broken parts are the kind of an attribute; the value of an axis, number or word; the element type, rank and sizes of an
+input; the numbers of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS: dict[int, Any] = {
 
 
 def one_node(model: ModelProto) -> tuple[ModelProto, NodeProto]:
-    """A copy whose only node has a name."""
+    """Return a copy of the model, and its only node under a new name."""
     changed = copy.deepcopy(model)
     (node,) = changed.graph.node
     node.name = NAME
@@ -43,7 +43,7 @@ def one_node(model: ModelProto) -> tuple[ModelProto, NodeProto]:
 
 
 def broken_attributes(model: ModelProto) -> Iterator[tuple[str, ModelProto, bool]]:
-    """What is broken, the model, and whether it cannot be right any more."""
+    """Yield a description of the broken part, the model, and True if the model is certainly invalid."""
     for position, attribute in enumerate(model.graph.node[0].attribute):
 
         def replaced(value: Any, position: int = position, attribute: AttributeProto = attribute) -> ModelProto:
@@ -59,7 +59,7 @@ def broken_attributes(model: ModelProto) -> Iterator[tuple[str, ModelProto, bool
                 surely = "axis" in name and abs(value) >= 1000
                 yield f"{name} is {value}", replaced(value), surely
         elif attribute.type == AttributeProto.INTS:
-            # Both signs are sizes, paddings, axes; no operator takes so many.
+            # Sizes, paddings and axes of both signs, and a list that is too long for any operator.
             for values in (
                 [],
                 [0] * 9,
@@ -113,7 +113,7 @@ def broken_ports(model: ModelProto) -> Iterator[tuple[str, ModelProto, bool]]:
 
 
 def feeds_of(model: ModelProto, case: Any) -> dict[str, np.ndarray]:
-    """What the case gives, where it still fits, and zeros elsewhere."""
+    """Return the inputs of the case that still fit, and zeros for the others."""
     given = arrays(case.data_sets[0][0])
     feeds = {}
     for value, array in zip(model.graph.input, given, strict=False):
@@ -125,7 +125,7 @@ def feeds_of(model: ModelProto, case: Any) -> dict[str, np.ndarray]:
 
 
 def of_one_node() -> dict[str, list[str]]:
-    """The names of cases of one node, by operator."""
+    """Return the names of cases of one node, by operator."""
     found: dict[str, list[str]] = collections.defaultdict(list)
     for name, case in cases()[0].items():
         if len(case.model.graph.node) == 1:
@@ -151,7 +151,7 @@ def test_what_is_broken_is_said(op: str) -> None:
                 session.run(None, feeds_of(model, case))
             except ERRORS as error:
                 message = str(error)
-                # What is fed is checked before there is a node.
+                # Feeds are checked before any node runs.
                 if NAME not in message and not message.startswith("input "):
                     complaints.append(f"{label}: names no node: {message}")
             except ortrain.OrtrainError as error:

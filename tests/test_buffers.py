@@ -1,4 +1,4 @@
-"""Contiguous buffers: packed copies, views of planes, and what they are for."""
+"""Contiguous buffers: packed copies and views of planes, and data-parallel training with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import ortrain
 from ortrain import OrtValue, artifacts
 from ortrain.api import CheckpointState, Module, PlaneLayout
 
-# What a float32 sum may lose when it is taken in another order.
+# Rounding of a float32 sum in another order.
 ROUNDING = 1e-6
 ALIGNMENT = 256
 
@@ -31,7 +31,7 @@ def recorded(request: pytest.FixtureRequest) -> Run:
 
 
 def pieces(planes: list[np.ndarray], layouts: tuple[PlaneLayout, ...]) -> dict[str, np.ndarray]:
-    """The tensors of planes, cut out as the layout says."""
+    """Return the tensors of planes, cut out by the layout."""
     found = {}
     for plane, layout in zip(planes, layouts, strict=True):
         assert (plane.ndim, plane.size, plane.dtype) == (1, layout.size, layout.dtype)
@@ -93,7 +93,7 @@ def test_views_outlive_everything() -> None:
 
 
 def test_gradients_are_packed_as_parameters_are(recorded: Run) -> None:
-    """Written as parameters, the packed gradients become the parameters that they are the gradients of."""
+    """Packed gradients written as packed parameters give each parameter the values of its own gradient."""
     recorded.module(*inputs_of(recorded, 0))
     packed = recorded.module.get_contiguous_gradients()
     assert packed.shape() == [recorded.module.get_parameters_size(trainable_only=True)]
@@ -119,7 +119,7 @@ def test_buffers_that_do_not_fit(run: Run) -> None:
 
 @pytest.mark.parametrize("how", ["planes", "copies"])
 def test_two_workers_train_as_one_with_both_batches(how: str) -> None:
-    """An all-reduce in a few lines: the mean of the gradients, in place or through packed copies."""
+    """All-reduce in a few lines: the mean of the gradients, in place or through packed copies."""
     workers = [Run(RECORDS / "mlp_sgd_mse") for _ in range(2)]
     single = Run(RECORDS / "mlp_sgd_mse")
     for step in range(3):

@@ -1,4 +1,4 @@
-"""Recorded cases: files out of PyTorch, with the names that PyTorch calls parameters, its losses and its gradients."""
+"""Recorded cases: models from PyTorch, with the parameter names, losses and gradients of PyTorch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ortrain import artifacts, optim
 from ortrain.api import CheckpointState, Module, Optimizer
 
 CASES = Path(__file__).parent / "data" / "cases"
-# Of losses, and of gradients relative to the largest: both sides compute in float32.
+# Tolerance of losses, and of gradients relative to the largest: both sides compute in float32.
 TOLERANCE = 1e-5
 RATE = 0.05
-# Labels that PyTorch leaves out.
+# Label that PyTorch ignores.
 IGNORED = -100
 
 
@@ -32,7 +32,7 @@ def test_parameters_of_torch_are_trained(name: str) -> None:
 
 
 def losses(name: str, loss: artifacts.LossType | artifacts.Loss, folder: Path) -> list[float]:
-    """Four steps of SGD with the default choice of parameters."""
+    """Return the losses of four steps of SGD with the default choice of parameters."""
     case = recorded(name)
     artifacts.generate_artifacts(
         CASES / name / "model.onnx", loss=loss, optimizer=optim.SGD(lr=RATE), artifact_directory=folder
@@ -57,7 +57,7 @@ def test_losses_of_torch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axis", [None, -1, 2])
 def test_losses_of_tokens(axis: int | None, tmp_path: Path) -> None:
-    """Scores [batch, sequence, classes], labels [batch, sequence]: the classes are on the last axis."""
+    """Scores have the shape [batch, sequence, classes], labels [batch, sequence]: the classes are on the last axis."""
     loss = artifacts.Loss(artifacts.LossType.CrossEntropyLoss, ignore_index=IGNORED, class_axis=axis)
     if axis is None:
         with pytest.warns(ortrain.TrainingWarning) as warned:

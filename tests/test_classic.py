@@ -1,4 +1,4 @@
-"""The classic TrainingSession: the rows A1 to A23 by number, optimizers by their formulas, accumulation, bad input."""
+"""The classic TrainingSession: its acceptance rows A1 to A23, optimizers against formulas, accumulation, bad input."""
 
 from __future__ import annotations
 
@@ -56,25 +56,25 @@ from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import InvalidArgumentError
 
 # Relative to the largest element of a tensor. Weights and moments are float32: each of 20 steps rounds an element by up
-# to half a unit, 6e-8 of it, and so does each of the operations of a step.
+# to half a unit in the last place, 6e-8, and so does each operation of a step.
 CLOSE_OF_FORMULAS = 2e-6
-# Of two steps, or of sums in another order.
+# Tolerance of two steps, or of sums in another order.
 CLOSE = 1e-6
-# Of a few steps in float64.
+# Tolerance of a few steps in float64.
 EXACT = 1e-12
 STEPS = 20
 EACH_OPTIMIZER = pytest.mark.parametrize("optimizer", OPTIMIZERS)
-# What each weight of `starting_weights` is trained by: three groups. The gradients of the third are not clipped.
+# Settings of the weights of `starting_weights`: three groups. The gradients of the third are not clipped.
 SECOND = {"alpha": 0.8, "beta": 0.99, "lambda": 0.01, "epsilon": 1e-6, "max_norm_clip": 2.0}
 THIRD = {"alpha": 0.95, "beta": 0.9, "lambda": 0.1, "epsilon": 1e-3, "max_norm_clip": 1e9}
 GROUPS: dict[str, dict[str, float]] = {"one": {}, "seven": {}, "row": SECOND, "matrix": THIRD, "long": THIRD}
 
 
-# What tests do with sessions.
+# Helpers for sessions.
 
 
 def listed(net: Net, *names: str) -> Net:
-    """The net, some of whose initializers are listed as inputs, too."""
+    """Return the net with some initializers listed as inputs, too."""
     model = copy.deepcopy(net.model)
     for tensor in model.graph.initializer:
         if tensor.name in names:
@@ -83,31 +83,31 @@ def listed(net: Net, *names: str) -> Net:
 
 
 def steps(trained: TrainingSession, net: Net, count: int, first: int = 0) -> list[float]:
-    """Steps by a batch each; their losses."""
+    """Train by one batch each step and return the losses."""
     return [float(trained.run(["loss"], fed(net.batch(k)))[0]) for k in range(first, first + count)]
 
 
 def common(net: Net, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The same attributes for each weight."""
+    """Return the same attributes for each weight."""
     return {name: dict(given) for name in net.weights}
 
 
 def started(net: Net, states: Any) -> TrainingSession:
-    """A session of Adam whose optimizer starts from states."""
+    """Return an Adam session with the initial optimizer states `states`."""
     given = parameters(net, ADAM)
     given.set_optimizer_initial_state(states)
     return TrainingSession(net.model.SerializeToString(), given)
 
 
 def cpu_device() -> Any:
-    """The CPU as the C-level classes name it."""
+    """Return the CPU device as the C-level classes represent it."""
     return C.OrtDevice(C.OrtDevice.cpu(), C.OrtMemType.DEFAULT, 0)
 
 
 def bound_run(
     trained: TrainingSession, feeds: Mapping[str, Any], outputs: Sequence[str] = ("loss",), options: Any = None
 ) -> list[npt.NDArray[Any]]:
-    """A run by a new binding of inputs and outputs."""
+    """Run with a new binding of inputs and outputs and return the outputs."""
     binding = trained.io_binding()
     for name, value in feeds.items():
         binding.bind_cpu_input(name, value)
@@ -120,7 +120,7 @@ def bound_run(
 
 @contextlib.contextmanager
 def installed() -> Iterator[Any]:
-    """The package onnxruntime as scripts find it after ``ortrain.compat.install()``."""
+    """The package onnxruntime as scripts import it after ``ortrain.compat.install()``."""
     ortrain.compat.install()
     try:
         yield importlib.import_module("onnxruntime")
@@ -130,7 +130,7 @@ def installed() -> Iterator[Any]:
 
 @pytest.fixture(params=["ortrain", "compat"])
 def face(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Where a script takes its classes from: ortrain, and onnxruntime after ``ortrain.compat.install()``."""
+    """Source of the classes of a script: ortrain, and onnxruntime after ``ortrain.compat.install()``."""
     if request.param == "ortrain":
         names = {name: getattr(ortrain, name) for name in ("RunOptions", "SessionOptions")}
         names |= {name: getattr(classic, name) for name in ("TrainingParameters", "TrainingSession")}
@@ -182,7 +182,7 @@ DEFAULTS: dict[str, object] = {
     "world_rank": 0,
     "world_size": 1,
 }
-# Values of another kind than that of the property.
+# Values of the wrong type for their property.
 OTHER_KINDS: dict[str, object] = {
     "enable_grad_norm_clip": "yes",
     "gradient_accumulation_steps": 1.5,
@@ -201,7 +201,7 @@ OTHER_KINDS: dict[str, object] = {
     "weights_to_train": ["W"],
     "world_size": "2",
 }
-# Values that change no number that a session computes.
+# Values that do not change any result of a session.
 WITHOUT_EFFECT: dict[str, object] = {
     "attn_dropout_recompute": True,
     "gelu_recompute": True,
@@ -212,7 +212,7 @@ WITHOUT_EFFECT: dict[str, object] = {
     "transformer_layer_recompute": True,
     "use_memory_efficient_gradient": True,
 }
-# Values that need what ortrain has not.
+# Values that need features without support in ortrain.
 NOT_HERE: dict[str, object] = {
     "allreduce_post_accumulation": True,
     "data_parallel_size": 2,
@@ -337,7 +337,7 @@ def test_a02_inputs_and_outputs(
 
 @pytest.mark.parametrize("attributes", [{}, {"alpha": 0.5, "unknown": 3.0}], ids=["plain", "ignored"])
 def test_a03_sgd(attributes: Mapping[str, float]) -> None:
-    """Attributes are ignored, and gradients are not clipped."""
+    """SGD ignores attributes, and does not clip gradients."""
     net, rate = regression(), 0.25
     made = session(net, SGD, floats=common(net, attributes))
     feeds = net.batch()
@@ -406,7 +406,7 @@ def test_a05_adam(mode: int, corrected: int, clipping: bool) -> None:
     ],
 )
 def test_steps_follow_the_formulas(optimizer: str, ints: Mapping[str, int], more: Mapping[str, float]) -> None:
-    """Over weights of one to 100 000 elements in three groups, with clipping; those of one are zero at first."""
+    """Weights of one to 100 000 elements in three groups, with clipping; the weight ``seven`` starts at zero."""
     net = prescribing(starting_weights())
     floats = {name: GROUPS[name] | dict(more) for name in net.weights}
     made = session(net, optimizer, floats=floats, ints=common(net, ints))
@@ -460,7 +460,7 @@ def test_a_float64_model_learns(optimizer: str) -> None:
 
 @pytest.mark.parametrize("bounds", [{}, {"ratio_min": 4.0}, {"ratio_max": 0.25}, {"ratio_min": 0.5, "ratio_max": 0.5}])
 def test_lamb_bounds_ratios_of_norms(bounds: Mapping[str, float]) -> None:
-    """Where a norm is zero the ratio is 1, whatever the bounds."""
+    """If a norm is zero, the ratio is 1, regardless of the bounds."""
     rng = np.random.default_rng(3)
     weights = {name: rng.standard_normal((3, 4)).astype(np.float32) for name in ("moved", "still", "zero")}
     weights["zero"][:] = 0
@@ -499,7 +499,7 @@ def test_lamb_leaves_alone_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("optimizer", [ADAM, LAMB])
 def test_huge_gradients_are_clipped(optimizer: str) -> None:
-    """The squares of these are no float32, and their norm is one."""
+    """The squares of these gradients overflow float32, but their norm does not."""
     net = prescribing(starting_weights(SMALL_SHAPES))
     made, formulas = session(net, optimizer), Formulas(optimizer, net.weights)
     for gradients in gradient_pool(net.weights)[:3]:
@@ -513,7 +513,7 @@ def test_huge_gradients_are_clipped(optimizer: str) -> None:
     ("optimizer", "signal"), [(SGD, None), *((o, signal) for o in (ADAM, LAMB) for signal in (None, True, False))]
 )
 def test_nodes_of_optimizers(optimizer: str, signal: bool | None) -> None:
-    """As nodes of a model: a step from moments that are there, with a loss scale, a norm, and a signal."""
+    """Optimizer nodes in a model: a step from existing moments, with a loss scale, a norm, and an update signal."""
     rng = np.random.default_rng(4)
     w, g, first = (rng.standard_normal((3, 4)).astype(np.float32) for _ in range(3))
     second = (first**2).astype(np.float32)
@@ -554,7 +554,7 @@ def test_nodes_of_optimizers(optimizer: str, signal: bool | None) -> None:
 
 @EACH_OPTIMIZER
 def test_a06_round_trip(optimizer: str) -> None:
-    """Loading what was read changes no bit, and what is trained afterwards is what would have been trained."""
+    """Loading a state changes no bit, and training continues exactly as without loading."""
     net = classifier(gain=True)
     first, second = session(net, optimizer), session(net, optimizer)
     steps(first, net, 3)
@@ -623,7 +623,7 @@ def test_a06_values_that_do_not_fit(case: str, strict: bool) -> None:
 
 
 def test_a06_each_weight_counts_for_itself() -> None:
-    """A counter that is loaded is that of the next correction of its weight alone."""
+    """A loaded counter affects the bias correction of its own weight only."""
     net = prescribing(starting_weights(SMALL_SHAPES))
     made = session(net, ADAM)
     made.load_state({"Update_Count_row": np.array([7], np.int64)}, strict=True)
@@ -803,7 +803,7 @@ def test_a11_a_rate_of_zero(optimizer: str, face: Any) -> None:
 
 
 def test_a12_bindings_train(face: Any) -> None:
-    """With the loss bound alone, and inputs that are bound anew for each batch."""
+    """Only the loss is bound as an output, and inputs are bound anew for each batch."""
     net = classifier()
     bound, plain = (session(net, ADAM, face=face) for _ in range(2))
     binding = bound.io_binding()
@@ -820,7 +820,7 @@ def test_a12_bindings_train(face: Any) -> None:
 
 @pytest.mark.parametrize("only", [False, True])
 def test_a12_bound_floats_are_read_where_they_lie(only: bool) -> None:
-    """Large floats are not copied into the memory of the run; their bytes are as they are when the run begins."""
+    """Large float inputs are not copied into the memory of the run; the run reads their bytes at its start."""
     net = regression()
     rows = 5_000
     rng = np.random.default_rng(3)
@@ -865,7 +865,7 @@ def test_a13_gradients_as_outputs(optimizer: str) -> None:
 
 
 def refused_models() -> dict[str, Callable[[], Net]]:
-    """Models that cannot be trained, by the word that the error has to say."""
+    """Return models that cannot be trained, by a word of the expected error."""
 
     def without_gradient() -> Net:
         net = regression()
@@ -947,7 +947,7 @@ def test_a14_what_is_no_model(tmp_path: Path) -> None:
     for model, wrong in others:
         with pytest.raises(TypeError):
             TrainingSession(model, wrong)
-    # A session that was not made says nothing where it is thrown away.
+    # A failed constructor leaves no session that prints a warning when it is collected.
     gc.collect()
     path = tmp_path / "model.onnx"
     path.write_bytes(net.model.SerializeToString())
@@ -991,7 +991,7 @@ def test_a14_providers_that_are_not_here() -> None:
 
 
 def changed(**changes: Any) -> Callable[[Feeds], Any]:
-    """Feeds, some of which are replaced; None takes one away."""
+    """Return a function that replaces some feeds; None removes a feed."""
 
     def change(feeds: Feeds) -> Feeds:
         given = {**feeds, **changes}
@@ -1005,7 +1005,7 @@ def rates(*values: float) -> dict[str, Any]:
 
 
 LABEL = np.zeros(12, np.int64)
-# Feeds that are refused, the class of the error, and what it has to say.
+# Invalid feeds, the class of the error, and a pattern of its message.
 RUN_ERRORS: dict[str, tuple[Callable[[Feeds], Any], type[Exception], str]] = {
     "an input is missing": (changed(labels=None), ValueError, r"(?s)(?=.*labels)(?=.*x)"),
     "no rate": (changed(**{RATE: None}), ValueError, RATE),
@@ -1028,7 +1028,7 @@ RUN_ERRORS: dict[str, tuple[Callable[[Feeds], Any], type[Exception], str]] = {
 
 @pytest.fixture(scope="module")
 def begun() -> dict[str, tuple[Net, TrainingSession]]:
-    """Sessions after a step, by their optimizers."""
+    """Sessions after one step, by optimizer."""
     net = classifier()
     made = {optimizer: (net, session(net, optimizer)) for optimizer in OPTIMIZERS}
     for _, trained in made.values():
@@ -1072,7 +1072,7 @@ def test_a14_outputs_that_are_not_there(begun: Mapping[str, tuple[Net, TrainingS
 
 
 def test_a14_what_else_is_a_feed() -> None:
-    """Lists, and arrays in the order of Fortran."""
+    """Lists are accepted, and arrays in Fortran order."""
     net = classifier()
     plain, other = session(net), session(net)
     feeds = fed(net.batch())
@@ -1167,7 +1167,7 @@ def test_a15_an_optimized_model_is_the_training_graph(tmp_path: Path) -> None:
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("window", [1, 3])
 def test_a15_a_training_graph_is_what_trains(optimizer: str, window: int, tmp_path: Path) -> None:
-    """Nodes of the file compute the state that a step leaves."""
+    """The nodes in the file compute the state after a step."""
     net, path = classifier(gain=True), str(tmp_path / "training.onnx")
     floats = common(net, {"lambda": 0.125, "max_norm_clip": 0.5, "alpha": 0.75} if optimizer != SGD else {})
     made = session(
@@ -1213,7 +1213,7 @@ def test_a16_weights_that_nothing_reads() -> None:
 
 @EACH_OPTIMIZER
 def test_a16_attributes_of_weights(optimizer: str) -> None:
-    """Those of weights that are not trained may be there; a name that the model does not have is refused."""
+    """Attributes of untrained weights are accepted; a name that is not in the model is refused."""
     net = regression(side_outputs=True)
     attributes: dict[str, dict[str, Any]] = {name: {} for name in ("W", "b", "aside")}
     plain = session(net, optimizer, weights_to_train={"W"})
@@ -1311,12 +1311,12 @@ def test_a17_results_of_float32() -> None:
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "mixed"])
 def test_a17_results_of_optimizers(optimizer: str, half: bool, tmp_path: Path) -> None:
-    """Names and types are those of the nodes in the file of the training graph."""
+    """Names and types agree with the nodes in the file of the training graph."""
     net, path = regression(), str(tmp_path / "training.onnx")
     made = session(net, optimizer, use_mixed_precision=half, model_with_training_graph_path=path)
     graph = onnx.load(path).graph
     outputs = [name for node in graph.node if node.op_type == optimizer for name in node.output if name]
-    # In mixed precision a node of SGD makes what is not taken if gradients are not finite.
+    # In mixed precision the SGD node makes W_SGD_moved; W_SGD_out is this value only if all gradients are finite.
     outputs = [name.replace("_SGD_moved", "_SGD_out") for name in outputs]
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
     types |= {f"{name}_SGD_out": TensorProto.FLOAT for name in net.weights}
@@ -1335,10 +1335,10 @@ def test_a17_results_of_optimizers(optimizer: str, half: bool, tmp_path: Path) -
 
 
 def options_of(face: Any, training_mode: bool) -> Any:
-    """Run options of a mode."""
+    """Return run options with a training mode."""
     options = face.RunOptions()
     if not hasattr(options, "training_mode"):
-        # The onnxruntime that is installed is one for inference.
+        # The installed onnxruntime is a build for inference.
         options = ortrain.RunOptions()
     assert options.training_mode is True
     options.training_mode = training_mode
@@ -1365,7 +1365,7 @@ def test_a18_dropout(face: Any) -> None:
     assert len(set(losses(None))) == 3
     assert same(losses(on, training_mode=np.array(False))), "what is bound counts"
     assert len(set(losses(off, training_mode=np.array(True)))) == 3
-    # Feeds of a run do the same.
+    # A feed has the same effect as a binding.
     given = feeds | {"training_mode": np.array(False)}
     assert same([float(made.run(["loss"], given)[0]) for _ in range(3)])
     assert len({float(made.run(["loss"], feeds)[0]) for _ in range(3)}) == 3
@@ -1390,7 +1390,7 @@ def test_a18_dropout_without_a_mode() -> None:
 
 
 def test_batch_normalization_runs_as_the_graph_says() -> None:
-    """With the statistics of the model, which are not trained."""
+    """The statistics are the constants of the model, and are not trained."""
     rng = np.random.default_rng(5)
     names, size = ("scale", "bias", "mean", "var"), 9
     values = dict(zip(names, rng.uniform(0.5, 1.5, (4, size)).astype(np.float32), strict=True))
@@ -1415,7 +1415,7 @@ def test_batch_normalization_runs_as_the_graph_says() -> None:
     assert_close(made.get_state(), expected, CLOSE)
 
 
-# A19, A20: a line.
+# A19, A20: fitting a line.
 
 
 @EACH_OPTIMIZER
@@ -1428,7 +1428,7 @@ def test_a19_weights_of_one_element(optimizer: str) -> None:
         _, gradients = squared_errors(formulas.weights, feeds)
         formulas.step(gradients, 0.125)
         made.run(["loss"], fed(feeds))
-        # The only element of a weight may come close to zero.
+        # The only element of a weight may be close to zero, so the tolerance has a minimum.
         assert_close(made.get_state(), formulas.state(), CLOSE_OF_FORMULAS, least=0.1)
 
 
@@ -1541,7 +1541,7 @@ def test_a22_selection(properties: Mapping[str, Any], trained: set[str]) -> None
         assert np.all(value != start[name]), name
 
 
-# A23: what a session says of itself.
+# A23: metadata of a session.
 
 
 def test_a23_metadata() -> None:
@@ -1567,7 +1567,7 @@ def test_a23_metadata() -> None:
 
 
 def test_a23_a_weight_that_is_an_input_too() -> None:
-    """It is trained, and no run is given another value in its place: that is what load_state is for."""
+    """The weight is trained, and a feed in its place is refused: load_state sets weights."""
     net = listed(regression(), "W")
     made, plain = session(net), session(regression())
     assert named(made.get_overridable_initializers) == []
@@ -1577,7 +1577,7 @@ def test_a23_a_weight_that_is_an_input_too() -> None:
         made.run(["loss"], {**fed(net.batch()), "W": net.weights["W"]})
 
 
-# Ways of running.
+# Run methods.
 
 
 def in_vectors(trained: TrainingSession, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
@@ -1770,7 +1770,7 @@ def test_bindings_of_inputs_that_do_not_fit(case: str) -> None:
 
     def run() -> None:
         binding.bind_cpu_input(name, value)
-        # An unknown name is refused at once.
+        # Binding an unknown name is an error at once.
         if name != "lost":
             made.run_with_iobinding(binding)
 
@@ -1806,7 +1806,7 @@ def test_bindings_use_the_memory_of_the_caller() -> None:
     binding.bind_output("pred", "cpu", 0, np.float32, room.shape, room.ctypes.data)
     binding.bind_ortvalue_output("loss", ortrain.OrtValue.ortvalue_from_numpy(loss))
     for k in range(3):
-        # What is written to an input is read by the next run.
+        # The next run reads new values that are written to a bound input.
         feeds["X"][...] = net.batch(k)["X"]
         expected = plain.run(["pred", "loss"], feeds)
         made.run_with_iobinding(binding)
@@ -1816,7 +1816,7 @@ def test_bindings_use_the_memory_of_the_caller() -> None:
 
 
 def test_bindings_are_replaced() -> None:
-    """By the last one of a name; inputs are bound by their address, too."""
+    """A later binding of the same name replaces the earlier one. Inputs are bound by their address, too."""
     net = regression()
     made, plain = session(net), session(net)
     feeds, binding = fed(net.batch()), made.io_binding()
@@ -1841,7 +1841,7 @@ def test_bindings_are_replaced() -> None:
 
 
 def test_bindings_keep_what_is_bound() -> None:
-    """Arrays that nobody else has any more are not freed."""
+    """A binding keeps its arrays alive, also without other references to them."""
     net = regression()
     made, plain = session(net, ADAM), session(net, ADAM)
     binding = made.io_binding()
@@ -1860,7 +1860,7 @@ def test_bindings_keep_what_is_bound() -> None:
 
 
 def accumulate(trained: TrainingSession, feeds: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """A run that gathers gradients, and does not update; the loss."""
+    """Accumulate gradients without an update, and return the loss."""
     loss, gathered = trained.run(["loss", ACCUMULATED], fed(feeds), restricted())
     assert gathered.dtype == np.bool_
     assert np.all(gathered)
@@ -1870,9 +1870,9 @@ def accumulate(trained: TrainingSession, feeds: Mapping[str, Any]) -> npt.NDArra
 @pytest.mark.parametrize("count", [1, 3, 4])
 @EACH_OPTIMIZER
 def test_parts_of_a_batch_are_the_batch(optimizer: str, count: int) -> None:
-    """Also with evaluations between them, which disturb nothing."""
+    """Accumulating parts of a batch equals one step on the batch, also with evaluations between the parts."""
     net = classifier(gain=True)
-    # Steps of Adam and LAMB are of one size whatever the gradient, but for what epsilon is added to.
+    # A large epsilon: without one, the steps of Adam and LAMB hardly depend on the size of the gradient.
     attributes = common(net, {"epsilon": 0.01, "lambda": 0.125})
     whole = session(net, optimizer, floats=attributes)
     apart, disturbed = (session(net, optimizer, floats=attributes, gradient_accumulation_steps=count) for _ in range(2))
@@ -1890,19 +1890,19 @@ def test_parts_of_a_batch_are_the_batch(optimizer: str, count: int) -> None:
             assert bits(each.get_state()) == before
             found = each.run([NORM], fed(parts[-1]))[0]
             np.testing.assert_allclose(found, norm, rtol=CLOSE)
-        # A moment of ``gain`` is one number, which may come close to zero.
+        # A moment of ``gain`` has one element, which may be close to zero.
         assert_close(apart.get_state(), whole.get_state(), CLOSE, k, least=0.05)
         assert bits(disturbed.get_state()) == bits(apart.get_state())
 
 
 @pytest.mark.parametrize("window", [2, 3, 5, 7])
 def test_the_mean_of_a_window_is_exact(window: int) -> None:
-    """The sum of gradients over their number, rounded once."""
+    """The mean is the sum of the gradients divided by their number, rounded once."""
     weights = {"w": np.zeros((20, 50), np.float32), "v": np.zeros(1, np.float32)}
     net = prescribing(weights)
     made = session(net, SGD, gradient_accumulation_steps=window)
     rng = np.random.default_rng(window)
-    # Multiples of 1/64 below 1024: sums of them are exact.
+    # Multiples of 1/64 below 1024, so that their sums are exact.
     batches = [
         {n: rng.integers(-65536, 65536, w.shape) / np.float32(64) for n, w in weights.items()} for _ in range(window)
     ]
@@ -1916,7 +1916,7 @@ def test_the_mean_of_a_window_is_exact(window: int) -> None:
 
 
 def test_windows_that_are_not_full() -> None:
-    """A run without a restriction updates by what there is, over the size of the window, and the next one begins."""
+    """An unrestricted run updates by the accumulated gradients divided by the window size, and starts a new window."""
     net = regression()
     made = session(net, SGD, gradient_accumulation_steps=4)
     formulas = Formulas(SGD, net.weights)
@@ -1935,7 +1935,7 @@ def test_windows_that_are_not_full() -> None:
 
 
 def test_gradients_are_fetched_in_a_window() -> None:
-    """They are those of the run, which gathers nothing if it is restricted to them."""
+    """The fetched gradients belong to the run alone; a run restricted to them does not accumulate."""
     net = regression()
     given = {"gradient_accumulation_steps": 2, "set_gradients_as_graph_outputs": True}
     fetching, plain = (session(net, ADAM, **given) for _ in range(2))
@@ -1967,7 +1967,7 @@ def test_a_failure_in_a_window_changes_nothing() -> None:
 
 
 def test_loading_a_state_in_a_window() -> None:
-    """A state has no gradients that were gathered: those that are there stay."""
+    """A state has no accumulated gradients, so loading one keeps the present ones."""
     net = regression()
     made, plain = (session(net, ADAM, gradient_accumulation_steps=2) for _ in range(2))
     for each in (made, plain):
@@ -1996,7 +1996,7 @@ def test_gathered_gradients_of_float64(optimizer: str) -> None:
 
 @EACH_OPTIMIZER
 def test_threads_take_turns(optimizer: str) -> None:
-    """Steps of two threads are those of one, and evaluations and states between them see no half of a step."""
+    """Two threads train as one does; concurrent evaluations and states never see half of a step."""
     net = classifier(gain=True)
     made, plain = session(net, optimizer), session(net, optimizer)
     feeds, count = fed(net.batch()), 15

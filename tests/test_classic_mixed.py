@@ -1,4 +1,4 @@
-"""Mixed precision of the classic TrainingSession: what it adds, what it follows, and steps that are not finite."""
+"""Mixed precision of the classic TrainingSession: further inputs and outputs, accuracy, steps that are not finite."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from optimizer_formulas import SMALL_SHAPES, gradient_pool, starting_weights
 from ortrain import capi as C  # noqa: N812
 from ortrain.classic import TrainingSession
 
-# The loss of a step against that of the run in float32, which the issue asks for.
+# Tolerance of a loss against training in float32, relative to the loss.
 FOLLOWS = 0.02
 # Weights and moments are float32, as in the run of the formulas; each of a few steps rounds them by up to 6e-8.
 CLOSE_OF_FORMULAS = 2e-6
-# Of results whose factors have 11 bits.
+# Tolerance of results from factors with 11 bits.
 CLOSE_OF_HALVES = 2e-3
 STEPS, SCALED, TOO_LARGE = 50, 2.0**10, 2.0**40
-# Multiples of it up to 32 are float16, and so they are after the scale.
+# Multiples of this value up to 32 are exact in float16, and stay exact after scaling.
 GRID = 2.0**-6
 NETS: dict[str, Callable[[], Net]] = {
     "perceptron": lambda: classifier(32, 64, gain=True),
@@ -58,7 +58,7 @@ NETS: dict[str, Callable[[], Net]] = {
 
 
 def normalized() -> Net:
-    """A convolution whose results are normalized by the statistics of batches."""
+    """Return a convolution with batch normalization by the statistics of the batch."""
     graph = Graph()
     graph.node("Conv", ["x", graph.weight("conv.w", [12, 2, 3, 3], 18)], "conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     parts = [graph.vector("norm.w", 12, 1.0, 0.1), graph.vector("norm.b", 12, 0.0, 0.1)]
@@ -76,12 +76,12 @@ EACH_OPTIMIZER = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 def mixed(net: Net, optimizer: str = ADAM, **how: Any) -> TrainingSession:
-    """A session in mixed precision."""
+    """Return a session in mixed precision."""
     return session(net, optimizer, use_mixed_precision=True, **how)
 
 
 def step(trained: TrainingSession, feeds: Mapping[str, Any], scale: float = SCALED, rate: float = 0.01) -> bool:
-    """A step, and the news that its gradients were finite."""
+    """Take a step and return True if its gradients were finite."""
     (finite,) = trained.run([FINITE], fed(feeds, rate, scale))
     assert finite.dtype == np.bool_
     assert finite.shape == ()
@@ -127,7 +127,7 @@ def test_gradients_are_checked_without_clipping() -> None:
 
 @EACH_OPTIMIZER
 def test_states(optimizer: str) -> None:
-    """Copies of float16 are those of the weights at the time; the rest is as in float32."""
+    """The float16 copies equal the rounded weights; the rest of the state is the same as in float32."""
     net = classifier(gain=True)
     made, wide = mixed(net, optimizer), session(net, optimizer)
     copies = {f"{name}_fp16" for name in net.weights}
@@ -167,7 +167,7 @@ def test_states_are_resumed(optimizer: str) -> None:
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("scale", [SCALED, TOO_LARGE], ids=["scaled", "too large"])
 def test_a_training_graph_is_what_trains(optimizer: str, scale: float, tmp_path: Path) -> None:
-    """Nodes of the file compute the state that a step leaves, also one whose gradients are not finite."""
+    """The nodes in the file compute the state after a step, also after a step with gradients that are not finite."""
     net, path = classifier(gain=True), str(tmp_path / "training.onnx")
     made = mixed(net, optimizer, model_with_training_graph_path=path)
     assert step(made, net.batch(), scale) == (scale == SCALED)
@@ -213,7 +213,7 @@ def test_training_follows_float32(name: str, dtype: str) -> None:
 
 
 def work_of_a_step(net: Net, **how: Any) -> int:
-    """The bytes of work memory of a step on 64 rows, as the plan has them."""
+    """Return the bytes of work memory of a step on 64 rows, as the memory plan gives them."""
     made = session(net, ADAM, **how)
     scale = SCALED if made.loss_scale_input_name else None
     made.run(["loss"], fed(net.batch(rows=64), scale=scale))
@@ -224,21 +224,21 @@ def work_of_a_step(net: Net, **how: Any) -> int:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", [*NETS, "wide"])
 def test_a_step_takes_no_more_memory_than_in_float32(name: str, dtype: str) -> None:
-    """Nor where weights are many: no copy of a weight lies in memory, and no narrow gradient of one."""
+    """This holds with many weights, too: no float16 copy of a weight is in memory, and no narrow gradient."""
     net = classifier(512, 512) if name == "wide" else NETS[name]()
     narrow = work_of_a_step(net, use_mixed_precision=True, mixed_precision_dtype=dtype)
     assert 0 < narrow <= work_of_a_step(net)
 
 
 def wide_loss_at_first(net: Net) -> float:
-    """The loss of the weights that a training starts from, of the batch that the test above ends with."""
+    """Return the loss of the initial weights on the last batch of the test above."""
     feeds = net.batch((STEPS - 1) % 5, rows=16)
     return float(session(net, ADAM).run(["loss"], fed(feeds), restricted())[0])
 
 
 @EACH_OPTIMIZER
 def test_steps_follow_the_formulas(optimizer: str) -> None:
-    """Gradients are divided by the scale, and clipped by their norm after that."""
+    """Gradients are divided by the loss scale, and then clipped by their norm."""
     net = prescribing(starting_weights(SMALL_SHAPES))
     groups: dict[str, dict[str, float]] = {
         "one": {"lambda": 0.125},
@@ -332,14 +332,14 @@ def test_a_scale_is_needed() -> None:
 
 
 def gather(trained: TrainingSession, feeds: Mapping[str, Any], scale: float = SCALED) -> None:
-    """A run that gathers gradients."""
+    """Accumulate gradients without an update."""
     trained.run(["loss", ACCUMULATED], fed(feeds, 0.01, scale), restricted())
 
 
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_parts_of_a_batch_are_the_batch(optimizer: str, count: int) -> None:
-    """Gradients are gathered in float32: what a test prescribes is kept to the last bit."""
+    """Gradients accumulate in float32: prescribed values stay exact."""
     net = prescribing(starting_weights(SMALL_SHAPES))
     made, formulas = mixed(net, optimizer, gradient_accumulation_steps=count), Formulas(optimizer, net.weights)
     pool = gradient_pool(net.weights, GRID)
@@ -357,7 +357,7 @@ def test_parts_of_a_batch_are_the_batch(optimizer: str, count: int) -> None:
 
 @pytest.mark.parametrize("scales", [(SCALED, TOO_LARGE), (TOO_LARGE, SCALED), (TOO_LARGE, TOO_LARGE)])
 def test_a_window_with_gradients_that_are_not_finite_is_dropped(scales: tuple[float, float]) -> None:
-    """Its update changes no bit, and nothing of it is left in the next window."""
+    """The update changes no bit, and the next window starts without the dropped gradients."""
     net = classifier()
     made, plain = (mixed(net, gradient_accumulation_steps=2) for _ in range(2))
     for each in (made, plain):

@@ -1,4 +1,4 @@
-"""The classic TrainingSession beside what onnxruntime-training 1.15.0 recorded (tests/classic_oracle)."""
+"""The classic TrainingSession against recorded runs of onnxruntime-training 1.15.0 (tests/classic_oracle)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RUNS = Path(__file__).parent / "data" / "classic" / "train-1.15.0.npz"
 
 
 def recorded(case: str, run: str) -> dict[str, np.ndarray]:
-    """The values of one run, by kind."""
+    """Return the values of one run, by kind."""
     with np.load(RUNS) as stored:
         start = f"{case}/{run}/"
         return {key.removeprefix(start): stored[key] for key in stored.files if key.startswith(start)}
 
 
 def test_the_record_is_whole() -> None:
-    """It has every run on every graph, each with all of its states and steps, and a weight that moved in each."""
+    """The record has every run on every graph with all states and steps, and every weight changes in every step."""
     with np.load(RUNS) as stored:
         assert {tuple(key.split("/", 2)[:2]) for key in stored.files} == {
             (case, run) for case in classic_runs.WEIGHTS for run in classic_runs.RUNS
@@ -41,7 +41,7 @@ def test_the_record_is_whole() -> None:
 @pytest.mark.parametrize("run", classic_runs.RUNS)
 @pytest.mark.parametrize("case", classic_runs.WEIGHTS)
 def test_trains_as_recorded(case: str, run: str) -> None:
-    """Losses, norms, weights, moments and counts of ten steps."""
+    """Compare losses, norms, weights, moments and counts of ten steps."""
     far = classic_runs.too_far(classic_runs.train(classic, case, run), recorded(case, run))
     assert not far, far
 
@@ -59,7 +59,7 @@ def test_trains_as_recorded(case: str, run: str) -> None:
     ids=["loss", "weight", "count", "type", "shape", "not a number"],
 )
 def test_a_difference_is_seen(key: str, change: object) -> None:
-    """The comparison finds one value that is a little off, and one that is missing."""
+    """The comparison reports a value with a small error, and a missing value."""
     assert callable(change)
     want = recorded("gemm_mlp", "adam")
     assert not classic_runs.too_far(want, want)

@@ -1,4 +1,4 @@
-"""A script with TrainingSession prints here what it prints under onnxruntime-training 1.15.0 (tests/classic_oracle)."""
+"""A script with TrainingSession prints the same as under onnxruntime-training 1.15.0 (tests/classic_oracle)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def printed() -> str:
 
 
 def test_a_script_prints_the_same(printed: str) -> None:
-    """Keys, shapes and types of every state, and the classes of errors, but for what was decided otherwise."""
+    """Keys, shapes and types of every state agree, and the classes of errors, except for decided differences."""
     found = differences(printed, RECORD.read_text())
     assert not found, "\n".join(found)
     assert "stopped by" not in printed
@@ -31,7 +31,7 @@ def test_differences_have_reasons_and_are_told(name: str) -> None:
 
 @pytest.mark.parametrize("name", DECIDED)
 def test_a_difference_that_disappears_is_seen(name: str, printed: str) -> None:
-    """Where one prints what the release prints, its row of the table has to go."""
+    """If ortrain prints the release's lines again, the row of the table must be removed."""
     each = DECIDED[name]
     without = {other: one for other, one in DECIDED.items() if other != name}
     same = expected(RECORD.read_text(), without)[each.chapter]
@@ -40,7 +40,7 @@ def test_a_difference_that_disappears_is_seen(name: str, printed: str) -> None:
     ]
     found = differences("\n".join(lines), RECORD.read_text())
     assert f"the difference {name!r} is gone" in found[0]
-    # A line that nothing was decided about is seen, too.
+    # A line without a decided difference is reported, too.
     assert differences(printed, RECORD.read_text(), without)
 
 

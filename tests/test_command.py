@@ -1,4 +1,4 @@
-"""The command ``ortrain``, which is ``python -m ortrain``, too: what it prints and how it ends."""
+"""The command ``ortrain``, also as ``python -m ortrain``: its output and its exit status."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_is_installed_under_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["operators"], ["inspect", ortrain.examples.convnet(), "--all"]])
 def test_a_reader_that_leaves(arguments: list[str], tmp_path: Path) -> None:
-    """Nobody reads: no traceback, and a status that says so."""
+    """The reader of the output closes the pipe: no traceback, and exit status 141."""
     command = [*MODULE, *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_a_run(run: Run, tmp_path: Path, capsys: pytest.CaptureF
     path = tmp_path / "checkpoint"
     CheckpointState.save_checkpoint(run.state, path, include_optimizer_state=True)
     assert printed(["checkpoint", str(path)], capsys) == TRAINED
-    # Without the state of the optimizer its steps are not there; those of training, and the seed, are.
+    # Without optimizer state the optimizer steps are missing; the training steps and the seed are present.
     CheckpointState.save_checkpoint(run.state, path)
     text = printed(["checkpoint", str(path)], capsys)
     assert "optimizer steps  0\ntraining steps   2\nlearning rate    none is kept\nseed             7\n" in text

@@ -1,4 +1,4 @@
-"""The comparison with other libraries: its workloads and its report. What it measures is asserted nowhere."""
+"""The comparison with other libraries: its workloads and its report. The measured times are not tested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benches"))
 import report  # noqa: E402
 import workloads  # noqa: E402
 
-# Checksums of one weight and of the first batch, so that numbers of different years are numbers of the same thing.
+# Checksums of one weight and of the first batch, so that results of different years measure the same workload.
 CHECKSUMS = {
     "mlp_tiny": ("net.0.weight", 826583901, 3686702848, 743007526),
     "mlp": ("net.0.weight", 3163971504, 1863637176, 4200808068),
@@ -49,7 +49,7 @@ def test_weights_and_batches_are_always_the_same(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run in small wrote; ours and the reference start from the same losses."""
+    """The output of a small comparison; ortrain and the reference start from the same losses."""
     folder = tmp_path_factory.mktemp("comparison")
     command = [sys.executable, ROOT / "benches" / "compare.py", "mlp", "--peers", "onnxruntime-training"]
     few = ["--rounds", "2", "--seconds", "0.01", "--starts", "1"]
@@ -117,7 +117,7 @@ def test_a_comparison_with_ourselves_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is Linux's to tell")
 def test_memory_is_that_of_the_operating_system(comparison: dict[str, Any]) -> None:
-    """No less than the floor, but for what the first look missed; and not the gigabytes of the other one."""
+    """Anonymous memory is near the floor: at most the first sample is missing, and no gigabytes are added."""
     (found,) = comparison["workloads"]
     for who in (found["ours"], *found["others"]):
         assert 0.9 * found["memory_floor"] < who["startup"]["anonymous"] < 2 * found["memory_floor"] + 64e6
@@ -133,7 +133,7 @@ def found(ours: report.Measured, *others: report.Measured, name: str = "mlp") ->
 
 
 def test_ratios_are_those_of_rounds() -> None:
-    """A slow minute is slow for both."""
+    """A slow minute affects both libraries."""
     ours, theirs = measured("ortrain", [1.0, 2.0, 10.0]), measured("torch", [2.0, 4.0, 20.0])
     assert found(ours, theirs).ratio(theirs) == 0.5
 
@@ -188,7 +188,7 @@ def test_another_function_is_not_agreed_with(losses: list[float]) -> None:
     assert report.agree(found(theirs, theirs), theirs)
 
 
-# Norms of one gradient: of ours and of the others, and with whom ours agree.
+# Norms of one gradient: of ortrain and of the other libraries, and the libraries that ortrain agrees with.
 GRADIENTS = {
     "alone with another": (1.02, {"torch": 1.0}, ""),
     "as far as the others are from one another": (
@@ -223,7 +223,7 @@ def test_gradients_may_lie_as_far_apart_as_those_of_the_others(case: str) -> Non
 
 
 def test_a_library_that_computes_another_function_moves_no_limit() -> None:
-    """Its first loss gives it away, whatever its gradients are; and so does another precision."""
+    """A wrong first loss excludes a library from the limits, regardless of its gradients; so does another precision."""
     ours, torch, other = measured("ortrain", [1.0]), measured("torch", [1.0]), measured("jax", [1.0], [2.1] * 20)
     ours.gradients, other.gradients = {"w": 1.02}, {"w": 1.03}
     assert not report.agree(found(ours, torch, other), torch)

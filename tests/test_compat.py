@@ -1,4 +1,4 @@
-"""Scripts for onnxruntime-training run unchanged, whether or not onnxruntime is installed."""
+"""Scripts for onnxruntime-training run unchanged, with and without an installed onnxruntime."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_uninstall() -> None:
 
 
 def test_values_of_onnxruntime() -> None:
-    """As inputs and as buffers, the Python object and the one inside of it."""
+    """OrtValues of onnxruntime are accepted as inputs and buffers, as Python objects and as native ones."""
     import onnxruntime
 
     case = RECORDS / "mlp_adamw_ce"
@@ -220,7 +220,7 @@ def test_values_of_onnxruntime() -> None:
         result = module(*given)
         assert isinstance(result, kind)
         assert (result if kind is np.ndarray else result.numpy()) == want
-    # What is returned has memory of its own, which an array keeps.
+    # Returned values own their memory, and arrays of them keep it alive.
     kept = [module(*theirs).numpy() for _ in range(20)]
     junk = [np.full_like(value, 7) for value in kept]
     assert kept == [want] * len(junk)
@@ -255,7 +255,7 @@ print(kept(7))
 
 @pytest.fixture(scope="module")
 def dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts of a classifier with a Dropout, whose outcome is an output."""
+    """Artifacts of a classifier with a Dropout, and with the result of the Dropout as an output."""
     folder = tmp_path_factory.mktemp("dropout")
     model = onnx.load(RECORDS / "mlp_adamw_ce" / "forward.onnx")
     for node in model.graph.node:
@@ -274,7 +274,7 @@ def dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
 def test_set_seed(before: str, dropout: Path) -> None:
-    """The masks of Dropout repeat with it, installed onnxruntime or not; they are those of the state's seed."""
+    """Dropout masks repeat with the seed, with and without onnxruntime, and equal the masks of the state's seed."""
     script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{SEEDED}"
     done = subprocess.run([sys.executable, "-c", script], cwd=dropout, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -308,7 +308,7 @@ def test_a_seed_that_a_state_has_stays(installed: None) -> None:
     model = RECORDS / "mlp_adamw_ce" / "training_model.onnx"
     before = ortrain.api.CheckpointState.load_checkpoint(checkpoint)
     onnxruntime.set_seed(5)
-    # Set on the state after that, by itself or by a session.
+    # The seed is set on the state afterwards, directly or by a session.
     state = ortrain.api.CheckpointState.load_checkpoint(checkpoint)
     assert (before.seed, state.seed) == (0, 5)
     state.seed = 6
@@ -386,7 +386,7 @@ def test_names_that_are_not_there(statement: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
 def test_every_name_that_is_not_there(before: str) -> None:
-    """An ImportError where it is imported, an AttributeError where it is taken, and ``hasattr`` says no."""
+    """An import raises ImportError, attribute access AttributeError, and ``hasattr`` returns False."""
     script = f"""{before}
 import ortrain.compat
 ortrain.compat.install()
@@ -468,7 +468,7 @@ EACH_WAY = [
 @pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
 @pytest.mark.parametrize("imported", EACH_WAY)
 def test_the_trainer(imported: str, before: str) -> None:
-    """Its names and modules, in whatever order they are imported; packages that it needs are imported by its use."""
+    """Names and modules are the same in every import order; required packages are imported on first use only."""
     script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{TRAINER.format(imported=imported)}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -546,7 +546,7 @@ def test_what_an_onnxruntime_has_of_its_own_stays(installed: None) -> None:
     assert behind.InferenceSession is theirs.InferenceSession
     assert behind.InvalidArgument is theirs.InvalidArgument
     assert behind.OrtValue is ortrain.capi.OrtValue
-    # Its sessions raise its exceptions, and its values are its own.
+    # The installed sessions raise the installed exceptions, and return the installed values.
     with pytest.raises(behind.InvalidProtobuf):
         onnxruntime.InferenceSession(b"x", providers=["CPUExecutionProvider"])
     value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(3, np.float32))

@@ -1,4 +1,4 @@
-"""Loops, Scans and branches like onnxruntime and trained; loops that do not end; branches that contradict shapes."""
+"""Loops, Scans and branches against onnxruntime, and in training; endless loops; branches that contradict shapes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ortrain.api import CheckpointState, Module, Optimizer
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 OPSET = 17
-# float32 after some hundred steps of a cell whose values lie within -1 and 1.
+# Tolerance of float32 after some hundred steps of a cell with values between -1 and 1.
 TOLERANCE = 2e-5
-# Central differences of a loss around 1, over a step this long; onnxruntime computes it in float32.
+# Step of central differences of a loss around 1, and their tolerance; onnxruntime computes the loss in float32.
 STEP = 1e-2
 DIFFERENCES = 1e-3
-# The same of a loss in float64.
+# Step of central differences of a loss in float64.
 FINE_STEP = 1e-5
-# So many steps of a cell are more nodes than are written out.
+# Number of steps of a cell above the limit for unrolling.
 MANY_STEPS = 600
 
 Values = Sequence[tuple[str, int, Sequence[int | str] | None]]
@@ -82,7 +82,7 @@ def test_a_cell_of_any_length(backend: str, reverse: int) -> None:
 
 @pytest.mark.parametrize("backend", DEVICES)
 def test_a_loop_in_a_scan(backend: str) -> None:
-    """The row says how often it is doubled; what is collected grows with no other row."""
+    """Each row gives the number of its own doublings, and the scan collects rows of equal size."""
     inner = graph(
         [node("Add", ["v", "v"], "twice"), node("Identity", ["on"], "still")],
         [("i", INT64, []), ("on", BOOL, []), ("v", FLOAT, [3])],
@@ -115,7 +115,7 @@ def test_a_loop_in_a_scan(backend: str) -> None:
 
 
 def while_model(*, most: bool = True, collect: bool = True) -> ModelProto:
-    """v = v + v while v is below the limit, at most so often."""
+    """Return a loop that doubles v while v is below the limit, at most `most` times."""
     nodes = [
         node("Add", ["v", "v"], "twice"),
         node("Less", ["twice", "limit"], "still"),
@@ -166,7 +166,7 @@ def test_an_endless_loop(limit: int | None) -> None:
         session.run(None, feeds)
     for part in ('Loop -> "last"', f"after {limit or 1_000_000} iterations", "iteration_limit", "raise the limit"):
         assert part in str(caught.value)
-    # One that ends is not stopped.
+    # A loop that ends before the limit is not stopped.
     last = session.run(None, feeds | {"start": np.asarray(2.0**-20, np.float32)})[0]
     assert last == 1
 
@@ -182,9 +182,9 @@ RATES = {16000: 6, 8000: 3}
 
 
 def two_rates(declared: int | None = None) -> ModelProto:
-    """A layer for each of two rates: x has 6 columns at 16000 and 3 at any other, and no branch fits both.
+    """Return a layer for each of two rates: x has 6 columns at 16000 and 3 at any other; no branch fits both.
 
-    `declared` is the number of columns that both branches declare of their result, which has 3.
+    `declared` is the number of columns that both branches declare for their result, which has 3.
     """
     weights = {f"w{columns}": np.eye(columns, 3, dtype=np.float32) + np.float32(0.1) for columns in RATES.values()}
     weights["fast"] = np.array(16000)
@@ -215,7 +215,7 @@ def of_rate(rate: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("declared", [None, 5])
 def test_a_branch_that_is_not_taken_may_contradict_the_shapes(declared: int | None, backend: str) -> None:
-    """And shapes that a file declares may contradict what is computed."""
+    """Shapes that a file declares may contradict the computed ones, too."""
     assert_like_onnxruntime(two_rates(declared), backend, of_rate(16000), of_rate(8000), of_rate(16000))
 
 
@@ -239,7 +239,7 @@ def test_a_branch_that_contradicts_the_shapes_is_refused_when_it_is_taken(backen
 
 @pytest.mark.parametrize("declared", [None, 5])
 def test_branches_for_different_shapes_train(declared: int | None, tmp_path: Path) -> None:
-    """Each step trains the layer of its rate, by the slope of the loss; a step that fails changes nothing."""
+    """Each step trains the layer of its rate, by the slope of the loss; a failed step changes nothing."""
     proto = two_rates(declared)
     artifacts.generate_artifacts(
         proto,
@@ -360,7 +360,7 @@ POOLINGS: dict[str, dict[str, Any]] = {
 def slope_in_float64(
     proto: ModelProto, name: str, module: Module, state: CheckpointState, feed: dict[str, np.ndarray]
 ) -> tuple[float, float]:
-    """The gradient of a parameter along a direction, and what the first output changes by, in float64."""
+    """Return the gradient of a parameter along a direction, and a central difference of the first output in float64."""
     module.lazy_reset_grad()
     module(*[feed[given] for given in module.input_names()])
     (start,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == name)
@@ -377,7 +377,7 @@ def slope_in_float64(
 
 
 def trained(proto: ModelProto, name: str, folder: Path) -> tuple[Module, CheckpointState]:
-    """A model whose first output is the loss."""
+    """Return a module for a model with the loss as its first output, and its state."""
     artifacts.generate_artifacts(proto, requires_grad=[name], artifact_directory=folder)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     return Module(folder / "training_model.onnx", state), state
@@ -386,7 +386,7 @@ def trained(proto: ModelProto, name: str, folder: Path) -> tuple[Module, Checkpo
 @pytest.mark.parametrize("along", ["channels", "cells"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_pooling_of_sizes_that_are_known_during_the_run(pooling: str, along: str, tmp_path: Path) -> None:
-    """A loop collects rows until it ends by itself; a Scan pools them, beside a weight that is trained behind it."""
+    """A loop with a trained weight collects rows until its condition ends it; a Scan pools these rows."""
     body = graph(
         [
             node("Mul", ["v", "w"], "next"),
@@ -396,7 +396,7 @@ def test_a_pooling_of_sizes_that_are_known_during_the_run(pooling: str, along: s
         [("i", INT64, []), ("on", BOOL, []), ("v", TensorProto.DOUBLE, [3, 4])],
         [("still", BOOL, []), ("next", TensorProto.DOUBLE, [3, 4]), ("row", TensorProto.DOUBLE, [3, 4])],
     )
-    # Rows along the axis of images, or along the one that is pooled.
+    # The rows are on the channel axis of the images, or on the pooled axis.
     order = [0, 1, 2] if along == "channels" else [1, 2, 0]
     pooled = graph(
         [
@@ -427,7 +427,7 @@ def test_a_pooling_of_sizes_that_are_known_during_the_run(pooling: str, along: s
 
 
 def test_a_long_axis_of_a_size_that_is_known_during_the_run(tmp_path: Path) -> None:
-    """TopK over so many elements is no instruction: one part of the graph becomes several while it runs."""
+    """TopK over this length is not a single instruction: one part of the graph becomes several at run time."""
     nodes = [
         node("Mul", ["x", "w"], "scaled"),
         node("Greater", ["x", "zero"], "positive"),

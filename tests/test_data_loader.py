@@ -1,4 +1,4 @@
-"""Batches of `ortrain.gradient.data_loader`: how many there are, what is in them, and what is refused."""
+"""Batches of `ortrain.gradient.data_loader`: their number, their content, and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_b21_in_order_values_are_the_arrays() -> None:
         for array, value, whole in zip(arrays, values, (x, y[:, None], w), strict=True):
             assert (array == whole[part]).all()
             assert (value.numpy() == array).all()
-            # The memory of the data, not a copy.
+            # The values share the memory of the data, without a copy.
             assert value.data_ptr() == array.ctypes.data
 
 
@@ -55,7 +55,7 @@ def test_every_row_is_drawn() -> None:
     loader = OrtDataLoader(x, y, batch_size=5)
     np.random.seed(0)  # noqa: NPY002  (what the loader draws by)
     firsts = {float(batch[0][0, 0]) for _ in range(20) for batch in loader.iter_numpy()}
-    # Batches of five of six rows begin at the first or at the second.
+    # Batches of five of six rows begin at the first or the second row.
     assert firsts == {float(x[0, 0]), float(x[1, 0])}
 
 
@@ -90,7 +90,7 @@ def test_bound_by_address() -> None:
         ("y", np.float64, (4, 1)),
         ("w", np.float64, (4,)),
     ]
-    # The second batch is shifted back to the third row.
+    # The second batch would reach past the end, so it is shifted back to the third row.
     assert bound[3][3] == loader.data_np[0].ctypes.data + 2 * 10 * 8
     with pytest.raises(NotImplementedError, match="2 names are given; there are three"):
         next(loader.iter_bind(Binding(), ["X", "y"]))

@@ -14,8 +14,8 @@ from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 
 PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
 EPOCHS, BATCH, LEARNING_RATE, WARMUP, SEED = 30, 32, 0.004, 50, 0
-# Of the images held out.
-LEAST_ACCURACY = 0.96
+# Accuracy on the test images.
+MIN_ACCURACY = 0.96
 
 
 def test_perceptron_learns_digits(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_perceptron_learns_digits(tmp_path: Path) -> None:
             scheduler.step()
             module.lazy_reset_grad()
     learned = predictions(module)
-    assert (learned == labels_held).mean() > LEAST_ACCURACY
+    assert (learned == labels_held).mean() > MIN_ACCURACY
 
     CheckpointState.save_checkpoint(state, tmp_path / "trained", include_optimizer_state=True)
     loaded = CheckpointState.load_checkpoint(tmp_path / "trained")

@@ -1,4 +1,4 @@
-"""Devices: trainings on a Vulkan driver that computes on the processor, beside the same on the CPU."""
+"""Devices: training on a software Vulkan driver, compared with training on the CPU."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ortrain.gradient import OrtGradientForwardBackward
 from ortrain.session import TrainingSession
 
 STEPS = 20
-# Losses of a device and of the CPU after so many steps differ by rounding in another order of sums.
+# Losses on a device and on the CPU after STEPS steps differ by rounding in another order of sums.
 LOSS = 1e-4
-# As much, of weights: relative to the largest of a parameter.
+# The same tolerance for weights, relative to the largest element of a parameter.
 WEIGHTS = 1e-4
 
 Batch = tuple[np.ndarray, ...]
@@ -47,7 +47,7 @@ def images(count: int) -> list[Batch]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Artifacts of the perceptron, the weights of its last layer frozen."""
+    """Artifacts of the perceptron, with frozen weights in its last layer."""
     artifacts.generate_artifacts(
         examples.perceptron(),
         requires_grad=["fc1.weight", "fc1.bias", "fc2.bias"],
@@ -124,7 +124,7 @@ def test_devices_that_are_not_here(name: str, sentence: str, folder: Path) -> No
 
 
 def test_software_drivers_are_asked_for(folder: Path) -> None:
-    """Without the variable a driver that computes on the processor is no device, and the error names the variable."""
+    """Without the environment variable a software driver is no device, and the error names the variable."""
     script = (
         "import ortrain\n"
         "print([device.name for device in ortrain.devices() if device.kind == 'software'])\n"
@@ -139,7 +139,7 @@ def test_software_drivers_are_asked_for(folder: Path) -> None:
     listed, *rest = run.stdout.splitlines()
     assert listed == "[]"
     if len(rest) == 2:
-        # There is no other GPU.
+        # The machine has no other GPU.
         assert "there is only" in rest[0]
         assert "set the environment variable ORTRAIN_SOFTWARE_GPU to 1" in rest[0]
         assert rest[1] == "cpu"
@@ -155,18 +155,18 @@ def test_the_first_module_moves_the_state(folder: Path) -> None:
     assert (module.device, state.device) == (GPU, GPU)
     assert repr(module).endswith(f"device={GPU!r}, precision='f32')")
 
-    # A view from before keeps its values, and is no part of the state any more.
+    # An earlier view keeps its values, and is no longer part of the state.
     before[:] = 7
     data = state.parameters["fc1.weight"].data
     np.testing.assert_array_equal(data, values)
 
-    # What comes from the device is a copy, which says that it cannot be written.
+    # Data from the device is a copy, and is read-only.
     assert not data.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         data[0, 0] = 1
     assert not np.shares_memory(data, state.parameters["fc1.weight"].data)
 
-    # Assigning copies in; to frozen parameters, too.
+    # Assignment copies values to the device, also into frozen parameters.
     for name in ("fc1.weight", "fc2.weight"):
         parameter = state.parameters[name]
         assert parameter.dtype == np.float32
@@ -230,7 +230,7 @@ def test_planes_are_device_arrays(folder: Path) -> None:
     with pytest.raises(ortrain.InvalidArgumentError, match="frozen parameters, and is read-only"):
         frozen.copy_from(frozen.numpy())
 
-    # A plane of before a move keeps its values, and is no part of the state any more.
+    # A plane from before a move keeps its values, and is no longer part of the state.
     kept = values.numpy()
     run.state.to("cpu")
     values.copy_from(np.zeros(len(values), np.float32))
@@ -256,7 +256,7 @@ def test_a_state_comes_back(folder: Path) -> None:
     losses, wanted = train(run, batches[:4]), train(host, batches[:4])
     assert run.state.to("cpu") is run.state
     assert run.state.device == "cpu"
-    # The module stays where it was made.
+    # The module stays on the device for which it was made.
     with pytest.raises(ortrain.OrtrainError, match=f'"cpu" now, and the module was made for "{GPU}"'):
         run.module(*batches[4])
     run.module = Module(folder / "training_model.onnx", run.state)
@@ -278,7 +278,7 @@ def test_two_modules_on_two_devices(folder: Path) -> None:
 
 
 def test_moves_wait_for_steps(folder: Path) -> None:
-    """A state that is moved while another thread steps: each step is whole, or says that the state is elsewhere."""
+    """A state moves while another thread trains: each step is complete, or fails because the state has moved."""
     run, host = made(folder, GPU), made(folder, "cpu")
     batches = digits(STEPS)
     losses: list[float] = []
@@ -317,7 +317,7 @@ def test_results_stay_there_until_somebody_looks(folder: Path) -> None:
 
 
 def test_labels_out_of_range(folder: Path) -> None:
-    """The last row of the last step: the sentence of the CPU, and nothing has changed."""
+    """The wrong label is in the last row: the error equals the CPU's, and nothing changes."""
     images, labels = digits(1)[0]
     labels[-1] = 10
     sentences = []
@@ -342,7 +342,7 @@ NETS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Batch]]]] = {
 
 
 def artifacts_of(net: str, folder: Path) -> tuple[Path, list[Batch]]:
-    """Artifacts and batches: of a net of the package, or of a recorded run (a transformer with dropout, an LSTM)."""
+    """Return artifacts and batches of a package net or of a recorded run (a transformer with dropout, an LSTM)."""
     if net not in NETS:
         return RECORDS / net, [tuple(batch.values()) for batch in batches_of(RECORDS / net)]
     model, batches = NETS[net]
@@ -357,7 +357,7 @@ def artifacts_of(net: str, folder: Path) -> tuple[Path, list[Batch]]:
 
 @pytest.mark.parametrize("net", ["perceptron", "convnet", "tiny_transformer_adamw_ce", "lstm_gru_adamw_mse"])
 def test_trainings(net: str, tmp_path: Path) -> None:
-    """Twenty steps from one checkpoint; after five on one device it goes on on the other; the same bits each time."""
+    """Twenty steps from one checkpoint; after five the other device continues. Repeated runs give the same bits."""
     folder, batches = artifacts_of(net, tmp_path)
     batches = [batches[step % len(batches)] for step in range(STEPS)]
     wanted = train(made(folder, "cpu"), batches)
@@ -404,7 +404,7 @@ def test_results_of_a_session_go_into_the_next_run_where_they_lie() -> None:
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", [rows], [sums])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     there, here = (ortrain.InferenceSession(model, providers=[name]) for name in (GPU, "cpu"))
-    for count in (3, 40):  # a few rows go by way of the host
+    for count in (3, 40):  # a few rows take the path through the host
         x = np.random.default_rng(7).random((count, 64), np.float32)
         (twice,) = there.run_with_ort_values(None, {"x": ortrain.OrtValue.ortvalue_from_numpy(x)})
         (fourfold,) = there.run_with_ort_values(None, {"x": twice})
@@ -419,7 +419,7 @@ def test_results_of_a_session_go_into_the_next_run_where_they_lie() -> None:
         there.run_with_iobinding(binding)
         assert binding.get_outputs()[0].device_name() == GPU
         np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], 8 * x)
-        # An array of the host takes the result, and what a run was given stays as it is.
+        # An array of the host receives the result, and the inputs of a run stay unchanged.
         room = ortrain.OrtValue.ortvalue_from_numpy(np.zeros_like(x))
         binding.bind_ortvalue_output("y", room)
         there.run_with_iobinding(binding)
@@ -477,7 +477,7 @@ def test_classic_session(optimizer: str) -> None:
     host, device = (session.get_state() for session in sessions)
     for name, value in host.items():
         np.testing.assert_allclose(device[name], value, rtol=0, atol=WEIGHTS * max(1.0, np.abs(value).max()))
-    # The state goes on on the other device.
+    # The state continues on the other device.
     sessions[0].load_state(device, strict=True)
     batch = fed(net.batch(STEPS), 0.01)
     (there,), (here,) = (session.run(["loss"], batch) for session in sessions[::-1])
@@ -498,7 +498,7 @@ def test_trainer() -> None:
 
 
 def _in_a_fork(run: Run, batch: Batch, results: Any) -> None:
-    """What a process says that was forked after the device was opened."""
+    """Send the messages of a process that was forked after the device was opened."""
     said = []
     for call in (
         lambda: run.module(*batch),
@@ -532,7 +532,7 @@ def test_use_after_fork(folder: Path) -> None:
 
 
 def test_forward_and_backward() -> None:
-    """Two calls on a device: outputs, gradients of weights and of inputs."""
+    """Two calls on a device: outputs, and gradients of weights and of inputs."""
     model, (x, _) = examples.perceptron(), digits(1)[0]
     made = [OrtGradientForwardBackward(model, providers=device, ordered=False) for device in ("cpu", GPU)]
     weights = [made[0].get_initializer(name) for name in made[0].weights_to_train]
@@ -548,7 +548,7 @@ def test_forward_and_backward() -> None:
 
 
 def _convolution(filters: np.ndarray) -> onnx.ModelProto:
-    """A convolution with a pad of one and a stride of two."""
+    """Return a model of a convolution with a padding of one and a stride of two."""
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2])
     shape = ["n", filters.shape[1], 9, 9]
     graph = helper.make_graph(
@@ -564,7 +564,7 @@ def _convolution(filters: np.ndarray) -> onnx.ModelProto:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", ["images", "filters", "gradient"])
 def test_convolutions_of_special_numbers(where: str, value: float) -> None:
-    """Padding takes no part: infinity beside it makes no NaN, in any of the three passes."""
+    """Padding elements do not take part: infinity beside them makes no NaN in any of the three passes."""
     rng = np.random.default_rng(3)
     x, filters = rng.standard_normal((2, 6, 9, 9), np.float32), rng.standard_normal((12, 6, 3, 3), np.float32)
     given = rng.standard_normal((2, 12, 5, 5), np.float32)

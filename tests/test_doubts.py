@@ -1,4 +1,4 @@
-"""What trains, and may not be meant so: losses on what they were not made for. What a user reads."""
+"""Warnings and errors for probable mistakes: losses on inputs that they were not made for. Sentences are quoted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = 3
 
 
 def classifier(*behind: tuple[str, dict[str, Any]], element: int = FLOAT, more: list[Any] = []) -> ModelProto:  # noqa: B006
-    """``logits = x w + b``, and some operators behind, the last of which makes the output ``y``."""
+    """Return a model of ``logits = x w + b`` followed by operators, the last of which makes the output ``y``."""
     nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["logits"], "head")]
     value = "logits"
     for k, (op, attributes) in enumerate(behind):
@@ -80,17 +80,17 @@ DOUBTFUL: dict[str, tuple[list[tuple[str, dict[str, Any]]], LossType, str]] = {
 
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_a_loss_that_takes_logits(name: str, tmp_path: Path) -> None:
-    """A warning that names the value before, with which there is none."""
+    """The warning names the preceding value; a loss of that value gives no warning."""
     behind, loss, sentence = DOUBTFUL[name]
     model = classifier(*behind)
     with pytest.warns(ortrain.TrainingWarning) as found:
         artifacts.generate_artifacts(model, loss=loss, artifact_directory=tmp_path)
     assert [str(warning.message) for warning in found] == [sentence + INSTEAD]
     assert found[0].filename == __file__
-    # Warnings are errors here.
+    # The test configuration turns warnings into errors.
     artifacts.generate_artifacts(model, loss=loss, loss_input_names=["logits"], artifact_directory=tmp_path)
     artifacts.generate_artifacts(model, loss=Loss(loss, scores="logits"), artifact_directory=tmp_path)
-    # What compares numbers as they are may be given probabilities.
+    # Losses that compare numbers directly may take probabilities.
     artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_integers_are_no_scores(tmp_path: Path) -> None:
     ("behind", "helps"), [([], "a LogSoftmax behind it, or"), ([("Softmax", {"axis": 1})], "a Log")]
 )
 def test_the_likelihood_of_what_is_no_logarithm(behind: list[Any], helps: str, tmp_path: Path) -> None:
-    """A model with a NegativeLogLikelihoodLoss of its own."""
+    """The model has a NegativeLogLikelihoodLoss of its own."""
 
     def with_loss(*behind: Any) -> ModelProto:
         scores = "y" if behind else "logits"

@@ -1,4 +1,4 @@
-"""python -m ortrain dump."""
+"""Tests of the command python -m ortrain dump."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortrain.__main__ import main
 
 PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
 SHAPES = {"x": [32, 64]}
-# Passes in the order in which they run, those that a program can do without among them.
+# All passes in the order in which they run, including optional ones.
 PASSES = (
     "remove_unused",
     "inline_constants",
@@ -68,12 +68,12 @@ def test_shapes_decide_sizes() -> None:
 
 
 def test_gradient() -> None:
-    """Of a model that ends in its loss; a training model has its gradient."""
+    """A model that ends in its loss has a gradient stage, and a training model has its own gradient."""
     loss = ortrain.dump(RECORDS / "mlp_sgd_mse" / "eval_model.onnx", "gradient")
     assert "ReduceMean" in loss
     training = ortrain.dump(RECORDS / "mlp_adamw_ce" / "training_model.onnx", "gradient")
     assert "ReluGrad" in training
-    # An output that is no scalar: its gradient is one more input.
+    # For an output that is no scalar, its gradient is a further input.
     product = ortrain.dump(PERCEPTRON, "gradient")
     assert "input    logits_grad: float32[batch, 10]" in product
     assert "output   fc1.weight_grad: float32[96, 64]" in product
@@ -93,7 +93,7 @@ def test_optimizer_model(run: Run) -> None:
 
 
 def run_command(*arguments: str, passes: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, where ``ORTRAIN_PASSES`` may leave out passes."""
+    """Run the command line in a process of its own; ``ORTRAIN_PASSES`` may disable passes."""
     command = [sys.executable, "-m", "ortrain", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "ORTRAIN_PASSES"}
     if passes is not None:
@@ -102,7 +102,7 @@ def run_command(*arguments: str, passes: str | None = None) -> subprocess.Comple
 
 
 def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    """What each pass does, its changes, and the instructions behind it. Fusion takes the activation to its product."""
+    """The table has the effect, the changes and the instructions after each pass. Fusion merges the activation."""
     assert main(["dump", str(PERCEPTRON), "--passes", "--shape", "x=32,64"]) == 0
     printed = capsys.readouterr().out
     assert printed == ortrain.dump(PERCEPTRON, "passes", SHAPES)
@@ -119,7 +119,7 @@ def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_programs_of_a_pass(run: Run) -> None:
-    """A training step is several programs; each has its numbers."""
+    """A training step consists of several programs; each has its own numbers."""
     shapes = {"x": [8, 10], "labels": [8]}
     printed = ortrain.dump(run.folder / "training_model.onnx", "passes", shapes)
     programs = re.findall(r"^program (\d+)$", printed, re.MULTILINE)
@@ -138,13 +138,13 @@ def test_program_behind_a_pass(stage: str, instructions: int, places: bool, caps
     assert printed.startswith(f"program 0\ndraft: {instructions} instructions, ")
     names = re.findall(r"^ +\d+ (\w+) +b\d+ <- ", printed, re.MULTILINE)
     assert names == (["MatMul", "Map", "MatMul"] if instructions == 3 else ["MatMul", "MatMul"])
-    # Work buffers lie somewhere once memory is planned.
+    # Work buffers have offsets only after memory planning.
     assert ("work@" in printed) == places
     assert '"x"  input' in printed
 
 
 def test_last_pass_makes_the_program() -> None:
-    """What is printed behind it is what runs: the same instructions over the same buffers."""
+    """The program after the last pass is the one that runs: the same instructions over the same buffers."""
     behind, program = (ortrain.dump(PERCEPTRON, stage, SHAPES) for stage in ("memory_plan", "program"))
     lines = [line.strip() for line in behind.splitlines()[2:]]
     assert lines == [line.strip() for line in program.splitlines()[-len(lines) :]]
@@ -152,7 +152,7 @@ def test_last_pass_makes_the_program() -> None:
 
 @pytest.mark.parametrize("device", ["vulkan", "metal:1", "dx12", "webgpu"])
 def test_kernels_of_a_device(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of these take the same kernels, and none of them has to be here."""
+    """All of these devices use the same kernels, and do not have to be present."""
     assert main(["dump", str(PERCEPTRON), "--stage", "kernels", "--shape", "x=32,64", "--device", device]) == 0
     assert capsys.readouterr().out == ortrain.dump(PERCEPTRON, "kernels", SHAPES)
 
@@ -172,13 +172,13 @@ def test_unknown_stage() -> None:
     assert sentence == f'there is no stage "fuson"; {known}; did you mean "fusion"?'
     done = run_command("dump", str(PERCEPTRON), "--stage", "fuson")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"python -m ortrain: {sentence}\n")
-    # Where nothing is near, nothing is guessed.
+    # A name without a similar stage gets no suggestion.
     with pytest.raises(ortrain.InvalidArgumentError, match=r'^there is no stage "assembly"; stages are graph'):
         ortrain.dump(PERCEPTRON, "assembly")
 
 
 def test_passes_are_left_out() -> None:
-    """By the variable, in a process of its own: it is read once."""
+    """The variable disables passes. It is read once, so each case has a process of its own."""
     arguments = ("dump", str(PERCEPTRON), "--passes")
     done = run_command(*arguments, passes=" -fusion,-mask_packing ,")
     assert (done.returncode, done.stderr) == (0, "")
@@ -190,7 +190,7 @@ def test_passes_are_left_out() -> None:
 
 @pytest.mark.parametrize("name", ["-fuse", "fusion", "-memory_plan"])
 def test_passes_that_cannot_be_left_out(name: str) -> None:
-    """A name that no pass has, one without its sign, and a pass that every program needs."""
+    """An unknown pass, a name without its sign, and a pass that every program needs."""
     done = run_command("dump", str(PERCEPTRON), "--stage", "program", passes=f"-mask_packing,{name}")
     known = ", ".join(f"-{other}" for other in PASSES if other not in REQUIRED)
     assert (done.returncode, done.stdout) == (1, "")
@@ -216,7 +216,7 @@ def test_command_line() -> None:
 
 @pytest.mark.parametrize("op", ["Relu", "LeakyRelu", "Elu", "Clip", "Abs", "HardSwish", "Softplus", "Max", "Min"])
 def test_activations_keep_no_mask(op: str, tmp_path: Path) -> None:
-    """From the way there to the way back: a comparison is made again of what is there anyhow."""
+    """No mask is stored between the forward and the backward pass: the comparison is recomputed from live values."""
     rows, size = 64, 128
     more = {"Clip": ["zero", "six"], "Max": ["other"], "Min": ["other"]}.get(op, [])
     nodes = [
@@ -255,7 +255,7 @@ graph (float[3, 4] x, bool which) => (float[3, 4] y)
     >
 }
 """
-# More rows than a loop is written out for.
+# More rows than the limit for unrolling.
 BODY = """
 <ir_version: 10, opset_import: ["" : 21]>
 graph (float[3000, 4] x, float[4] start) => (float[4] last, float[3000, 4] sums)
@@ -271,7 +271,7 @@ graph (float[3000, 4] x, float[4] start) => (float[4] last, float[3000, 4] sums)
 
 @pytest.mark.parametrize(("text", "instructions"), [(BRANCHES, ["Exp", "Sin"]), (BODY, ["Exp"])])
 def test_programs_of_branches_and_bodies(text: str, instructions: list[str]) -> None:
-    """Each branch, and the body of a loop, has a program behind each pass."""
+    """Each branch, and the body of a loop, has a program after each pass."""
     model = onnx.parser.parse_model(text)
     printed = ortrain.dump(model, "memory_plan")
     assert re.findall(r"= (Exp|Sin) ", printed) == instructions

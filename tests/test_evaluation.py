@@ -1,4 +1,4 @@
-"""Evaluation of models whose BatchNormalizations use statistics of the batch: ORTTrainer and the classic session."""
+"""Evaluation of models with BatchNormalizations in training mode: ORTTrainer and the classic session."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATISTICS = ("norm.mean", "norm.var")
 
 
 def evaluating(training_mode: bool | None = False) -> RunOptions:
-    """Options of a run that computes outputs alone."""
+    """Return options of a run that computes outputs only."""
     options = restricted()
     if training_mode is not None:
         options.training_mode = training_mode
@@ -50,14 +50,17 @@ def evaluating(training_mode: bool | None = False) -> RunOptions:
 
 
 def statistics(made: TrainingSession) -> dict[str, npt.NDArray[Any]]:
-    """The running statistics of a session."""
+    """Return the running statistics of a session."""
     return {name: value.numpy() for name, value in made._classic.running_statistics().items()}
 
 
 def forward(
     state: Mapping[str, Any], feeds: Feeds, running: Mapping[str, Any] | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The logits of ``normalizing`` in float64 by these statistics, or else by those of the batch, which come, too."""
+    """Return the logits of ``normalizing`` in float64, and the statistics of the batch.
+
+    Without ``running``, the statistics of the batch normalize.
+    """
     w = {name: np.asarray(value, np.float64) for name, value in state.items()}
     h = feeds["x"].astype(np.float64) @ w["fc1.w"] + w["fc1.b"]
     batch = np.stack([h.mean(0), h.var(0)])
@@ -102,7 +105,7 @@ def test_a_session_evaluates_by_running_statistics(optimizer: str, drops: bool) 
 
 
 def test_a_run_that_trains_uses_the_batch_without_the_mode_too() -> None:
-    """``training_mode = False`` switches Dropout off in a run that trains, and changes no statistics."""
+    """``training_mode = False`` disables Dropout in a training run, and changes no statistics."""
     net, options = normalizing(drops=False), RunOptions()
     options.training_mode = False
     one, other = session(net), session(net)
@@ -169,7 +172,7 @@ def test_a_model_of_opset_13_says_by_its_outputs_that_it_trains() -> None:
 
 
 def in_a_branch() -> Net:
-    """``normalizing`` whose normalization stands in a branch that a bool ``normalize`` takes."""
+    """Return ``normalizing`` with its normalization in a branch that a bool ``normalize`` selects."""
     whole = normalizing(drops=False)
     model = onnx.ModelProto()
     model.CopyFrom(whole.model)
@@ -209,7 +212,7 @@ def test_a_normalization_in_a_branch() -> None:
 
 
 def named_mode(value: npt.NDArray[Any]) -> Net:
-    """A Dropout behind a normalization, whose flag is an initializer of the input's name."""
+    """Return a Dropout after a normalization, with an initializer called ``training_mode`` as its flag."""
     net = normalizing()
     (flag,) = [tensor for tensor in net.model.graph.initializer if tensor.name == "on"]
     flag.CopyFrom(numpy_helper.from_array(value, "training_mode"))
@@ -219,7 +222,7 @@ def named_mode(value: npt.NDArray[Any]) -> Net:
 
 
 def test_a_dropout_that_is_off_stays_off() -> None:
-    """Its flag has the name of the input, and keeps its value."""
+    """The flag of the Dropout has the name of the input, and keeps its value."""
     made, plain = session(named_mode(np.array(False))), session(normalizing(drops=False))
     feeds = fed(normalizing().batch())
     np.testing.assert_array_equal(made.run(["fc2"], feeds)[0], plain.run(["fc2"], feeds)[0])
@@ -234,7 +237,7 @@ def test_a_dropout_that_is_on_follows_the_input() -> None:
 
 
 def own_input(kind: int) -> Net:
-    """A normalization beside an input of the model that is called ``training_mode``."""
+    """Return a normalization in a model that has an input called ``training_mode``."""
     net = normalizing(drops=False)
     net.model.graph.input.append(helper.make_tensor_value_info("training_mode", kind, []))
     return net
@@ -281,7 +284,7 @@ def test_dumps_show_the_input_where_it_is_read(tmp_path: Path) -> None:
 
 
 def convolutional() -> Net:
-    """A convolution, a normalization of its channels, and a pool."""
+    """Return a convolution, a normalization of its channels, and a pooling."""
     graph = Graph()
     parts = [graph.weight("conv.w", [12, 2, 3, 3], 18), graph.vector("conv.b", 12, 0.0, 0.1)]
     graph.node("Conv", ["x", *parts], "conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
@@ -296,7 +299,7 @@ def convolutional() -> Net:
 
 
 def test_an_evaluation_is_that_of_the_model_at_inference() -> None:
-    """The saved model with ``training_mode`` 0 computes the same, in channels of images."""
+    """The saved model with ``training_mode`` 0 computes the same, with image channels."""
     net = convolutional()
     trainer = trainer_of(net)
     for k in range(3):

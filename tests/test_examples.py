@@ -1,4 +1,4 @@
-"""The examples. finetune_digits.py and finetune_digits_orttrainer.py are run by `make demo`."""
+"""The examples. finetune_digits.py and finetune_digits_orttrainer.py run in `make demo`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_script_of_onnxcustom(tmp_path: Path) -> None:
     [("custom_operator", r"largest difference to the sine: 0\.0\d"), ("custom_gradient", r"exported: right [5-9]\d%")],
 )
 def test_operators_and_gradients_of_ones_own(name: str, last: str, tmp_path: Path) -> None:
-    """Those in Rust are run by its own tests."""
+    """The examples in Rust have their own tests."""
     script = ROOT / "examples" / f"{name}.py"
     done = subprocess.run([sys.executable, script, tmp_path / "made"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,7 @@ def same(of: CheckpointState, want: dict[str, np.ndarray]) -> None:
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """The format, by its description."""
+    """Write a safetensors file after the description of the format."""
     header, at = {}, 0
     for name, value in tensors.items():
         header[name] = {
@@ -168,7 +168,7 @@ def nominal(tmp_path: Path) -> CheckpointState:
 def test_a_nominal_state_takes_its_values(
     kind: str, module_first: bool, nominal: CheckpointState, tmp_path: Path
 ) -> None:
-    """Then it trains, has moments and is saved as one that was never nominal."""
+    """After loading values it trains, has moments, and is saved like a state that was never nominal."""
     full = changed(state())
     want = values(full)
     if kind == "checkpoint":

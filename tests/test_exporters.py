@@ -1,4 +1,4 @@
-"""Networks that tf2onnx and skl2onnx wrote (tests/exporters/make_models.py): they run, train, and go out again."""
+"""Networks from tf2onnx and skl2onnx (tests/exporters/make_models.py): they run, train, and are exported again."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ FOLDER = Path(__file__).parent / "data" / "exporters"
 MODELS: dict[str, dict[str, str]] = {
     entry["file"].removesuffix(".onnx"): entry for entry in json.loads((FOLDER / "models.json").read_text())
 }
-# Weights in attributes, which are written as initializers first (tests/test_sklearn.py has more of these).
+# Models with weights in attributes, which become initializers first (tests/test_sklearn.py has more of these).
 ATTRIBUTES = [name for name in MODELS if name.startswith("skl2onnx-attributes")]
 TRAINED = [name for name in MODELS if name not in ATTRIBUTES]
-# Models with a tail are refused where it would have to be run; names of classes are constants of a type that is not
-# there.
+# A session refuses a model with a tail of ZipMap, which ortrain does not run. Names of classes are constants of type
+# string, which is not supported.
 MAPS = 'node "ZipMap" (ai.onnx.ml:ZipMap) with inputs ('
 REFUSED = {False: MAPS, True: '"classes" has type string[3], which is not supported (node '}
 STEPS, LEARNING_RATE = 20, 5e-4
-# Of outputs, relative to the largest: float32 sums in another order.
+# Tolerance of outputs, relative to the largest: float32 sums in another order.
 TOLERANCE = 1e-4
-# Central differences of float32 losses: rounding of losses over twice the distance; relative to the longest slope.
+# Step of central differences of float32 losses, with rounding errors of losses over twice the step. The tolerance is
+# relative to the norm of the gradient.
 DISTANCE, SLOPE_TOLERANCE = 1e-2, 1e-2
 
 
 class Exported:
-    """A model, its input, and what its framework made of it."""
+    """A model, its input, and the recorded output of its framework."""
 
     def __init__(self, name: str) -> None:
         entry = MODELS[name]
@@ -44,7 +45,7 @@ class Exported:
             self.x, self.y = stored["x"], stored["y"]
             self.label = stored.get("label")
         self.feeds = {self.model.graph.input[0].name: self.x}
-        # Behind the probabilities of skl2onnx come maps that only onnxruntime makes.
+        # skl2onnx writes ZipMap nodes after the probabilities, which only onnxruntime runs.
         tails = [node.input[0] for node in self.model.graph.node if node.op_type == "ZipMap"]
         self.output = tails[0] if tails else self.model.graph.output[0].name
         self.has_tail = bool(tails)
@@ -70,7 +71,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 
 class Training:
-    """What is made of an exported model: all that can be trained is."""
+    """Artifacts of an exported model, with all trainable parameters trained."""
 
     def __init__(self, name: str, folder: Path, optimizer: artifacts.OptimType = artifacts.OptimType.AdamW) -> None:
         self.exported = Exported(name)
@@ -108,7 +109,7 @@ def test_runs_as_it_did_in_its_framework(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_learns(name: str, tmp_path: Path) -> None:
-    """Every step is better than the last; what was learned runs in onnxruntime as it runs here."""
+    """Every step lowers the loss; onnxruntime gives the same outputs for the trained model."""
     training = Training(name, tmp_path)
     losses = []
     for _ in range(STEPS):
@@ -126,7 +127,7 @@ def test_learns(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients(name: str, tmp_path: Path) -> None:
-    """Slopes by central differences: along the gradient, and in a direction that all parameters take part in."""
+    """Slopes agree with central differences: along the gradient, and in a direction of all parameters."""
     training = Training(name, tmp_path)
     parameters = {key: value for key, value in training.state.parameters if value.requires_grad}
     training.module(*training.batch)
@@ -149,7 +150,7 @@ def test_gradients(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if Exported(name).has_tail])
 def test_the_tail_stays(name: str, tmp_path: Path) -> None:
-    """Names of classes and maps of probabilities are exported with what was learned, and onnxruntime runs them."""
+    """Class names and maps of probabilities are exported with the trained weights, and onnxruntime runs them."""
     exported = Exported(name)
     outputs = [info.name for info in exported.model.graph.output]
     with pytest.raises(ortrain.UnsupportedError) as refused:
@@ -178,7 +179,7 @@ def test_the_tail_stays(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if Exported(name).has_tail])
 def test_a_loss_behind_the_tail_is_refused(name: str, tmp_path: Path) -> None:
-    """By a sentence that says where the probabilities are."""
+    """The error names the value that has the probabilities."""
     exported = Exported(name)
     maps = exported.model.graph.output[-1].name
     with pytest.raises(ortrain.UnsupportedError) as refused:
@@ -195,12 +196,12 @@ def test_a_loss_behind_the_tail_is_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*ATTRIBUTES, *(name for name in TRAINED if Exported(name).has_tail)])
 def test_the_loss_of_a_classifier_is_found(name: str, tmp_path: Path) -> None:
-    """Without names, also where the weights are attributes: the loss is that of what scikit-learn computes."""
+    """A loss without names is found, also with weights in attributes; it equals the loss of scikit-learn's output."""
     exported = Exported(name)
     found = ortrain.inspect(exported.path)
     assert found.obstacle is None
     binary = exported.loss == "BCEWithLogitsLoss"
-    # Cross-entropy needs opset 12; a model of few nodes is raised to it.
+    # Cross-entropy needs opset 12; a model of few nodes is converted to it.
     loss = "CrossEntropyLoss" if name in ATTRIBUTES else exported.loss
     artifacts.generate_artifacts(
         exported.path,

@@ -1,4 +1,4 @@
-"""Operators and gradients of the user's own."""
+"""Custom operators and gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortrain.api import CheckpointState, Module, Optimizer
 
 # Differences of float64 values over a step of 1e-5.
 DIFFERENCES = 1e-7
-# float32 sums in another order.
+# Rounding of float32 sums in another order.
 TOLERANCE = 1e-6
 
 
@@ -30,7 +30,7 @@ def parsed(text: str, version: int = 17) -> onnx.ModelProto:
 
 
 def library(*functions: str, **gradients: str) -> ortrain.OperatorLibrary:
-    """Functions, and gradients by operator; those of operators of one's own begin with ``own_``."""
+    """Return a library of functions, and of gradients by operator; ``own_`` marks operators of the domain own."""
     made = ortrain.OperatorLibrary()
     for text in functions:
         made.add_function(function(text))
@@ -41,10 +41,10 @@ def library(*functions: str, **gradients: str) -> ortrain.OperatorLibrary:
 
 
 def gradients(model: onnx.ModelProto, operators: ortrain.OperatorLibrary | None, folder: Path, **feeds: Any) -> Any:
-    """The gradients of the first output, one number, with respect to all initializers of floats, by name."""
+    """Return the gradients of the first output, a scalar, with respect to all float initializers, by name."""
     names = [tensor.name for tensor in model.graph.initializer if tensor.data_type in (1, 11)]
     artifacts.generate_artifacts(model, names, artifact_directory=folder, operators=operators)
-    # Nothing but plain nodes is left.
+    # The artifacts have only standard nodes.
     for file in ("training_model.onnx", "eval_model.onnx"):
         written = onnx.load(folder / file)
         assert not written.functions
@@ -57,7 +57,7 @@ def gradients(model: onnx.ModelProto, operators: ortrain.OperatorLibrary | None,
 
 
 def differences(model: onnx.ModelProto, operators: ortrain.OperatorLibrary | None, **feeds: Any) -> Any:
-    """The same by central differences of a session's results."""
+    """Return the same gradients by central differences of a session's results."""
     found = {}
     for position, tensor in enumerate(model.graph.initializer):
         value = numpy_helper.to_array(tensor)
@@ -130,7 +130,7 @@ def test_a_function_that_the_model_brings_along_may_have_a_gradient(tmp_path: Pa
 
 
 def test_attributes_reach_the_gradient(tmp_path: Path) -> None:
-    """Those of the node, and where it has none the function's defaults."""
+    """The gradient receives the attributes of the node, or the function's defaults for missing ones."""
     operators = library(BILINEAR, own_Bilinear=BILINEAR_GRADIENT)
     model = parsed(NET.replace("own.Bilinear", "own.Bilinear <scale: float = 0.5>"))
     assert_same(gradients(model, operators, tmp_path, x=X), differences(model, operators, x=X))
@@ -171,7 +171,7 @@ net (float[n] x) => (float loss) <float[2] w = {0.3, -1.7}> {
         'the model: function "Twice" of domain "own", the gradient of Sign, is for the node "first" (Sign) alone, '
         "which the model does not have"
     )
-    # Who does not differentiate does not look.
+    # A session does not differentiate, and does not look for the node.
     assert ortrain.InferenceSession(model, operators=straight).run(None, {"x": x})[0] == 2.0
 
 
@@ -246,7 +246,7 @@ def test_in_subgraphs(text: str, flag: bool, tmp_path: Path) -> None:
 
 
 def test_a_stable_gradient(tmp_path: Path) -> None:
-    """Where the function itself is no number, the rule is."""
+    """The gradient rule gives numbers where differentiating the function gives NaN."""
     one = "one = Constant <value_float: float = 1.0> ()"
     own = f"LogOneExp (x) => (y) {{ e = Exp (x) \n {one} \n s = Add (e, one) \n y = Log (s) }}"
     model = parsed("""
@@ -309,7 +309,7 @@ def test_a_net_of_binary_weights_trains(tmp_path: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
     assert (np.sign(state.parameters["first"].data) != before).any(), "the signs are what is trained"
 
-    # What is exported holds plain nodes: it is the same without the library, and elsewhere.
+    # The exported model has standard nodes only: it runs without the library, and in onnxruntime.
     module.export_model_for_inferencing(tmp_path / "trained.onnx", ["scores"])
     onnx.checker.check_model(tmp_path / "trained.onnx", full_check=True)
     (got,) = ortrain.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})
@@ -348,7 +348,7 @@ def test_every_reader_takes_a_library() -> None:
 
 
 def test_blocks(tmp_path: Path) -> None:
-    """In a context with a library blocks add operators of it, and what they make is differentiated by its gradients."""
+    """In a context with a library, blocks may add its operators; its gradients differentiate them."""
     model, operators = binary_net()
 
     class Training(onnxblock.TrainingBlock):
@@ -503,7 +503,7 @@ def test_gradients_that_do_not_fit(gradient: str, kind: type[Exception], sentenc
 
 
 def test_shapes_that_are_known_when_it_runs(tmp_path: Path) -> None:
-    """Sizes that are symbols when the model is made are checked at each step, unless the symbols say enough."""
+    """Shapes that are symbolic in the model are checked at each step, unless the symbols already differ."""
     net = """
 net (double[n, m] x, double[m, n] t) => (double loss) <double w = {2.0}> {
     h = Mul (x, w)
@@ -547,7 +547,7 @@ def test_functions_of_a_library_cannot_be_recursive() -> None:
 
 
 def test_functions_of_model_and_library_call_each_other() -> None:
-    """The model's calls the library's, and the library's one that only the model has."""
+    """A function of the model calls one of the library, which calls one that only the model has."""
     model = parsed(CALL)
     model.functions.append(function("Two (x, w) => (y) { y = own.Middle (x, w) }"))
     model.functions.append(function("Last (x, w) => (y) { y = Mul (x, w) }"))
@@ -559,7 +559,7 @@ def test_functions_of_model_and_library_call_each_other() -> None:
 
 
 def test_what_is_written_out_has_an_end(tmp_path: Path) -> None:
-    """Of functions of both, and of gradients."""
+    """There is a limit on the expansion of functions of both, and of gradients."""
 
     def tenfold(name: str, called: str) -> str:
         calls = "\n".join(f"t{k} = {called} (x)" for k in range(10))
@@ -587,7 +587,7 @@ net (float[n] x) => (float loss) <float[2] w = {{1.0, 2.0}}> {{
 
 
 def test_a_gradient_may_call_its_operator(tmp_path: Path) -> None:
-    """It is no recursion: that call is not differentiated."""
+    """This is no recursion: the call inside of the gradient is not differentiated."""
     own = "G (x, w, y, dy) => (dx, dw) { dx = own.Two (dy, w) \n dw = own.Two (dy, x) }"
     model = parsed(CALL)
     operators = library(TWO, own_Two=own)
@@ -595,7 +595,7 @@ def test_a_gradient_may_call_its_operator(tmp_path: Path) -> None:
 
 
 def test_versions(tmp_path: Path) -> None:
-    """A function may be older than the model where its operators mean the same."""
+    """A function may be older than the model if its operators mean the same."""
     older = ortrain.OperatorLibrary()
     older.add_function(function(TWO, 11))
     straight = """G (x, w, y, dy) => (dx, dw) {
@@ -613,7 +613,7 @@ def test_versions(tmp_path: Path) -> None:
 
 
 def test_what_training_changes(tmp_path: Path) -> None:
-    """Dropout drops elements; BatchNormalization cannot update its statistics and says so."""
+    """Dropout drops elements; BatchNormalization cannot update its statistics, which is an error."""
     model = parsed("""
 net (float[n, 3] x) => (float[n, 3] y)
 <float[3] s = {1.0, 2.0, 3.0}, float[3] b = {0.1, 0.2, 0.3}, float[3] mean = {0, 0, 0}, float[3] var = {1, 1, 1}> {

@@ -1,4 +1,4 @@
-"""Weights in files beside their models: a frozen base is there once, and exports of any size run."""
+"""Weights in files beside their models: frozen weights are stored once, and exports of any size run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortrain.session import TrainingSession
 
 WIDTH, ROWS = 64, 4
 BASE = WIDTH * WIDTH * 4
-# Of float32 sums of some dozen terms.
+# Rounding of float32 sums of some dozen terms.
 TOLERANCE = 1e-5
 RNG = np.random.default_rng(0)
 VALUES = {
@@ -53,7 +53,7 @@ def forward() -> onnx.ModelProto:
 
 
 def save_outside(path: Path, *, one_file: bool = True) -> Path:
-    """The model with all its data in files beside it."""
+    """Save the model with all its data in files beside it."""
     path.parent.mkdir(exist_ok=True, parents=True)
     onnx.save_model(
         forward(),
@@ -73,7 +73,7 @@ def generate(model: object, folder: Path, **arguments: object) -> None:
 
 
 class Training:
-    """Some steps, and what came of them."""
+    """A short training and its losses."""
 
     def __init__(self, folder: Path) -> None:
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -90,7 +90,7 @@ class Training:
 
 
 def files_named(path: Path) -> dict[str, str]:
-    """The file in which each initializer of a model lies that is not in the model."""
+    """Return the external data file of each initializer that has one."""
     initializers = onnx.load(path, load_external_data=False).graph.initializer
     entries = {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in initializers}
     return {name: found["location"] for name, found in entries.items() if found}
@@ -101,7 +101,7 @@ def names(folder: Path) -> list[str]:
 
 
 def untouched(path: Path) -> tuple[int, ...]:
-    """What stays of a file that is read and not written; the time of its last reading does not."""
+    """Return the metadata of a file that stay the same if it is only read, without the access time."""
     found = path.stat()
     return found.st_ino, found.st_mode, found.st_nlink, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -112,7 +112,7 @@ BOTH = ("training_model.onnx", "eval_model.onnx")
 
 @pytest.fixture(scope="module")
 def inline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a training whose models hold everything."""
+    """The losses of a training without external data."""
     folder = tmp_path_factory.mktemp("inline")
     generate(forward(), folder)
     assert names(folder) == MADE
@@ -129,7 +129,7 @@ def test_a_frozen_base_stays_where_it_lies(one_file: bool, below: bool, inline: 
     for name in BOTH:
         assert (folder / name).stat().st_size < BASE, "no model holds the base"
         found = files_named(folder / name)
-        # What is small is read before other files are looked for, so it is inside.
+        # Small tensors are read before external files are considered, so they are inside of the model.
         assert sorted(found) == ["base.0", "base.1"]
         for tensor, location in found.items():
             assert (folder / location).samefile(path.parent / ("weights.bin" if one_file else tensor))
@@ -141,7 +141,7 @@ def test_a_frozen_base_stays_where_it_lies(one_file: bool, below: bool, inline: 
     moved = tmp_path / "moved"
     folder.rename(moved)
     assert Training(moved).losses == inline
-    # Without the base, it is said what is missing.
+    # Without the file of frozen weights, the error names it.
     for file in before:
         if file != path:
             (moved / file.relative_to(folder)).unlink()
@@ -156,7 +156,7 @@ def test_a_frozen_base_stays_where_it_lies(one_file: bool, below: bool, inline: 
 
 @pytest.mark.parametrize("one_file", [True, False])
 def test_a_base_elsewhere_is_written_once(one_file: bool, inline: list[float], tmp_path: Path) -> None:
-    """No reader of ONNX finds what lies outside of a model's folder, nor what has two names."""
+    """ONNX readers do not find data outside of a model's folder, and refuse a file with two names."""
     path = save_outside(tmp_path / "base" / "m.onnx", one_file=one_file)
     folder = tmp_path / "made"
     for prefix in ("p_", "p_", ""):
@@ -169,7 +169,7 @@ def test_a_base_elsewhere_is_written_once(one_file: bool, inline: list[float], t
     assert names(folder) == sorted(prefix + name for prefix in ("", "p_") for name in [*MADE, "frozen.data"])
     assert Training(folder).losses == inline
     onnx.load(folder / "eval_model.onnx")
-    # The original may go.
+    # The original files are not needed any more.
     for file in path.parent.iterdir():
         file.unlink()
     assert Training(folder).losses == inline
@@ -210,12 +210,12 @@ def test_above_the_limit_it_is_so_without_being_asked_for(inline: list[float], t
 
 @pytest.mark.parametrize("external", [True, False])
 def test_exports_hold_everything(external: bool, tmp_path: Path) -> None:
-    """Whatever lay outside, an export needs no file but its own, and onnxruntime runs it."""
+    """An export needs no files but its own, regardless of external data before, and onnxruntime runs it."""
     generate(save_outside(tmp_path / "base" / "m.onnx"), tmp_path)
     training = Training(tmp_path)
     folder = tmp_path / "out"
     folder.mkdir()
-    # The second one replaces the first.
+    # The second export replaces the first.
     for _ in range(2):
         training.module.export_model_for_inferencing(folder / "m.onnx", ["y"], external_data=external)
         assert names(folder) == (["m.onnx", "m.onnx.data"] if external else ["m.onnx"])
@@ -239,7 +239,7 @@ def test_an_export_of_a_session(tmp_path: Path) -> None:
 
 
 def test_onnxruntime_reads_the_artifacts(tmp_path: Path) -> None:
-    """The eval model is plain ONNX, wherever its weights lie."""
+    """The eval model is standard ONNX, wherever its weights are stored."""
     save_outside(tmp_path / "base" / "m.onnx")
     for model, arguments in ((tmp_path / "base" / "m.onnx", {}), (forward(), {"external_data": True})):
         generate(model, tmp_path, **arguments)
@@ -294,7 +294,7 @@ def test_damaged_artifacts(model: str, change: dict[str, str], reason: str, tmp_
 
 
 def test_what_is_read_from_is_not_written_over(inline: list[float], tmp_path: Path) -> None:
-    """The second file of an export, or of artifacts, is none that another model needs."""
+    """The data file of an export or of artifacts never replaces a file that another model needs."""
     path = save_outside(tmp_path / "m.onnx")
     (tmp_path / "weights.bin").rename(tmp_path / "m.onnx.data")
     proto = onnx.load(path, load_external_data=False)
@@ -314,7 +314,7 @@ def test_what_is_read_from_is_not_written_over(inline: list[float], tmp_path: Pa
     training.module.export_model_for_inferencing(tmp_path / "other.onnx", ["y"], external_data=True)
     assert Training(tmp_path).losses == inline
 
-    # Artifacts of what has its data in a file called as ours.
+    # Artifacts of a model with its data in a file of the name that ortrain uses.
     (tmp_path / "m.onnx.data").rename(tmp_path / "frozen.data")
     for tensor in proto.graph.initializer:
         tensor.external_data[0].value = "frozen.data"
@@ -348,7 +348,7 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_too_large() -> None:
-    """protobuf refuses it before we see it."""
+    """protobuf raises an error before ortrain sees the model."""
 
     class EncodeError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""Whatever is written: modes and links stay, nothing else than a file is replaced, and what was killed is swept."""
+"""Written files: modes and links stay, only regular files are replaced, leftovers of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def session_export(run: Run, path: Path) -> None:
 
 
 def artifact(name: str, **arguments: bool) -> Callable[[Run, Path], None]:
-    """What writes an artifact, whose name is its own, to a path: the path is a link to it, or it to the path."""
+    """Return a function that writes an artifact to a path; the name of the path gives the prefix."""
 
     def write(run: Run, path: Path) -> None:
         artifacts.generate_artifacts(
@@ -89,7 +89,7 @@ def mode(path: Path) -> str:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether it is more than what stood there before."""
+    """Return True if the file has new content."""
     return len(path.read_bytes()) > len("old")
 
 
@@ -112,7 +112,7 @@ def test_links_are_followed(writer: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     path = tmp_path / "made" / name
     path.symlink_to("../store/real")
-    # To nothing first, then to what was written.
+    # The link has no target at first, then the written file.
     for _ in range(2):
         write(run, path)
         assert os.readlink(path) == "../store/real"  # noqa: PTH115  (as it was written)
@@ -188,7 +188,7 @@ while True:
 
 
 def wide(value: float) -> onnx.ModelProto:
-    """A frozen layer and a head, each of some pages."""
+    """Return a model of a frozen layer and a head, each of some pages of memory."""
     values = {"base": np.full((64, 64), value, np.float32), "head": np.full((64, 64), value, np.float32)}
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "base"], ["h"]), helper.make_node("MatMul", ["h", "head"], ["y"])],
@@ -202,7 +202,7 @@ def wide(value: float) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("what", ["export", "artifacts"])
 def test_what_was_killed_is_whole_and_swept(what: str, tmp_path: Path) -> None:
-    """Models and their weights lie in two files, and belong together at every moment."""
+    """A model and its weights are two files, which fit together at every moment."""
     case = tmp_path / "forward.onnx"
     onnx.save(wide(1.0), case)
     folder = tmp_path / "made"
@@ -218,7 +218,7 @@ def test_what_was_killed_is_whole_and_swept(what: str, tmp_path: Path) -> None:
             assert child.stdout is not None
             assert child.stdout.readline() == b"writing\n"
             for _ in range(8):
-                # Stopped at some moment, it is looked at; and at the last, killed.
+                # The process is stopped at random moments for a check, and killed at last.
                 time.sleep(chance.uniform(0.005, 0.03))
                 child.send_signal(signal.SIGSTOP)
                 os.waitid(os.P_PID, child.pid, os.WSTOPPED)

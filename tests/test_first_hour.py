@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path) -> tuple[CheckpointState, Module, Optimizer]:
-    """A state with moments of AdamW."""
+    """Return a state with moments of AdamW."""
     state = CheckpointState.load_checkpoint(folder / "AdamWcheckpoint")
     module = Module(folder / "AdamWtraining_model.onnx", state)
     optimizer = Optimizer(folder / "AdamWoptimizer_model.onnx", module)
@@ -46,7 +46,7 @@ def trained(folder: Path) -> tuple[CheckpointState, Module, Optimizer]:
 
 
 def test_devices_are_listed_in_silence() -> None:
-    """Mesa complains on the standard error where the environment has no XDG_RUNTIME_DIR."""
+    """Mesa prints a warning on the standard error if the environment has no XDG_RUNTIME_DIR."""
     environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     code = "import ortrain; print([device.name for device in ortrain.devices()])"
     done = subprocess.run(
@@ -69,7 +69,7 @@ def test_a_device_that_is_called_gpu(name: str, folder: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:
-    """Each of these would wait for a writer."""
+    """Opening the pipe in any of these calls would wait for a writer."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reads: list[Callable[[], object]] = [
@@ -161,7 +161,7 @@ def test_numbers_that_a_type_does_not_have(folder: Path) -> None:
 
 
 def test_a_parameter_without_axes_is_scaled(tmp_path: Path) -> None:
-    """Arithmetic gives a number of NumPy, of float64 in some versions."""
+    """Arithmetic on its data gives a NumPy scalar, which is float64 in some versions."""
     import onnx
 
     model = onnx.parser.parse_model("""

@@ -1,4 +1,4 @@
-"""Forward and backward as a pair of calls: rows B1 to B13 of the checklist, the bits of a step, live passes."""
+"""Forward and backward as a pair of calls: acceptance rows B1 to B13, bitwise equality with a step, live passes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ortrain import InvalidArgumentError, OrtrainError, SessionOptions, Unsuppor
 from ortrain.api import CheckpointState, Module
 from ortrain.gradient import OrtGradientForwardBackward, OrtGradientForwardBackwardFunction
 
-# Analytic gradients of small networks, which differ from ours in the order of sums.
+# Tolerance of analytic gradients of small networks, which differ in the order of sums.
 ANALYTIC = {"rtol": 1e-5, "atol": 1e-6}
-# The same function computed by onnxruntime.
+# Tolerance of the same function computed by onnxruntime.
 FORWARD = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def linear(rows: int | str = "batch") -> onnx.ModelProto:
-    """``variable = X coef + intercept``, as skl2onnx writes a linear regression by operators of ai.onnx."""
+    """Return ``variable = X coef + intercept``, a linear regression of skl2onnx in operators of ai.onnx."""
     rng = np.random.default_rng(3)
     graph = helper.make_graph(
         [
@@ -53,7 +53,7 @@ def linear(rows: int | str = "batch") -> onnx.ModelProto:
 
 
 def perceptron() -> onnx.ModelProto:
-    """Two layers with a Relu between; weights ``W1, b1, W2, b2``, in alphabetical order by their names."""
+    """Return two layers with a Relu between; the names of ``W1, b1, W2, b2`` are in alphabetical order."""
     rng = np.random.default_rng(4)
     values = {
         "A_W1": rng.standard_normal((6, 5)),
@@ -76,7 +76,7 @@ def perceptron() -> onnx.ModelProto:
 
 
 def embedding() -> onnx.ModelProto:
-    """Integers in, integers out beside floats: ``Y = table[ids] scale``, and the largest place of each row."""
+    """Return a model with integer and float inputs and outputs: ``Y = table[ids] scale``, and its ArgMax by row."""
     rng = np.random.default_rng(5)
     graph = helper.make_graph(
         [
@@ -238,13 +238,13 @@ def test_b6_gradients_of_two_layers_are_the_analytic_ones() -> None:
 
 @pytest.mark.parametrize("kind", [MLPRegressor, MLPClassifier])
 def test_b7_gradients_are_those_of_scikit_learn(kind: type[Any]) -> None:
-    """Those of the loss of a perceptron, which scikit-learn adds up; of a classifier from raw scores."""
+    """The gradients equal scikit-learn's for the loss of a perceptron; a classifier starts from raw scores."""
     both = OrtGradientForwardBackward(perceptron())
     function = both.new_instance()
     weights = weights_of(both)
     x, classes = rows_of(8, 6), np.asarray([0, 1, 2, 0, 1, 2, 1, 0])
     target = rows_of(8, 3, seed=2) if kind is MLPRegressor else np.eye(3, dtype=np.float32)[classes]
-    # One step of training makes the layers; the weights are ours, and there is no penalty.
+    # One step of training creates the layers; the test replaces the weights, and there is no penalty.
     model = kind(hidden_layer_sizes=(5,), alpha=0.0, max_iter=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -291,7 +291,7 @@ def test_b8_the_last_pass_ends_first() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             function.backward(wrong)
-        # Nothing is lost: the pass waits on.
+        # The failed call changes nothing: the forward pass still waits for its backward pass.
         assert len(function.states_) == 1
     assert len(function.backward([np.ones((3, 1), np.float32)])) == 3
 
@@ -312,7 +312,7 @@ def test_b9_vectors_are_filled_again() -> None:
     assert len(gradients) == 3
     assert gradients[1].data_ptr() == where, "gradients of weights go where they went"
     np.testing.assert_allclose(arrays(gradients)[1], x.sum(axis=0)[:, None], **ANALYTIC)
-    # An empty vector is no cache; other shapes go into a new one.
+    # An empty vector is not used as a cache; results of other shapes are in a new vector.
     empty = capi.OrtValueVector()
     assert function.forward([rows_of(2), *weights_of(both)], training=True, forward_outputs_cache=empty) is not empty
     assert arrays(function.backward([np.ones((2, 1), np.float32)]))[0].shape == (2, 10)
@@ -384,7 +384,7 @@ def test_b12_and_b30_weights_and_their_order() -> None:
     free = OrtGradientForwardBackward(shuffled, weights_to_train=["a", "W"], ordered=False)
     assert free.cls_type_._bw_fetches_names == ["X_grad", "a_grad", "W_grad"]
     assert OrtGradientForwardBackward(shuffled, ordered=False).weights_to_train == ["W", "b", "V", "a"]
-    # No weights: gradients of inputs alone.
+    # Without weights, there are gradients of inputs only.
     none = OrtGradientForwardBackward(model, weights_to_train=[])
     function = none.new_instance()
     function.forward([rows_of(2, 6)], training=True)
@@ -442,7 +442,7 @@ def test_integers_have_no_gradient() -> None:
 
 
 def with_loss(net: str, folder: Path, mode: str) -> tuple[Any, Any, bytes]:
-    """A network of ``tests/nets.py``: the module of its artifacts, its state, and the model with its loss."""
+    """Return a network of ``tests/nets.py``, the state of its artifacts, and the model with its loss."""
     made = NETS[net]()
     artifacts.generate_artifacts(
         made.model,
@@ -460,9 +460,9 @@ def with_loss(net: str, folder: Path, mode: str) -> tuple[Any, Any, bytes]:
 
 
 def least_limit(folder: Path, x: np.ndarray, y: np.ndarray) -> int:
-    """A limit within which the joint step fits with what it computes again, as the error of a smaller one names it."""
+    """Return a sufficient memory limit of the joint step with recomputation, from the error of a smaller limit."""
     options = SessionOptions()
-    # Kernels have scratch for each thread.
+    # The scratch memory of kernels depends on the number of threads.
     options.intra_op_num_threads, options.memory_limit = 4, 1 << 18
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     with pytest.raises(ortrain.MemoryLimitError) as caught:
@@ -475,7 +475,7 @@ def least_limit(folder: Path, x: np.ndarray, y: np.ndarray) -> int:
 @pytest.mark.parametrize("net", list(NETS))
 @pytest.mark.parametrize("mode", ["auto", "freeze"])
 def test_two_calls_have_the_bits_of_a_step(net: str, mode: str, tmp_path: Path) -> None:
-    """At 1, 2 and 4 threads, with and without a limit."""
+    """The bits agree at 1, 2 and 4 threads, with and without a memory limit."""
     made, state, model = with_loss(net, tmp_path, mode)
     x, y = made.batches[0]
     for limit in (None, least_limit(tmp_path, x, y)):
@@ -494,7 +494,7 @@ def test_two_calls_have_the_bits_of_a_step(net: str, mode: str, tmp_path: Path) 
                 seed=0,
                 device="cpu",
                 num_threads=threads,
-                # The loss and its gradient change hands between the two.
+                # The loss and its gradient pass between the two calls, which takes more memory.
                 memory_limit=None if limit is None else limit + (1 << 12),
                 iteration_limit=None,
                 precision="f32",
@@ -518,7 +518,7 @@ def test_weights_are_read_where_they_lie() -> None:
     coef += 1
     after = arrays(function.forward(given))[0]
     np.testing.assert_allclose(after - before, x.sum(axis=1, keepdims=True), rtol=1e-4, atol=1e-5)
-    # A value keeps its array for as long as it is there.
+    # A value keeps its array alive.
     gone = weakref.ref(coef)
     del coef
     gc.collect()
@@ -534,7 +534,7 @@ def test_weights_are_read_where_they_lie() -> None:
 
 
 class OnlyDLPack:
-    """A tensor of a library that has nothing but DLPack."""
+    """A tensor of another library that supports only DLPack."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -560,11 +560,11 @@ def test_tensors_of_other_libraries_and_odd_arrays() -> None:
         np.testing.assert_array_equal(got, want)
         gradients = function.backward([OnlyDLPack(np.ones((4, 1), np.float32))])
         np.testing.assert_allclose(gradients[1].numpy(), x.sum(axis=0)[:, None], **ANALYTIC)
-    # Values that share memory at an odd address are not copied behind one's back.
+    # Shared memory at an unaligned address is not copied silently.
     value = capi.OrtValue.ortvalue_from_numpy(unaligned, capi.OrtDevice(0, 0, 0))
     with pytest.raises(ValueError, match='weight "coef" lies at an address that is no multiple of 4 bytes'):
         function.forward([x, value, intercept])
-    # Gradients are not written where nobody may write, nor over weights.
+    # Gradients are never written to read-only memory, nor over weights.
     function.forward([x, coef, intercept], training=True)
     room = capi.OrtValueVector()
     for array in (np.zeros_like(x), frozen, np.zeros(1, np.float32)):
@@ -751,7 +751,7 @@ def test_a_graph_builder_makes_the_graphs() -> None:
 
 
 def test_branches_run_in_both_passes() -> None:
-    """``Y = If(sum(X) > 0, X w, X - w)``: the passes are schedules of several segments."""
+    """``Y = If(sum(X) > 0, X w, X - w)``: each pass is a schedule of several segments."""
     then = helper.make_graph(
         [helper.make_node("Mul", ["X", "w"], ["t"])], "t", [], [helper.make_tensor_value_info("t", 1, [3])]
     )
@@ -794,7 +794,7 @@ def test_branches_run_in_both_passes() -> None:
     "case", sorted(path.name for path in (Path(__file__).parent / "data/gradient-graph").iterdir() if path.is_dir())
 )
 def test_seeded_with_one_the_gradients_are_the_recorded_ones(case: str) -> None:
-    """The 12 gradient graphs of onnxruntime-training 1.19.2, as forward and backward with a seed of 1."""
+    """Forward and backward with a seed of 1 give the 12 recorded gradient graphs of onnxruntime-training 1.19.2."""
     import json
 
     folder = Path(__file__).parent / "data/gradient-graph" / case

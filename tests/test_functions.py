@@ -1,4 +1,4 @@
-"""Functions that a model brings along are written out where they are called."""
+"""Functions of a model are inlined where they are called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# float32 sums in another order.
+# Rounding of float32 sums in another order.
 TOLERANCE = 1e-6
 TEXT = """
 <ir_version: 9, opset_import: ["" : 18, "net" : 1]>
@@ -48,7 +48,7 @@ Shift (v, b) => (result)
 
 
 def model() -> onnx.ModelProto:
-    """Two layers, each a call of a function that calls others; the second leaves its bias out."""
+    """Return two layers, each a call of a function that calls others; the second call omits its bias."""
     made = onnx.parser.parse_model(TEXT)
     rng = np.random.default_rng(3)
     for name, shape in (("first_weight", (4, 5)), ("first_bias", (5,)), ("second_weight", (5, 3))):
@@ -69,7 +69,7 @@ def test_results_are_those_of_onnxruntime() -> None:
 
 
 def test_training(tmp_path: Path) -> None:
-    """Artifacts hold no functions; what they train is exported, and runs elsewhere."""
+    """Artifacts have no functions; the trained model is exported, and onnxruntime runs it."""
     artifacts.generate_artifacts(
         model(),
         ["first_weight", "second_weight"],

@@ -1,4 +1,4 @@
-"""Derivatives of models as models: options, names, numbers, and what is refused (rows B23 and B24)."""
+"""Derivatives of models as models: options, names, values, and errors (rows B23 and B24)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ortrain.gradient.utils.orttraining_helper import add_loss_output
 
 Zero, KeepYieldOp, KeepOutputs = DerivativeOptions.Zero, DerivativeOptions.KeepYieldOp, DerivativeOptions.KeepOutputs
 FillGrad, Loss = DerivativeOptions.FillGrad, DerivativeOptions.Loss
-# A central difference of this step is right to about 1e-9 in float64, relative to what is added up.
+# A central difference with this step has an error of about 1e-9 in float64, relative to the summed terms.
 STEP, DIFFERENCE = 1e-6, 1e-7
 
 
 def added(opset: int = 15) -> onnx.ModelProto:
-    """``Y = X + one``."""
+    """Return the model ``Y = X + one``."""
     return modelled("(float[n, 10] X) => (float[n, 10] Y) { Y = Add(X, one) }", opset, one=np.float32([1]))
 
 
 def network() -> onnx.ModelProto:
-    """Two outputs of floats, one of which the other needs, and one of integers; an input that nothing needs."""
+    """Return a model with two float outputs, one computed from the other, an integer output, and an unused input."""
     rng = np.random.default_rng(1)
     return modelled(
         "(double[n, 3] X, double[n] unneeded, double[2] scale) => (double[n, 2] Y, int64[n] best, double[n, 2] Z)"
@@ -64,7 +64,7 @@ def test_options_have_the_values_of_the_reference() -> None:
 
 
 def test_b23_no_option() -> None:
-    """Outputs and what only they need are gone; the gradient of the output is an input of its type and shape."""
+    """Outputs and nodes for them alone are removed; the gradient of the output is an input of its type and shape."""
     model = added()
     before = model.SerializeToString()
     made = onnx_derivative(model)
@@ -81,7 +81,7 @@ def test_b23_no_option() -> None:
 
 
 def test_b23_keep_yield_op() -> None:
-    """A training graph: it hands ``Y`` over and takes ``Y_grad``, whoever runs it."""
+    """A training graph outputs ``Y`` and takes ``Y_grad`` through a YieldOp."""
     made = onnx_derivative(added(), options=KeepYieldOp)
     assert described(made) == (["X", "one"], ["X_grad", "one_grad"])
     (handing,) = [node for node in made.graph.node if node.op_type == "YieldOp"]
@@ -175,7 +175,10 @@ def values(rows: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_gradients_of_several_outputs_are_differences(rows: int, filled: bool) -> None:
-    """Of their sum, each times the gradient that it is given; other than the reference, which takes one output."""
+    """Gradients are central differences of the sum of all outputs, each times its output gradient.
+
+    The reference takes one output only.
+    """
     model, given = network(), values(rows)
     weight = {key: np.ones_like(seed) for key, seed in seeds(rows).items()} if filled else seeds(rows)
     made = onnx_derivative(model, options=KeepOutputs | FillGrad if filled else KeepOutputs)
@@ -222,7 +225,7 @@ def test_gradients_are_those_of_a_forward_and_a_backward_pass() -> None:
     ],
 )
 def test_b24_sums_and_squares(body: str, derivative: Any, options: DerivativeOptions) -> None:
-    """The derivative runs anywhere and is that of the formula, and a central difference."""
+    """The derivative runs on every runtime, and equals the formula and a central difference."""
     model = modelled(f"(float[n, 10] X) => (float[n, 10] Y) {{ {body} }}", one=np.float32([1]))
     made = onnx_derivative(model, options=options)
     assert operators(made).count("Identity") <= 1
@@ -233,7 +236,7 @@ def test_b24_sums_and_squares(body: str, derivative: Any, options: DerivativeOpt
     seed = np.ones((6, 10), np.float32) if options & FillGrad else drawn(6, 10, dtype=np.float32, seed=4)
     found = everywhere(made, feeds if options & FillGrad else feeds | {"Y_grad": seed})
     np.testing.assert_allclose(found["X_grad"], seed * derivative(feeds["X"]), **TOLERANCE[np.float32])
-    # In float32, where the difference of these has three digits.
+    # In float32 a central difference has three digits.
     step = np.float32(0.01)
     ends = [ReferenceEvaluator(model).run(None, {"X": feeds["X"] + move})[0] for move in (step, -step)]
     np.testing.assert_allclose(found["X_grad"], seed * (ends[0] - ends[1]) / (2 * step), atol=2e-3)
@@ -244,7 +247,7 @@ def test_b24_sums_and_squares(body: str, derivative: Any, options: DerivativeOpt
 
 
 def test_derivatives_are_plain_onnx() -> None:
-    """Also of operators whose gradients ONNX Runtime has operators of its own for."""
+    """This holds for operators with gradient operators of ONNX Runtime, too."""
     model = modelled(
         "(float[n, 4] X) => (float[n, 4] Y) { t = Mul(X, w) u = Softmax(t) v = Sigmoid(u) Y = LogSoftmax(v) }",
         w=np.float32([1, 2, 3, 4]),
@@ -258,7 +261,7 @@ def test_derivatives_are_plain_onnx() -> None:
 
 
 def test_weights_that_are_inputs_already_stay_inputs() -> None:
-    """As models of older versions have them."""
+    """Models of older versions list weights as inputs."""
     model = modelled("(float[1] one, float[n, 2] X) => (float[n, 2] Y) { Y = Mul(X, one) }", one=np.float32([1]))
     made = onnx_derivative(model, inputs=["X"])
     assert described(made) == (["X", "one", "Y_grad"], ["X_grad", "one_grad"])
@@ -284,7 +287,7 @@ def test_values_in_subgraphs_are_kept() -> None:
 
 
 def test_b23_loss(tmp_path: Path) -> None:
-    """The label of the reference is the loss; gradients are those of the sum of squares."""
+    """The label of the reference is the loss; gradients differentiate the sum of squares."""
     loss = add_loss_output(added())
     path = tmp_path / "gradient.onnx"
     made = onnx_derivative(loss, inputs={"X", "one"}, options=Loss, label="loss", loss="loss", path_name=path)
@@ -299,7 +302,7 @@ def test_b23_loss(tmp_path: Path) -> None:
 
 
 def test_b23_loss_with_all_inputs(tmp_path: Path) -> None:
-    """All of floats that the loss needs, the label among them; a single name will do."""
+    """All float inputs of the loss are differentiated, with the label among them; a single name is accepted."""
     loss = add_loss_output(network(), output_index="Y", label_name="wanted", weight_name="importance")
     arguments: dict[str, Any] = {
         "options": Loss,
@@ -405,7 +408,7 @@ def test_models_without_a_derivative_are_refused() -> None:
 
 
 def test_combinations_of_options_are_made_or_refused() -> None:
-    """None is taken for another one."""
+    """No combination is silently treated as another one."""
     made = []
     for parts in itertools.product([Zero, KeepYieldOp], [Zero, KeepOutputs], [Zero, FillGrad]):
         options = parts[0] | parts[1] | parts[2]

@@ -1,7 +1,7 @@
-"""Which gradient is meant where more than one could be: at kinks, ties, zeros and masks, and in odd shapes.
+"""Gradients where a convention must choose: at kinks, ties, zeros and masks, and for unusual shapes.
 
-Rows carry the numbers of the page of conventions, ``operators``, section 3. Each is one node (or a few) from weights to
-outputs, what arrives at the outputs, and the gradients that the convention asks for, in float64.
+Rows have the numbers of the page of conventions, ``operators``, section 3. Each row is one or a few nodes from weights
+to outputs, the gradients of the outputs, and the gradients of the weights by the convention, in float64.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ OPSET = 23
 INF, NAN = math.inf, math.nan
 # Rounding of a few operations in float64.
 TOLERANCE = 1e-12
-# Where no kink is near, differences over a step say what is right, to about the rounding of losses over that step.
+# Away from kinks, central differences give the expected gradient, with the rounding of losses over the step.
 DIFFERENCES, STEP, TOLERANCE_OF_DIFFERENCES = "differences", 1e-6, 1e-7
 
-# What says nothing that a row could hold (sums, 6; how checks are made, 7), and what is not among the operators:
-# pooling of regions, MaxUnpool and DeformConv (46, 47, 48), sequences (112), quantisation (120, 121), random
-# generators (123). Weights inside branches (111) are in test_inspect.py.
+# Numbers without rows. Sums (6) and the method of checks (7) have no single example. These operators are not supported:
+# pooling of regions, MaxUnpool and DeformConv (46, 47, 48), sequences (112), quantisation (120, 121), random generators
+# (123). Weights inside branches (111) are in test_inspect.py.
 WITHOUT_ROWS = {6, 7, 46, 47, 48, 111, 112, 120, 121, 123}
 CONVENTIONS = {
     *range(1, 8),
@@ -49,7 +49,7 @@ CONVENTIONS = {
 
 @dataclass
 class Row:
-    """Nodes from weights to outputs; what arrives at each output; the gradients of weights."""
+    """Nodes from weights to outputs, the gradient of each output, and the expected gradients of weights."""
 
     nodes: list[Any]
     weights: dict[str, Any]
@@ -62,12 +62,12 @@ class Row:
 
 
 ROWS: dict[str, Row] = {}
-# What is fed to nets that are made of weights alone.
+# The feed of networks that have only weights.
 NOTHING = np.zeros(())
 
 
 def node(op: str, inputs: str, outputs: str = "y", **attributes: Any) -> Any:
-    """A node; inputs and outputs are words, and a dash is one that is left out."""
+    """Return a node; inputs and outputs are words, and a dash stands for an omitted one."""
     names = [["" if name == "-" else name for name in words.split()] for words in (inputs, outputs)]
     return helper.make_node(op, *names, name=f"the {op}", **attributes)
 
@@ -80,7 +80,7 @@ def row(name: str, nodes: Any, weights: dict[str, Any], arriving: Any, gradients
 
 
 def unary(name: str, op: str, x: list[float], gradient: list[float], g: float = 1.0, **attributes: Any) -> None:
-    """A function of one number, at some points, where `g` arrives at each."""
+    """Add a row for a function of one number at some points, with the output gradient `g` at each."""
     row(name, node(op, "x", **attributes), {"x": x}, [g] * len(x), {"x": gradient})
 
 
@@ -89,7 +89,7 @@ def array(values: Any) -> np.ndarray:
 
 
 def module_of(one: Row, folder: Path, device: str) -> tuple[CheckpointState, Module]:
-    """A net whose loss is the sum of the outputs times what arrives at them."""
+    """Return the state and module of a network with the sum of outputs times their gradients as its loss."""
     weights = {name: array(value) for name, value in one.weights.items()}
     arriving = {f"arriving {name}": array(value) for name, value in one.arriving.items()}
     nodes, terms = list(one.nodes), []
@@ -137,7 +137,7 @@ def by_differences(state: CheckpointState, module: Module) -> dict[str, np.ndarr
     return found
 
 
-# In general: shapes, broadcasting, selection.
+# General: shapes, broadcasting, selection.
 row(
     "C1 broadcast axes are summed and a single number gets one",
     node("Mul", "a b"),
@@ -283,7 +283,7 @@ for op in ("Ceil", "Floor", "Round", "Sign"):
 for op in ("Sum", "Mean", "Max", "Min"):
     row(f"C17 {op} of one", node(op, "x"), {"x": [1, NAN, 0]}, [1, 10, 100], {"x": [1, 10, 100]})
 
-# Reductions, softmax, cumulative.
+# Reductions, softmax, cumulative operators.
 ALONG = {"axes": np.asarray([1])}
 for op, sign in (("ReduceMax", 1.0), ("ReduceMin", -1.0)):
     row(
@@ -559,7 +559,7 @@ row(
     node("BatchNormalization", "x s b mean var", "y mean2 var2", epsilon=0.0, training_mode=1),
     {"x": [[1], [3]], "s": [2], "b": [1]},
     [[1], [10]],
-    # Of two numbers the normalized ones are -1 and 1, whatever they are.
+    # Two numbers are always normalized to -1 and 1.
     {"x": [[0], [0]], "s": [9], "b": [11]},
     constants={"mean": np.asarray([1.0]), "var": np.asarray([4.0])},
     batch_norm="train",
@@ -717,7 +717,7 @@ for interleaved in (0, 1):
         {"x": numbers(2, 2, 2, 6), "cos": numbers(3, 2), "sin": numbers(3, 2)},
         numbers(2, 2, 2, 6),
         DIFFERENCES,
-        # A position twice: its rows of the tables get the sum.
+        # A position occurs twice: its rows of the tables get the sum.
         constants={"at": np.asarray([[0, 2], [2, 1]])},
     )
 
@@ -864,7 +864,7 @@ row(
     ),
     {"x": [1, 2, 3]},
     [1, 10, 100],
-    # At 0, 2 and 4.
+    # The samples are at 0, 2 and 4.
     {"x": [1, 0, 10]},
     constants={"roi": np.asarray([0.0, 2.0]), "sizes": np.asarray([3])},
 )
@@ -884,7 +884,7 @@ for mode in ("nearest", "linear", "cubic"):
             constants={"sizes": np.asarray([1, 1, 3, 7])},
         )
 
-# Recurrent nets.
+# Recurrent networks.
 SIZES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 for op, gates in SIZES.items():
     for direction in ("forward", "reverse", "bidirectional"):
@@ -909,7 +909,7 @@ for op, gates in SIZES.items():
         numbers(1, 2, 2),
         DIFFERENCES,
     )
-# One step from no state: h = o * tanh(i * g) with gates i o f g, one number each.
+# One step from a zero state: h = o * tanh(i * g) with gates i o f g, one number each.
 _I, _O, _G = (1 / (1 + math.exp(-value)) for value in (0.3, -0.2, 0.0))
 _G = math.tanh(0.5)
 _C = math.tanh(_I * _G)
@@ -1070,7 +1070,7 @@ for axis, backwards in ((0, 0), (1, 0), (0, 1), (1, 1)):
         DIFFERENCES,
     )
 
-# Determinants of singular matrices: cofactors, where PyTorch says zeros.
+# Determinants of singular matrices: the gradient is the cofactors, while PyTorch returns zeros.
 row("C26 Det", node("Det", "x"), {"x": [[1, 2], [3, 5]]}, 2, {"x": [[10, -6], [-4, 2]]})
 row("C26 Det of a singular matrix", node("Det", "x"), {"x": [[1, 2], [2, 4]]}, 1, {"x": [[4, -2], [-2, 1]]})
 row("C26 Det of a column of zeros", node("Det", "x"), {"x": [[0, 1], [0, 2]]}, 1, {"x": [[2, 0], [-1, 0]]})
@@ -1078,7 +1078,7 @@ row("C26 Det of nothing but zeros", node("Det", "x"), {"x": np.zeros((3, 3))}, 1
 
 
 def looked_at(name: str, place: float, slope: float, **attributes: Any) -> None:
-    """Three equal lines of three elements looked at in one place of the middle one: the gradient of the place."""
+    """Add a row that samples the middle one of three equal lines at one position, with the position's gradient."""
     line = np.tile([1.0, 3.0, 7.0], 3).reshape(1, 1, 3, 3)
     row(
         f"C81 GridSample {name}",
@@ -1105,7 +1105,7 @@ for mode in ("linear", "cubic"):
             DIFFERENCES,
         )
 
-# A past state gets a gradient, and the present one passes one on.
+# A past state gets a gradient, and the present state passes its gradient on.
 row(
     "C66 LinearAttention",
     node(
@@ -1142,7 +1142,7 @@ row(
     opset=27,
 )
 
-# The conjugate transform, without the division that the inverse has.
+# The conjugate transform, without the division of the inverse.
 row(
     "C122 DFT",
     node("DFT", "x - axis"),

@@ -1,4 +1,4 @@
-"""Gradients as a model: `grad`, `vjp`, `GradientGraphBuilder`, by the rows of the checklist and beside onnxruntime."""
+"""Gradients as a model: `grad`, `vjp`, `GradientGraphBuilder`, by acceptance rows and against onnxruntime."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from ortrain.gradient import GradientGraphBuilder, grad, vjp
 
 RECORDS = Path(__file__).parent / "data" / "gradient-graph"
 RECORDED = sorted(folder.name for folder in RECORDS.iterdir())
-# What the recordings were made to be compared with.
+# Tolerances for which the recordings were made.
 RTOL, ATOL = 1e-4, 1e-5
 # onnxruntime logs errors only.
 ERRORS = 3
-# A central difference of this step is right to about 1e-10 in float64, relative to what is added up; an f32 model is
-# compared with the differences of its float64 copy.
+# A central difference with this step has an error of about 1e-10 in float64, relative to the summed terms. A float32
+# model is compared with the differences of its float64 copy.
 STEP = 1e-6
-# How far a gradient in float64 may be from a central difference: rounding of the step, and its own error.
+# Tolerance between a gradient in float64 and a central difference: rounding of the step, and the error of the
+# difference.
 DIFFERENCE = 1e-7
 
 
@@ -42,7 +43,7 @@ def inference(model: bytes) -> onnxruntime.InferenceSession:
 
 
 def by_name(session: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs of a session, ours or onnxruntime's."""
+    """Return the outputs of a session of ortrain or onnxruntime, by name."""
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, feeds), strict=True))
 
@@ -56,7 +57,7 @@ def theirs(model: bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def parsed(text: str, **values: np.ndarray) -> ModelProto:
-    """A model of onnx's text, with initializers."""
+    """Return a model from onnx's text format, with initializers."""
     model = parser.parse_model(text)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
     return model
@@ -108,7 +109,7 @@ def built(model: ModelProto, x: Iterable[str], loss: str = "loss", **how: Any) -
 def differences(
     model: ModelProto, feeds: dict[str, np.ndarray], of: str, at: str, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Central differences of the weighed sum of a result, element by element, by our engine in float64."""
+    """Return central differences of the weighted sum of a result, element by element, by ortrain in float64."""
     value = feeds[at].astype(np.float64)
     session = ortrain.InferenceSession(model)
     found = np.zeros(value.shape)
@@ -127,7 +128,7 @@ def differences(
 
 
 def test_g1_argument_order_sets_and_bytes(tmp_path: Path) -> None:
-    """Model, y, x, loss; the model as it was before `build`; what is saved is what is got."""
+    """The arguments are model, y, x, loss. Before `build` get_model returns the forward model; save writes it."""
     forward = mlp().SerializeToString()
     builder = GradientGraphBuilder(forward, {"loss"}, {"W1", "B1"}, "loss")
     assert builder.get_model() == forward
@@ -156,7 +157,7 @@ def test_g1_names_are_a_set(names: Any) -> None:
 
 
 def test_g2_checker_inputs_and_outputs() -> None:
-    """The gradient model passes the checker, has the inputs of the model, and one output more for each x, sorted."""
+    """The gradient model passes the checker, has the inputs of the model, and one further output for each x, sorted."""
     model = mlp()
     made = built(model, {"W2", "B1", "W1", "X", "label"})
     message = onnx.load_from_string(made)
@@ -168,14 +169,14 @@ def test_g2_checker_inputs_and_outputs() -> None:
 
 
 def test_g2_the_forward_model_stays() -> None:
-    """Nodes, their order and names, initializers, producer, format, the graph's name; only what is used is imported."""
+    """Nodes in order, initializers, producer, IR version and graph name stay; unused domains are not imported."""
     model = mlp()
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
     helper.set_model_props(model, {"made": "by hand"})
     for plain in (True, False):
         message = onnx.load_from_string(built(model, {"W1"}, plain=plain))
         for was, now in zip(model.graph.node, message.graph.node, strict=False):
-            # As texts: what has the default value may be written or left out.
+            # Compared as text, which omits attributes with their default value.
             assert onnx.printer.to_text(was) == onnx.printer.to_text(now)
         assert message.graph.initializer[:3] == model.graph.initializer
         assert (message.producer_name, message.ir_version, message.graph.name) == ("pytest", 8, "mlp")
@@ -188,7 +189,7 @@ def test_g2_the_forward_model_stays() -> None:
 
 
 def test_g3_forward_outputs_and_shapes() -> None:
-    """The outputs of the model are what they were, and each gradient has the shape and type of its value."""
+    """The outputs of the model do not change, and each gradient has the shape and type of its value."""
     model, feeds = mlp(), mlp_feeds()
     made = built(model, {"W1", "B1", "W2", "X"})
     wanted = theirs(model.SerializeToString(), feeds)
@@ -211,7 +212,7 @@ def test_g4_a_frozen_parameter_gets_none() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("case", RECORDED)
 def test_g5_recorded_graphs(case: str, plain: bool) -> None:
-    """Outputs of our graph agree with the record, evaluated by us and, in plain ONNX, by onnxruntime."""
+    """The outputs of ortrain's graph agree with the record, evaluated by ortrain, and in plain ONNX by onnxruntime."""
     folder = RECORDS / case
     meta = json.loads((folder / "meta.json").read_text())
     builder = GradientGraphBuilder(
@@ -236,7 +237,7 @@ def test_g5_recorded_graphs(case: str, plain: bool) -> None:
 
 
 def recorded(case: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What came out of a recorded graph, and what went in."""
+    """Return the outputs and the inputs of a recorded graph."""
     with np.load(RECORDS / case / "io.npz") as record:
         outputs = {key.removeprefix("out/"): record[key] for key in record.files if key.startswith("out/")}
         outputs |= {f"{key.removeprefix('grad/')}_grad": record[key] for key in record.files if key.startswith("grad/")}
@@ -252,7 +253,7 @@ def test_g5_recorded_gradient_models_run_here(case: str) -> None:
 
 
 def test_g6_inputs_and_intermediate_results() -> None:
-    """Gradients of labels, inputs and intermediate results are outputs like those of weights."""
+    """Gradients of labels, inputs and intermediate results are outputs like gradients of weights."""
     feeds = mlp_feeds()
     results = ours(built(mlp(), {"a", "h", "label", "pred"}), feeds)
     assert list(results) == ["loss", "pred", "a_grad", "h_grad", "label_grad", "pred_grad"]
@@ -268,7 +269,7 @@ def test_g6_ancestors_of_the_loss_change_nothing() -> None:
 
 
 def test_g6_a_loss_of_several_elements_is_seeded_with_ones() -> None:
-    """(The reference seeds it with one number.)"""
+    """The reference seeds such a loss with one number."""
     feeds = mlp_feeds()
     made = built(mlp(), {"W2", "pred"}, loss="pred")
     for results in (ours(made, feeds), theirs(made, feeds)):
@@ -302,7 +303,7 @@ def no_gradient() -> ModelProto:
     return parsed(NO_GRADIENT, W=random(4), V=random(4), I=np.array([0, 1]))
 
 
-# What is asked for, when it is refused, the class, and what the sentence says.
+# The arguments of a refused call, the step that fails, the class of the error, and part of its message.
 REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], str]] = {
     "unknown y": (
         ({"los"}, {"W"}, "loss"),
@@ -384,7 +385,7 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_g6_refusals(name: str) -> None:
-    """Each is a RuntimeError, as in the reference, that names the value; nothing has changed."""
+    """Each error is a RuntimeError, as in the reference, that names the value; nothing changes."""
     (y, x, loss), when, kind, sentence = REFUSED[name]
     forward = no_gradient().SerializeToString()
     if when == "constructor":
@@ -441,7 +442,7 @@ def test_g6_a_path_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 17, 18, 20, 21, 26])
 def test_g6_every_opset_works(opset: int) -> None:
-    """(The reference needs opset 11.) The default set stays what it was, and the gradients are the same."""
+    """The opset of the default domain stays, and the gradients are the same. The reference needs opset 11."""
     feeds = mlp_feeds()
     made = built(mlp(opset), {"W1", "B1", "W2", "X"})
     message = onnx.load_from_string(made)
@@ -455,7 +456,7 @@ def test_g6_every_opset_works(opset: int) -> None:
 
 @pytest.mark.parametrize("ir_version", [3, 4, 8])
 def test_g6_initializers_that_are_inputs(ir_version: int) -> None:
-    """They stay inputs; a file of the third format has no initializer that is none."""
+    """These initializers stay inputs; in IR version 3 every initializer is an input."""
     model = mlp(9)
     model.ir_version = ir_version
     model.graph.input.extend(
@@ -466,7 +467,7 @@ def test_g6_initializers_that_are_inputs(ir_version: int) -> None:
     checker.check_model(message, full_check=True)
     assert (message.ir_version, list(message.graph.input)) == (ir_version, list(model.graph.input))
     feeds = mlp_feeds()
-    # In the third format onnxruntime lets nobody give another value.
+    # In IR version 3 onnxruntime does not accept another value for an initializer.
     for value in (random(4, 5) - 1, random(4, 5, seed=9) - 1)[: 1 if ir_version < 4 else 2]:
         changed = copy.deepcopy(mlp())
         changed.graph.initializer[0].CopyFrom(numpy_helper.from_array(value, "W1"))
@@ -518,7 +519,7 @@ def test_g9_shapes_of_one_element(shape: list[int]) -> None:
 
 
 def test_a19_weights_of_one_element_train() -> None:
-    """(The reference folds them before it looks for them.)"""
+    """The reference folds such weights before it looks for them."""
     text = """
     <ir_version: 8, opset_import: ["" : 17]>
     g (float[n] x) => (float loss)
@@ -532,7 +533,7 @@ def test_a19_weights_of_one_element_train() -> None:
         np.testing.assert_allclose(results["b_grad"], [np.mean(2 * (x * w + b))], rtol=1e-5)
 
 
-# Models whose gradients need what their nodes do not declare: the reference wants it declared.
+# Models with gradients that need outputs which their nodes omit; the reference requires these outputs.
 UNDECLARED = {
     "LayerNormalization": "s = LayerNormalization <axis = 1> (p, W)",
     "MaxPool": """
@@ -549,7 +550,7 @@ UNDECLARED = {
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("name", UNDECLARED)
 def test_what_gradients_need_need_not_be_declared(name: str, plain: bool) -> None:
-    """And random numbers of forward and backward are the same."""
+    """Forward and backward use the same random numbers, too."""
     text = f"""
     <ir_version: 8, opset_import: ["" : 17]>
     g (float[4, 4] x, int64[4] label) => (float loss)
@@ -579,7 +580,7 @@ def test_what_gradients_need_need_not_be_declared(name: str, plain: bool) -> Non
 
 
 def widened(model: ModelProto) -> ModelProto:
-    """The model in float64."""
+    """Return the model in float64."""
     wide = copy.deepcopy(model)
     for info in [*wide.graph.input, *wide.graph.output, *wide.graph.value_info]:
         if info.type.tensor_type.elem_type == TensorProto.FLOAT:
@@ -590,9 +591,9 @@ def widened(model: ModelProto) -> ModelProto:
     return wide
 
 
-# --- beside the builder of onnxruntime-training -----------------------------------------------------------------------
+# --- comparison with the builder of onnxruntime-training --------------------------------------------------------------
 
-# Cases of the standard of which its gradient is not what central differences give, and why.
+# Cases of the ONNX suite for which the reference's gradient differs from central differences, with the reason.
 WRONG_THERE = {
     r"averagepool_2d_dilations": "dilations are ignored",
     r"averagepool_2d_precomputed_same_upper|conv_with_autopad_same": "auto_pad is ignored",
@@ -600,33 +601,33 @@ WRONG_THERE = {
     r"sce_.*_log_prob": "what arrives at the logarithms is ignored",
     r"scatter_elements_with_(duplicate|reduction)|scatternd_(add|max|min|multiply)": "reductions are ignored",
 }
-# Cases that differences say nothing of.
+# Cases for which central differences give no answer.
 NO_DIFFERENCES = {
     r"dropout": "what is dropped is a matter of chance",
     r"leakyrelu_example|test_pow$": "the point is a kink, or lies next to one",
 }
-# How many graphs of node cases are made there, at least.
-LEAST_GRAPHS = 246
-# How far a gradient may be from another one, relative to its largest element, and along a direction from a difference.
+# Minimum number of graphs of node cases from the reference.
+MIN_GRAPHS = 246
+# Tolerance between gradients, relative to the largest element, and between a directional slope and a difference.
 ALIKE = 1e-3
 
 
 @pytest.fixture(scope="session")
 def their_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What onnxruntime-training 1.19.2 makes of node cases, in an environment of its own."""
+    """Gradient graphs of node cases by onnxruntime-training 1.19.2, made in an environment of its own."""
     folder = tmp_path_factory.mktemp("theirs")
     in_environment(oracle(), Path(__file__).parent / "oracle" / "gradient_graphs.py", str(folder))
     return folder
 
 
 def far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
-    """The gradients that differ."""
+    """Return the names of gradients that differ."""
     names = [name for name in want if name.endswith("_grad")]
     return [name for name in names if not np.abs(got[name] - want[name]).max() <= ALIKE * np.abs(want[name]).max()]
 
 
 def is_right(forward: ModelProto, feeds: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> bool:
-    """Whether gradients are what the loss changes by along two directions for each input."""
+    """Return True if gradients agree with central differences along two directions for each input."""
     wide = copy.deepcopy(forward)
     retype(wide.graph, set())
     session = ortrain.InferenceSession(wide)
@@ -643,9 +644,9 @@ def is_right(forward: ModelProto, feeds: dict[str, np.ndarray], gradients: dict[
 
 
 def test_their_graphs_of_node_cases(their_graphs: Path) -> None:
-    """Each loads and runs here, and where it is right it agrees with ours; where it is wrong is known."""
+    """Each graph loads and runs here. Correct graphs agree with ortrain's, and the wrong ones are known."""
     names = sorted(folder.name for folder in their_graphs.iterdir())
-    assert len(names) >= LEAST_GRAPHS
+    assert len(names) >= MIN_GRAPHS
     wrong, differ = [], []
     for name in names:
         forward = onnx.load(their_graphs / name / "forward.onnx")
@@ -670,7 +671,7 @@ def test_their_graphs_of_node_cases(their_graphs: Path) -> None:
 
 
 def with_inputs(model: ModelProto, names: Iterable[str]) -> tuple[ModelProto, dict[str, np.ndarray]]:
-    """The model with some of its initializers as inputs, and their values."""
+    """Return the model with some of its initializers as inputs, and their values."""
     changed, values = copy.deepcopy(model), {}
     for tensor in [tensor for tensor in changed.graph.initializer if tensor.name in names]:
         values[tensor.name] = numpy_helper.to_array(tensor)
@@ -679,14 +680,14 @@ def with_inputs(model: ModelProto, names: Iterable[str]) -> tuple[ModelProto, di
     return changed, values
 
 
-# What differs between a difference and a product with the Jacobian: the rounding of f32, and of a step in f64.
+# Tolerance between a difference and a product with the Jacobian: rounding of float32, and of a step in float64.
 PRODUCTS = {"float32": 1e-3, "float64": 1e-7}
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS)
 @pytest.mark.parametrize("net", NETS)
 def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
-    """<v, J u> by differences along u is <J^T v, u>, over all weights and the input at once."""
+    """<v, J u> by differences along u equals <J^T v, u>, over all weights and the input at once."""
     made = NETS[net]()
     model, weights = with_inputs(made.model, made.trained)
     (output,) = (info.name for info in model.graph.output)
@@ -709,7 +710,7 @@ def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
 
 
 def test_grad_takes_what_other_readers_take(tmp_path: Path) -> None:
-    """A path, bytes, a ModelProto; one name or several."""
+    """The model may be a path, bytes or a ModelProto; one name or several are accepted."""
     model = mlp()
     onnx.save(model, tmp_path / "mlp.onnx")
     wanted = grad(model, of="loss", wrt=["W1", "B1"])
@@ -722,7 +723,7 @@ def test_grad_takes_what_other_readers_take(tmp_path: Path) -> None:
 
 
 def test_gradients_of_several_values_add_up() -> None:
-    """A value that another one of `of` depends on passes on what arrives at it, too."""
+    """If a value of `of` depends on another one, the latter also receives the gradient of the former."""
     feeds = mlp_feeds()
     apart = [ours(grad(mlp(), of=of, wrt=["W1", "a"]), feeds) for of in ("loss", "a")]
     both = ours(grad(mlp(), of=["a", "loss"], wrt=["W1", "a"]), feeds)
@@ -780,7 +781,7 @@ def test_functions_are_written_out() -> None:
 
 
 def test_gradients_of_ones_own() -> None:
-    """A library's gradient takes effect, and the result needs no library."""
+    """A gradient of a library takes effect, and the result needs no library."""
     library = ortrain.OperatorLibrary()
     straight = '<domain: "own", opset_import: ["" : 17]> Straight (x, y, dy) => (dx) { dx = Identity (dy) }'
     library.add_gradient("Sign", parser.parse_function(straight))
@@ -829,7 +830,7 @@ CONTROL = {
 @pytest.mark.parametrize("flag", [True, False])
 @pytest.mark.parametrize("name", CONTROL)
 def test_control_flow(name: str, flag: bool) -> None:
-    """The forward node stays, or makes way for one that gives what its gradient needs; other runtimes run it."""
+    """The forward node stays, or another one with the values for its gradient replaces it; other runtimes run it."""
     text = f"""
     <ir_version: 8, opset_import: ["" : 17]>
     g (float[3] x, bool c) => (float loss)
@@ -845,18 +846,18 @@ def test_control_flow(name: str, flag: bool) -> None:
     at = {"x": feeds["x"].astype(np.float64), "c": feeds["c"]}
     wanted = differences(wide, at, "loss", "x")
     found = [ours(made, feeds)]
-    # Of a loop that does not run, its gradient scans nothing, which onnxruntime does not do.
+    # The gradient of a loop without iterations is a Scan over no elements, which onnxruntime does not run.
     if name != "Loop" or flag:
         found.append(theirs(made, feeds))
     for results in found:
         np.testing.assert_allclose(results["x_grad"], wanted, rtol=1e-4, atol=1e-5)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_all_obstacles_are_named_by_node() -> None:
-    """Two operators without a gradient, each with its node; nothing else is said."""
+    """The error names both operators without a gradient with their nodes, and nothing else."""
     text = """
     <ir_version: 8, opset_import: ["" : 7]>
     g (float[1, 1, 4, 4] x) => (float[1, 1, 1, 1] y)

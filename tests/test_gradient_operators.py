@@ -1,7 +1,7 @@
-"""The gradient of every operator as plain ONNX: in each opset, by the checker, and beside two other runtimes.
+"""The gradient of every operator as plain ONNX: in each opset, with the checker, and against two other runtimes.
 
-Nodes are those of `test_versions.py` in the words of an opset, and the node cases of ONNX; operators of other domains
-are written here.
+The nodes come from `test_versions.py`, in the syntax of an opset, and from the node cases of ONNX. Operators of other
+domains are defined here.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from test_versions import CASES, NEWEST_OF_ONNXRUNTIME, GlobalLpPool, values
 import ortrain
 from ortrain.gradient import grad, vjp
 
-# Opsets in which what gradients are made of changed, the oldest and the newest that onnxruntime reads.
+# Opsets in which the operators of gradients changed, and the oldest and the newest one that onnxruntime reads.
 OPSETS = (7, 9, 10, 11, 13, 16, 18, 20, NEWEST_OF_ONNXRUNTIME)
-# How many cases of an operator are taken in each opset, and of the standard's.
+# Maximum number of cases of an operator in each opset, and of ONNX's node cases.
 MOST = 3
-# What two runtimes may differ by in float32: relative to the largest element of a gradient, and what is left where
-# large parts of it cancel, of numbers of magnitude 1.
+# Tolerance between two runtimes in float32: relative to the largest element of a gradient, and absolute if large terms
+# of magnitude 1 cancel.
 TOLERANCE, CANCELLED = 1e-4, 1e-5
 # onnxruntime logs errors only.
 ERRORS = 3
@@ -56,16 +56,16 @@ OPERATORS = {
     if operator.gradient in ("full", "partial")
 }
 STANDARD = sorted(name for (_, name), operator in OPERATORS.items() if operator.standard)
-# The oldest opset that has words for a gradient, where that is not the operator's own: before, nothing says the
-# positions of maxima, or counts.
+# Oldest opset that can express a gradient, if it is newer than the operator. Older opsets cannot express positions of
+# maxima, or counts.
 LEAST = {"MaxPool": 9, "GlobalMaxPool": 9, "ReduceProd": 9}
-# Operators that onnxruntime has no kernel of for the newest of its opsets, or at all.
+# Operators without a kernel of onnxruntime for the newest of its opsets, or for any.
 NOT_IN_ONNXRUNTIME = {
     "GlobalLpPool": "it has none of opset 22",
     "Swish": "it has none",
 }
 ALWAYS = 99
-# What the standard's reference evaluator does not compute, up to which opset, and why.
+# Operators that the reference evaluator of ONNX does not compute, with the last affected opset and the reason.
 SCATTER = "Scatter, which was renamed in opset 11, is not there"
 NEGATIVE = "Pad with negative numbers is not implemented"
 SCAN = "Scan in a direction other than the first is not implemented"
@@ -96,7 +96,7 @@ NOT_IN_REFERENCE = {
 
 
 def evaluated(op: str, opset: int, model: bytes, feeds: dict[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
-    """What onnxruntime and the standard's reference evaluator compute."""
+    """Yield the results of onnxruntime and of the reference evaluator of ONNX."""
     if opset <= NEWEST_OF_ONNXRUNTIME and op not in NOT_IN_ONNXRUNTIME:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = ERRORS
@@ -111,7 +111,7 @@ def evaluated(op: str, opset: int, model: bytes, feeds: dict[str, np.ndarray]) -
 
 @dataclass
 class Question:
-    """A node as a model, its inputs, and between what gradients go."""
+    """A node as a model, its inputs, and the names of differentiated outputs and inputs."""
 
     model: ModelProto
     feeds: dict[str, np.ndarray]
@@ -124,14 +124,14 @@ class Question:
 
 
 def question(given: ModelProto, feeds: dict[str, Any]) -> Question | None:
-    """A node whose other inputs are constants, as in most models; nothing if no gradient of float32 goes through it."""
+    """Return a node with constants for its other inputs, as in most models; None without a float32 gradient."""
     model = copy.deepcopy(given)
     nodes = [node for node in model.graph.node if node.op_type != "Constant"]
     if len(nodes) != 1:
         return None
     (node,) = nodes
     if any(attribute.name == "layout" and attribute.i for attribute in node.attribute):
-        # Recurrent layers with the batch in front: no other runtime has these.
+        # Recurrent layers with the batch axis first are not supported by any other runtime.
         return None
     operator = OPERATORS["ai.onnx", node.op_type]
     arrays = {name: np.asarray(value) for name, value in feeds.items()}
@@ -154,7 +154,7 @@ def question(given: ModelProto, feeds: dict[str, Any]) -> Question | None:
         else:
             model.graph.initializer.append(numpy_helper.from_array(arrays.pop(info.name), info.name))
     for info in model.graph.output:
-        # The checker wants a shape, be it of unknown sizes.
+        # The checker requires a shape, which may have unknown sizes.
         if not info.type.tensor_type.HasField("shape"):
             (result,) = ortrain.InferenceSession(model).run([info.name], arrays)
             info.type.CopyFrom(helper.make_tensor_type_proto(info.type.tensor_type.elem_type, result.shape))
@@ -162,7 +162,7 @@ def question(given: ModelProto, feeds: dict[str, Any]) -> Question | None:
 
 
 def in_words(op: str, opset: int) -> Iterator[Question]:
-    """Nodes of an operator in the words of an opset."""
+    """Yield nodes of an operator in the syntax of an opset."""
     for case in CASES[op](opset):
         inputs = {name: (array.dtype, array.shape) for name, array in case.inputs.items()}
         asked = question(case.words.model(case.words.graph(inputs, case.outputs)), case.inputs)
@@ -172,7 +172,7 @@ def in_words(op: str, opset: int) -> Iterator[Question]:
 
 @cache
 def node_cases() -> dict[str, list[str]]:
-    """Cases of the standard, by operator."""
+    """Return ONNX's node cases with a gradient, by operator."""
     found: dict[str, list[str]] = {}
     for name in sorted(questions()):
         case = cases()[0][name]
@@ -181,7 +181,7 @@ def node_cases() -> dict[str, list[str]]:
     return found
 
 
-# Cases of the standard that onnxruntime computes otherwise, forward already.
+# Cases with different forward results in onnxruntime.
 OTHERWISE = {
     "test_resize_downsample_scales_cubic_align_corners": "it takes the rounded sizes in the place of the scales",
 }
@@ -199,7 +199,7 @@ def of_standard(op: str) -> Iterator[Question]:
 
 
 def check(op: str, asked: Question, plain_domains: frozenset[str] = frozenset({""})) -> None:
-    """Our gradient is plain ONNX of the model's opset, right for the checker, and the same in three runtimes."""
+    """Assert that the gradient is valid plain ONNX of the model's opset, and the same in three runtimes."""
     made = grad(asked.model, of=asked.of, wrt=asked.wrt)
     message = onnx.load_from_string(made)
     assert {node.domain for node in message.graph.node} <= plain_domains
@@ -235,7 +235,7 @@ def test_cases_of_the_standard(op: str) -> None:
         check(op, asked)
 
 
-# Operators with a gradient that neither has nodes of in float32, and where they are asked.
+# Operators with a gradient but without float32 cases, and the reason or the place of their test.
 WITHOUT_CASES = {
     "CastLike": "its cases are of other types: OTHERS",
     "Einsum": "its cases are of float64: OTHERS",
@@ -245,7 +245,7 @@ WITHOUT_CASES = {
 
 
 def test_every_operator_is_asked() -> None:
-    """In some opset, by a case of its own."""
+    """Every operator has a case of its own in some opset."""
     without = {
         op
         for op in STANDARD
@@ -256,7 +256,7 @@ def test_every_operator_is_asked() -> None:
     assert NOT_IN_ONNXRUNTIME.keys() | NOT_IN_REFERENCE.keys() | LEAST.keys() <= set(STANDARD)
 
 
-# Nodes of other domains, and those that have no case above: inputs of floats, what else the node is given, attributes.
+# Nodes of other domains, and nodes without a case above: shapes of float inputs, other inputs by position, attributes.
 Own = tuple[str, str, list[tuple[int, ...]], dict[int, Any], dict[str, Any]]
 WHOLE = np.array
 OTHERS: list[Own] = [
@@ -323,7 +323,7 @@ OTHERS: list[Own] = [
     ("ai.onnx.ml", "Normalizer", [(3, 4)], {}, {"norm": "L2"}),
     ("ai.onnx.ml", "Scaler", [(3, 2)], {}, {"offset": [0.5, 1.0], "scale": [2.0, 3.0]}),
 ]
-# Operators with a gradient that are asked nowhere here, and why.
+# Operators with a gradient but without a case here, and the reason.
 NOT_ASKED = {
     "AveragePoolGrad": "the gradient of AveragePool, whose own gradients run in tests/test_gradients.py",
     "BatchNormInternal": "what training writes for BatchNormalization; its statistics are state",
@@ -362,7 +362,7 @@ NOT_ASKED = {
 
 
 def own_model(own: Own) -> Question:
-    """A node of a domain as a model; its inputs of floats are inputs of the model."""
+    """Return a node of a domain as a model; the float inputs of the node are inputs of the model."""
     domain, op, shapes, others, attributes = own
     floats = iter(values(np.float32, *shape, seed=k, low=0.5, high=1.5) for k, shape in enumerate(shapes))
     names, feeds, constants = [], {}, []
@@ -397,7 +397,7 @@ def own_model(own: Own) -> Question:
 
 @pytest.mark.parametrize("own", OTHERS, ids=lambda own: own[1])
 def test_operators_of_other_domains(own: Own) -> None:
-    """In plain ONNX the node itself makes way for what it is made of, and the model imports nothing but ai.onnx."""
+    """In plain ONNX the node is decomposed, and the model imports ai.onnx only."""
     asked = own_model(own)
     check(own[1], asked)
     kept = grad(asked.model, of=asked.of, wrt=asked.wrt, plain=False)
@@ -413,9 +413,9 @@ def test_all_operators_are_asked_or_have_a_reason() -> None:
     assert others - asked == NOT_ASKED.keys()
 
 
-# A central difference of this step is right to about 1e-10 in float64.
+# A central difference with this step has an error of about 1e-10 in float64.
 STEP = 1e-6
-# Operators of which a gradient in float64 is no matter of differences, and why.
+# Operators without a comparison to central differences, and the reason.
 NO_DIFFERENCES = {
     "Dropout": "what it drops in training is a matter of chance",
 }
@@ -423,7 +423,7 @@ NO_DIFFERENCES = {
 
 @pytest.mark.parametrize("op", sorted(set(node_cases()) & set(STANDARD)))
 def test_vjp_equals_differences(op: str) -> None:
-    """In float64, along a random direction for each input, with random numbers arriving: every operator with cases."""
+    """Compare in float64, along a random direction for each input, with random output gradients."""
     if op in NO_DIFFERENCES:
         return
     for name in node_cases()[op]:
@@ -460,7 +460,7 @@ def compare(
     seeds: dict[str, np.ndarray],
     rng: np.random.Generator,
 ) -> bool:
-    """Whether there is a smooth point near the start, where the gradients were found right."""
+    """Return True if a smooth point near the start was found, after asserting correct gradients there."""
     left = set(start)
     for move in range(MOVES):
         feeds = {name: moved(value, move, rng) for name, value in start.items()}

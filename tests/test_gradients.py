@@ -1,8 +1,8 @@
 """Gradients of every node test of ONNX, against central differences.
 
-Each case of an operator with a derivative is trained once in float64: its float inputs are the parameters, and the loss
-is the sum of its float outputs times fixed numbers. Along one random direction for each input, the gradient must be
-what the loss changes by. Points are moved until the loss is smooth around them.
+Each case of an operator with a derivative is trained once in float64. Its float inputs are the parameters, and the loss
+is the sum of its float outputs times fixed numbers. Along one random direction for each input, the gradient must equal
+the change of the loss. Points are moved until the loss is smooth around them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-# A central difference of this step is right to about 1e-10 in float64, relative to what is added up.
+# A central difference with this step has an error of about 1e-10 in float64, relative to the summed terms.
 STEP = 1e-6
-# What a difference of this step gets wrong in float64, relative to the sum of what it is made of.
+# Error of a difference with this step in float64, relative to the sum of its terms.
 TOLERANCE = 3e-6
-# What the rounding of losses makes of it, relative to the loss.
+# Error of a difference by the rounding of losses, relative to the loss.
 NOISE = 1e-7
-# Differences to both sides agree so far where there is no kink between.
+# Maximum difference between the slopes on both sides of a smooth point.
 SMOOTH = 1e-3
-# How often a point is moved before it is called a kink.
+# Number of moves before a point counts as a kink.
 MOVES = 8
-# Operators whose derivative is zero wherever there is one, or that give what does not depend on the numbers they get.
+# Operators with a derivative of zero, and operators with an output that does not depend on the values of their inputs.
 FLAT = frozenset("Ceil Floor Round Sign Hardmax EyeLike Range ConstantOfShape BitCast".split())
-# Inputs that get no gradient, and why.
+# Inputs without a gradient, and the reason.
 WITHOUT = {
     ("BatchNormalization", 3): "running statistics are state",
     ("BatchNormalization", 4): "running statistics are state",
@@ -47,11 +47,11 @@ WITHOUT = {
     ("Resize", 1): "the region is a constant",
     ("SoftmaxCrossEntropyLoss", 2): "weights of classes are constants",
 }
-# The same, for cases of some names alone.
+# The same, for the cases with a matching name only.
 WITHOUT_IN = {(r"gridsample.*nearest", "GridSample", 1): "the nearest element stays the nearest"}
-# Inputs that are of one type whatever the others are.
+# Inputs with a fixed type, independent of the other inputs.
 FIXED_TYPE = {("Resize", 2), ("Upsample", 1)}
-# Cases that are not compared, by what is in their names, and why.
+# Cases that are not compared, by a pattern of their names, and the reason.
 EXCEPTIONS = {
     r"affine_grid_.*_expanded": "the body of the function chooses between ranks when it runs",
     r"attention_.*(fullymasked|nan_robustness|structural_empty|kv_bf16|mode3_softmax|rank4_mask).*_expanded": (
@@ -66,7 +66,7 @@ EXCEPTIONS = {
 
 
 def original(name: str) -> Any:
-    """The case of the operator itself, for one that runs the body of its function."""
+    """Return the case of the operator itself for a case that runs the body of its function."""
     return cases()[0].get(re.sub(r"_expanded.*$", "", name), cases()[0][name])
 
 
@@ -79,7 +79,7 @@ def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def positions_of(case: Any) -> dict[int, set[tuple[str, int]]]:
-    """Which inputs of which operators the inputs of a case are."""
+    """Return the operators and input positions at which each input of a case is used."""
     graph = case.model.graph
     names = [value.name for value in graph.input]
     found: dict[int, set[tuple[str, int]]] = {k: set() for k in range(len(names))}
@@ -95,13 +95,13 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def retyped(tensor: TensorProto, dtype: int) -> TensorProto:
-    """The tensor with its elements in another float type."""
+    """Return the tensor with its elements in another float type."""
     array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(dtype))
     return numpy_helper.from_array(array, tensor.name)
 
 
 def retype(graph: GraphProto, kept: set[str], dtype: int = TensorProto.DOUBLE) -> None:
-    """Replaces every float type of a graph by one."""
+    """Replace every float type of a graph by one type."""
     for value in [*graph.input, *graph.output, *graph.value_info]:
         if value.type.tensor_type.elem_type in FLOATS and value.name not in kept:
             value.type.tensor_type.elem_type = dtype
@@ -134,7 +134,7 @@ def is_exception(name: str) -> bool:
 
 @cache
 def questions() -> dict[str, tuple[list[int], list[int]]]:
-    """The cases that have something to be trained: which of their inputs, and through which outputs."""
+    """Return the cases with trainable inputs: the indices of these inputs, and of the outputs in the loss."""
     found = {}
     for name, case in cases()[0].items():
         own = original(name)
@@ -156,7 +156,7 @@ def questions() -> dict[str, tuple[list[int], list[int]]]:
 
 
 def question(name: str) -> tuple[ModelProto, list[str]]:
-    """A case as a model in float64 with a loss, and the inputs that are trained."""
+    """Return a case as a model in float64 with a loss, and the inputs that are trained."""
     case = cases()[0][name]
     model = ModelProto()
     model.CopyFrom(case.model)
@@ -183,7 +183,7 @@ def question(name: str) -> tuple[ModelProto, list[str]]:
 
 
 def moved(value: np.ndarray, move: int, rng: np.random.Generator) -> np.ndarray:
-    """A point nearby: farther every time, outwards and inwards by turns. Then one without what is no finite number."""
+    """Return a nearby point: farther each time, alternately outwards and inwards; later without infinities and NaN."""
     if move == 0:
         return value
     size = 10.0 ** ((move - 1) // 2 - 3)
@@ -214,7 +214,7 @@ def test_gradient(name: str, tmp_path: Path) -> None:
             here = data[key].copy()
             direction = rng.uniform(-1, 1, here.shape)
             slopes = []
-            # Steps of two sizes: a jump that is the same to both sides is seen.
+            # Steps of two sizes, because steps of one size would miss a jump that is equal on both sides.
             for step in (STEP, -2 * STEP):
                 data[key][...] = here + step * direction
                 slopes.append((float(module()) - loss) / step)

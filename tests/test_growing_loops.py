@@ -1,4 +1,4 @@
-"""Loops that carry values of changing shape, as decoders do that append: like onnxruntime, and trained."""
+"""Loops that carry values of changing shape, as appending decoders do: against onnxruntime, and in training."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RANDOM = np.random.default_rng(4)
 X = RANDOM.standard_normal((3, 2, 4), np.float32)
 WEIGHTS = {"w": RANDOM.standard_normal((4, 4), np.float32), "head": RANDOM.standard_normal((4, 3), np.float32)}
 LABELS = np.array([0, 2, 1])
-# Sums in another order, in float32.
+# Rounding of sums in another order, in float32.
 CLOSE = 1e-5
-# Central differences in float32: of losses around 1, at steps of 1e-2.
+# Tolerance of central differences in float32: of losses around 1, with steps of 1e-2.
 DIFFERENCES = 2e-3
 
 
 def decoder(*, by_value: bool = False, forever: bool = False) -> ModelProto:
-    """A model from x, float32[b, 2, 4], and a count to scores, float32[b, 3].
+    """Return a model from x, float32[b, 2, 4], and a count to scores, float32[b, 3].
 
-    Each iteration appends a row to x that looks at all rows there are. With ``by_value`` a condition ends the loop.
+    Each iteration appends a row to x, computed from all present rows. With ``by_value`` a condition ends the loop.
     """
     declare, node = helper.make_tensor_value_info, helper.make_node
     nodes = [
@@ -95,7 +95,7 @@ def loss_of_onnxruntime(model: ModelProto, count: int) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("by_value", [False, True])
 def test_a_decoder_trains(by_value: bool, device: str, tmp_path: Path) -> None:
-    """Losses equal those of onnxruntime, and gradients their slopes, for any number of iterations; losses fall."""
+    """Losses equal onnxruntime's and gradients their slopes, for any number of iterations; training lowers losses."""
     model = decoder(by_value=by_value)
     assert not ortrain.inspect(model).obstacles
     state, module, optimizer = trained(model, tmp_path, device=device)
@@ -125,7 +125,7 @@ def test_a_decoder_trains(by_value: bool, device: str, tmp_path: Path) -> None:
 
 
 def test_iterations_without_end(tmp_path: Path) -> None:
-    """A loop that grows for ever stops at the limit, in a training step as in a run."""
+    """An endless loop stops at the iteration limit, in a training step as in a run."""
     model = decoder(forever=True)
     assert not ortrain.inspect(model).obstacles
     options = ortrain.SessionOptions()

@@ -1,7 +1,7 @@
 """Gradients of every operator in float16 and bfloat16, compared with gradients in float64.
 
-Parameters are float64 numbers without rounding in the half type. A ``Cast`` to the half type stands in front of the
-node and a ``Cast`` to float64 behind each result. Both models get the same numbers and differ in the type of the node.
+Parameters are float64 numbers that the half type represents exactly. A ``Cast`` to the half type precedes the node and
+a ``Cast`` to float64 follows each result. Both models get the same numbers and differ in the type of the node.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module
 
 HALVES = {"float16": (TensorProto.FLOAT16, 2.0**-11), "bfloat16": (TensorProto.BFLOAT16, 2.0**-8)}
-# Bounds of errors, in units of the half type's rounding (2^-11 and 2^-8) of the largest element of a gradient: a node
-# rounds its result, the gradient that arrives and the one that it passes on, and some round between.
+# Bound of errors, in units of the half type's rounding (2^-11 and 2^-8) of the largest element of a gradient. A node
+# rounds its result, its output gradient and its input gradient, and some nodes round in between.
 ROUNDINGS = 8
 # Operators with cancellation in their gradients, and the cancelling terms.
 CANCELLING = {
@@ -61,9 +61,9 @@ VANISHING = 0.05
 BEYOND = 65504.0
 # Size below which a gradient counts as zero, and the bound of its error in roundings.
 ZERO, ROUNDED_ZERO = 1e-9, 64
-# How many questions of an operator are asked; ORTRAIN_CONFORM=1 asks all of them.
+# Maximum number of questions for an operator; ORTRAIN_CONFORM=1 asks all of them.
 MOST = 6
-# Cases in the words of opsets that do not know bfloat16.
+# Cases in the syntax of opsets that do not know bfloat16.
 OLDER_THAN_BFLOAT16 = {"test_dropout_random_old", "test_loop11", "test_upsample_nearest"}
 # Operators with a gradient in half types.
 DIFFERENTIABLE = {
@@ -105,7 +105,7 @@ class Question:
 
 
 def of_node_tests() -> Iterator[tuple[str, Question]]:
-    """The cases of ONNX with a gradient and one operator."""
+    """Yield the cases of ONNX with a gradient and one operator."""
     for name, (trained, _) in questions().items():
         case = cases()[0][name]
         operators = {node.op_type for node in case.model.graph.node}
@@ -119,7 +119,7 @@ def of_node_tests() -> Iterator[tuple[str, Question]]:
 
 
 def of_nodes() -> Iterator[tuple[str, Question]]:
-    """The nodes of training graphs."""
+    """Yield the nodes of training graphs."""
     for node in nodes():
         feeds = node.feeds()
         trained = [name for name, array in feeds.items() if array.dtype == np.float32 and array.size]
@@ -127,7 +127,7 @@ def of_nodes() -> Iterator[tuple[str, Question]]:
 
 
 def of_recurrent_layers() -> Iterator[tuple[str, Question]]:
-    """Recurrent layers with each function and ``clip``."""
+    """Yield recurrent layers with each function and ``clip``."""
     for op, functions, direction in itertools.product(
         test_recurrent.GATES, test_recurrent.FUNCTIONS, ("forward", "bidirectional")
     ):
@@ -146,7 +146,7 @@ def of_recurrent_layers() -> Iterator[tuple[str, Question]]:
 
 
 def of_other_domains() -> Iterator[tuple[str, Question]]:
-    """Nodes that neither ONNX nor the record of training graphs has cases of."""
+    """Yield nodes without cases in ONNX and in the record of training graphs."""
     for own in OTHERS:
         asked = own_model(own)
         yield own[1], Question(f"{own[1]} of {own[0]}", asked.model, asked.feeds, asked.wrt)
@@ -157,7 +157,7 @@ def of_other_domains() -> Iterator[tuple[str, Question]]:
 
 @cache
 def by_operator() -> dict[str, list[Question]]:
-    """The questions of each operator with a gradient."""
+    """Return the questions of each operator with a gradient."""
     found: dict[str, list[Question]] = {}
     for op, question in itertools.chain(of_recurrent_layers(), of_other_domains(), of_nodes(), of_node_tests()):
         if op in DIFFERENTIABLE - LEFT_OUT.keys():
@@ -166,7 +166,7 @@ def by_operator() -> dict[str, list[Question]]:
 
 
 def spaced(asked: list[Question]) -> list[Question]:
-    """A few of the questions, first and last among them."""
+    """Return a few evenly spaced questions, with the first and the last."""
     places = np.linspace(0, len(asked) - 1, min(MOST, len(asked)))
     return [asked[round(place)] for place in places]
 
@@ -177,7 +177,7 @@ def opset_of(model: ModelProto) -> Any:
 
 
 def made(model: ModelProto, trained: list[str], folder: Path) -> None:
-    """The artifacts of a model, in the opset that knows the type, of the inputs that the loss depends on."""
+    """Write the artifacts of a model, raising its opset if necessary, for the inputs that the loss depends on."""
     parameters = [f"{name} in float64" for name in trained]
     while parameters:
         try:
@@ -204,7 +204,7 @@ def gradients(
     results: list[np.ndarray],
     folder: Path,
 ) -> dict[str, np.ndarray]:
-    """The gradients of a question with its node in a float type; the loss weighs each float result."""
+    """Return the gradients of a question with its node in a float type; the loss weights each float result."""
     model = ModelProto()
     model.CopyFrom(question.model)
     graph = model.graph
@@ -243,7 +243,7 @@ def gradients(
 
 
 def rounded(question: Question, half: str) -> dict[str, np.ndarray]:
-    """The inputs, floats as float64 numbers that the half type represents."""
+    """Return the inputs, with floats as float64 numbers that the half type represents."""
     dtype = helper.tensor_dtype_to_np_dtype(HALVES[half][0])
     return {
         name: value if value.dtype.kind in "biu" or name in question.kept else value.astype(dtype).astype(np.float64)
@@ -282,5 +282,5 @@ def test_gradient(op: str, half: str, tmp_path: Path) -> None:
 
 
 def test_every_operator_is_asked() -> None:
-    """Every operator with a gradient that takes a half type."""
+    """Every operator with a gradient that takes a half type has a question."""
     assert DIFFERENTIABLE - by_operator().keys() == LEFT_OUT.keys()

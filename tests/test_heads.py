@@ -1,4 +1,4 @@
-"""A new last layer: the usual endings, what lies behind them, and what is refused."""
+"""Replacing the last layer: the usual model endings, the nodes after them, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLD, NEW, WIDTH = 7, 4, 12
 
 
 def model(nodes: list[Any], weights: dict[str, tuple[int, ...]], *, image: bool = False) -> ModelProto:
-    """``hidden`` is what a head reads: vectors, or images of 3 by 5."""
+    """Return a model with ``hidden`` as the input of its head: vectors, or images of 3 by 5."""
     rng = np.random.default_rng(1)
     made = {"first": rng.standard_normal((WIDTH, 6, 1, 1) if image else (6, WIDTH)).astype(np.float32)}
     made |= {name: rng.standard_normal(dims).astype(np.float32) for name, dims in weights.items()}
@@ -82,7 +82,7 @@ ENDINGS: dict[str, tuple[list[Any], dict[str, tuple[int, ...]], dict[str, tuple[
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_usual_endings(ending: str, tmp_path: Path) -> None:
-    """Shapes are those of the new classes, numbers those that are documented; it runs in onnxruntime, and it learns."""
+    """Shapes fit the new classes, values the documented distribution; onnxruntime runs the model, and it learns."""
     nodes, weights, wanted, image = ENDINGS[ending]
     old = model(nodes, weights, image=image)
     made = onnx.ModelProto.FromString(artifacts.replace_head(old, NEW, seed=3))
@@ -125,7 +125,7 @@ def test_the_usual_endings(ending: str, tmp_path: Path) -> None:
 
 
 def test_a_head_in_the_middle() -> None:
-    """Of a value that is named, the one in front of it."""
+    """An inner head is found by the name of its output."""
     nodes = [node("Gemm", ["hidden", "w"], "scores"), node("Gemm", ["scores", "v"])]
     old = model(nodes, {"w": (WIDTH, OLD), "v": (OLD, OLD)})
     with pytest.raises(ortrain.InvalidArgumentError) as error:

@@ -1,4 +1,4 @@
-"""The middle of the house, read as text: functions of ``ortrain-program`` are short, and its modules have no cycle."""
+"""Rules for the source of ``ortrain-program``, checked as text: functions are short, and modules have no cycle."""
 
 import re
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ import pytest
 CRATES = Path(__file__).parent.parent / "crates"
 SOURCE = CRATES / "ortrain-program" / "src"
 
-#: A function of so many lines does more than one thing.
+#: Number of lines from which a function is too long.
 TOO_LONG = 120
 
-#: What stands for its place only: a module of the tree, by its path from the root.
+#: A module of the tree, by its path from the root.
 Module = tuple[str, ...]
 
 
 def read(path: Path) -> str:
-    """Return a source file without comments, text in quotes, and unit tests; lines stay lines."""
+    """Return a source file without comments, string literals and unit tests; line breaks stay."""
     text = path.read_text(encoding="utf-8").split("#[cfg(test)]\nmod tests {")[0]
     return re.sub(r'//[^\n]*|"(?:\\.|[^"\\])*"', lambda found: "\n" * found.group().count("\n"), text, flags=re.S)
 
 
 def modules(root: Path) -> dict[Module, str]:
-    """Return the text of each module under a folder, files of unit tests apart."""
+    """Return the text of each module under a folder, without files of unit tests."""
     found = {}
     for path in sorted(root.rglob("*.rs")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -33,13 +33,13 @@ def modules(root: Path) -> dict[Module, str]:
 
 
 def functions(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the name and the number of lines of each function: rustfmt ends it where it begins."""
+    """Yield the name and the number of lines of each function; rustfmt aligns its last line with its first."""
     lines = [line.rstrip() for line in text.split("\n")]
     for at, line in enumerate(lines):
         start = re.match(r"( *)(?:pub(?:\([^)]*\))? )?(?:const )?(?:unsafe )?fn (\w+)", line)
         if start is None:
             continue
-        # A body ends with a brace below the first line; a declaration, or an empty body, with the signature.
+        # A body ends with a brace below the first line; a declaration or an empty body ends with the signature.
         ends = re.compile(rf"{start[1]}(?:\}}$|\).*[;}}]$)")
         end = next(k for k in range(at, len(lines)) if ends.match(lines[k]) or (k == at and line.endswith((";", "}"))))
         yield start[2], end - at + 1
@@ -65,7 +65,7 @@ def paths(tree: str) -> Iterator[list[str]]:
 
 
 def home(tree: dict[Module, str], at: Module, path: list[str]) -> Module | None:
-    """Return the module that has what a path of a module names, through re-exports; ``None`` for other crates."""
+    """Return the module that defines the item of a path, through re-exports; ``None`` for other crates."""
     if path[0] == "crate":
         at, path = (), path[1:]
     elif path[0] in ("self", "super"):
@@ -84,7 +84,7 @@ def home(tree: dict[Module, str], at: Module, path: list[str]) -> Module | None:
 
 
 def graph(tree: dict[Module, str]) -> dict[Module, set[Module]]:
-    """Return for each module those that it uses. What a module passes on alone, it does not use."""
+    """Return the modules that each module uses. A pure re-export does not count as a use."""
     edges = {}
     for at, text in tree.items():
         own = re.sub(r"pub(?:\([^)]*\))? use [^;]+;", "", text)
@@ -98,7 +98,7 @@ def graph(tree: dict[Module, str]) -> dict[Module, set[Module]]:
 
 
 def cycle(edges: dict[Module, set[Module]]) -> list[Module]:
-    """Return modules each of which uses the next one, and the last one the first; the shortest such list, or none."""
+    """Return the shortest cycle of modules, each of which uses the next one; an empty list if there is no cycle."""
     best: list[Module] = []
     for start in edges:
         before: dict[Module, Module] = {}
@@ -118,7 +118,7 @@ def cycle(edges: dict[Module, set[Module]]) -> list[Module]:
 
 
 def test_every_file_is_a_module() -> None:
-    """A file that no other one declares is compiled by nobody."""
+    """A file without a ``mod`` declaration is never compiled."""
     roots = ("lib.rs", "main.rs", "mod.rs")
     files = [path for path in CRATES.glob("*/src/**/*.rs") if path.name not in roots and "generated" not in path.parts]
     assert len(files) > 300

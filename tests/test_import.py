@@ -1,4 +1,4 @@
-"""Importing ortrain."""
+"""Tests of importing ortrain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAVY = ("onnx", "torch", "onnxruntime", "ml_dtypes", "google.protobuf", "scipy"
 
 
 def imported(statements: str) -> set[str]:
-    """The modules there are after some statements in a fresh interpreter."""
+    """Return the names of imported modules after some statements in a fresh interpreter."""
     script = f"import sys\n{statements}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -51,7 +51,7 @@ def test_what_training_does_not_need_waits() -> None:
 
 
 def test_every_module_is_reached_after_a_bare_import() -> None:
-    """Each is imported when it is first used, and not before."""
+    """Each module is imported on first use, and not before."""
     names = (
         "api",
         "artifacts",
@@ -76,7 +76,7 @@ def test_every_module_is_reached_after_a_bare_import() -> None:
 
 
 def test_what_needs_onnx_says_so_where_it_is_not_installed() -> None:
-    """And what asks for every name, such as ``help(ortrain)``, works without it."""
+    """Access to every name, such as ``help(ortrain)``, works without onnx."""
     script = """
 import importlib.abc, pydoc, sys
 

@@ -1,4 +1,4 @@
-"""Inputs of a step: lists, other types where nothing is lost, labels that are none; memory limits that help."""
+"""Inputs of a step: lists, lossless conversions, labels outside of the classes; messages about memory limits."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_would_change(x: Any, labels: Any, sentence: str, module: Module) -
 
 
 def test_labels_that_are_no_classes(tmp_path: Path) -> None:
-    """The label, its row, the classes, and which label is left out."""
+    """The error names the label, its row, the classes, and the ignored label."""
     artifacts.generate_artifacts(
         ortrain.examples.perceptron(),
         loss=artifacts.Loss(artifacts.LossType.CrossEntropyLoss, ignore_index=-100),
@@ -143,7 +143,7 @@ def test_labels_that_are_no_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_limits_that_help(training: bool, folder: Path) -> None:
-    """The limit that is named is enough, and so is the batch; one row more is too much."""
+    """The named limit is sufficient, and the named batch fits; one row more is too much."""
 
     def limited(limit: int) -> Module:
         options = ortrain.SessionOptions()
@@ -170,14 +170,14 @@ def test_limits_that_help(training: bool, folder: Path) -> None:
     step(tight, rows)
     with pytest.raises(ortrain.MemoryLimitError):
         step(tight, rows + 1)
-    # A limit that not even one row keeps.
+    # A limit that is too small for a single row.
     fixed = int(re.findall(r"\((\d+) parameters and gradients", str(error.value))[0])
     with pytest.raises(ortrain.MemoryLimitError, match=r"\d+ is enough; within the limit not even a batch of 1 fits$"):
         step(limited(fixed + 64), 8)
 
 
 def test_limits_that_help_a_session(folder: Path) -> None:
-    """An inference session names a limit that is enough and a batch that fits, as a training step does."""
+    """An inference session names a sufficient limit and a batch that fits, as a training step does."""
 
     def limited(limit: int) -> ortrain.InferenceSession:
         options = ortrain.SessionOptions()

@@ -1,4 +1,4 @@
-"""What would be trained, and how it is chosen."""
+"""Tests of inspect: which parameters would be trained, and how to choose them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def constant(name: str, values: Any, dtype: Any = np.float32) -> TensorProto:
 
 
 def everything() -> onnx.ModelProto:
-    """A model with every sort of constant."""
+    """Return a model with every kind of constant."""
     declare, node = helper.make_tensor_value_info, helper.make_node
     nodes = [
         node("Constant", [], ["kernel"], value=constant("value", np.ones((3, 4)))),
@@ -84,7 +84,7 @@ def test_every_sort_of_constant() -> None:
 
 
 def test_what_stands_in_the_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What making artifacts would say, too."""
+    """The obstacle equals the error of generate_artifacts."""
     declare = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("ConvTranspose", ["x", "w"], ["y"], "up", output_shape=[8, 8])],
@@ -222,7 +222,7 @@ def test_what_a_file_is(
 
 
 def test_parameters_of_artifacts(files: Path) -> None:
-    """What is trained is what was trained in the forward model, in all of them."""
+    """Every artifact has the trained parameters of the forward model."""
     forward = ortrain.inspect(files / "forward.onnx").names("trained")
     for name in ("training_model.onnx", "eval_model.onnx", "checkpoint"):
         assert set(forward) <= set(ortrain.inspect(files / name).names("trained")), name
@@ -235,7 +235,7 @@ def test_parameters_of_artifacts(files: Path) -> None:
 
 
 def test_parameters_of_any_declared_size(files: Path, tmp_path: Path) -> None:
-    """Shapes that a training model declares are a stranger's numbers: their product may be too large."""
+    """Shapes in a training model are untrusted: the product of their sizes may overflow."""
     model = onnx.load(files / "eval_model.onnx")
     weight = next(info for info in model.graph.input if info.name.endswith(".weight"))
     for axis in weight.type.tensor_type.shape.dim:
@@ -262,7 +262,7 @@ def test_a_step_of_what_is_no_forward_model(arguments: Any, files: Path) -> None
 
 
 def with_open_sizes(op: str) -> onnx.ModelProto:
-    """A model whose gradient has no spelling in its opset, where sizes are open."""
+    """Return a model that cannot express its gradient in its opset if sizes are unknown."""
     nodes = [helper.make_node("Conv", ["x", "w"], ["a"], "convolve")]
     if op == "LRN":
         nodes.append(helper.make_node("LRN", ["a"], ["y"], "it", size=3))
@@ -276,7 +276,7 @@ def with_open_sizes(op: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("op", ["LRN", "AveragePool"])
 def test_obstacles_of_open_sizes(op: str, tmp_path: Path) -> None:
-    """What keeps artifacts from being made does so whether sizes are given or not."""
+    """The obstacle of generate_artifacts is reported with unknown sizes as well as with known ones."""
     model = with_open_sizes(op)
     with pytest.raises(ortrain.UnsupportedError) as error:
         artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
@@ -284,10 +284,10 @@ def test_obstacles_of_open_sizes(op: str, tmp_path: Path) -> None:
     assert found.obstacle is not None
     assert len(found.obstacles) == 1
     assert list(found.open_inputs) == ["x"]
-    # Names of values that are made up have numbers, which a loss has a share in.
+    # Generated value names have numbers, which depend on the loss.
     said, expected = (re.sub(r"_\d+", "", text) for text in (found.obstacle, str(error.value)))
     assert said == expected
-    # And it is said of given sizes what holds for them.
+    # With known sizes, the obstacle applies to these sizes.
     sized = ortrain.inspect(model, shapes={"x": [2, 4, 9, 9]})
     assert sized.obstacle is not None
 
@@ -360,7 +360,7 @@ def test_patterns_of_nothing(tmp_path: Path) -> None:
 
 
 def with_mean(path: Path) -> onnx.ModelProto:
-    """A model whose only output is the mean of its first one."""
+    """Return a model with the mean of the first output as its only output."""
     model = onnx.load(path)
     output = model.graph.output[0].name
     model.graph.node.append(helper.make_node("ReduceMean", [output], ["mean"], keepdims=0))
@@ -394,7 +394,7 @@ def test_a_step_takes_what_is_said(name: str, rows: int, tmp_path: Path) -> None
 
 
 def made(nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str], *weights: TensorProto) -> Any:
-    """A model of floats."""
+    """Return a model with float inputs and outputs."""
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -449,7 +449,7 @@ def test_every_node_that_cannot_be_differentiated() -> None:
         'node "first" (ConvTranspose)',
         'node "third" (ConvTranspose)',
     ]
-    # With sizes it is none.
+    # With fixed sizes there is no obstacle.
     fixed = made([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": [2, 1, 4, 4]}, ["y"], *weights)
     assert ortrain.inspect(fixed).obstacles == []
     assert ortrain.inspect(fixed).step is not None
@@ -503,7 +503,7 @@ def test_steps_on_the_host_and_sizes_that_are_not_known() -> None:
     assert "programs behind functions on the host" in step.without[0]
 
 
-# Operators behind a product; the values of an input decide their shapes.
+# Operators after a product; the values of an input decide their shapes.
 BY_VALUES: dict[str, tuple[list[NodeProto], dict[str, list[int]]]] = {
     "Reshape": ([helper.make_node("Reshape", ["h", "s"], ["y"])], {"s": [3]}),
     "Expand": ([helper.make_node("Expand", ["h", "s"], ["y"])], {"s": [3]}),
@@ -530,7 +530,7 @@ BY_VALUES: dict[str, tuple[list[NodeProto], dict[str, list[int]]]] = {
 
 @pytest.mark.parametrize("op", BY_VALUES)
 def test_shapes_that_follow_from_values(op: str, tmp_path: Path) -> None:
-    """They stand in the way of no training, and of a plan only."""
+    """These shapes do not prevent training; only a plan needs values."""
     nodes, sizes = BY_VALUES[op]
     declare = helper.make_tensor_value_info
     inputs = [declare("x", TensorProto.FLOAT, ["b", 3])]
@@ -600,7 +600,7 @@ def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def in_a_body(kind: str, inside: bool) -> onnx.ModelProto:
-    """Weights ``u`` (an initializer) and ``v`` (of a Constant node) in the subgraphs of a node, or beside it."""
+    """Return weights ``u`` (an initializer) and ``v`` (of a Constant node), in the subgraphs of a node or beside it."""
     node, declare = helper.make_node, helper.make_tensor_value_info
     generator = np.random.default_rng(5)
     u, v = (constant(name, generator.standard_normal((3, 3)) / 2) for name in "uv")
@@ -665,7 +665,7 @@ def in_a_body(kind: str, inside: bool) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("kind", ["If", "Loop", "Scan"])
 def test_weights_in_subgraphs(kind: str, tmp_path: Path) -> None:
-    """They are trained like weights beside the node, to the same numbers."""
+    """These weights are trained like weights beside the node, to the same values."""
     found = ortrain.inspect(in_a_body(kind, True))
     assert sorted(found.names("trained")) == ["u", "v"]
     assert [(note.node, note.operator) for note in found.control_flow] == [(f'node "control" ({kind})', kind)]
@@ -695,7 +695,7 @@ def test_weights_in_subgraphs(kind: str, tmp_path: Path) -> None:
 
 
 def test_one_name_for_several_weights_of_subgraphs() -> None:
-    """Only what has a name of its own can be a parameter."""
+    """Only a weight with a unique name can be a parameter."""
     model = in_a_body("If", True)
     for attribute in model.graph.node[2].attribute:
         for tensor in attribute.g.initializer:

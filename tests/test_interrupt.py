@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run between two instructions, and the state is as it was."""
+"""Ctrl-C ends a run between two instructions, and the state stays as before."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# An instruction of these tests takes a few hundredths of a second, and a run looks for signals ten times a second;
-# machines have other work as well.
+# An instruction of these tests takes a few hundredths of a second, and a run checks for signals ten times a second.
+# Other load on the machine may add to both.
 SOON = 3.0
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-# Layers of products, large enough that a step takes a good part of a second on any machine.
+# Matrix products large enough that a step takes a considerable part of a second on any machine.
 LAYERS, WIDTH, ROWS = 24, 768, 512
 
 
 @pytest.fixture(autouse=True)
 def interrupts_arrive() -> Iterator[None]:
-    """Shells start background jobs with SIGINT ignored, and Python leaves that so."""
+    """Install Python's handler, because shells start background jobs with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -38,7 +38,7 @@ def interrupts_arrive() -> Iterator[None]:
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[list[float]]:
-    """SIGINT after a while; when it was sent."""
+    """Send SIGINT after some seconds; yield a list that receives the time of the signal."""
     sent: list[float] = []
 
     def send() -> None:
@@ -55,7 +55,7 @@ def interrupted_after(seconds: float) -> Iterator[list[float]]:
 
 
 def interrupt(seconds: float, work: Callable[[], Any]) -> None:
-    """Runs what is interrupted, and checks that it ends soon afterwards."""
+    """Run and interrupt `work`, and assert that it ends soon after the signal."""
     with interrupted_after(seconds) as sent:
         with pytest.raises(KeyboardInterrupt):
             work()
@@ -63,7 +63,7 @@ def interrupt(seconds: float, work: Callable[[], Any]) -> None:
 
 
 def endless() -> bytes:
-    """A Loop that counts up to a number that is an input."""
+    """Return a model of a Loop with its iteration count as an input."""
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["on"]),
@@ -95,13 +95,13 @@ def test_a_long_loop_ends() -> None:
     session = ortrain.InferenceSession(endless(), options)
     feed = {"most": np.array(2**62), "x": np.zeros(4, np.float32)}
     interrupt(0.3, lambda: session.run(None, feed))
-    # It runs as ever afterwards.
+    # The session works normally afterwards.
     (y,) = session.run(None, {**feed, "most": np.array(2)})
     np.testing.assert_allclose(y, np.full(4, 1 + np.sin(1.0)), rtol=1e-6)
 
 
 def test_a_long_function_of_the_host_ends() -> None:
-    """Boxes of which none overlaps another: each is compared with all that were chosen before."""
+    """The boxes do not overlap, so each one is compared with all boxes chosen before."""
     count = 300_000
     graph = helper.make_graph(
         [helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])],
@@ -169,7 +169,7 @@ def gradients(state: CheckpointState) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_a_long_step_ends_and_changes_nothing(trained: Path, share: float) -> None:
-    """In the forward and in the backward part; gradients are added to, or replaced."""
+    """The interrupt hits the forward or the backward pass; gradients accumulate, or are overwritten."""
     x, target = (np.random.default_rng(k).standard_normal((ROWS, WIDTH), np.float32) for k in range(2))
     state = CheckpointState.load_checkpoint(trained / "checkpoint")
     module = Module(trained / "training_model.onnx", state)
@@ -183,17 +183,17 @@ def test_a_long_step_ends_and_changes_nothing(trained: Path, share: float) -> No
     once = gradients(state)
     parameters = module.get_contiguous_parameters().numpy().copy()
 
-    # This step adds to the gradients.
+    # This step accumulates gradients.
     interrupt(share * duration, lambda: [module(x, target) for _ in range(20)])
     after = gradients(state)
-    # Whole steps may have been taken before the signal came.
+    # Complete steps may have run before the signal.
     whole = [k for k in range(1, 21) if np.array_equal(after[0], once[0] * np.float32(k))]
     assert whole, "the gradients are those of whole steps"
     for got, want in zip(after, once, strict=True):
         np.testing.assert_allclose(got, want * whole[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(module.get_contiguous_parameters().numpy(), parameters)
 
-    # This one replaces them: they are zero until it has been taken.
+    # This step overwrites gradients: they are zero until it is complete.
     module.lazy_reset_grad()
     interrupt(share * duration, lambda: [(module.lazy_reset_grad(), module(x, target)) for _ in range(20)])
     for got, want in zip(gradients(state), once, strict=True):
@@ -207,7 +207,7 @@ def test_a_long_step_ends_and_changes_nothing(trained: Path, share: float) -> No
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_cell_that_is_interrupted(trained: Path, share: float) -> None:
-    """A notebook sends the same signal: not a bit of the state is another one, and the cell can be run again."""
+    """A notebook sends the same signal: the state stays the same to the bit, and the cell can run again."""
     x, target = (np.random.default_rng(k).standard_normal((ROWS, WIDTH), np.float32) for k in range(2))
     state = CheckpointState.load_checkpoint(trained / "checkpoint")
     module = Module(trained / "training_model.onnx", state)
@@ -230,17 +230,17 @@ def test_a_cell_that_is_interrupted(trained: Path, share: float) -> None:
             module(x, target)
             whole += 1
 
-    # The signal may come while the bytes are taken, when nothing is under way.
+    # The signal may come during to_bytes, outside of a step.
     interrupt(share * duration, cell)
     assert whole < 20
     if state.to_bytes(True) != before:
-        # Or right behind a step, before it is counted here.
+        # The signal may come right after a step, before this test counts it.
         whole += 1
     else:
         for got, want in zip(gradients(state), kept, strict=True):
             np.testing.assert_array_equal(got, want)
     assert "step 1" in repr(state)
-    # What came of it is a state that so many whole steps were made on.
+    # The resulting state equals the state after this number of complete steps.
     other = Module(trained / "training_model.onnx", twin)
     for _ in range(whole):
         other(x, target)
@@ -249,7 +249,7 @@ def test_a_cell_that_is_interrupted(trained: Path, share: float) -> None:
 
 
 def sums(axes: list[int]) -> bytes:
-    """A model: a tensor of ones of a given shape, summed along axes."""
+    """Return a model that sums a tensor of ones of a shape along axes."""
     graph = helper.make_graph(
         [
             helper.make_node("ConstantOfShape", ["shape"], ["ones"], value=helper.make_tensor("one", FLOAT, [1], [1])),
@@ -266,7 +266,7 @@ def sums(axes: list[int]) -> bytes:
 
 @pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
 def test_one_long_instruction(axes: list[int]) -> None:
-    """Ctrl-C ends a sum of 10**12 elements along any axes, and the session goes on."""
+    """Ctrl-C ends a sum of 10**12 elements along any axes, and the session continues to work."""
     session = ortrain.InferenceSession(sums(axes))
     shape = [64 if axis not in axes else 10**12 // 64 for axis in range(2)] if len(axes) == 1 else [10**6, 10**6]
     interrupt(0.3, lambda: session.run(None, {"shape": np.array(shape)}))
@@ -275,7 +275,7 @@ def test_one_long_instruction(axes: list[int]) -> None:
 
 
 def long_chain(length: int) -> bytes:
-    """Nodes one behind the other, which take seconds to be prepared."""
+    """Return a chain of nodes that takes seconds to prepare."""
     kinds = [("Relu", []), ("Add", ["b"]), ("MatMul", ["w"])]
     nodes, last = [], "x"
     for k in range(length):
@@ -297,7 +297,7 @@ def long_chain(length: int) -> bytes:
 
 
 def test_preparation_ends(tmp_path: Path) -> None:
-    """Reading, inspecting, artifacts and the first run of many nodes; nothing is written, and the session goes on."""
+    """Reading, inspection, artifacts and the first run of many nodes end; no file is written, sessions still work."""
     model, x = long_chain(60_000), np.ones((2, 4), np.float32)
     session = ortrain.InferenceSession(model)
     works: list[Callable[[], object]] = [

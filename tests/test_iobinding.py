@@ -1,4 +1,4 @@
-"""Inputs and outputs of a session in memory of the caller, and runs from values to values."""
+"""Inputs and outputs of a session in memory of the caller, and runs with OrtValues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ortrain.iobinding import SessionIOBinding
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 CPU = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
-# More bytes than a page, from which on values are read where they lie.
+# Rows of more bytes than a page, the size from which values are read in place.
 ROWS = 64
 
 
@@ -37,7 +37,7 @@ def model_of(text: str) -> onnx.ModelProto:
 
 
 def both() -> onnx.ModelProto:
-    """y = 2 x and z = x + 1, of any number of rows."""
+    """Return a model of y = 2 x and z = x + 1, for any number of rows."""
     return model_of("""
         both (float[n, 32] x) => (float[n, 32] y, float[n, 32] z) <float two = {2}, float one = {1}> {
             y = Mul (x, two)
@@ -51,7 +51,7 @@ def filled(rows: int = ROWS, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float
 
 
 def copied_inputs(session: ortrain.InferenceSession, binding: IOBinding) -> int:
-    """The bytes of inputs that a run copies into its own memory."""
+    """Return the number of input bytes that a run copies into its own memory."""
     session._native.begin_trace()
     session.run_with_iobinding(binding)
     trace = session._native.end_trace()
@@ -96,7 +96,7 @@ def test_inputs_are_read_where_they_lie(session: ortrain.InferenceSession) -> No
     value = OrtValue.ortvalue_from_numpy(x)
     binding.bind_ortvalue_input("x", value)
     assert copied_inputs(session, binding) == 0
-    # A result is no array of anybody, so nobody can change it while it is read.
+    # A result shares no memory with an array, so no caller can change it during a run.
     (result,) = session.run_with_ort_values(["y"], {"x": value})
     binding.bind_ortvalue_input("x", result)
     session.run_with_iobinding(binding)
@@ -138,7 +138,7 @@ def test_rebinding_replaces(session: ortrain.InferenceSession) -> None:
     session.run_with_iobinding(binding)
     assert not places[0].any()
     np.testing.assert_array_equal(places[1], 2 * second)
-    # An output of a place becomes one without, and the other way round.
+    # An output bound to memory becomes one without, and the other way round.
     binding.bind_output("y")
     with pytest.raises(OrtrainError, match="output 'y' has no value yet: run_with_iobinding makes it"):
         binding.get_outputs()
@@ -187,7 +187,7 @@ def test_an_output_may_lie_where_an_input_does(session: ortrain.InferenceSession
 
 
 def test_what_is_passed_on_is_not_overwritten() -> None:
-    """An output that is the input itself is written after another one was put where the input lies."""
+    """An output that is the input itself is written after another output replaced the input in its memory."""
     session = ortrain.InferenceSession(
         model_of("""
         pass (float[n, 32] x) => (float[n, 32] y, float[n, 32] z) <float two = {2}> {
@@ -208,7 +208,7 @@ def test_what_is_passed_on_is_not_overwritten() -> None:
 
 
 def test_inputs_that_nodes_could_update_stay_as_they_are() -> None:
-    """An accumulator writes to its sum where that is the state of a training; an input is not."""
+    """An accumulator updates its sum in place if the sum is training state; an input is never updated."""
     accumulate = onnx.helper.make_node(
         "InPlaceAccumulatorV2", ["sum", "x", "reset"], ["flag", "out"], domain="com.microsoft"
     )
@@ -234,7 +234,7 @@ def test_inputs_that_nodes_could_update_stay_as_they_are() -> None:
 
 
 def test_memory_is_kept(session: ortrain.InferenceSession) -> None:
-    """What is bound lives, although nobody else has it any more."""
+    """A binding keeps its arrays alive, also without other references to them."""
     binding = session.io_binding()
     binding.bind_cpu_input("x", filled(seed=7))
     binding.bind_ortvalue_output("y", OrtValue.ortvalue_from_numpy(np.zeros((ROWS, 32), np.float32)))
@@ -257,7 +257,7 @@ def test_addresses(session: ortrain.InferenceSession) -> None:
     session.run_with_iobinding(binding)
     np.testing.assert_array_equal(y, 2 * x)
     assert binding.get_outputs()[0].data_ptr() == y.ctypes.data
-    # Memory of C, for one.
+    # Memory allocated in C is an example.
     buffer = (ctypes.c_float * (ROWS * 32))()
     binding.bind_output("y", "cpu", 0, np.float32, [ROWS, 32], ctypes.addressof(buffer))
     session.run_with_iobinding(binding)
@@ -298,7 +298,7 @@ def test_names(session: ortrain.InferenceSession) -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=r"the model has no input 'X'; it has x; did you mean 'x'\?"):
             bind("X")
-    # An output of an unknown name is found by the run.
+    # The run reports an unknown output name.
     binding.bind_cpu_input("x", filled())
     binding.bind_output("yy")
     with pytest.raises(InvalidArgumentError, match="the model has no output 'yy'; it has y, z"):
@@ -365,7 +365,7 @@ def test_places_that_share_memory(session: ortrain.InferenceSession) -> None:
 
 
 def test_shapes_that_come_out_of_the_run() -> None:
-    """Where a shape depends on values, nothing is written either if one does not fit."""
+    """If a shape depends on values and an output does not fit, no output is written."""
     session = ortrain.InferenceSession(
         model_of("""
         select (float[n] x) => (float[n] y, int64[1, m] places) <float two = {2}> {
@@ -411,14 +411,14 @@ def test_read_only_and_scattered_inputs(session: ortrain.InferenceSession) -> No
     binding.bind_output("z")
     binding.bind_cpu_input("x", read_only((ROWS, 32)))
     assert copied_inputs(session, binding) == 0
-    # Elements that do not lie in a row are copied when they are bound.
+    # Arrays that are not contiguous are copied when they are bound.
     wide = filled(32).T.copy().T
     expected = wide.copy()
     binding.bind_cpu_input("x", wide)
     wide[:] = 0
     session.run_with_iobinding(binding)
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected + 1)
-    # An array of NumPy may begin anywhere.
+    # A NumPy array may begin at any address.
     raw = np.zeros(ROWS * 32 * 4 + 1, np.uint8)
     odd = raw[1:].view(np.float32).reshape(ROWS, 32)
     odd[:] = filled()
@@ -507,7 +507,7 @@ def test_sequences_are_not_bound() -> None:
 
 
 def test_values_of_onnxruntime(session: ortrain.InferenceSession) -> None:
-    """They are used where they lie, and kept."""
+    """Values of onnxruntime are used in place, and kept alive."""
     x, y = filled(), onnxruntime.OrtValue.ortvalue_from_shape_and_type([ROWS, 32], np.float32)
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x))
@@ -520,7 +520,7 @@ def test_values_of_onnxruntime(session: ortrain.InferenceSession) -> None:
     np.testing.assert_array_equal(value.numpy(), 2 * x)
 
 
-# Runs from values to values.
+# Runs with OrtValues.
 
 
 def test_run_with_ort_values(session: ortrain.InferenceSession) -> None:
@@ -561,7 +561,7 @@ def test_run_with_ortvaluevector(session: ortrain.InferenceSession) -> None:
     session.run_with_ortvaluevector(ortrain.RunOptions(), ["x"], vector(x), ["z", "y"], fetches, [CPU, CPU])
     np.testing.assert_array_equal(fetches[0].numpy(), x + 1)
     np.testing.assert_array_equal(fetches[1].numpy(), 2 * x)
-    # Values that are there are written to.
+    # Values in the fetches are overwritten.
     there = vector(*places)
     session.run_with_ortvaluevector(None, ["x"], vector(x), ["y", "z"], there, [CPU, CPU])
     np.testing.assert_array_equal(places[0], 2 * x)
@@ -582,7 +582,7 @@ def test_run_with_ortvaluevector(session: ortrain.InferenceSession) -> None:
 
 
 def test_two_threads_on_one_session(session: ortrain.InferenceSession) -> None:
-    """Runs take turns: each thread finds what its own values give."""
+    """Runs take turns: each thread gets the results of its own values."""
     rounds, errors = 40, []
 
     def work(seed: int, rows: int) -> None:
@@ -609,7 +609,7 @@ def test_two_threads_on_one_session(session: ortrain.InferenceSession) -> None:
 
 
 def test_writing_to_an_input_while_it_is_read() -> None:
-    """Whoever does so gets values in no particular order, and nothing worse."""
+    """Writing to an input during a run gives an unspecified mix of values, and no other harm."""
     session = ortrain.InferenceSession(both())
     x, y = np.zeros((1 << 12, 32), np.float32), np.zeros((1 << 12, 32), np.float32)
     binding = session.io_binding()
@@ -633,11 +633,11 @@ def test_writing_to_an_input_while_it_is_read() -> None:
         writer.join()
 
 
-# Initializers that a run may be given.
+# Initializers that a run may replace.
 
 
 def overridable(*, listed: bool = True, ir_version: int = 8) -> onnx.ModelProto:
-    """y = w x + b, of which w and b can be given; what w sums up to is computed from constants alone otherwise."""
+    """Return a model of y = w x + b with replaceable w and b; the sum of w is constant if w is not replaced."""
     inputs = [declare("x", ["n"]), declare("b", ["k"]), declare("w", [3])]
     numbers = [
         onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w"),
@@ -720,7 +720,7 @@ def sizes() -> Iterator[tuple[int, int]]:
 
 
 def test_a_shape_that_is_overridable() -> None:
-    """What a shape is made of may be given, too."""
+    """A run may replace an initializer that gives a shape, too."""
     session = ortrain.InferenceSession(
         onnx.helper.make_model(
             onnx.helper.make_graph(
@@ -742,7 +742,7 @@ def test_a_shape_that_is_overridable() -> None:
 
 
 def test_a_limit_names_what_helps() -> None:
-    """What is read where it lies is the caller's, and does not count."""
+    """Inputs that are read in place belong to the caller, and do not count."""
     options = ortrain.SessionOptions()
     options.memory_limit = 1000
     session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)

@@ -1,4 +1,4 @@
-"""Losses, gradients and running statistics that jax recorded (tests/in_jax), followed by ortrain."""
+"""Training with ortrain compared with the losses, gradients and running statistics that jax recorded (tests/in_jax)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves that are killed: whatever the moment, the file is a whole state."""
+"""Processes killed during a save: the file is a complete state at every moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortrain.api import CheckpointState, Module, Optimizer
 CASE = RECORDS / "mlp_adamw_ce"
 KILLS = 200
 
-# A parent that forks children which save in a loop, and kills each at a random moment.
+# Program of a parent that forks children which save in a loop, and kills each at a random moment.
 PARENT = """
 import os, random, signal, sys, time
 from ortrain.api import CheckpointState
@@ -79,7 +79,7 @@ def test_a_file_is_always_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"], "what was killed leaves nothing behind"
 
 
-# Trains from a checkpoint that it saves after each step, and is killed after some of them.
+# Program that trains from a checkpoint, saves it after each step, and kills itself after some steps.
 TRAINER = """
 import os, signal, sys
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_what_was_loaded_trains(tmp_path: Path) -> None:
-    """The state after a save is that before it: moments, step and learning rate among it."""
+    """The loaded state equals the saved one, with moments, step and learning rate."""
     run = Run(CASE)
     batch = batches_of(CASE)[0]
     inputs = [batch[name] for name in run.module.input_names()]

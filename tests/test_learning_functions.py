@@ -1,4 +1,4 @@
-"""Learning rates, losses and penalties of `ortrain.gradient`, beside their formulas in NumPy."""
+"""Learning rates, losses and penalties of `ortrain.gradient`, compared with their formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ortrain.gradient.sgd_learning_rate import BaseLearningRate, LearningRateSGD
 from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
 
 CPU = get_ort_device("cpu")
-# What rounding does to a few operations of float32.
+# Rounding of a few operations.
 CLOSE = {np.float32: 1e-5, np.float64: 1e-12}
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 LOSSES: dict[str, BaseLearningLoss] = {
@@ -42,7 +42,7 @@ def value(array: Any, dtype: Any = np.float32) -> OrtValue:
 
 
 def scores(name: str, y: Any, z: Any) -> Any:
-    """The loss of each element, by its formula."""
+    """Return the loss of each element by its formula."""
     d = y - z
     if name == "square":
         return d**2
@@ -75,7 +75,7 @@ def test_b29_rates_have_the_numbers_of_the_reference() -> None:
     )
     optimal = list(LearningRateSGD(learning_rate="optimal").loop(3))
     assert np.allclose(optimal, [0.01, 0.0099995455, 0.0099990910], rtol=0, atol=5e-11)
-    # The first update leaves it, as `fit` counts passes from 0.
+    # The first update does not change the rate, because `fit` counts passes from 0.
     assert LearningRateSGD().init_learning_rate().update_learning_rate(0).value == 0.01
 
 
@@ -86,7 +86,7 @@ def test_descent_moves_weights_where_they_lie(dtype: Any) -> None:
     array = np.array([[1.0, 2.0]], dtype)
     weight = numpy_to_ort_value(array)
     assert rate.update_weights(0, CPU, weight, value([[1, -1]], dtype), batch_size=4) is weight
-    # The array is the memory of the weight.
+    # The weight shares the memory of the array.
     assert np.allclose(array, [[0.875, 2.125]], rtol=0, atol=CLOSE[dtype])
     with pytest.raises(OrtrainError, match="LearningRateSGD has no velocity"):
         rate.update_weights(0, CPU, weight, weight, 4, velocity=weight)
@@ -150,7 +150,7 @@ def test_b29_losses_and_their_gradients(name: str, weighted: bool, columns: int,
     found = loss.loss_scores(CPU, expected, predicted, given).numpy()
     assert found.shape == (6, columns)
     assert np.allclose(found, whole, rtol=10 * CLOSE[dtype], atol=CLOSE[dtype])
-    # The gradient by differences of the formula, which is what a sign would show in.
+    # The gradient by central differences of the formula, which would reveal a wrong sign.
     step = 1e-6
 
     def at(change: float) -> Any:

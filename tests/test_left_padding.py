@@ -1,4 +1,4 @@
-"""Attention behind a padding mask: rows of nothing but -inf have no softmax; exporters make zeros of them."""
+"""Attention with a padding mask: rows of -inf only have no softmax, and exporters replace their weights by zeros."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ortrain.api import CheckpointState, Module
 
 BATCH, HEADS, SIZE = 3, 2, 4
 WIDTH = HEADS * SIZE
-# Sums of some products in float32, of numbers of magnitude 1.
+# Rounding of sums of some products in float32, of numbers of magnitude 1.
 ROUNDING = 5e-6
 
 
 def attention(length: int, spelling: str) -> ModelProto:
-    """One layer that looks back; `mask` has -inf where a key is padding. The output is the loss."""
+    """Return one layer of causal attention; `mask` has -inf at padded keys. The output is the loss."""
     rng = np.random.default_rng(length)
     weights = {name: rng.normal(0, 0.6, (WIDTH, WIDTH)).astype(np.float32) for name in ("wq", "wk", "wv")}
     weights["seen"] = rng.normal(0, 1, (BATCH, HEADS, length, SIZE)).astype(np.float32)
@@ -73,7 +73,7 @@ def attention(length: int, spelling: str) -> ModelProto:
 
 
 def expected(model: ModelProto, x: np.ndarray, mask: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss and its gradients by PyTorch's formula: a row of which nothing is seen has weights of zero."""
+    """Return the loss and its gradients by PyTorch's formula: a row without visible keys has weights of zero."""
     w = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
     length = x.shape[1]
 

@@ -1,4 +1,4 @@
-"""What would take all memory or all time is refused at once, by a sentence."""
+"""Models that would take all memory or all time are refused at once, with a clear message."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ortrain.api import CheckpointState, Module
 from ortrain.errors import MemoryLimitError, OrtrainError
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-# A second in a release build on a machine with nothing else to do.
+# Generous limit in seconds: a release build on an idle machine takes one second.
 SOON = 15.0
-# What a refusal may leave as the largest size of the process, in MiB.
+# Maximum growth of the process's peak memory by a refusal, in MiB.
 MEMORY = 600
 
 
@@ -168,7 +168,7 @@ def test_the_largest_of_a_million() -> None:
 @pytest.mark.parametrize("count_include_pad", [0, 1])
 @pytest.mark.parametrize("ceil_mode", [0, 1])
 def test_averages_under_a_million_windows(count_include_pad: int, ceil_mode: int) -> None:
-    """Beyond 2^20 windows their cells are counted in each step, as onnxruntime counts them."""
+    """Beyond 2^20 windows the cells of each window are counted in each step, as onnxruntime counts them."""
     attributes = {"kernel_shape": [5, 3], "pads": [2, 1, 1, 1], "strides": [2, 1]}
     x = np.random.default_rng(5).standard_normal((1, 1, 4098, 600), np.float32)
     node = helper.make_node(
@@ -191,7 +191,7 @@ def recurrent(op: str, steps: int | str) -> ModelProto:
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 def test_more_steps_than_a_program_holds(op: str) -> None:
-    """Found in a model whose sequences had 4294967295 steps by a changed bit: all memory went."""
+    """A flipped bit gave the sequences of a model 4294967295 steps, which took all memory."""
     sentence = (
         f'node "net" ({op}) with inputs (x: float32[{{steps}}, 1, 1], w: float32[2, {{rows}}, 1], '
         f"r: float32[2, {{rows}}, 2]): the sequences have {{steps}} steps; 65536 are the most, as each is computed by "
@@ -201,7 +201,7 @@ def test_more_steps_than_a_program_holds(op: str) -> None:
     for steps in (65_537, (1 << 32) - 1):
         with refused(OrtrainError, sentence.format(steps=steps, rows=rows)):
             ortrain.dump(recurrent(op, steps).SerializeToString(), "program")
-    # Steps that come with the data.
+    # The number of steps comes with the data.
     session = ortrain.InferenceSession(recurrent(op, "steps").SerializeToString())
     with refused(OrtrainError, sentence.format(steps=65_537, rows=rows)):
         session.run(None, {"x": np.ones((65_537, 1, 1), np.float32)})
@@ -209,7 +209,7 @@ def test_more_steps_than_a_program_holds(op: str) -> None:
 
 
 def test_a_dump_is_linear() -> None:
-    """Of 12 000 steps, some instructions and buffers each; it took four times as long for twice as many."""
+    """A dump of 12 000 steps with several instructions and buffers each; its time was quadratic once."""
     start = time.monotonic()
     text = ortrain.dump(recurrent("LSTM", 12_000).SerializeToString(), "program")
     assert text.count("MatMul") >= 12_000
@@ -219,7 +219,7 @@ def test_a_dump_is_linear() -> None:
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("sizes", [[1 << 32], [1 << 16, 1 << 16]], ids=["line", "image"])
 def test_filters_beyond_count(op: str, sizes: list[int]) -> None:
-    """Found in a model whose filter was 2^32 long by a changed bit: kernels made tables of as many cells."""
+    """A flipped bit gave a filter the length 2^32, and kernels made tables of 2^32 cells."""
     node = helper.make_node(op, ["x", "w"], ["y"], name="conv", group=4)
     inputs = [("x", FLOAT, [2, 4, *sizes]), ("w", FLOAT, [4, 1, *sizes])]
     conv = model([node], inputs, [("y", FLOAT, None)]).SerializeToString()
@@ -257,7 +257,7 @@ def test_gradients_of_averages_under_a_million_windows(count_include_pad: int, t
         None, {}
     )
     assert abs(float((gradient * direction).sum()) / float(wanted) - 1) < 1e-5
-    # At the edges, where windows count fewer cells, too.
+    # At the edges windows count fewer cells.
     edges = np.zeros(shape, np.float32)
     edges[..., [0, -1], :] = edges[..., [0, -1]] = 1
     along = model(nodes, [], [("loss", FLOAT, [])], values | {"w": edges})

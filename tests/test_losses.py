@@ -1,4 +1,4 @@
-"""Losses with settings, alone and in sums: values and gradients by their formulas."""
+"""Losses with settings, alone and in sums: values and gradients against formulas."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.artifacts import Loss, LossType
 from ortrain.session import TrainingSession
 
-# Of float32 sums of a few dozen terms, relative to the largest.
+# Tolerance of float32 sums of a few dozen terms, relative to the largest.
 TOLERANCE = 2e-6
-# Of central differences of a float64 formula; beside that gradients are float32.
+# Tolerance of central differences of a float64 formula, with gradients in float32.
 GRADIENT_TOLERANCE = 1e-5
 STEP = 1e-5
 
@@ -34,7 +34,7 @@ WEIGHT = np.array([0.5, 2.0, 1.0], np.float32)
 
 
 def model(shape: Sequence[int | str], opset: int = 17) -> onnx.ModelProto:
-    """``scores = x * w``, with one weight for each element of an image of x."""
+    """Return the model ``scores = x * w``, with one weight for each element of a sample of x."""
     declare = helper.make_tensor_value_info
     weight = numpy_helper.from_array(np.ones(tuple(shape[1:]), np.float32), "w")
     graph = helper.make_graph(
@@ -48,7 +48,7 @@ def model(shape: Sequence[int | str], opset: int = 17) -> onnx.ModelProto:
 
 
 def trained(proto: onnx.ModelProto, loss: Any, folder: Path, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The loss, and the gradient of the weights."""
+    """Return the loss, and the gradient of the weights."""
     artifacts.generate_artifacts(proto, requires_grad=["w"], loss=loss, artifact_directory=folder)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state)
@@ -64,7 +64,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def cross_entropy(scores: np.ndarray, labels: np.ndarray, loss: Loss) -> float:
-    """As PyTorch's documentation defines it."""
+    """Compute the definition of PyTorch's documentation."""
     classes = scores.shape[1]
     weight = np.ones(classes) if loss.weight is None else np.asarray(loss.weight, np.float64)
     counted = labels != loss.ignore_index if loss.ignore_index is not None else np.ones(labels.shape, bool)
@@ -149,7 +149,7 @@ def test_weights_of_binary_cross_entropy(weight: Any, positive: Any, tmp_path: P
 
 
 def test_a_sum_of_losses(tmp_path: Path) -> None:
-    """Each with a target of its own, or one for all."""
+    """Each loss has a target of its own, or all losses share one."""
     x, target, labels = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32), np.array([0, 2])
     terms = [Loss(MSE), Loss(L1, factor=0.5), Loss(CROSS_ENTROPY, factor=2)]
     value, gradient = trained(model(["n", 3]), terms, tmp_path, x, target, labels)
@@ -206,7 +206,7 @@ def test_what_does_not_fit(loss: Loss, sentence: str, tmp_path: Path) -> None:
 
 
 def two_heads() -> onnx.ModelProto:
-    """Scores ``a`` [b, 1] and ``c`` [b, 5] of one input."""
+    """Return a model of the scores ``a`` [b, 1] and ``c`` [b, 5] for one input."""
     declare = helper.make_tensor_value_info
     chance = np.random.default_rng(3)
     nodes = [helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "ac"]
@@ -232,7 +232,7 @@ def test_each_term_has_a_target_of_its_own(tmp_path: Path) -> None:
     assert np.isfinite(module(x, a, c))
     with pytest.raises(ortrain.InvalidArgumentError, match="target_c"):
         module(x, a, a)
-    # Terms that compare one value, or name one target, share an input.
+    # Terms that compare the same value, or name the same target, share an input.
     for again, names in [
         ([Loss(LossType.MSELoss, scores="c"), Loss(LossType.L1Loss, scores="c")], ["x", "target"]),
         ([Loss(LossType.MSELoss, scores="a", target="t"), Loss(LossType.L1Loss, scores="a", target="t")], ["x", "t"]),
@@ -275,7 +275,7 @@ def test_axes_that_are_no_classes(axis: int, sentence: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1, "weight": np.arange(1.0, 6.0)}, {"ignore_index": 2}])
 def test_classes_on_the_last_axis(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Scores [b, s, classes] have the loss of their rows."""
+    """Scores [b, s, classes] have the loss of scores [b * s, classes]."""
     declare = helper.make_tensor_value_info
     weight = numpy_helper.from_array(np.random.default_rng(4).standard_normal((4, 5)).astype(np.float32), "w")
     x = np.random.default_rng(5).standard_normal((2, 3, 4)).astype(np.float32)
@@ -303,7 +303,7 @@ TOKENS = (4, 7, 6)
 
 
 def tokens() -> onnx.ModelProto:
-    """Scores [4, 7, 5] of fixed sizes in a model without a hint at the axis of classes."""
+    """Return scores [4, 7, 5] of fixed sizes, in a model without a hint at the axis of classes."""
     declare = helper.make_tensor_value_info
     weight = np.random.default_rng(4).standard_normal((TOKENS[-1], 5)).astype(np.float32)
     graph = helper.make_graph(
@@ -317,7 +317,7 @@ def tokens() -> onnx.ModelProto:
 
 
 def trained_tokens(folder: Path, loss: Any, labels: np.ndarray, face: str = "module") -> list[float]:
-    """Losses of three steps and of an evaluation."""
+    """Return the losses of three steps and of an evaluation."""
     artifacts.generate_artifacts(tokens(), loss=loss, optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
     x = np.random.default_rng(5).standard_normal(TOKENS).astype(np.float32)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")

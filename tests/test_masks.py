@@ -1,4 +1,4 @@
-"""What Dropout dropped is kept for the way back as a bit for each element."""
+"""The mask of Dropout is stored for the backward pass with one bit for each element."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ortrain.api import CheckpointState, Module, Optimizer
 ROWS = 211
 WIDTH = 101
 LAYERS = 6
-# 21 311 elements, which is no multiple of eight.
+# 21 311 elements, which is not a multiple of eight.
 ELEMENTS = ROWS * WIDTH
 
 
 def generate(folder: Path, drops: bool) -> None:
-    """Square layers, each followed by Dropout or by nothing."""
+    """Write the artifacts of square layers, with or without a Dropout after each."""
     rng = np.random.default_rng(0)
     nodes, weights, x = [], [], "x"
     for layer in range(LAYERS):
@@ -46,7 +46,7 @@ def generate(folder: Path, drops: bool) -> None:
 
 
 def train(folder: Path, limit: int | None = None, threads: int = 1) -> tuple[list[float], np.ndarray, int]:
-    """The losses and parameters of three steps, and the bytes of a step's work."""
+    """Return the losses and parameters of three steps, and the bytes of a step's work memory."""
     options = ortrain.SessionOptions()
     options.memory_limit = limit
     options.intra_op_num_threads = threads
@@ -75,7 +75,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def test_masks_take_a_bit(folders: list[Path]) -> None:
     without, with_masks = (train(folder)[2] for folder in folders)
-    # Bytes would take one for each element of every layer but the last.
+    # A mask of bytes would take one for each element of every layer but the last.
     assert with_masks - without < (LAYERS - 1) * ELEMENTS / 2
     model = onnx.load(folders[1] / "training_model.onnx")
     text = ortrain.dump(model, "program", {"x": [ROWS, WIDTH], "labels": [ROWS]})

@@ -1,4 +1,4 @@
-"""Weights of float16 and bfloat16: a warning, and master weights of float32, whose small updates add up."""
+"""Weights of float16 and bfloat16: a warning, and float32 master weights, which accumulate small updates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# Weights that a step of AdamW at a rate of 1e-5 does not move, after fifty steps.
+# Fifty steps of AdamW at a rate of 1e-5 do not change most 16-bit weights.
 STEPS, RATE = 50, 1e-5
 
 
 def network(dtype: int, *, branch: bool = False) -> onnx.ModelProto:
-    """A perceptron whose weights are narrow; with a branch, one of them is used inside of an If."""
+    """Return a perceptron with 16-bit weights; with a branch, an If uses one of them."""
     rng = np.random.default_rng(1)
     kind: Any = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}[dtype]
     initializers = {
@@ -63,7 +63,7 @@ def network(dtype: int, *, branch: bool = False) -> onnx.ModelProto:
 
 
 def trained(folder: Path, model: onnx.ModelProto, **options: Any) -> tuple[CheckpointState, Module, float]:
-    """After some steps; the share of elements that did not move."""
+    """Train for some steps, and return the state, the module and the share of unchanged elements."""
     artifacts.generate_artifacts(
         model,
         loss=artifacts.LossType.CrossEntropyLoss,
@@ -105,7 +105,7 @@ def test_small_updates_add_up(dtype: int, tmp_path: Path) -> None:
         state, module, unmoved = trained(tmp_path, model, master_weights="float32")
     assert unmoved < 0.05
     assert {parameter.data.dtype for _, parameter in state.parameters} == {np.dtype(np.float32)}
-    # The export has the type, the names and the nodes of the model, and computes what the eval model does.
+    # The export has the type, the names and the nodes of the model, and the values of the eval model.
     module.export_model_for_inferencing(tmp_path / "trained.onnx", ["scores"])
     exported = onnx.load(tmp_path / "trained.onnx")
     onnx.checker.check_model(exported, full_check=True)

@@ -1,4 +1,4 @@
-"""A memory limit is kept by computing values again, and changes no bit."""
+"""A memory limit is met by recomputing values, and changes no bit of the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
 import workloads
 
 STEPS = 2
-# What is left of the values of a step. (Of lenet nearly all is one value and its gradient, which meet.)
+# Remaining share of the work memory of a step. (lenet is left out: one value and its gradient take nearly all of its
+# memory at the same time.)
 SHARES = {"mobilenetv2_96": 0.6, "bert_mini": 0.6}
 
 

@@ -22,7 +22,7 @@ CASE = RECORDS / "mlp_adamw_ce"
 
 
 def inputs_of(run: Run, batch: int = 0) -> list[np.ndarray]:
-    """A recorded batch in the order of the module's inputs."""
+    """Return a recorded batch in the order of the module's inputs."""
     values = batches_of(CASE)[batch]
     return [values[name] for name in run.module.input_names()]
 
@@ -98,7 +98,7 @@ def test_arrays_of_other_libraries(run: Run) -> None:
         result = run.module(kind(x), kind(labels))
         assert isinstance(result, np.ndarray)
         assert result == loss
-    # Numbers without a type take that of the input.
+    # Python numbers have no type, and take the type of the input.
     assert run.module.eval()(x.tolist(), labels.tolist()) == run.module(x, labels)
     run.module.train()
     with pytest.raises(TypeError, match="a tensor is an array of numbers"):
@@ -106,7 +106,7 @@ def test_arrays_of_other_libraries(run: Run) -> None:
 
 
 def test_odd_arrays(run: Run) -> None:
-    """Neither strides nor byte order change a result."""
+    """Strides and byte order do not change a result."""
     x, labels = inputs_of(run)
     loss = run.module(x, labels)
     assert run.module(np.asfortranarray(x), labels) == loss
@@ -242,7 +242,7 @@ def test_optimizer_needs_an_optimizer_model(run: Run) -> None:
 
 
 def test_steps_without_new_gradients(run: Run) -> None:
-    """Twice with the same gradients is told; gradients that were reset are refused, and nothing changes."""
+    """A second step with the same gradients gives a warning; reset gradients are an error, and nothing changes."""
     x, labels = inputs_of(run)
     run.module(x, labels)
     run.optimizer.step()
@@ -257,7 +257,7 @@ def test_steps_without_new_gradients(run: Run) -> None:
         "in training mode before each step of the optimizer"
     )
     np.testing.assert_array_equal(run.module.get_contiguous_parameters().numpy(), before)
-    # Gradients add up over batches.
+    # Gradients accumulate over batches.
     run.module(x, labels)
     run.module(x, labels)
     run.optimizer.step()
@@ -265,7 +265,7 @@ def test_steps_without_new_gradients(run: Run) -> None:
 
 @pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
 def test_scheduler(run: Run) -> None:
-    """The rate as documented, warm-up first."""
+    """The rate follows the documentation, with the warm-up first."""
     scheduler = LinearLRScheduler(run.optimizer, warmup_step_count=2, total_step_count=6, initial_lr=1.0)
     rates = [run.optimizer.get_learning_rate()]
     for _ in range(8):
@@ -347,7 +347,7 @@ def test_inference_session() -> None:
 
 
 def two_outputs() -> onnx.ModelProto:
-    """One output that is there for every x, and one that is there only while an index is in range."""
+    """Return a model with one output for every x, and one that needs an index in range."""
     declare = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Neg", ["x"], ["y"]), onnx.helper.make_node("Gather", ["x", "index"], ["z"])],
@@ -367,7 +367,7 @@ def test_run_options(kind: Any) -> None:
     options.log_severity_level, options.log_verbosity_level, options.logid = 3, 1, "a run"
     y, z = session.run(None, near, options)
     assert (y.tolist(), z.tolist()) == ([0, -1, -2], [1])
-    # Without the option all is computed; with it, what is asked for, in the order asked for.
+    # Without the option all outputs are computed; with it, only the requested ones, in their order.
     with pytest.raises(ortrain.InvalidArgumentError, match="index"):
         session.run(["y"], far, options)
     options.only_execute_path_to_fetches = True

@@ -1,4 +1,4 @@
-"""What the extension module has for other parts of the package: results in place, other initializers, statistics."""
+"""Extension module: in-place results, replaced initializers, running statistics and random nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ortrain
 from ortrain import InvalidArgumentError, _ortrain
 from ortrain.capi import OrtDevice
 
-# How a pass runs, where nothing is said.
+# Default options of a forward and backward pass.
 OPTIONS: dict[str, Any] = {
     "seed": 0,
     "device": "cpu",
@@ -34,7 +34,7 @@ def native_session(model: onnx.ModelProto) -> _ortrain.InferenceSession:
 
 
 def halves() -> onnx.ModelProto:
-    """y = x / 2 and z = x + 1."""
+    """Return a model of y = x / 2 and z = x + 1."""
     x, y, z = (onnx.helper.make_tensor_value_info(name, 1, ["n"]) for name in "xyz")
     numbers = [onnx.numpy_helper.from_array(np.array([n], np.float32), name) for n, name in ((0.5, "h"), (1, "o"))]
     nodes = [onnx.helper.make_node("Mul", ["x", "h"], ["y"]), onnx.helper.make_node("Add", ["x", "o"], ["z"])]
@@ -46,7 +46,7 @@ def test_results_are_written_where_values_lie() -> None:
     session = native_session(halves())
     array = np.array([2, 4], np.float32)
     x = value_of(array)
-    # An output may lie where an input does, and another one beside it.
+    # An output may share the memory of an input; another output has its own memory.
     z = value_of(np.zeros(2, np.float32))
     session.run_into({"x": x}, [(0, x), (1, z)])
     assert (array.tolist(), z.numpy().tolist()) == ([1, 2], [3, 5])
@@ -87,7 +87,7 @@ def test_a_model_with_other_initializers(tmp_path: Path) -> None:
     assert onnx.numpy_helper.to_array(made.graph.initializer[0]).tolist() == [2]
     assert made.graph.node == model.graph.node
     assert made.graph.initializer[1] == model.graph.initializer[1]
-    # External data is taken in, also that of others.
+    # External data is read into the new model, also the data of initializers that are not replaced.
     path = tmp_path / "model.onnx"
     onnx.save_model(halves(), path, save_as_external_data=True, size_threshold=0)
     made = onnx.load_from_string(_ortrain.with_initializers(str(path), [("h", other)]))
@@ -129,7 +129,7 @@ def test_running_statistics_are_memory_that_is_updated() -> None:
     batch = rng.standard_normal((40, 3)).astype(np.float32) + 4
     both.forward([value_of(batch)], both.initial_weights())
     assert np.allclose(statistics["mean"].numpy(), 0.5 * batch.mean(axis=0), atol=1e-5)
-    # What is written there is what evaluations read.
+    # Evaluations read the statistics from this memory.
     statistics["mean"].update_inplace(np.full(3, 4, np.float32))
     statistics["var"].update_inplace(np.ones(3, np.float32))
     (found,) = both.evaluate([value_of(batch)], both.initial_weights())

@@ -1,4 +1,4 @@
-"""The node tests of ONNX for every operator that ortrain has, on all backends."""
+"""The node tests of ONNX for every operator of ortrain, on all backends."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ OPERATORS = frozenset(
     SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh
     ThresholdedRelu Tile TopK Transpose Trilu Unique Unsqueeze Upsample Where Xor""".split()
 )
-# Element types that ortrain does not have: a model that uses one is refused, in words.
+# Element types without support in ortrain: a model with one of these types is an error that names the type.
 UNSUPPORTED_TYPES = frozenset(
     """STRING FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 FLOAT4E2M1 INT4 UINT4 INT2 UINT2
     sequence optional""".split()
 )
-# How many cases of our operators use them, by what they use: none leaves the list of those that must pass unnoticed.
+# Number of cases with an unsupported type, by type. A case cannot leave the required cases unnoticed.
 UNSUPPORTED_CASES = {
     "FLOAT8E4M3FN": 18,
     "FLOAT8E4M3FNUZ": 18,
@@ -53,7 +53,7 @@ UNSUPPORTED_CASES = {
     "optional": 2,
     "optional sequence": 1,
 }
-# How many cases use operators that ortrain does not have, by these operators.
+# Number of cases with unsupported operators, by operator.
 MISSING_OPERATORS = {
     "Bernoulli": 3,
     "BlackmanWindow": 2,
@@ -86,11 +86,11 @@ MISSING_OPERATORS = {
     "TensorScatter": 3,
     "TfIdfVectorizer": 7,
 }
-# How many cases must pass at least.
-LEAST_CASES = 1500
-# Models are read from this operator set on. The cases of Not, which never changed, state an older one.
+# Minimum number of cases that must pass.
+MIN_CASES = 1500
+# Oldest operator set of a model that ortrain reads. The cases of Not state an older one, but Not never changed.
 OLDEST_OPSET = 7
-# Cases whose outputs are random: any mask is right.
+# Cases with random outputs: any mask is correct.
 RANDOM = frozenset(
     {
         "test_training_dropout",
@@ -99,12 +99,13 @@ RANDOM = frozenset(
         "test_training_dropout_mask",
     }
 )
-# Two units in the last place of narrow floats, relatively: what stands between the nodes of a function is rounded to
-# them in the expected values, and is not where nodes run as one.
+# Relative tolerance for functions in narrow float types: two units in the last place. The expected values are rounded
+# between the nodes of the function; nodes that run as one skip this rounding.
 BETWEEN_NODES = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
-# Sums whose terms cancel, by operator: what is left is rounding, here and in what is expected, relative to the largest.
+# Tolerance of sums with cancelling terms, by operator, relative to the largest output. The small results are rounding
+# errors, in ortrain and in the expected values.
 CANCELLING = {"DFT": 1e-6}
-# Cases that GPUs refuse by name: products of float64, and its exponentials, as softmax in float64 has them.
+# Cases that GPUs reject by name: matrix products and exponentials in float64, for example in softmax.
 IN_FLOAT64 = frozenset(
     {
         "test_attention_local_window_gqa_rank4_mask",
@@ -129,12 +130,13 @@ IN_FLOAT64 = frozenset(
         "test_reduce_log_sum_exp_negative_axes_keepdims_random_expanded",
     }
 )
-# Dropout keeps each element with probability 1 - ratio: the share kept of n elements lies within 5 standard deviations.
+# Tolerance in standard deviations. Dropout keeps each element with probability 1 - ratio, so the share of remaining
+# elements is random.
 DEVIATIONS = 5
 
 
 def types_of(graph: onnx.GraphProto) -> set[str]:
-    """The element types of the values that a graph names, subgraphs included."""
+    """Return the element types of the values of a graph, with its subgraphs."""
     found: set[str] = set()
     for value in [*graph.input, *graph.output, *graph.value_info]:
         kind = value.type.WhichOneof("value")
@@ -155,9 +157,9 @@ def types_of(graph: onnx.GraphProto) -> set[str]:
 
 @cache
 def suite() -> list[Any]:
-    """Every case of the operators of ONNX itself, its models of an operator set that is read."""
+    """Return every case of the operators of ONNX itself, with operator sets of at least `OLDEST_OPSET`."""
     with warnings.catch_warnings():
-        # The cases compute their expected values when they are listed, overflows included.
+        # `load_model_tests` computes the expected values, overflows included.
         warnings.simplefilter("ignore")
         listed = load_model_tests(kind="node")
     own = [case for case in listed if all(not node.domain for node in case.model.graph.node)]
@@ -168,13 +170,13 @@ def suite() -> list[Any]:
 
 
 def operators_of(case: Any) -> set[str]:
-    """The operators that a case uses."""
+    """Return the operators of a case."""
     return {node.op_type for node in case.model.graph.node}
 
 
 @cache
 def cases() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The cases of our operators by name: those that must pass, and those of element types that we do not have."""
+    """Return the cases of our operators by name: the required cases, and the cases with unsupported types."""
     supported: dict[str, Any] = {}
     unsupported: dict[str, Any] = {}
     for case in suite():
@@ -185,12 +187,12 @@ def cases() -> tuple[dict[str, Any], dict[str, Any]]:
 
 @cache
 def missing() -> dict[str, Any]:
-    """The cases that use operators that we do not have, by name."""
+    """Return the cases with unsupported operators, by name."""
     return {case.name: case for case in suite() if not operators_of(case) <= OPERATORS}
 
 
 def arrays(values: list[Any]) -> list[np.ndarray]:
-    """Some values are messages."""
+    """Return values as arrays; some values are tensor messages."""
     return [onnx.numpy_helper.to_array(v) if isinstance(v, TensorProto) else v for v in values]
 
 
@@ -201,7 +203,7 @@ def test_every_operator_has_cases() -> None:
 
 
 def test_every_case_runs_or_has_a_reason() -> None:
-    """The whole suite of ONNX's own operators: what passes, what is refused by type, and what by operator."""
+    """Every case of ONNX's own operators is supported, has an unsupported type, or has an unsupported operator."""
     supported, unsupported = cases()
     by_type = Counter(" ".join(sorted(types_of(case.model.graph) & UNSUPPORTED_TYPES)) for case in unsupported.values())
     by_operator = Counter(" ".join(sorted(operators_of(case) - OPERATORS)) for case in missing().values())
@@ -209,7 +211,7 @@ def test_every_case_runs_or_has_a_reason() -> None:
     assert by_operator == MISSING_OPERATORS
     assert len({case.name for case in suite()}) == len(suite())
     assert len(supported) + by_type.total() + by_operator.total() == len(suite())
-    assert len(supported) >= LEAST_CASES
+    assert len(supported) >= MIN_CASES
 
 
 @pytest.mark.parametrize("backend", DEVICES)
@@ -231,7 +233,7 @@ def test_node(name: str, backend: str) -> None:
             assert got.dtype == want.dtype
             assert got.shape == want.shape
             wide = np.float64 if got.dtype.kind not in "biu" else got.dtype
-            # Attention is several nodes in one.
+            # Attention runs several nodes as one.
             several = attends or len(case.model.graph.node) > 1
             rtol = max(case.rtol, BETWEEN_NODES.get(got.dtype.name, 0.0) if several else 0.0)
             share = max(CANCELLING.get(operator, 0.0) for operator in operators_of(case))
@@ -257,7 +259,7 @@ def test_random_node(name: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.75])
 def test_dropout_statistics(ratio: float, backend: str) -> None:
-    """What is kept is scaled by 1 / (1 - ratio), and about the right share is kept, everywhere."""
+    """Remaining elements are scaled by 1 / (1 - ratio). Their share is about 1 - ratio in total and on each axis."""
     shape = [64, 256]
     node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y", "mask"])
     graph = helper.make_graph(
@@ -292,7 +294,7 @@ def test_unsupported_type_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(missing()))
 def test_missing_operator_is_refused(name: str) -> None:
-    """By its name; or, where the model uses a type that we do not have as well, by that."""
+    """The error names the operator, or the type if the model also has an unsupported type."""
     case = missing()[name]
     with pytest.raises((ortrain.UnsupportedError, ortrain.InvalidModelError)) as refused:
         ortrain.InferenceSession(case.model)

@@ -1,4 +1,4 @@
-"""Where infinity and NaN go: to the results whose definition has a product with them, on every device."""
+"""Infinity and NaN reach exactly the results that multiply them by definition, on every device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module
 
 DEVICES = ("cpu", "reference")
-# Sums of some hundred products in float32.
+# Rounding of sums of some hundred products in float32.
 TOLERANCE = 1e-4
 ODD = {"NaN": np.nan, "infinity": np.inf}
 
 
 def of_one_node(op: str, feeds: dict[str, np.ndarray], names: list[str], **attributes: Any) -> Any:
-    """A model of a node whose inputs are all given."""
+    """Return a model of one node; all its inputs are graph inputs."""
     graph = helper.make_graph(
         [helper.make_node(op, names, ["y"], "it", **attributes)],
         "graph",
@@ -62,7 +62,8 @@ def test_convolutions(name: str, odd: str) -> None:
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if CONVOLUTIONS[name][0] == "Conv"])
 def test_gradients_of_convolutions(name: str, odd: str, tmp_path: Path) -> None:
-    """That of the input, which a factor before the node gets, and that of the filter."""
+    """Infinity and NaN reach the gradients of the input and of the filter. A factor before the node has the input
+    gradient."""
     _, x_shape, w_shape, attributes = CONVOLUTIONS[name]
     rng = np.random.default_rng(4)
     declare = helper.make_tensor_value_info
@@ -121,7 +122,7 @@ NETS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("name", NETS)
 def test_weights_of_a_state_of_zeros(name: str, odd: str, direction: str) -> None:
-    """Zeros times them are no numbers from the first step on, whether the zeros are given or not."""
+    """An odd weight times a zero state is NaN from the first step on, with an explicit or an omitted initial state."""
     gates, attributes = NETS[name]
     steps, batch, size, hidden = 3, 2, 4, 5
     rng = np.random.default_rng(5)
@@ -149,21 +150,21 @@ def test_weights_of_a_state_of_zeros(name: str, odd: str, direction: str) -> Non
 
 @pytest.mark.parametrize("odd", ODD)
 def test_windows_of_channels_without_it(odd: str) -> None:
-    """LRN: a sum over a window is made of the window alone, wherever the window stood before."""
+    """LRN sums each window separately: an odd element does not change windows of other channels."""
     x = np.random.default_rng(6).standard_normal((1, 8, 2, 3), np.float32)
     x[0, 2] = ODD[odd]
     model = of_one_node("LRN", {"x": x}, ["x"], size=3)
     for device in DEVICES:
         (got,) = ortrain.InferenceSession(model, providers=[device]).run(None, {"x": x})
         assert np.isfinite(got[:, [0, 4, 5, 6, 7]]).all()
-        # Infinity divides to zero beside it; infinity over infinity is no number.
+        # A neighbour of infinity is divided by infinity and becomes zero; infinity over infinity is NaN.
         assert np.isnan(got[:, 2]).all()
         near = got[:, [1, 3]]
         assert (np.isnan(near) if odd == "NaN" else near == 0).all()
 
 
 def test_elements_that_are_no_numbers_are_kept_apart() -> None:
-    """Unique keeps them, the last of all, as NumPy does."""
+    """Unique returns infinity and NaN as separate elements, NaN last, as NumPy does."""
     x = np.array([3, np.inf, np.nan, 3, -1, np.inf], np.float32)
     for device in DEVICES:
         (got,) = ortrain.InferenceSession(of_one_node("Unique", {"x": x}, ["x"]), providers=[device]).run(

@@ -33,9 +33,9 @@ from ortrain.gradient.utils.onnx_helper import onnx_rename_weights
 from ortrain.gradient.utils.orttraining_helper import add_loss_output
 
 WEIGHTS = ["coef", "intercept"]
-# What rounding does to a hundred steps of float32.
+# Rounding of a hundred steps in float32.
 TRAINED = 1e-4
-# What rounding the rate to float32 does to a hundred steps of float64.
+# Error of a hundred steps in float64 with a learning rate in float32.
 RATED = 1e-6
 
 
@@ -45,7 +45,7 @@ def _seed() -> None:
 
 
 def line(columns: int = 1, features: int = 3, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    """A linear model that has not learned anything."""
+    """Return a linear model with zero weights."""
     array = helper.tensor_dtype_to_np_dtype(kind)
     zeros = [
         numpy_helper.from_array(np.zeros((features, columns), array), "coef"),
@@ -68,7 +68,7 @@ def data(rows: int = 60, kind: Any = np.float32) -> tuple[Any, Any, Any]:
 def converted(estimator: Any, x: Any) -> onnx.ModelProto:
     from skl2onnx import to_onnx
 
-    # Estimators of linear models as plain products.
+    # Linear estimators are converted to plain matrix products.
     options = {"black_op": {"LinearRegressor", "LinearClassifier"}}
     made: onnx.ModelProto = to_onnx(estimator, x[:1], target_opset=15, **options)
     return made
@@ -77,7 +77,7 @@ def converted(estimator: Any, x: Any) -> onnx.ModelProto:
 def by_hand(
     x: Any, y: Any, s: Any, w: Any, b: Any, *, passes: int, size: int, rates: Any, penalty: tuple[float, float]
 ) -> tuple[Any, Any, list[float]]:
-    """Gradient descent of the square loss in float64, on batches in order."""
+    """Run gradient descent on the square loss in float64, with batches in order."""
     losses = []
     for _, rate in zip(range(passes), rates, strict=False):
         batches = []
@@ -112,11 +112,11 @@ def test_b14_descent_is_what_its_formula_says(
         weight_name="weight" if weighted else None,
         learning_penalty=None if penalty is None else ElasticLearningPenalty(*penalty),
     )
-    # Batches in order, whose steps can be told beforehand.
+    # Batches in order make the steps predictable.
     monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
     starts = list(range(0, 60, 10)) * 30
     descent.fit(x, y, s if weighted else None)
-    # The rate of a pass is the one behind the pass before, the first one twice.
+    # A pass uses the rate computed after the previous pass; the first two passes have the same rate.
     rates = [0.05, *(0.05 / (t + 1) ** 0.25 for t in range(29))]
     w, b, losses = by_hand(
         x.astype(np.float64),
@@ -145,7 +145,7 @@ def test_b14_b27_absurd_rates() -> None:
             descent.fit(x, y)
         assert len(descent.train_losses_) < 2
         assert [value.shape() for value in descent.get_state()] == [[3, 1], [1]]
-        # No pass waits for a gradient that will not come.
+        # No forward state waits for a backward pass that will never run.
         assert descent.train_function_.states_ == []
         quiet = Descent(line(), learning_rate=rate, exc=False, max_iter=2)
         with pytest.warns(ConvergenceWarning, match="the loss is no number any more"):
@@ -191,7 +191,7 @@ def test_b15_every_combination_learns(loss: str, weighted: bool, penalty: str | 
     assert not np.isnan(descent.train_losses_).any()
     assert len(descent.get_state()) == 2
     found = descent.trained_coef_["coef"].numpy().ravel()
-    # The absolute loss goes back and forth, a penalty pulls to zero.
+    # The absolute loss oscillates around the optimum; a penalty pulls weights to zero.
     assert np.abs(found - [1, -2, 0.5]).max() < 0.25
     assert descent.needs_grad == (rate != "SGD")
     if rate != "SGD":
@@ -245,7 +245,7 @@ def test_b17_pickled_before_and_after_fit() -> None:
     assert [value.numpy().tolist() for value in kept.get_state("grad")] == [
         value.numpy().tolist() for value in partial.get_state("grad")
     ]
-    # What was learned is used without another fit.
+    # A restored estimator predicts without another fit.
     assert kept.score(x, y) == partial.score(x, y)
 
 
@@ -273,7 +273,7 @@ def test_b18_evaluations() -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("schedule", ["constant", "invscaling", "optimal"])
 def test_b20_descent_is_what_its_formula_says(kind: Any, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch is a run of SGDOptimizer with the rate of its pass, divided by the rows of a batch."""
+    """Each batch is a run of SGDOptimizer with the learning rate of its pass, divided by the number of rows."""
     x, y, _ = data(kind=kind)
     model = add_loss_output(line(kind=TensorProto.FLOAT if kind is np.float32 else TensorProto.DOUBLE))
     rate = LearningRateSGD(0.02, alpha=0.1, learning_rate=schedule)
@@ -286,7 +286,7 @@ def test_b20_descent_is_what_its_formula_says(kind: Any, schedule: str, monkeypa
     for number in range(30):
         rates.append(told.value)
         told.update_learning_rate(number)
-    # By hand it is half of the squares, which twice the rate makes up for.
+    # `by_hand` uses half of the squared error; twice the rate compensates for the factor.
     w, b, losses = by_hand(
         x.astype(np.float64),
         y.astype(np.float64)[:, None],
@@ -315,7 +315,7 @@ def test_b20_the_classic_session_trains() -> None:
     assert [value.name for value in session.get_inputs()] == descent.input_names_
     assert descent.input_names_ == ["X", "label", "weight", "Learning_Rate"]
     assert [value.name for value in session.get_outputs()] == descent.output_names_ == ["loss", "Y"]
-    # It is the user's from here on.
+    # A user can run the session after the fit.
     rate = np.array([1e-3], np.float32)
     feeds = {"X": x, "label": y[:, None], "weight": s, "Learning_Rate": rate}
     before = descent.get_state()
@@ -329,7 +329,7 @@ def test_b20_the_classic_session_trains() -> None:
 def test_b20_a_loss_that_is_no_number_leaves_what_was_learned(
     wrong: float, use_numpy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights are those behind the batch before, bit for bit."""
+    """The weights equal the weights after the previous batch, bit for bit."""
     x, y, _ = data(40)
     monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
     descents = []
@@ -347,7 +347,7 @@ def test_b20_a_loss_that_is_no_number_leaves_what_was_learned(
     good, failed = (descent.get_state() for descent in descents)
     assert all(value.any() for value in good.values())
     assert all(failed[name].tobytes() == good[name].tobytes() for name in WEIGHTS)
-    # What stays can be kept, and gone on with.
+    # The remaining weights can be exported, and training continues from them.
     assert descents[1].get_trained_onnx().graph.initializer[0].raw_data == good["coef"].tobytes()
     starts = list(range(0, 40, 10))
     assert len(descents[1].fit(x, y).train_losses_) == 1
@@ -418,7 +418,7 @@ def test_b20_a_model_with_its_loss(score: str, weighted: bool, use_numpy: bool) 
     session = InferenceSession(trained.SerializeToString(), providers=["CPUExecutionProvider"])
     assert np.abs(session.run(None, {"X": x})[0].ravel() - y).max() < 0.5
     state = descent.get_state()
-    # A copy: what is done to it does not reach the estimator.
+    # The state is a copy: a change of the copy does not change the estimator.
     state["coef"][:] = 7
     assert (descent.get_state()["coef"] != 7).any()
     descent.set_state(state)
@@ -476,11 +476,11 @@ def test_b20_the_gradient_is_saved(tmp_path: Path) -> None:
         outputs = [entry.name for entry in session.get_outputs()]
         runs[name.name] = dict(zip(outputs, session.run(None, feeds | more), strict=True))
     assert {"coef_grad", "intercept_grad"} <= runs["gradient.onnx"].keys()
-    # Files are written by `fit` alone.
+    # Only `fit` writes the files.
     path.unlink()
     pickle.loads(pickle.dumps(descent))
     assert not path.exists()
-    # One step of all rows at the rate by the batch, as fit takes it.
+    # One step on all rows, with the rate divided by the number of rows, equals the step of fit.
     step = runs["gradient.onnx.training.onnx"]
     for name in WEIGHTS:
         assert np.allclose(step[f"{name}_updated"], descent.get_state()[name], rtol=1e-5, atol=1e-7)
@@ -537,7 +537,7 @@ def test_b22_score_losses_and_parameters(weighted: bool) -> None:
     found = descent.losses(x, y, rows)
     d = x @ descent.trained_coef_["coef"].numpy() + descent.trained_coef_["intercept"].numpy() - y[:, None]
     wanted = d[:, 0] ** 2 * (s if weighted else 1)
-    # In the order of the rows, the last part of a batch too.
+    # Losses have the order of the rows, also in the last, smaller batch.
     assert np.allclose(found, wanted, rtol=1e-5)
     assert isinstance(descent.score(x, y, rows), float)
     assert np.isclose(descent.score(x, y, rows), -wanted.mean(), rtol=1e-5)
@@ -573,7 +573,7 @@ def test_warm_start_goes_on() -> None:
     for kind in (Descent, OrtGradientOptimizer):
         model = line() if kind is Descent else add_loss_output(line())
         warm = kind(model, WEIGHTS, learning_rate=0.01, max_iter=20, warm_start=True)
-        # The weights of the model are zero, so the first batches are those of y itself.
+        # The weights of the model are zero, so the loss of the first batches is about the mean square of y.
         first = warm.fit(x, y).train_losses_[0]
         assert np.isclose(first, (y**2).mean() * (0.5 if kind is Descent else 1), rtol=0.5)
         again = warm.fit(x, y).train_losses_
@@ -584,7 +584,7 @@ def test_warm_start_goes_on() -> None:
 
 def test_b26_a_quantised_model_is_tuned() -> None:
     x, y, _ = data(100)
-    # Weights are multiples of a half; gradients go through as if nothing was rounded.
+    # Weights are rounded to multiples of a half; gradients pass through the rounding unchanged.
     model = line()
     model.graph.node[0].input[1] = "rounded"
     attributes = {"quant_min": -4, "quant_max": 3, "domain": "com.microsoft"}
@@ -633,7 +633,7 @@ def test_a_model_of_scikit_learn() -> None:
     fitted = LinearRegression().fit(x, y)
     descent = Descent(converted(fitted, x), WEIGHTS, learning_rate=0.5, max_iter=60).fit(x, y)
     session = ortrain.InferenceSession(descent.get_trained_onnx())
-    # From random weights to those of the closed form.
+    # Training from random weights reaches the weights of the closed form.
     assert np.allclose(session.run(None, {"X": x})[0].ravel(), fitted.predict(x), atol=1)
 
 
@@ -665,7 +665,7 @@ def test_outputs_and_states_that_do_not_fit() -> None:
     weights = [np.ones((3, 1), np.float32), np.ones(1, np.float32)]
     descent.set_state([None, *weights])
     descent.set_state([OrtValue.from_numpy(array) for array in weights])
-    # Arrays are copied.
+    # `set_state` copies arrays.
     weights[0][:] = 9
     assert descent.get_state()[0].numpy().tolist() == [[1], [1], [1]]
     descent.set_state(weights, zero=True)

@@ -1,4 +1,4 @@
-"""Small functions as models: each beside its formula, beside differences, and on three runtimes."""
+"""Small functions as models: compared with formulas, finite differences, and three runtimes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortrain import InvalidArgumentError
 from ortrain.gradient.utils.onnx_function import function_onnx_graph, get_supported_functions
 from ortrain.gradient.utils.onnx_rewriter import unreduced_onnx_loss
 
-# A central difference of this step is right to about 1e-9 in float64, relative to what is added up.
+# A central difference with this step has an error of about 1e-9 in float64, relative to the summed terms.
 STEP, DIFFERENCE = 1e-6, 1e-7
 OLDEST, NEWEST = 9, onnx.defs.onnx_opset_version()
 OPSETS = (OLDEST, 10, 11, 12, 13, 15, 18, READ_BY_ONNXRUNTIME, NEWEST)
@@ -29,7 +29,8 @@ def sigmoid_loss(y: np.ndarray, x: np.ndarray, s: np.ndarray) -> Pair:
     return -(s * ((1 - y) * np.log(1 - p) + y * np.log(p))), s * (p - y)
 
 
-# The terms that each loss adds up, and its gradient, for expected and predicted values and weights of rows.
+# Options and formula of each loss. The formula returns the summed terms and the gradient for expected values, predicted
+# values and row weights.
 LOSSES: dict[str, tuple[dict[str, float], Callable[[Any, Any, Any], Pair]]] = {
     "square": ({"multiply": 2}, lambda y, x, s: (s * (y - x) ** 2, -2 * s * (y - x))),
     "half": ({"multiply": 1}, lambda y, x, s: (0.5 * s * (y - x) ** 2, -s * (y - x))),
@@ -54,12 +55,12 @@ FUNCTIONS = {
 }
 # Several columns, one column, one row, one element, no row.
 SHAPES = [(6, 3), (7, 1), (1, 4), (1, 1), (0, 2)]
-# What a tensor of a function that takes any number of axes may be.
+# Tensor shapes for functions that accept any rank.
 ANY_SHAPE = [(), (3,), (2, 3), (2, 1, 4), (0,)]
 
 
 def observations(kind: str, shape: tuple[int, int], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Expected and predicted values; the first of them are equal, so that signs of zero are met."""
+    """Return expected and predicted values. The first elements are equal, so that the sign of zero occurs."""
     expected, predicted = drawn(*shape, dtype=dtype, seed=1), drawn(*shape, dtype=dtype, seed=2)
     if kind == "sigmoid":
         return (expected > 0).astype(np.int64), predicted
@@ -72,7 +73,7 @@ def observations(kind: str, shape: tuple[int, int], dtype: Any) -> tuple[np.ndar
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", LOSSES)
 def test_losses_and_gradients_are_their_formulas(kind: str, shape: tuple[int, int], dtype: Any) -> None:
-    """With weights of rows, with weights that are left out, and without weights."""
+    """The formulas hold with row weights, with an omitted weight input, and without weights."""
     options, formula = LOSSES[kind]
     expected, predicted = observations(kind, shape, dtype)
     weights = abs(drawn(shape[0], dtype=dtype, seed=3))
@@ -112,7 +113,7 @@ def test_square_error_and_its_gradient_apart(weighted: bool, dtype: Any) -> None
 
 
 def slopes(model: onnx.ModelProto, feeds: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """Central differences of ``Y`` by each element of an input."""
+    """Return central differences of ``Y`` with respect to each element of an input."""
     runner = session(model)
     found = np.empty_like(feeds[name])
     for place in np.ndindex(found.shape):
@@ -128,7 +129,7 @@ def slopes(model: onnx.ModelProto, feeds: dict[str, np.ndarray], name: str) -> n
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", LOSSES)
 def test_gradients_of_losses_are_differences(kind: str, weighted: bool) -> None:
-    """The signs of absolute values, too: other than in the reference they are those of the derivative."""
+    """Gradients of absolute values have the sign of the derivative, unlike in the reference."""
     options, _ = LOSSES[kind]
     model = function_onnx_graph(
         FUNCTIONS[kind], dtype=np.float64, weight_name="weight" if weighted else None, **options
@@ -254,7 +255,7 @@ def test_b29_the_numbers_of_steps() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_b28_coefficients_are_constants_of_their_values(dtype: Any) -> None:
-    """Also those that are 0, which clients look for in ``float_data``."""
+    """Zero coefficients are constants as well; clients look for them in ``float_data``."""
     penalty = function_onnx_graph("n_penalty_elastic_error", dtype=dtype, n_tensors=2, l1_weight=0, l2_weight=1e-4)
     update = function_onnx_graph("update_penalty_elastic_error", dtype=dtype, l1=0, l2=1e-4)
     both = function_onnx_graph("grad_penalty_elastic_error", dtype=dtype, l1_weight=0.3, l2_weight=0.1)
@@ -269,7 +270,7 @@ def test_b28_coefficients_are_constants_of_their_values(dtype: Any) -> None:
 
 @pytest.mark.parametrize("opset", OPSETS)
 def test_functions_are_written_at_any_opset(opset: int) -> None:
-    """From the oldest to the newest that the onnx package knows; with the same numbers."""
+    """Functions are written for every opset from 9 to the newest of the onnx package, with the same numbers."""
     assert len(get_supported_functions()) == 15
     for name in get_supported_functions():
         loss = "X1" in names(function_onnx_graph(name).graph.input) and not name.startswith("axpy")
@@ -339,7 +340,7 @@ def test_scores_are_the_terms_of_the_loss(kind: str, columns: int, weighted: boo
     assert [dim.dim_value for dim in declared] == [0, 1]
     feeds = {"X1": expected, "X2": predicted} | ({"weight": weight} if weighted else {})
     terms, _ = formula(expected, predicted, weight[:, None] if weighted else np.ones((5, 1)))
-    # A factor of the sum is no part of the terms.
+    # The terms exclude the factor of the sum.
     wanted = terms * (2 if kind == "half" else 1)
     (found,) = everywhere(scores, feeds).values()
     assert found.shape == (5, columns)
@@ -347,7 +348,7 @@ def test_scores_are_the_terms_of_the_loss(kind: str, columns: int, weighted: boo
 
 
 def test_what_is_no_number_is_a_loss_that_is_none() -> None:
-    """Clipping hides nothing: a training sees that it diverges."""
+    """Clipping hides no NaN: the loss of a diverging training is NaN."""
     model = function_onnx_graph("grad_sigmoid_neg_log_loss_error")
     found = everywhere(model, {"X1": np.array([[0], [1]]), "X2": np.float32([[np.nan], [0]])})
     assert np.isnan(found["Y"]).all()
@@ -416,7 +417,7 @@ def test_labels_of_the_log_loss_are_integers() -> None:
 
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
-    """A column beside a row would be a matrix of differences that nobody asked for."""
+    """A column and a row would broadcast to an unwanted matrix of differences."""
     model = function_onnx_graph("grad_loss_square_error")
     with pytest.raises(InvalidArgumentError):
         ours(model, {"X1": np.zeros((3, 1), np.float32), "X2": np.zeros((1, 3), np.float32)})

@@ -43,14 +43,14 @@ from ortrain.gradient.utils.onnxruntime_helper import (
 )
 from ortrain.gradient.utils.orttraining_helper import add_loss_output, get_train_initializer, penalty_loss_onnx
 
-# A central difference of this step is right to about 1e-9 in float64, relative to what is added up.
+# A central difference with this step has an error of about 1e-9 in float64, relative to the summed terms.
 STEP, DIFFERENCE = 1e-6, 1e-6
 DTYPES = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}
 KINDS = pytest.mark.parametrize("kind", DTYPES)
 
 
 def regression(kind: int = TensorProto.FLOAT, columns: int = 1, opset: int = 15) -> onnx.ModelProto:
-    """``predicted = X coef + intercept``."""
+    """Return a model of ``predicted = X coef + intercept``."""
     rng, dtype = np.random.default_rng(3), DTYPES[kind]
     name = {TensorProto.FLOAT: "float", TensorProto.DOUBLE: "double"}[kind]
     return modelled(
@@ -90,7 +90,7 @@ PENALTIES: dict[str, tuple[Any, Callable[[np.ndarray, np.ndarray], float]]] = {
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("score", SCORES)
 def test_b25_losses_are_their_formulas(score: str, weighted: bool, columns: int, kind: int) -> None:
-    """Sums over everything; the weight of a row multiplies its terms alone."""
+    """Losses are sums over all elements; a row weight multiplies only the terms of its row."""
     options, formula = SCORES[score]
     model = regression(kind, columns)
     loss = add_loss_output(model, score.split()[0], weight_name="weight" if weighted else None, **options)
@@ -141,7 +141,7 @@ def test_b25_penalties_of_inputs() -> None:
 
 
 def probabilities(kind: int = TensorProto.FLOAT, opset: int = 15) -> onnx.ModelProto:
-    """Classes beside probabilities, as classifiers of scikit-learn are exported; the classes are called ``label``."""
+    """Return a classifier as skl2onnx exports it, with an output ``label`` for the classes and the probabilities."""
     name = {TensorProto.FLOAT: "float", TensorProto.DOUBLE: "double"}[kind]
     return modelled(
         f"({name}[n, 2] X) => (int64[n] label, {name}[n, 2] probabilities)"
@@ -171,13 +171,13 @@ def test_b25_the_log_loss_takes_integers(opset: int, kind: int) -> None:
     x = np.stack([1 - second, second], axis=1).astype(DTYPES[kind])
     y, weight = np.array([0, 1, 0, 1, 1, 1, 0]), abs(drawn(7, dtype=DTYPES[kind]))
     found = everywhere(loss, {"X": x, "label": y[:, None], "weight": weight})
-    # In float32 the distance of eps to 1 has a few digits.
+    # In float32, 1 - eps has few significant digits of eps.
     wanted = log_loss(x, y, 1e-6 if kind == TensorProto.DOUBLE else float(1 - np.float32(1 - 1e-6)), weight)
     np.testing.assert_allclose(found["loss"], [[wanted]], rtol=1e-3 if kind == TensorProto.FLOAT else 1e-12)
 
 
 def test_b25_the_log_loss_clips_and_divides() -> None:
-    """Also by an ``eps`` that is less than 0, which clips nothing."""
+    """The log loss clips probabilities at ``eps`` and divides by the row count. A negative ``eps`` clips nothing."""
     x, y = np.array([[0.2, 0.3], [0.001, 0.5]], np.float32), np.array([0, 1])
     for eps in (0.1, -5):
         loss = add_loss_output(probabilities(), "log", output_index=1, eps=eps)
@@ -187,7 +187,7 @@ def test_b25_the_log_loss_clips_and_divides() -> None:
 
 
 def test_results_that_are_called_as_the_label_make_way() -> None:
-    """In the new model; the one that was given stays as it is."""
+    """The new model renames results with the name of the label; the original model does not change."""
     model = modelled(
         "(float[n, 2] X) => (float[n, 2] Y) { label = Exp(X) also = Neg(label) Y = Add(label, also) }",
     )
@@ -214,7 +214,7 @@ def test_the_output_is_chosen_by_its_place_or_its_name(index: Any, selected: str
     assert names(loss.graph.output) == ["loss", selected]
     assert names_of_results(loss) >= {selected}
     assert not names_of_results(loss) & ({"Y", "Z"} - {selected})
-    # What only the other output needed is gone.
+    # An initializer that only the other output used is removed.
     assert ("w" in names(loss.graph.initializer)) == (selected == "Z")
     assert len(model.graph.node) == 2
 
@@ -235,7 +235,7 @@ def test_what_a_model_says_about_itself_stays() -> None:
 
 
 def test_shapes_that_are_not_declared_are_found() -> None:
-    """Outputs of skl2onnx may have no shape; weights of rows multiply rows all the same."""
+    """Outputs of skl2onnx may have no shape; row weights still multiply rows."""
     known = modelled("(float[n, 3] X) => (float[n, 3] Y) { Y = Exp(X) }")
     known.graph.output[0].type.tensor_type.ClearField("shape")
     loss = add_loss_output(known, weight_name="weight")
@@ -275,7 +275,7 @@ def test_weights_multiply_rows_of_any_number_of_axes(axes: int) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("score", ["l1", "l2", "elastic", "log"])
 def test_losses_have_gradients(score: str, weighted: bool) -> None:
-    """Ours of the whole graph, penalties among it, beside differences."""
+    """ortrain's gradients of the whole graph, penalties included, equal finite differences."""
     kind = TensorProto.DOUBLE
     model = regression(kind, 2)
     if score == "log":
@@ -412,7 +412,7 @@ def test_reciprocals_of_unknown_types_stay() -> None:
 
 
 def test_what_only_subgraphs_need_stays() -> None:
-    """Nodes around a subgraph that it reads, and names in it that are taken; an input that nothing needs."""
+    """A model keeps nodes and names that a subgraph uses, and unused inputs and initializers."""
     model = modelled(
         "(float[n, 2] X, bool c, float[1] unused) => (float[n, 2] Y) { t = Exp(X)"
         "  Y = If(c) <then_branch = th () => (float[n, 2] p) { loss_diff = Mul(t, w) p = Neg(loss_diff) },"
@@ -450,7 +450,7 @@ def test_trained_initializers_are_those_of_floats() -> None:
 
 
 def penalty_of(weight: np.ndarray, **coefficients: Any) -> tuple[float, list[str], set[str]]:
-    """A penalty on its own: its value, its operators and the names that are taken then."""
+    """Compute a separate penalty: returns its value, its operators and the used names."""
     taken = {"w", "penalty", "shape_w"}
     initializers, nodes = penalty_loss_onnx("w", weight.dtype, existing_names=taken, **coefficients)
     graph = helper.make_graph(
@@ -489,7 +489,7 @@ def test_b28_penalties_have_nodes_of_the_coefficients_that_are_given(dtype: Any)
 
 
 def test_weights_are_renamed_in_alphabetical_order() -> None:
-    """In place, where nodes, subgraphs, inputs and outputs name them; outputs keep their names."""
+    """Weights are renamed in place in nodes, subgraphs, inputs and outputs; graph outputs keep their names."""
     model = modelled(
         "(float[n, 3] X, bool c, float[3] z) => (float[n, 3] Y, float[3] a)"
         "{ t = Mul(X, z) u = Add(t, a)"
@@ -623,7 +623,7 @@ def quotient(opset: int = 15) -> onnx.ModelProto:
 
 
 def test_operators_are_replaced_by_graphs() -> None:
-    """Each by its own copy: names of constants and results differ, those around the node stay."""
+    """Each operator becomes a copy of the graph: constants and results get new names, outer values keep theirs."""
     model = modelled("(float[n] X) => (float[n] Y) { one = Reciprocal(X) two = Exp(one) Y = Reciprocal(two) }")
     model.graph.name = "jjj"
     model.graph.node[2].name = "last"
@@ -700,7 +700,7 @@ def test_replacements_that_do_not_fit_are_refused() -> None:
         "operator ReduceSum of sub_onx is meant as in version 15 of ai.onnx, but the model has version 12; "
         "write sub_onx at that version"
     )
-    # An operator that means the same at both versions is taken.
+    # An operator with the same meaning in both opset versions is accepted.
     made = onnx_rewrite_operator(modelled("(float[n] X) => (float[n] Y) { Y = Exp(X) }", 14), "Exp", quotient(15))
     assert [node.op_type for node in made.graph.node] == ["Div"]
 
@@ -811,7 +811,7 @@ def test_arrays_become_values_that_share_their_memory() -> None:
 
 
 class Session:
-    """What a session of onnxruntime says about its device."""
+    """Stub of onnxruntime's session: the methods that describe its device."""
 
     def __init__(self, providers: list[str], options: dict[str, dict[str, str]]) -> None:
         self.get_providers = lambda: providers

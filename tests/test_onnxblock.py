@@ -1,4 +1,4 @@
-"""Blocks, and the models they make."""
+"""Blocks, and the models that blocks build."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X = np.array([[0.5, -2.0, 3.0], [1.0, 0.25, -1.0]], np.float32)
 
 
 def of_x(opset: int = 17) -> onnx.ModelProto:
-    """A model whose output is x, float32[2, 3], as ``x_too``."""
+    """Return a model with x, float32[2, 3], as its output ``x_too``."""
     declare = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["x_too"])],
@@ -37,7 +37,7 @@ def of_x(opset: int = 17) -> onnx.ModelProto:
 
 
 class Of(onnxblock.ForwardBlock):
-    """A block applied to x, several times if it has several inputs."""
+    """A block applied to x, repeated for each input of the block."""
 
     def __init__(self, block: onnxblock.Block, inputs: int = 1) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_inputs() -> None:
         assert blocks.InputLike("x_too")("target") == "target"
         assert blocks.InputLike("x")().startswith("onnx::input::")
         assert blocks.PassThrough()("x", "target") == ("x", "target")
-        # Of one name there is one.
+        # A second input of the same name is not added.
         assert blocks.InputLike("x")("target") == "target"
         with pytest.raises(LookupError, match="no input and no output 'z'"):
             blocks.InputLike("z")()
@@ -143,7 +143,7 @@ def test_inputs() -> None:
 
 
 class Training(onnxblock.TrainingBlock):
-    """A loss behind the perceptron, beside its scores."""
+    """A loss on the scores of the perceptron; the block returns the loss and the scores."""
 
     def __init__(self, of: onnxblock.Block, scores: str = "logits") -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Training(onnxblock.TrainingBlock):
 
 
 class Decayed(onnxblock.TrainingBlock):
-    """A cross-entropy, and a share of the norm of all weights."""
+    """A cross-entropy plus a share of the norm of all weights."""
 
     SHARE = 0.25
 
@@ -182,7 +182,7 @@ def models(block: Training, trained: Sequence[str] = TRAINED) -> tuple[onnx.Mode
 
 @pytest.mark.parametrize("kind", list(artifacts.LossType))
 def test_the_same_as_generate_artifacts(kind: artifacts.LossType, tmp_path: Path) -> None:
-    """Blocks make, one by one, the very files that generate_artifacts makes."""
+    """Blocks build exactly the files of generate_artifacts."""
     artifacts.generate_artifacts(
         PERCEPTRON,
         requires_grad=TRAINED,
@@ -228,7 +228,7 @@ def losses(folder: Path, steps: int = 5) -> list[float]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_norm_of_all_weights_is_trained(device: str, tmp_path: Path) -> None:
-    """Beside the same network without it: the loss has its share of the norm, each gradient its share of the weight."""
+    """Compared with the plain network, the loss has a share of the norm, and each gradient a share of its weight."""
     found = {}
     x, labels = np.random.default_rng(0).random((8, 64), np.float32), np.arange(8)
     for name, block in (("decayed", Decayed()), ("plain", Training(loss.CrossEntropyLoss()))):
@@ -292,7 +292,7 @@ def test_generate_artifacts_with_blocks(opset: int | None, tmp_path: Path) -> No
 
 
 def test_a_loss_of_ones_own(tmp_path: Path) -> None:
-    """A weighted sum, whose constants make the loss a tensor of one element."""
+    """A weighted sum of losses with constants is a tensor of one element."""
 
     class Weighted(onnxblock.Block):
         def __init__(self) -> None:
@@ -313,7 +313,7 @@ def test_a_loss_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_names_count_on() -> None:
-    """Also from those that another context has put into the model."""
+    """Numbers in new names continue after the names that another context added to the model."""
     with onnxblock.base(of_x()) as accessor:
         assert loss.MSELoss()("x_too") == "onnx::reducemean_output::6"
         first = accessor.model
@@ -326,7 +326,7 @@ def test_names_count_on() -> None:
 
 
 def test_losses_without_a_reduction() -> None:
-    """As parts of other losses."""
+    """Losses without a reduction are parts of other losses."""
     target = np.ones((2, 3), np.float32)
     for block, want in [(loss.MSELoss("none"), (X - 1) ** 2), (loss.L1Loss("none"), np.abs(X - 1))]:
         whole = Of(block)
@@ -340,7 +340,7 @@ def test_targets_that_are_there() -> None:
     with onnxblock.base(of_x()) as accessor:
         loss.MSELoss()("x", target_name="x_too")
         assert [entry.name for entry in accessor.model.graph.input] == ["x"]
-        # The type of a value in between is inferred.
+        # The type of an intermediate value is inferred.
         loss.L1Loss()(blocks.ReduceSum()("x"), target_name="total")
         total = accessor.model.graph.input[1]
     assert [size.dim_value for size in total.type.tensor_type.shape.dim] == [1, 1]
@@ -355,7 +355,7 @@ def test_contexts() -> None:
         for other in (onnxblock.base(model), onnxblock.empty_base()):
             with pytest.raises(ortrain.InvalidArgumentError, match="do not nest"), other:
                 pass
-        # Another thread has a context of its own.
+        # Another thread has its own context.
         found: list[str] = []
         thread = threading.Thread(target=lambda: found.append(str(result(blocks.Neg()).shape)))
         thread.start()
@@ -375,7 +375,8 @@ def test_contexts() -> None:
 
 
 def test_a_library_of_operators(tmp_path: Path) -> None:
-    """It has to be there; what does not need it is built as usual, and what does is refused by name."""
+    """A missing library is an error. Blocks without its operators work as usual; an unknown operator is rejected by
+    name."""
     library = tmp_path / "lib.so"
     with pytest.raises(ortrain.NoSuchFileError), onnxblock.custom_op_library(library):
         pass

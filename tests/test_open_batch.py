@@ -1,4 +1,4 @@
-"""A model for one size of a batch becomes one for all; what keeps it from that is named."""
+"""`open_batch` makes a model with a fixed batch size accept any batch; an error names the obstacle."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def node(op: str, reads: Sequence[str], result: str, **attributes: Any) -> onnx.
 
 
 def network(batch: int) -> onnx.ModelProto:
-    """An attention as PyTorch exports it with a fixed batch, with a token for the class in front."""
+    """Return an attention as PyTorch exports it with a fixed batch, with a class token before the sequence."""
     nodes = [
         node("MatMul", ["x", "w"], "a"),
         node("Expand", ["token", "tokens"], "t"),
@@ -76,7 +76,7 @@ def network(batch: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_a_network(batch: int, tmp_path: Path) -> None:
-    """Each row of a batch gets what the model gave it, here and in onnxruntime; it trains on any batch."""
+    """Each row of a batch has the output of the original model, in ortrain and onnxruntime; any batch size trains."""
     model = network(batch)
     opened = artifacts.open_batch(model)
     loaded = onnx.load_from_string(opened)
@@ -98,7 +98,8 @@ def test_a_network(batch: int, tmp_path: Path) -> None:
 
 
 def self_attention(batch: int, *, merged: str) -> onnx.ModelProto:
-    """An attention as ``torch.nn.MultiheadAttention`` computes it: the batch is second, and heads share its axis."""
+    """Return an attention as ``torch.nn.MultiheadAttention`` computes it: the batch axis is second and includes the
+    heads."""
     rng = np.random.default_rng(5)
     initializers: dict[str, Any] = {
         "heads": np.array([5, batch * 2, 2]),
@@ -109,7 +110,7 @@ def self_attention(batch: int, *, merged: str) -> onnx.ModelProto:
     if merged == "constant":
         initializers["steps"] = np.array([5, batch, 4])
     else:
-        # What an exporter leaves of sizes when it folds no constants.
+        # Exporters without constant folding leave these nodes for the sizes.
         back[:0] = [node("Unsqueeze", ["size", "zero"], "n"), node("Concat", ["five", "n", "four"], "steps", axis=0)]
         initializers |= {k: np.array(v) for k, v in {"size": batch, "zero": [0], "five": [5], "four": [4]}.items()}
     nodes = [
@@ -147,7 +148,7 @@ def repeated(batch: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def constants_of_the_batch(batch: int) -> dict[str, tuple[list[onnx.NodeProto], dict[str, Any], list[int]]]:
-    """What exporters make of values that are the same for each row, when they know how many rows there are."""
+    """Return exporter graphs with constants that repeat one value for each row of a fixed batch."""
     return {
         "token of a class": (
             [node("Concat", ["token", "x"], "y", axis=1)],
@@ -182,7 +183,7 @@ def constants_of_the_batch(batch: int) -> dict[str, tuple[list[onnx.NodeProto], 
             | {"again": np.array([batch, 20])},
             [batch, 20],
         ),
-        # As PyTorch exports expand(3, -1, -1): the vector has three elements, whatever the batch.
+        # PyTorch exports expand(3, -1, -1) like this: the vector has three elements for every batch size.
         "an axis that is kept": (
             [
                 node("ConstantOfShape", ["three"], "one", value=numpy_helper.from_array(np.array([1]))),
@@ -224,7 +225,7 @@ def test_first_states_of_a_recurrent_layer() -> None:
         node("Squeeze", ["a", "one"], "s"),
         node("Transpose", ["s"], "y", perm=[1, 0, 2]),
     ]
-    # The batch is the second axis here, and the first of the input that is transposed.
+    # The batch is the second axis here, and the first axis of the input before the transpose.
     nodes.insert(0, node("Transpose", ["x"], "steps", perm=[1, 0, 2]))
     nodes[1].input[0] = "steps"
     zeros = np.zeros((1, 2, 3), np.float32)
@@ -356,7 +357,7 @@ def test_what_depends_on_the_batch(
 
 @pytest.mark.parametrize("shape", [[1, 2**40], [2**40, 1], [1, 2**20, 2**20]])
 def test_sizes_that_nobody_has_memory_for(shape: list[int]) -> None:
-    """Rows are compared where they fit: a file may declare any size."""
+    """Rows are compared only if they fit into memory: a file may declare any size."""
     model = fixed([node("Relu", ["x"], "a"), node("Flatten", ["a"], "y")], {}, shape, [[shape[0], 2**40 // shape[0]]])
     opened = onnx.load_from_string(artifacts.open_batch(model))
     assert opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"

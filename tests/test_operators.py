@@ -1,4 +1,4 @@
-"""What the operators say of themselves is true, and is what docs/operators.md says."""
+"""The operator registry states types and kinds correctly, and docs/operators.md matches the registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = sorted({name for info in INFOS.values() for types in info.types for name
 
 
 def number(name: str) -> int:
-    """The element type of ONNX."""
+    """Return the ONNX element type of a dtype name."""
     return int(TensorProto.BFLOAT16 if name == "bfloat16" else helper.np_dtype_to_tensor_dtype(np.dtype(name)))
 
 
@@ -43,7 +43,7 @@ def one_node(case: Any) -> bool:
 
 
 def samples() -> dict[str, Any]:
-    """For each operator the case with most inputs."""
+    """Return the case with most inputs for each operator."""
     found: dict[str, Any] = {}
     for case in cases()[0].values():
         if one_node(case):
@@ -58,14 +58,16 @@ SAMPLES = samples()
 
 
 def runs(case: Any, k: int, dtype: str, alike: bool = False) -> bool:
-    """Whether the case runs with input ``k`` of another type, and with it what ONNX says must be of the same type, or
-    all that is of its type in the case.
+    """Return true if the case runs with input ``k`` of another type.
+
+    All values with the same type parameter in the ONNX schema change with the input. With ``alike``, all values with
+    the input's type change instead.
     """
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     node = model.graph.node[0]
     if not defs.get_schema(node.op_type).deprecated:
-        # The newest types.
+        # Use the newest types.
         for opset in model.opset_import:
             opset.version = min(defs.onnx_opset_version(), 28)
     schema = defs.get_schema(node.op_type, model.opset_import[0].version)
@@ -106,7 +108,7 @@ def runs(case: Any, k: int, dtype: str, alike: bool = False) -> bool:
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_types(name: str) -> None:
-    """Cases of ONNX run with exactly the types that are said, as far as ONNX knows these."""
+    """Cases of ONNX run with exactly the declared types, among the types that ONNX allows."""
     info, case = INFOS[name], SAMPLES[name]
     node = case.model.graph.node[0]
     newest = defs.get_schema(name)

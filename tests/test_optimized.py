@@ -1,4 +1,4 @@
-"""Models as onnxruntime's optimizer leaves them: they run as they did, and train."""
+"""Models from onnxruntime's optimizer run with the same results, and train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-# Nets of the examples and of the recorded cases, with what the optimizer makes of them that ONNX does not have.
+# Networks of the examples and of the recorded cases, with the contrib operators that the optimizer inserts.
 NETS: dict[str, tuple[Path, set[str]]] = {
     "perceptron": (EXAMPLES / "perceptron.onnx", {"FusedGemm"}),
     "convnet": (EXAMPLES / "convnet.onnx", {"FusedConv"}),
@@ -25,13 +25,13 @@ NETS: dict[str, tuple[Path, set[str]]] = {
     "transformer": (RECORDS / "tiny_transformer_adamw_ce" / "forward.onnx", set()),
     "recurrent": (RECORDS / "lstm_gru_adamw_mse" / "forward.onnx", set()),
 }
-# float32 through a few layers.
+# Rounding of float32 through a few layers.
 TOLERANCE = 1e-5
 STEPS, LEARNING_RATE = 20, 1e-2
 
 
 def optimized(model: Path | ModelProto, folder: Path) -> ModelProto:
-    """What is left after everything that does not depend on the machine."""
+    """Optimize a model at the extended level, which does not depend on the machine."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(folder / "optimized.onnx")
@@ -41,7 +41,7 @@ def optimized(model: Path | ModelProto, folder: Path) -> ModelProto:
 
 
 def feeds_of(model: ModelProto) -> dict[str, np.ndarray]:
-    """Random inputs, with 4 for sizes that are open."""
+    """Return random inputs, with 4 for open sizes."""
     rng = np.random.default_rng(0)
     constants = {tensor.name for tensor in model.graph.initializer}
     feeds: dict[str, np.ndarray] = {}
@@ -86,7 +86,7 @@ def test_nets(net: str, tmp_path: Path) -> None:
         module.lazy_reset_grad()
     assert losses[-1] < 0.9 * losses[0], losses
 
-    # What goes out is what came in, with other weights: it runs where the optimizer came from.
+    # The exported model has the nodes of the optimized model and new weights; onnxruntime runs it.
     module.export_model_for_inferencing(tmp_path / "trained.onnx", [output])
     trained = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
     (ours,) = ortrain.InferenceSession(tmp_path / "trained.onnx").run(None, feeds)
@@ -110,7 +110,7 @@ ACTIVATIONS: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "Clip"])
 @pytest.mark.parametrize("op", ["Gemm", "Conv"])
 def test_every_activation_that_is_taken_in(op: str, activation: str, tmp_path: Path) -> None:
-    """Some stay nodes of their own: then that is what is compared."""
+    """Activations match for every activation that the optimizer may fuse. Some activations stay separate nodes."""
     rng = np.random.default_rng(2)
     shape = [3, 5] if op == "Gemm" else [2, 4, 6, 6]
     weight = rng.standard_normal((5, 4) if op == "Gemm" else (3, 4, 3, 3)).astype(np.float32)

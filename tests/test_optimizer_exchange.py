@@ -1,4 +1,4 @@
-"""Optimizers of ortrain.optim in onnxruntime-training 1.19.2: those that it goes on with, and those that it refuses."""
+"""Optimizers of ortrain.optim in onnxruntime-training 1.19.2: supported and rejected ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ortrain.optim import OptimizerConfig
 SCRIPTS = Path(__file__).parent / "oracle"
 CASE = RECORDS / "mlp_adamw_ce"
 BATCHES = batches_of(CASE)
-# As 1.19.2 made them.
+# Models that 1.19.2 made.
 THEIR_MODELS = CASE / "training_model.onnx", CASE / "optimizer_model.onnx"
 RATE = 0.01
-# Those that are operators of onnxruntime-training.
+# Optimizers that are operators of onnxruntime-training.
 THEIRS: dict[str, OptimizerConfig] = {
     "AdamW": optim.AdamW(),
     "AdamW-onnxruntime": optim.AdamW(formula="onnxruntime"),
@@ -32,7 +32,8 @@ THEIRS: dict[str, OptimizerConfig] = {
     "SGD": optim.SGD(),
     "SGD-clipped": optim.SGD(max_norm=0.5),
 }
-# Those that are not. Slots of AdamW with groups have the names and shapes of those of AdamWOptimizer.
+# Optimizers that are not operators of onnxruntime-training. AdamW with groups has the slot names and shapes of
+# AdamWOptimizer.
 OURS: dict[str, OptimizerConfig] = {
     "Lion": optim.Lion(),
     "LAMB": optim.LAMB(),
@@ -43,12 +44,12 @@ OURS: dict[str, OptimizerConfig] = {
 
 @pytest.fixture(scope="session")
 def oracle() -> Path:
-    """The interpreter of the environment, which is made once and again whenever the requirements change."""
+    """Return the interpreter of the environment, which is rebuilt whenever the requirements change."""
     return environments.oracle()
 
 
 def go_on(run: Run, rate: float | None = None) -> list[float]:
-    """Losses of a step on each batch of the case."""
+    """Train one step on each batch of the case; returns the losses."""
     losses = []
     for batch in BATCHES:
         if rate is not None:
@@ -60,13 +61,13 @@ def go_on(run: Run, rate: float | None = None) -> list[float]:
 
 
 def saved(run: Run, name: str, *, optimizer: bool = True) -> Path:
-    """A checkpoint of a run, in its folder."""
+    """Save a checkpoint of a run in its folder; returns the path."""
     CheckpointState.save_checkpoint(run.state, run.folder / name, include_optimizer_state=optimizer)
     return run.folder / name
 
 
 def arrays(run: Run) -> dict[str, np.ndarray]:
-    """Copies of parameters and slots."""
+    """Return copies of parameters and slots."""
     found = {}
     for name, parameter in run.state.parameters:
         found[name] = parameter.data.copy()
@@ -75,7 +76,7 @@ def arrays(run: Run) -> dict[str, np.ndarray]:
 
 
 def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    """Compares arrays, each relative to its largest element."""
+    """Compare arrays, each relative to its largest element."""
     for name, values in found.items():
         scale = np.abs(wanted[name]).max()
         np.testing.assert_allclose(values, wanted[name], rtol=0, atol=PARAMETER_TOLERANCE * scale, err_msg=name)
@@ -84,7 +85,7 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
 @pytest.mark.parametrize("first", ["here", "there"])
 @pytest.mark.parametrize("name", THEIRS)
 def test_a_training_goes_to_and_fro(name: str, first: str, oracle: Path, tmp_path: Path) -> None:
-    """Four legs, here and there in turn, each from the checkpoint of the one before: as all of them here."""
+    """Ortrain and 1.19.2 train four legs in turn, each from the last checkpoint. The result equals ortrain alone."""
     generate(CASE.name, tmp_path, optimizer=THEIRS[name])
     alone, checkpoint, here = Run(tmp_path), tmp_path / "checkpoint", first == "here"
     for leg in range(4):
@@ -105,7 +106,7 @@ def test_a_training_goes_to_and_fro(name: str, first: str, oracle: Path, tmp_pat
 
 
 def tried(oracle: Path, training: Path, optimizer: Path, checkpoint: Path, result: Path) -> dict[str, Any]:
-    """A training by 1.19.2, or the error that it has; a crash of its process fails the test."""
+    """Train with 1.19.2; returns the result or the error. A crash of the process fails the test."""
     files = [str(path) for path in (training, optimizer, checkpoint, CASE, result)]
     found: dict[str, Any] = json.loads(in_environment(oracle, SCRIPTS / "try_optimizer.py", *files))
     return found
@@ -113,7 +114,7 @@ def tried(oracle: Path, training: Path, optimizer: Path, checkpoint: Path, resul
 
 @pytest.mark.parametrize("name", OURS)
 def test_models_in_plain_onnx_are_refused_there(name: str, oracle: Path, tmp_path: Path) -> None:
-    """With a fresh checkpoint and with one that has the state of the optimizer."""
+    """1.19.2 rejects the models with a fresh checkpoint and with a checkpoint that has optimizer state."""
     run = Run(generate(CASE.name, tmp_path, optimizer=OURS[name]))
     go_on(run)
     models = tmp_path / "training_model.onnx", tmp_path / "optimizer_model.onnx"
@@ -126,7 +127,7 @@ def test_models_in_plain_onnx_are_refused_there(name: str, oracle: Path, tmp_pat
 
 @pytest.mark.parametrize("name", OURS)
 def test_their_adamw_refuses_a_checkpoint_of_another_optimizer(name: str, oracle: Path, tmp_path: Path) -> None:
-    """Slots have other names in the file than their moments; without optimizer state it is a file like any other."""
+    """Slots have other names than the moments of AdamW. A checkpoint without optimizer state loads as usual."""
     run = Run(generate(CASE.name, tmp_path, optimizer=OURS[name]))
     go_on(run)
     refused = tried(oracle, *THEIR_MODELS, saved(run, "saved"), tmp_path / "back")
@@ -138,7 +139,7 @@ def test_their_adamw_refuses_a_checkpoint_of_another_optimizer(name: str, oracle
 
 @pytest.mark.parametrize("name", OURS)
 def test_another_optimizer_takes_over_again(name: str, oracle: Path, tmp_path: Path) -> None:
-    """A training that went on in their AdamW goes on here in the optimizer that it began with."""
+    """A training that continued in their AdamW continues here in its first optimizer."""
     run = Run(generate(CASE.name, tmp_path, optimizer=OURS[name]))
     go_on(run)
     tried(oracle, *THEIR_MODELS, saved(run, "plain", optimizer=False), tmp_path / "back")

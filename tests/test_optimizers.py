@@ -1,4 +1,4 @@
-"""Optimizers of the table: against their formulas in float64, in onnxruntime, over checkpoints, and what is refused."""
+"""Optimizers of the table: float64 formulas, onnxruntime, checkpoints, and errors."""
 
 from __future__ import annotations
 
@@ -42,35 +42,36 @@ Gradients = Mapping[str, npt.NDArray[Any]]
 Row = Any
 ROWS: dict[str, Row] = {row.name: row for row in optim.table()}
 EACH = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
-# Every row with its flags as they are by default, and with each of them the other way.
+# Every row with its default flags, and with each flag inverted.
 FLAGS = [
     pytest.param(row, row.flags | flipped, id=f"{row.name}-{'-'.join(flipped)}".rstrip("-"))
     for row in ROWS.values()
     for flipped in [{}, *({flag: not default} for flag, default in row.flags.items())]
 ]
 STEPS, FEW_STEPS = 50, 10
-# Relative to the largest weight. Weights and slots are float32: each step rounds a weight by up to half a unit, 6e-8 of
-# it, and 50 roundings add up like a random walk.
+# Tolerance relative to the largest weight. Weights and slots are float32: each step rounds a weight by up to half a
+# unit, which is 6e-8 of the weight. 50 roundings add up like a random walk.
 CLOSE = 1e-6
-# Steps of Lion, and those of LARS at full speed, are of one size, so that those of a weight may all be rounded the same
-# way.
+# Tolerance of Lion and full-speed LARS. Their steps have one size, so that all roundings of a weight may have the same
+# sign.
 CLOSE_OF = dict.fromkeys(("Lion", "LARS"), STEPS * 2.0**-24)
-# The decay rates of AdamWOptimizer are float32: 1 - beta2 is off by 1.3e-5 of it.
+# Tolerance of moments. The decay rates of AdamWOptimizer are float32, which changes 1 - beta2 by 1.3e-5 of its value.
 CLOSE_MOMENTS = 2e-5
-# For weights in float64. Their rates are float64, too, except for the optimizer's own, which the formulas round alike.
+# Tolerance of float64 weights. Their rates are float64, except for the optimizer's own rate, which the formulas round
+# alike.
 EXACT = 1e-12
-# One and a half units of float16: what is between two float16 may be rounded to the one here and to the other there.
+# One and a half units of float16. Ortrain and the formulas may round a value between two float16 numbers differently.
 HALF_CLOSE = 1.5 * 2.0**-10
 SCHEDULE = Warmup(5, Cosine(total=60))
 GATHERED = 3
 
 
-# Optimizers here and in the formulas.
+# Optimizers in ortrain and in the formulas.
 
 
 @dataclass
 class Part:
-    """A group of parameters: the pattern that finds it, the names that it finds, and what is set otherwise there."""
+    """A group of parameters: its pattern, the matching names, and the settings of the group."""
 
     params: Any
     names: Sequence[str]
@@ -79,7 +80,7 @@ class Part:
 
 @dataclass
 class Plan:
-    """An optimizer with settings; those that are not named have their defaults."""
+    """An optimizer with settings; omitted settings have their defaults."""
 
     row: Row
     settings: dict[str, float] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Plan:
     parts: Sequence[Part] = ()
     max_norm: float | None = None
     accumulation: str = "sum"
-    # max_value, max_norm_per_tensor, ema_decay.
+    # Options max_value, max_norm_per_tensor and ema_decay.
     options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class Plan:
         self.lr = self.row.learning_rate if self.lr is None else self.lr
 
     def made(self) -> Any:
-        """The optimizer of ortrain."""
+        """Build the optimizer of ortrain."""
         flags: dict[str, Any] = dict(self.flags)
         if "onnxruntime" in flags:
             flags["formula"] = "onnxruntime" if flags.pop("onnxruntime") else "pytorch"
@@ -120,7 +121,7 @@ class Plan:
         )
 
     def training(self, weights: Mapping[str, npt.NDArray[Any]]) -> Training:
-        """The same by the formulas."""
+        """Build the same training with the formulas."""
         common = self.settings | self.options
         rest = Group(dict(common))
         groups = dict.fromkeys(weights, rest)
@@ -133,7 +134,7 @@ class Plan:
 
 
 def joined(settings: Mapping[str, float]) -> dict[str, Any]:
-    """Settings as the classes take them: the two betas together."""
+    """Return settings as the classes expect them, with the two betas as a pair."""
     given: dict[str, Any] = dict(settings)
     if "beta1" in given:
         given["betas"] = (given.pop("beta1"), given.pop("beta2"))
@@ -141,17 +142,17 @@ def joined(settings: Mapping[str, float]) -> dict[str, Any]:
 
 
 def unusual(row: Row) -> dict[str, float]:
-    """Settings that are not the defaults."""
+    """Return settings that differ from the defaults."""
     return {name: UNUSUAL[name] for name in row.settings}
 
 
 def between(row: Row) -> dict[str, float]:
-    """Settings that are neither the defaults nor the unusual ones."""
+    """Return settings that differ from the defaults and from the unusual settings."""
     return {name: (default + UNUSUAL[name]) / 2 for name, default in row.settings.items()}
 
 
 def two_parts(row: Row, frozen_steps: int = 3) -> list[Part]:
-    """Two groups; a third one is that of what is in neither."""
+    """Return two groups; all other parameters form a third group."""
     return [
         Part(["o*", "row"], ["one", "row"], Group({"weight_decay": 0.1}, lr_factor=0.5)),
         Part("se*", ["seven"], Group(between(row), lr=2 * row.learning_rate, frozen_steps=frozen_steps)),
@@ -159,19 +160,19 @@ def two_parts(row: Row, frozen_steps: int = 3) -> list[Part]:
 
 
 def grouped(row: Row, **changes: Any) -> Plan:
-    """An optimizer with groups, whose settings are all unusual."""
+    """Return an optimizer with groups and unusual settings."""
     return Plan(row, **({"settings": unusual(row), "parts": two_parts(row)} | changes))
 
 
 @functools.cache
 def started(small: bool = False, dtype: str = "float32") -> dict[str, npt.NDArray[Any]]:
-    """Weights to start from."""
+    """Return the initial weights."""
     return starting_weights(SMALL_SHAPES if small else SHAPES, np.dtype(dtype))
 
 
 @functools.cache
 def pool_of(small: bool = False, dtype: str = "float32") -> list[Gradients]:
-    """Gradients for them."""
+    """Return gradients of the initial weights."""
     return list(gradient_pool(started(small, dtype)))
 
 
@@ -194,7 +195,7 @@ class Ours:
         self.scheduler = None if schedule is None else LRScheduler(self.run.optimizer, schedule)
 
     def loaded(self, checkpoint: str) -> Ours:
-        """The same from a checkpoint on."""
+        """Continue the training from a checkpoint."""
         other = object.__new__(Ours)
         vars(other).update(vars(self))
         other.run = Run(self.folder, checkpoint)
@@ -202,7 +203,7 @@ class Ours:
         return other
 
     def step(self, gathered: Sequence[Gradients]) -> float | None:
-        """A step by some gradients; the norm that it tells."""
+        """Take a step with accumulated gradients; returns the gradient norm."""
         module = self.run.module
         for gradients in gathered:
             module(*(gradients[name.removeprefix("x_")] for name in module.input_names()))
@@ -213,12 +214,12 @@ class Ours:
         return norm
 
     def state(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """The weights of a parameter and its slots, copied."""
+        """Return copies of a parameter's weights and slots."""
         parameter = self.run.state.parameters[name]
         return {"weights": parameter.data.copy()} | {slot: np.array(v) for slot, v in parameter.slots.items()}
 
     def bits(self) -> dict[str, dict[str, bytes]]:
-        """Everything that an optimizer changes."""
+        """Return the bytes of everything that an optimizer changes."""
         return {name: {key: v.tobytes() for key, v in self.state(name).items()} for name in self.weights}
 
 
@@ -241,12 +242,12 @@ class Both(Ours):
         return norm
 
     def steps(self, count: int, pool: Sequence[Gradients], gathered: int = 1) -> None:
-        """Some more steps by gradients of a pool."""
+        """Take more steps with gradients of a pool."""
         for t in range(self.training.steps, self.training.steps + count):
             self.step([pool[k % POOL] for k in range(t * gathered, (t + 1) * gathered)])
 
     def check(self, tolerance: float | None = None, of_slots: float | None = None) -> None:
-        """Compares weights and slots, each relative to the largest of all parameters."""
+        """Compare weights and slots, each relative to the largest element of all parameters."""
         tolerance = CLOSE_OF.get(self.plan.row.name, CLOSE) if tolerance is None else tolerance
         found = {name: self.state(name) for name in self.weights}
         wanted = {name: {"weights": w} | self.training.slots[name] for name, w in self.training.weights.items()}
@@ -261,7 +262,7 @@ def largest_of(arrays: Iterable[npt.NDArray[Any]]) -> float:
 
 
 def assert_close(found: Gradients, wanted: Gradients, tolerance: float) -> None:
-    """Compares arrays relative to the largest element of all of them."""
+    """Compare arrays relative to the largest element of all arrays."""
     largest = largest_of(wanted.values())
     for name, values in found.items():
         assert values.shape == np.shape(wanted[name]), name
@@ -361,12 +362,12 @@ def test_no_average(tmp_path: Path) -> None:
         _ = ours.run.state.parameters["row"].average
 
 
-# Weights of float16 are trained in that type, which is what is tested here.
+# This test trains float16 weights deliberately, so the warning is ignored.
 @pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", HALF_CLOSE), ("float64", EXACT)])
 @EACH
 def test_weights_of_other_types(row: Row, dtype: str, tolerance: float, tmp_path: Path) -> None:
-    """Slots of float16 are float32; weights are rounded to float16 at every step, here and in the formulas."""
+    """Float16 weights have float32 slots; ortrain and the formulas round weights to float16 at every step."""
     both = Both(tmp_path, grouped(row, lr=0.05), started(True, dtype))
     both.steps(FEW_STEPS, pool_of(True, dtype))
     for name in both.weights:
@@ -376,7 +377,7 @@ def test_weights_of_other_types(row: Row, dtype: str, tolerance: float, tmp_path
     both.check(tolerance)
 
 
-# Weights of float16 are trained in that type, which is what is tested here.
+# This test trains float16 weights deliberately, so the warning is ignored.
 @pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
 @EACH
 def test_weights_of_several_types(row: Row, tmp_path: Path) -> None:
@@ -413,7 +414,7 @@ def test_patterns_of_groups(tmp_path: Path) -> None:
 
 @EACH
 def test_frozen_steps(row: Row, tmp_path: Path) -> None:
-    """A group that is frozen stays as it is, slots and all; then it is trained as if it began."""
+    """A frozen group keeps weights and slots; its later training equals a fresh training."""
     part = Part("row", ["row"], Group({"weight_decay": 0.1}))
     pool, settings = pool_of(small=True), unusual(row)
     (tmp_path / "fresh").mkdir()
@@ -429,7 +430,7 @@ def test_frozen_steps(row: Row, tmp_path: Path) -> None:
         ours.step([pool[t]])
         fresh.step([pool[t]])
     assert ours.bits()["row"] == fresh.bits()["row"] != start["row"]
-    # Frozen once more, it goes on later from where it was.
+    # A group that is frozen again later continues from its weights and slots.
     ours.run.optimizer.groups[0].frozen_steps = 9
     for t in range(2):
         ours.step([pool[t]])
@@ -440,7 +441,7 @@ def test_frozen_steps(row: Row, tmp_path: Path) -> None:
 
 
 def set_later(ours: Both) -> None:
-    """Changes groups of a training, here and in the formulas."""
+    """Change the groups of a training in ortrain and in the formulas."""
     groups = ours.run.optimizer.groups
     others = ours.training.groups["one"], ours.training.groups["seven"], ours.training.groups["matrix"]
     for name, value in between(ours.plan.row).items():
@@ -478,7 +479,7 @@ def test_settings_that_make_no_sense_are_refused_later_too(tmp_path: Path) -> No
 
 @EACH
 def test_resuming_is_exact(row: Row, tmp_path: Path) -> None:
-    """At a step that is another one for each row; frozen steps are before it, within it, or behind it."""
+    """A run resumes exactly. Each row saves at another step: frozen steps end before, during, or after it."""
     moment = 1 + list(ROWS).index(row.name) % 7
     plan = grouped(row, options={"ema_decay": 0.7}, max_norm=150.0, accumulation="mean", parts=two_parts(row, 4))
     whole = Both(tmp_path, plan, None, SCHEDULE)
@@ -525,7 +526,7 @@ def test_optimizers_that_onnxruntime_has_are_its_operators(row: Row, max_norm: f
 
 
 class InRuntime:
-    """An optimizer model in onnxruntime, which has a sequence for each setting."""
+    """An optimizer model in onnxruntime, with a sequence for each setting."""
 
     def __init__(self, ours: Both, path: Path) -> None:
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -536,7 +537,7 @@ class InRuntime:
         self.norm: float | None = None
 
     def columns(self) -> dict[str, list[npt.NDArray[Any]]]:
-        """Settings of the step that comes next: a scalar for each parameter."""
+        """Return the settings of the next step, a scalar for each parameter."""
         rows = []
         for name in self.names:
             group, step = self.training.groups[name], self.training.steps + 1
@@ -597,7 +598,7 @@ def test_optimizer_models_run_in_onnxruntime(row: Row, flags: dict[str, bool], f
 
 
 def test_no_bound_of_a_ratio(tmp_path: Path) -> None:
-    """The default bound is larger than any ratio; an infinite one is the same."""
+    """The default bound exceeds any ratio, so an infinite bound has the same result."""
     found = []
     for settings in ({}, {"ratio_max": math.inf}):
         ours = Ours(tmp_path, Plan(ROWS["LAMB"], settings), started(small=True))
@@ -669,7 +670,7 @@ def test_what_is_refused(optimizer: Callable[[], Any], words: str, tmp_path: Pat
 
 
 def test_a_slot_that_cannot_start_as_the_parameter_does(tmp_path: Path) -> None:
-    """A description of a stranger's: one number would be given all elements of the parameter."""
+    """A description may not start a one-element slot as the parameter, which has more elements."""
     made(optim.ScheduleFreeAdamW, tmp_path)
     model = onnx.load(tmp_path / "optimizer_model.onnx")
     entry = model.metadata_props[0]

@@ -1,4 +1,4 @@
-"""What ortrain writes, used by onnxruntime-training 1.19.2 in an environment of its own."""
+"""Files of ortrain in onnxruntime-training 1.19.2, which runs in its own environment."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ortrain.schedules import LRScheduler, ReduceOnPlateau, Warmup
 TESTS = Path(__file__).parent
 # The newest opset that the reference reads.
 NEWEST_OPSET = 21
-# Networks that drop elements: which ones, the two choose differently.
+# Networks with dropout: ortrain and the reference drop different elements.
 RANDOM = ("dropped",)
 
 
 @pytest.fixture(scope="session")
 def oracle() -> Path:
-    """The interpreter of the environment, which is made once and again whenever the requirements change."""
+    """Return the interpreter of the environment, which is rebuilt whenever the requirements change."""
     return environments.oracle()
 
 
 def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) -> None:
-    """All cases follow the record, as closely as is asked of ortrain itself."""
+    """All cases follow the record, within the tolerances of ortrain itself."""
     pairs = [f"{RECORDS / case}={ours(case)}" for case in CASES]
     printed = in_environment(oracle, TESTS / "replaying.py", "onnxruntime.training.api", *pairs)
     distances: dict[str, dict[str, float]] = json.loads(printed)
@@ -54,7 +54,7 @@ def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) ->
     ],
 )
 def test_artifacts_that_are_made_there_train_here(case: str, operators: set[str], oracle: Path, tmp_path: Path) -> None:
-    """Those that hold gradient operators which ours do not: losses, gradients and parameters of five steps."""
+    """Their artifacts, with gradient operators that ours lack, give the same losses, gradients and parameters."""
     in_environment(oracle, TESTS / "oracle" / "record_artifacts.py", str(tmp_path), case)
     nodes = onnx.load(tmp_path / case / "training_model.onnx").graph.node
     assert operators <= {node.op_type for node in nodes}
@@ -63,7 +63,7 @@ def test_artifacts_that_are_made_there_train_here(case: str, operators: set[str]
 
 
 def test_nodes_of_training_graphs_are_recorded_as_they_run_there(oracle: Path, tmp_path: Path) -> None:
-    """What test_training_nodes.py compares with is what the reference computes, and it runs every case."""
+    """The reference runs every case and computes the record that test_training_nodes.py compares with."""
     script = TESTS / "oracle" / "record_nodes.py"
     assert json.loads(in_environment(oracle, script, str(tmp_path / "nodes.npz"))) == {}
     with np.load(tmp_path / "nodes.npz") as found, np.load(TESTS / "data" / "training-nodes.npz") as kept:
@@ -74,7 +74,7 @@ def test_nodes_of_training_graphs_are_recorded_as_they_run_there(oracle: Path, t
 
 @pytest.mark.parametrize("case", ["mlp_adamw_ce", "mlp_sgd_mse", "frozen_params"])
 def test_a_checkpoint_goes_there_and_back(case: str, oracle: Path, ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """A run saved here goes on there as it goes on here, and comes back: parameters, moments, step and properties."""
+    """The reference continues a saved run with the same results; parameters, moments, step and properties come back."""
     folder, batches, run = ours(case), batches_of(RECORDS / case), Run(ours(case))
 
     def step(run: Run, batch: dict[str, np.ndarray]) -> float:
@@ -92,7 +92,7 @@ def test_a_checkpoint_goes_there_and_back(case: str, oracle: Path, ours: Callabl
         step(run, batch)
     run.state.properties["epoch"] = 3
     run.state.properties["tag"] = "ünïcode"
-    # A schedule is ignored there.
+    # The reference ignores a schedule.
     LRScheduler(run.optimizer, Warmup(1, ReduceOnPlateau()), lr=0.01)
     CheckpointState.save_checkpoint(run.state, tmp_path / "saved", include_optimizer_state=True)
     losses = [step(run, batch) for batch in batches]
@@ -111,7 +111,7 @@ def test_a_checkpoint_goes_there_and_back(case: str, oracle: Path, ours: Callabl
 
 
 def test_resume_from_each_others_checkpoints(oracle: Path, ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """The recorded ways on from a third step: with our artifacts and checkpoints there, with theirs here."""
+    """Recorded continuations of the third step: the reference with our files, ortrain with the reference's files."""
     case, meta = RECORDS / "checkpoint_resume", meta_of("checkpoint_resume")
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -131,7 +131,7 @@ def test_resume_from_each_others_checkpoints(oracle: Path, ours: Callable[[str],
 
 
 def test_our_checkpoint_of_two_files_is_read_there(oracle: Path, run: Run, tmp_path: Path) -> None:
-    """As those of more than 1800 MiB are. What is saved there again is what we had."""
+    """The reference reads a checkpoint of two files, as above 1800 MiB, and saves the same values."""
     run.module(*[batches_of(RECORDS / "mlp_adamw_ce")[0][name] for name in run.module.input_names()])
     run.optimizer.step()
     run.state._native.save(str(tmp_path / "saved"), True, external_above=0)
@@ -149,9 +149,9 @@ def test_our_checkpoint_of_two_files_is_read_there(oracle: Path, run: Run, tmp_p
     [name for name, (_, oldest) in NETWORKS.items() if oldest <= NEWEST_OPSET and name not in NOT_IN_THE_REFERENCE],
 )
 def test_our_training_models_of_every_opset(network: str, oracle: Path, tmp_path: Path) -> None:
-    """Written for any opset that the reference reads, they give the loss and gradients there that they give here.
+    """Models for any opset of the reference have the same loss and gradients there and here.
 
-    And where normalizations are trained, their running statistics become the same.
+    Trained normalizations also have the same running statistics.
     """
     wanted = {}
     for name, loss, opset in TRAINED:
@@ -181,7 +181,7 @@ def test_our_training_models_of_every_opset(network: str, oracle: Path, tmp_path
 
 
 def test_operators_and_gradients_of_ones_own_train_there(oracle: Path, tmp_path: Path) -> None:
-    """Artifacts that were made with a library hold plain nodes."""
+    """Artifacts that a library helped to generate contain plain nodes."""
     examples = TESTS.parent / "examples"
     feeds = {
         "custom_operator": {"x": np.linspace(-2, 2, 16), "target": np.sin(np.linspace(-6, 6, 16))},

@@ -1,4 +1,4 @@
-"""Values that share memory with NumPy and DLPack; vectors, caches and devices; the names of onnxruntime's C module."""
+"""Values that share memory with NumPy and DLPack; vectors, caches, devices; the names of onnxruntime's C module."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_read_only_array_stays_so() -> None:
 
 
 class Watched(np.ndarray):
-    """An array that can be watched, and says nonsense of itself."""
+    """An array with weak references and an incorrect ``__array_interface__``."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:  # type: ignore[override]
@@ -197,7 +197,7 @@ def test_who_owns_the_memory_is_kept(how: str) -> None:
 
 
 def test_an_array_does_not_go_away_under_a_value() -> None:
-    """Not by ``resize``, of the array or of the one that it is a part of, even if that looks at no references."""
+    """``resize`` of the array or of its base is an error, even without a check of references."""
     whole = np.zeros(8, np.float32)
     part = whole[2:6]
     value = OrtValue.ortvalue_from_numpy(part)
@@ -298,7 +298,7 @@ def test_updates() -> None:
         np.arange(6, dtype=np.float32).reshape(3, 2).T,
         np.arange(6, dtype=">f4").reshape(2, 3),
         OrtValue.ortvalue_from_numpy(np.full((2, 3), 4, np.float32)),
-        # Its own memory, in another order.
+        # The value's own memory, in another order.
         value.numpy()[::-1],
     ):
         want = np.array(source)
@@ -349,7 +349,7 @@ def test_updates_that_do_not_fit(source: Any, kind: type[Exception], sentence: s
 
 
 def test_results_are_memory_too(run: Run) -> None:
-    """What a step gives has an address that stays, and may be updated and shared."""
+    """The result of a step has a fixed address, and can be updated and shared."""
     x, labels = np.ones((8, 10), np.float32), np.zeros(8, np.int64)
     loss = run.module(OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(labels))
     number, where = float(loss.numpy()), loss.data_ptr()
@@ -453,7 +453,7 @@ def test_turned_tensors_are_refused_and_stay() -> None:
             "the DLPack tensor has the shape [3, 2] and the strides [1, 3]: its elements do not lie in a row; give it "
             "as a contiguous one"
         )
-    # An axis of one element goes nowhere, whatever its stride.
+    # The stride of an axis with one element has no effect.
     assert OrtValue.from_dlpack(np.arange(6.0)[:1].reshape(1, 1)).shape() == [1, 1]
 
 
@@ -471,7 +471,7 @@ class Elsewhere:
 
 
 class Older:
-    """A library that knows no arguments of ``__dlpack__``, and not its device."""
+    """A library without arguments of ``__dlpack__`` and without ``__dlpack_device__``."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -481,7 +481,7 @@ class Older:
 
 
 class Tensor(ctypes.Structure):
-    """What a DLPack capsule without a version begins with."""
+    """Beginning of an unversioned DLPack capsule."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -551,7 +551,7 @@ def test_capsules_that_are_refused(change: dict[str, Any], kind: type[Exception]
     with pytest.raises(kind) as error:
         OrtValue.from_dlpack(capsule)
     assert str(error.value) == sentence
-    # It was not used: as it was before it can be taken.
+    # The error left the capsule unused: with its old fields the capsule is valid.
     for name, value in before.items():
         setattr(tensor, name, value)
     tensor.shape[1] = 3
@@ -590,7 +590,7 @@ def test_what_is_no_tensor() -> None:
 
 
 def test_a_step_takes_what_is_there(run: Run) -> None:
-    """Whoever writes to the arrays between steps writes to the inputs."""
+    """A write to the arrays between steps changes the inputs."""
     x, labels = np.ones((8, 10), np.float32), np.zeros(8, np.int64)
     values = [OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(labels)]
     before = float(run.module(*values).numpy())
@@ -605,7 +605,7 @@ def test_a_step_takes_what_is_there(run: Run) -> None:
 
 
 def test_arrays_change_while_steps_run(run: Run) -> None:
-    """A writer cannot get a label past the check: a step succeeds, or says which label is none."""
+    """A concurrent writer cannot bypass the label check: a step succeeds, or its error names the invalid label."""
     rng = np.random.default_rng(0)
     x, labels = rng.standard_normal((4096, 10)).astype(np.float32), np.zeros(4096, np.int64)
     values = [OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(labels)]
@@ -622,7 +622,7 @@ def test_arrays_change_while_steps_run(run: Run) -> None:
     writer.start()
     outcomes = []
     try:
-        # As long as it takes to see both, and a little more.
+        # Repeat until both outcomes occurred, and at least 50 times.
         while len(outcomes) < 50 or (len(outcomes) < 5000 and len(set(outcomes)) < 2):
             try:
                 run.module(*values)
@@ -663,7 +663,7 @@ def test_values_are_used_by_several_threads() -> None:
     assert [float(value.numpy()) for value in vector] == [want] * 200
 
 
-# What onnxruntime's extension module has.
+# Contents of onnxruntime's extension module.
 
 
 def test_a_vector() -> None:

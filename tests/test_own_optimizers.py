@@ -1,4 +1,4 @@
-"""Optimizers of the user's own: Python functions, functions of ONNX, and optimizer models; and what is refused."""
+"""The user's own optimizers: Python functions, ONNX functions, optimizer models, and their errors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ortrain.schedules import Cosine, LRScheduler, Warmup
 
 Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, Array]
-# A formula of one parameter: of symbolic values, or of arrays.
+# A formula of one parameter, for symbolic values or arrays.
 Formula: TypeAlias = Callable[..., Any]
 
 STEPS = 10
-# Relative to the largest element. Weights and slots are float32: each step rounds an element by up to half a unit, 6e-8
-# of it, and 10 roundings add up to less than this.
+# Tolerance relative to the largest element. Weights and slots are float32: each step rounds an element by up to half a
+# unit, which is 6e-8 of the element. 10 roundings add up to less than this tolerance.
 CLOSE = 1e-6
-# For weights in float64, of which a unit is 2e-16.
+# Tolerance of float64 weights, which have a unit of 2e-16.
 EXACT = 1e-12
-# One and a half units of float16: what is between two float16 may be rounded to the one here and to the other there.
+# One and a half units of float16. Ortrain and the formulas may round a value between two float16 numbers differently.
 HALF_CLOSE = 1.5 * 2.0**-10
 OPSET = 17
 WEIGHTS = starting_weights(SMALL_SHAPES)
@@ -44,7 +44,7 @@ POOL = gradient_pool(WEIGHTS)
 
 
 class Ours:
-    """A training by ortrain, of the model whose gradients are its inputs."""
+    """A training by ortrain, of a model that reads its gradients as inputs."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Ours:
         self.optimizer = Optimizer(model, self.module)
 
     def step(self, *gathered: Arrays) -> float | None:
-        """A step by some gradients; the norm that it tells."""
+        """Take a step with accumulated gradients; returns the gradient norm."""
         for gradients in gathered:
             self.module(*(gradients[name.removeprefix("x_")] for name in self.module.input_names()))
         norm = self.optimizer.step()
@@ -74,7 +74,7 @@ class Ours:
         return norm
 
     def values(self, name: str) -> dict[str, Array]:
-        """The weights of a parameter and its slots, copied."""
+        """Return copies of a parameter's weights and slots."""
         parameter = self.state.parameters[name]
         return {"weights": parameter.data.copy()} | {slot: np.array(v) for slot, v in parameter.slots.items()}
 
@@ -82,18 +82,18 @@ class Ours:
         return {name: self.values(name) for name in self.weights}
 
     def bits(self) -> dict[str, dict[str, bytes]]:
-        """Everything that an optimizer changes."""
+        """Return the bytes of everything that an optimizer changes."""
         return {name: {key: v.tobytes() for key, v in of.items()} for name, of in self.all_values().items()}
 
     def later(self) -> Ours:
-        """The same from a checkpoint on."""
+        """Return the same training, continued from a checkpoint."""
         CheckpointState.save_checkpoint(self.state, self.folder / "later", include_optimizer_state=True)
         return Ours(self.folder, self.given, self.weights, "later")
 
 
 @dataclass
 class Theirs:
-    """A training of one parameter by a formula over arrays of float64."""
+    """A training of one parameter by a formula over float64 arrays."""
 
     formula: Formula
     parameter: Array
@@ -102,12 +102,12 @@ class Theirs:
     starts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Half a unit of float16 is more than a step: weights in it are rounded here as there.
+        # Half a unit of float16 exceeds a step, so float16 weights are rounded here as in ortrain.
         self.storage = self.parameter.dtype if self.parameter.dtype == np.float16 else np.float64
         self.parameter = np.float64(self.parameter)
         arguments = inspect.signature(self.formula).parameters.values()
         given = {argument.name: argument.default for argument in arguments if argument.kind is argument.KEYWORD_ONLY}
-        # The rate of an optimizer is an input of its model, in float32.
+        # The learning rate is an input of the optimizer model, in float32.
         numbers = {"rate": float(np.float32(self.rate))}
         self.numbers = {name: (given | numbers | dict(self.settings))[name] for name in given}
         slots = [argument.name for argument in arguments if argument.kind is not argument.KEYWORD_ONLY][2:]
@@ -134,7 +134,7 @@ class Theirs:
 
 
 def assert_close(found: Mapping[str, Arrays], wanted: Mapping[str, Arrays], tolerance: float = CLOSE) -> None:
-    """Compares weights and slots of parameters, each relative to the largest element of all parameters."""
+    """Compare weights and slots of parameters, each relative to the largest element of all parameters."""
     assert set(found) == set(wanted)
     for key in next(iter(wanted.values())):
         largest = max(float(np.abs(values[key]).max()) for values in wanted.values())
@@ -155,7 +155,7 @@ def both(
     starts: Mapping[str, str] | None = None,
     tolerance: float = CLOSE,
 ) -> dict[str, Theirs]:
-    """Trains by ortrain and by a formula over arrays, and compares the two."""
+    """Train by ortrain and by a formula over arrays, and compare the two."""
     theirs = {
         name: Theirs(formula, w, rate, dict(settings or {}) | dict((of_groups or {}).get(name, {})), starts or {})
         for name, w in ours.weights.items()
@@ -183,7 +183,7 @@ def lion(
     beta2: float = 0.99,
     weight_decay: float = 0.0,
 ) -> Any:
-    """Signs of mixtures of momentum and gradient."""
+    """Move by signs of mixtures of momentum and gradient."""
     direction = np.sign(beta1 * momentum0 + (1 - beta1) * gradient)
     momentum0 = beta2 * momentum0 + (1 - beta2) * gradient
     return parameter - rate * (direction + weight_decay * parameter), momentum0
@@ -263,7 +263,7 @@ def adam(
     beta2: float = 0.97,
     eps: float = 0.1,
 ) -> Any:
-    """Powers of the step, a square and a root."""
+    """Use powers of the step, a square and a root."""
     first = beta1 * first + (1 - beta1) * gradient
     second = beta2 * second + (1 - beta2) * np.square(gradient)
     root = np.sqrt(second / (1 - beta2**step)) + eps
@@ -271,20 +271,20 @@ def adam(
 
 
 def curves(parameter: Any, gradient: Any, *, rate: Any, scale: float = 0.5) -> Any:
-    """Sign, both spellings of the absolute value, exponential and logarithm."""
+    """Use the sign, both spellings of the absolute value, the exponential and the logarithm."""
     grown = np.sign(gradient) * np.log(1 + np.abs(gradient)) * np.exp(-scale * abs(parameter))
     return parameter - rate * grown
 
 
 def bounds(parameter: Any, gradient: Any, largest: Any, *, rate: Any, most: float = 0.75) -> Any:
-    """Minimum and maximum of elements, numbers and constants, in both orders."""
+    """Use minimum and maximum of elements, numbers and constants, in both orders."""
     bounded = np.maximum(-most, np.minimum(gradient, most))
     largest = np.maximum(0.9 * largest, np.abs(gradient))
     return np.minimum(parameter - rate * bounded / np.maximum(largest, 1e-3), 3.0), largest
 
 
 def choices(parameter: Any, gradient: Any, low: Any, *, rate: Any, limit: float = 0.5) -> Any:
-    """Choices by each comparison, and comparisons that count as numbers."""
+    """Use choices by each comparison, and comparisons as numbers."""
     clipped = np.where(gradient > limit, limit, np.where(gradient < -limit, -limit, gradient))
     steady = np.where(gradient >= 0.25, 2.0, 1.0) * np.where(gradient <= -0.25, 0.5, 1.0)
     low = low + np.where(gradient == 0, 1.0, 0.0) + (gradient != 0) * 0.25
@@ -292,27 +292,27 @@ def choices(parameter: Any, gradient: Any, low: Any, *, rate: Any, limit: float 
 
 
 def lengths(parameter: Any, gradient: Any, *, rate: Any, eps: float = 1e-3) -> Any:
-    """Norms and sums over a parameter."""
+    """Use norms and sums over a parameter."""
     trust = np.linalg.norm(parameter) / (np.linalg.norm(gradient) + eps)
     centred = gradient - 0.01 * np.sum(gradient) + 0.001 * np.sum(gradient > 0)
     return parameter - rate * np.where(np.linalg.norm(parameter) > 0, trust, 1.0) * centred
 
 
 def reflected(parameter: Any, gradient: Any, *, rate: Any, base: float = 1.5) -> Any:
-    """Operators with a number, of Python or of NumPy, on the left."""
+    """Use operators with a Python or NumPy number on the left."""
     damped = 1 / (2 + np.square(gradient)) + (3 - gradient) * np.float64(0.25) - np.float32(0.5) * gradient
     return -(-parameter + rate * (damped + 2**gradient + base ** (-abs(gradient))) * np.float64(0.125))
 
 
 def numbers(parameter: Any, gradient: Any, *, rate: Any, step: Any, total: float = 8.0) -> Any:
-    """Functions of the numbers of a step alone."""
+    """Use functions of a step's numbers only."""
     share = np.minimum(1.0, step / total) * np.sqrt(1 - 0.9**step) * np.exp(-0.1 * step)
     slow = np.where(step <= 3, 0.5, 1.0) + 0.25 * (step == 5) + np.log(step) / (1 + abs(total - step))
     return parameter - rate * share * slow * gradient
 
 
 def from_starts(parameter: Any, gradient: Any, z: Any, ones: Any, sums: Any, *, rate: Any, initial: float = 0.1) -> Any:
-    """Slots that start at the parameter, at one and at a setting."""
+    """Use slots that start as the parameter, as one and as a setting."""
     sums = sums + gradient**2
     z = z - rate * gradient / np.sqrt(sums)
     ones = 0.9 * ones
@@ -320,7 +320,7 @@ def from_starts(parameter: Any, gradient: Any, z: Any, ones: Any, sums: Any, *, 
 
 
 def nested(parameter: Any, gradient: Any, before: Any, *, rate: Any) -> Any:
-    """Sums of what sums are in, and a slot that is the parameter before the step."""
+    """Use nested sums, and a slot that is the parameter before the step."""
     centred = gradient - 0.01 * np.sum(gradient)
     direction = centred / np.linalg.norm(centred)
     new = parameter - rate * direction * np.linalg.norm(parameter + np.sum(direction)) + 1e-3 * before
@@ -328,7 +328,7 @@ def nested(parameter: Any, gradient: Any, before: Any, *, rate: Any) -> Any:
 
 
 def no_rate(parameter: Any, gradient: Any) -> Any:
-    """No number at all, and a value of several uses."""
+    """Use no settings, and one value several times."""
     step = gradient * 0.125
     return parameter - step * step * step
 
@@ -356,11 +356,11 @@ def test_formulas_in_float64(formula: Formula, starts: dict[str, str], tmp_path:
     assert {values.dtype for of in ours.all_values().values() for values in of.values()} == {np.dtype(np.float64)}
 
 
-# Weights of float16 are trained in that type, which is what is tested here.
+# This test trains float16 weights deliberately, so the warning is ignored.
 @pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
 @EACH
 def test_formulas_in_float16(formula: Formula, starts: dict[str, str], tmp_path: Path) -> None:
-    """Slots are float32; the new weights are rounded to float16 once, here and in the formula."""
+    """Slots are float32; ortrain and the formula round the new weights to float16 once."""
     kind = optim.register(formula, starts=starts)
     weights = {name: w.astype(np.float16) for name, w in WEIGHTS.items()}
     ours = Ours(tmp_path, kind(lr=0.05), weights)
@@ -370,7 +370,7 @@ def test_formulas_in_float16(formula: Formula, starts: dict[str, str], tmp_path:
         assert {values.dtype for values in of.values()} <= {np.dtype(np.float32)}
 
 
-# Weights of float16 are trained in that type, which is what is tested here.
+# This test trains float16 weights deliberately, so the warning is ignored.
 @pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
 def test_weights_of_several_types(tmp_path: Path) -> None:
     kinds = {"one": np.float64, "row": np.float16}
@@ -394,7 +394,7 @@ def fast(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
 
 
 def test_decorators(tmp_path: Path) -> None:
-    """With arguments and without."""
+    """The decorator works with and without arguments."""
     plain, faster = optim.register(descent), optim.register(lr=0.25, starts={"velocity": "one"})(fast)
     assert (plain().lr, faster().lr) == (1e-3, 0.25)
     both(Ours(tmp_path / "plain", plain()), descent, 1e-3)
@@ -436,13 +436,13 @@ def function(
 
 
 def averaged(parameter: Any, gradient: Any, momentum: Any, *, rate: Any, decay: float = 0.9) -> Any:
-    """The formula of the two functions below."""
+    """Compute the formula of the two functions below."""
     momentum = decay * momentum + (1 - decay) * gradient
     return parameter - rate * momentum, momentum
 
 
 def averaged_in_elements() -> FunctionProto:
-    """Numbers have the type of elements."""
+    """Return the formula as a function; settings have the element type."""
     nodes = [
         helper.make_node("Mul", ["decay", "momentum"], ["old"]),
         helper.make_node("Constant", [], ["one.double"], value=ONE),
@@ -458,7 +458,7 @@ def averaged_in_elements() -> FunctionProto:
 
 
 def averaged_in_float64() -> FunctionProto:
-    """Numbers are float64: the share is computed with a constant of this type."""
+    """Return the formula as a function with float64 settings; the share is computed with a float64 constant."""
     to = AttributeProto(name="to", type=AttributeProto.INT, ref_attr_name="element_type")
 
     def cast(source: str, output: str) -> NodeProto:
@@ -496,7 +496,7 @@ def test_functions_of_onnx(made: Callable[[], FunctionProto], dtype: str, tmp_pa
 
 
 def test_a_function_with_options(tmp_path: Path) -> None:
-    """As the Python function of the same formula."""
+    """ONNX functions with options train like the Python function of the same formula."""
     options: dict[str, Any] = {"max_norm": 15.0, "max_value": 0.5, "ema_decay": 0.7, "accumulation": "mean"}
     kinds = [
         optim.register(averaged_in_elements(), settings={"decay": 0.9}),
@@ -513,7 +513,7 @@ def test_a_function_with_options(tmp_path: Path) -> None:
 
 
 def centred(parameter: Any, gradient: Any, velocity: Any, *, rate: Any, decay: float = 0.9) -> Any:
-    """The gradient without its mean over the last axis."""
+    """Subtract the mean over the last axis from the gradient."""
     velocity = decay * velocity + gradient - gradient.mean(axis=-1, keepdims=True)
     return parameter - rate * velocity, velocity
 
@@ -540,14 +540,14 @@ def centred_function(opset: int) -> FunctionProto:
 
 
 def turned(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
-    """Products of a matrix with itself; a vector as it is."""
+    """Multiply a matrix with itself; a vector stays as it is."""
     direction = gradient @ gradient.T @ gradient / 64 if gradient.ndim == 2 else gradient
     velocity = velocity / 2 + direction
     return parameter - rate * velocity, velocity
 
 
 def turned_function() -> FunctionProto:
-    """By an If on the rank."""
+    """Return the formula as a function with an If on the rank."""
     value = helper.make_tensor_value_info
     matrix = [
         helper.make_node("Transpose", ["gradient"], ["across"], perm=[1, 0]),
@@ -579,7 +579,7 @@ def turned_function() -> FunctionProto:
 
 @pytest.mark.parametrize("opset", [17, 18])
 def test_a_function_with_a_mean_over_an_axis(opset: int, tmp_path: Path) -> None:
-    """Not computed element by element: written out for each parameter."""
+    """The function is not element-wise, so its nodes are repeated for each parameter."""
     kind = optim.register(centred_function(opset), settings={"decay": 0.9})
     weights = {name: w for name, w in WEIGHTS.items() if name != "one"}
     ours = Ours(tmp_path, kind(lr=0.05, groups=[{"params": "row", "decay": 0.5}]), weights)
@@ -592,7 +592,7 @@ def test_a_function_with_a_branch_for_matrices(tmp_path: Path) -> None:
 
 
 def test_written_out_steps_with_options_and_checkpoints(tmp_path: Path) -> None:
-    """A group that is frozen stays as it is; what is loaded goes on bit for bit."""
+    """A frozen group keeps its values; a loaded run continues bit for bit."""
     kind = optim.register(turned_function())
     groups = [{"params": "matrix", "frozen_steps": 3}, {"params": "row", "lr": 0.01}]
     config = kind(lr=0.05, max_norm=20.0, ema_decay=0.7, accumulation="mean", groups=groups)
@@ -608,10 +608,10 @@ def test_written_out_steps_with_options_and_checkpoints(tmp_path: Path) -> None:
     assert ours.bits()["matrix"] != start
 
 
-# Their models in onnxruntime.
+# Models of these optimizers in onnxruntime.
 
 DECAY = {"settings": {"decay": 0.9}}
-# What is registered, how, and settings.
+# Registered formula, arguments of `register`, and settings.
 IN_RUNTIME: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, float]]] = {
     "lion": (lion, {}, {"weight_decay": 0.3}),
     **{name: (formula, {"starts": starts}, {}) for name, (formula, starts) in FORMULAS.items()},
@@ -660,7 +660,7 @@ def test_models_in_onnxruntime(
     assert_close(ours.all_values(), runtime)
 
 
-# Optimizer models given as models.
+# Optimizer models as arguments.
 
 
 def sequence_info(name: str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -675,7 +675,7 @@ def optimizer_model(
     more_inputs: Iterable[onnx.ValueInfoProto] = (),
     outputs: Sequence[str] | None = None,
 ) -> ModelProto:
-    """A model with the usual inputs, and an output for each sequence that it gives anew."""
+    """Return a model with the usual inputs, and an output for each updated sequence."""
     inputs = [
         helper.make_tensor_value_info("learning_rate", TensorProto.FLOAT, [1]),
         helper.make_tensor_value_info("step", TensorProto.INT64, [1]),
@@ -688,13 +688,13 @@ def optimizer_model(
 
 
 def corrected(parameter: Any, gradient: Any, velocity: Any, *, rate: Any, step: Any) -> Any:
-    """The formula of the models below."""
+    """Compute the formula of the models below."""
     velocity = velocity * 0.5 + gradient
     return parameter - rate / step * velocity, velocity
 
 
 def corrected_nodes(prefix: str = "", *ports: str) -> list[NodeProto]:
-    """Nodes of the step of one parameter: p, g, v, rate and step to new_p and new_v, with a prefix."""
+    """Return prefixed nodes of the step of one parameter: p, g, v, rate and step to new_p and new_v."""
     p, g, v = ports or (f"{prefix}p", f"{prefix}g", f"{prefix}v")
     rate, step = (f"{prefix}rate", f"{prefix}step") if not ports else ("learning_rate", "step")
 
@@ -713,7 +713,7 @@ def corrected_nodes(prefix: str = "", *ports: str) -> list[NodeProto]:
 
 
 def mapped(slot: str = "velocity", **more: Any) -> ModelProto:
-    """The step of one parameter applied to all by SequenceMap."""
+    """Return a model that applies the step of one parameter to all parameters with SequenceMap."""
     value = helper.make_tensor_value_info
     kinds = {"p": TensorProto.FLOAT, "g": TensorProto.FLOAT, "v": TensorProto.FLOAT}
     kinds |= {"rate": TensorProto.FLOAT, "step": TensorProto.INT64}
@@ -733,7 +733,7 @@ def mapped(slot: str = "velocity", **more: Any) -> ModelProto:
 
 
 def written_out(count: int) -> ModelProto:
-    """Every parameter by its own nodes."""
+    """Return a model with separate nodes for every parameter."""
     nodes: list[NodeProto] = []
     for at in range(count):
         index = f"at{at}"
@@ -748,7 +748,7 @@ def written_out(count: int) -> ModelProto:
 
 
 def map_of(inputs: Mapping[str, str], outputs: Mapping[str, str], nodes: Sequence[NodeProto]) -> NodeProto:
-    """A SequenceMap over float32: sequences by the names inside, and what nodes make of them."""
+    """Return a SequenceMap over float32; the mappings give the names of sequences inside the body."""
     value = helper.make_tensor_value_info
     body = helper.make_graph(
         nodes,
@@ -760,7 +760,7 @@ def map_of(inputs: Mapping[str, str], outputs: Mapping[str, str], nodes: Sequenc
 
 
 def normalized() -> ModelProto:
-    """Gradients over the norm of all of them together, and a rate that is captured."""
+    """Return a model with gradients divided by their total norm; the body captures the rate."""
     node = helper.make_node
     nodes = [
         map_of({"gradients": "g"}, {"squares": "s"}, [node("ReduceSumSquare", ["g"], ["s"], keepdims=0)]),
@@ -778,7 +778,7 @@ def normalized() -> ModelProto:
 
 
 def exchanging() -> ModelProto:
-    """Two slots that take each other's values."""
+    """Return a model with two slots that exchange their values."""
     node = helper.make_node
     nodes = [
         node("Add", ["y", "g"], ["new_x"]),
@@ -841,11 +841,11 @@ def test_an_optimizer_in_place_of_another(tmp_path: Path) -> None:
         Optimizer(mapped("speed", name="Speed"), ours.module)
     for word in ("Momentum", "velocity", "Speed", "speed", "replace=True"):
         assert word in str(error.value)
-    # The same slot is kept.
+    # A slot with the same name keeps its values.
     Optimizer(mapped(name="Other"), ours.module, replace=True)
     for name, velocity in kept.items():
         assert np.array_equal(ours.values(name)["velocity"], velocity)
-    # Another one starts anew.
+    # Another slot starts anew.
     Optimizer(mapped("speed", name="Speed"), ours.module, replace=True)
     for name in WEIGHTS:
         assert set(ours.values(name)) == {"weights", "speed"}
@@ -893,7 +893,7 @@ def test_a_registered_optimizer_in_place_of_one_of_the_table(tmp_path: Path) -> 
     assert_close(ours.all_values(), table.all_values())
 
 
-# Refusals.
+# Errors.
 
 
 REFUSED_FORMULAS: list[tuple[Formula, type[Exception], str]] = [
@@ -952,7 +952,7 @@ def test_formulas_that_are_refused(formula: Formula, kind: type[Exception], word
 def small(
     inputs: Sequence[str] = ("parameter", "gradient"), outputs: Sequence[str] = ("new_parameter",), **more: Any
 ) -> FunctionProto:
-    """A function that adds the gradient, and copies what else is needed."""
+    """Return a function that adds the gradient, and copies the gradient to all other outputs."""
     nodes = [helper.make_node("Add", ["parameter", "gradient"], ["new_parameter"])]
     nodes += [helper.make_node("Identity", ["gradient"], [output]) for output in outputs if output != "new_parameter"]
     return function(more.pop("name", "Own"), inputs, outputs, nodes, **more)
@@ -1030,7 +1030,7 @@ def test_options_that_are_refused(options: dict[str, Any], words: str) -> None:
 
 
 def renamed(model: ModelProto, old: str, new: str) -> ModelProto:
-    """A model with another name of a value."""
+    """Return a copy of the model with another name of a value."""
     made = ModelProto()
     made.CopyFrom(model)
     for node in made.graph.node:
@@ -1042,7 +1042,7 @@ def renamed(model: ModelProto, old: str, new: str) -> ModelProto:
 
 
 def with_input(name: str, kind: int, dims: list[int] | None = None) -> ModelProto:
-    """A model with one more input; a sequence if no dimensions are given."""
+    """Return a model with one more input, which is a sequence without `dims`."""
     info = sequence_info(name, kind) if dims is None else helper.make_tensor_value_info(name, kind, dims)
     return mapped(more_inputs=[info])
 
@@ -1072,7 +1072,7 @@ def test_models_that_are_refused(model: ModelProto, words: str, tmp_path: Path) 
     with pytest.raises(InvalidModelError) as error:
         Ours(tmp_path, model)
     assert words in str(error.value)
-    # The state is as it was.
+    # The state did not change.
     ours = Ours(tmp_path / "sound", mapped())
     assert set(ours.values("row")) == {"weights", "velocity"}
 
@@ -1096,11 +1096,11 @@ def test_new_parameters_of_another_shape(node: NodeProto, shape: str, tmp_path: 
     assert f"shape [6, 5] but the value has {shape}" in str(error.value)
 
 
-# In the core, open: what comes below fails there.
+# Optimizer models with unusual outputs.
 
 
 def at_zero() -> list[NodeProto]:
-    """The parameter and the gradient of a model with one parameter, and the parameter less its gradient."""
+    """Return nodes for a model with one parameter, which becomes the parameter minus its gradient."""
     return [
         helper.make_node("Constant", [], ["at"], value_int=0),
         helper.make_node("SequenceAt", ["params", "at"], ["p"]),
@@ -1119,7 +1119,7 @@ def less_centred(parameter: Any, gradient: Any, before: Any) -> Any:
 
 
 def keeping(kind: str) -> ModelProto:
-    """A model with a slot that is the parameter before the step."""
+    """Return a model with a slot that is the parameter before the step."""
     node = helper.make_node
     inputs = {"params": "p", "gradients": "g", "before": "b"}
     outputs = {"updated_params": "q", "updated_before": "kept"}
@@ -1158,7 +1158,7 @@ def test_parameters_that_take_the_values_of_each_other(tmp_path: Path) -> None:
     assert np.array_equal(ours.values("b")["weights"], weights["a"])
 
 
-# Inputs and values of the models that are made of functions.
+# Inputs and values of the models that ortrain makes from functions.
 TAKEN = (
     "params",
     "gradients",
@@ -1220,10 +1220,10 @@ def test_a_model_that_gives_too_many_parameters(tmp_path: Path) -> None:
         Ours(tmp_path, optimizer_model(nodes, []), {"row": WEIGHTS["row"]})
 
 
-# Weights of float16 are trained in that type, which is what is tested here.
+# This test trains float16 weights deliberately, so the warning is ignored.
 @pytest.mark.filterwarnings("ignore:.*float16:ortrain.TrainingWarning")
 def test_a_model_for_weights_of_another_type(tmp_path: Path) -> None:
-    """Refused before the first step."""
+    """The model is rejected before the first step."""
     with pytest.raises(InvalidModelError, match="float16"):
         Ours(tmp_path, mapped(), {"row": WEIGHTS["row"].astype(np.float16)})
 

@@ -1,6 +1,6 @@
-"""The README and the pages of docs/: examples run as written, links lead somewhere, and what the README claims is so.
+"""The README and the pages of docs/: examples run as written, links resolve, and the README's claims are correct.
 
-A page runs in an empty folder: whoever has the wheel and no checkout can do what it says.
+A page runs in an empty folder: a user with the wheel and no checkout can follow the page.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import speed_page
 
 if sys.version_info >= (3, 11):
     import tomllib
-else:  # what pytest needs there brings it along
+else:  # pytest requires tomli on older Python
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-# Folders of a checkout that hold what others wrote, or what was built.
+# Folders of a checkout with files of others or with build outputs.
 NOT_OURS = {".git", ".venv", ".venv-demo", "build", "dist", "node_modules", "target"}
 
 
@@ -31,14 +31,14 @@ def blocks_of(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-# Pages about other libraries, whose examples run where these are: in `make conform`.
+# Pages about other libraries. `make conform` runs their examples, because it has the libraries.
 ELSEWHERE = {"pytorch": "test_torch_bridge.py", "jax": "test_jax_bridge.py"}
 WITH_PYTHON = [page for page in PAGES if blocks_of(page) and page.stem not in ELSEWHERE]
 WITH_MORE = [page for page in WITH_PYTHON if len(blocks_of(page)) > 1]
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """What a process of Python prints, in which a warning is an error."""
+    """Return the output of a Python process that treats warnings as errors."""
     command = [sys.executable, "-W", "error", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def run_blocks(folder: Path, blocks: list[str]) -> str:
-    # A file, for processes that are started by it read it again.
+    # The script needs a file, because child processes read it again.
     (folder / "page.py").write_text("\n".join(blocks))
     return run(folder, "page.py")
 
@@ -58,7 +58,7 @@ def test_the_first_example_of_a_page_runs_alone(page: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
 def test_pages_run_as_written(page: Path, tmp_path: Path) -> None:
-    """All examples of a page as one script, and then the commands that it names for its files."""
+    """All examples of a page run as one script, followed by the page's commands on its files."""
     run_blocks(tmp_path, blocks_of(page))
     for line in "\n".join(blocks_of(page, "sh")).splitlines():
         program, *arguments = shlex.split(line, comments=True) or [""]
@@ -75,7 +75,7 @@ def test_pages_about_other_libraries_run_elsewhere(page: str) -> None:
 
 
 def test_languages_of_examples() -> None:
-    """Python runs here and Rust as the documentation of the crates; nothing else is an example that could run."""
+    """Examples in Python run here, and examples in Rust as crate documentation; other languages do not run."""
     tests = "".join(path.read_text() for path in (ROOT / "crates").glob("*/src/lib.rs"))
     for page in PAGES:
         languages = set(re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE))
@@ -85,7 +85,7 @@ def test_languages_of_examples() -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    """Return the heading anchors of a page, as GitHub and MkDocs make them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -112,7 +112,7 @@ def test_links_lead_to_what_is_there() -> None:
 
 
 def test_every_page_is_linked() -> None:
-    """From the README, or from a page that is."""
+    """The README, or a page linked from it, links to every page."""
     reached: set[Path] = set()
     pages = [README]
     while pages:
@@ -124,7 +124,7 @@ def test_every_page_is_linked() -> None:
 
 
 def test_the_first_screen_of_the_readme() -> None:
-    """What it is, how to install it and a program that trains: in fifteen lines under the title."""
+    """The first fifteen lines state the purpose, the installation and a program that trains."""
     text = README.read_text()
     first = text[: text.index("```", text.index("```python") + 3)]
     lines = [line for line in first.splitlines() if line and not line.startswith(("#", "```"))]
@@ -148,21 +148,21 @@ def project() -> dict[str, object]:
 
 
 def section(page: Path, heading: str) -> str:
-    """The text of a section."""
+    """Return the text of a section."""
     _, _, after = page.read_text().partition(f"## {heading}\n")
     assert after, heading
     return after.partition("\n## ")[0]
 
 
 def operators_of(domain: str) -> dict[str, str]:
-    """Names and gradients on the page of operators, which test_operators.py compares with the registry."""
+    """Return names and gradients from the page of operators, which test_operators.py compares with the registry."""
     rows = section(ROOT / "docs" / "operators.md", f"`{domain}`").splitlines()
     cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in rows if row.startswith("| `")]
     return {name: gradient for name, _versions, _types, gradient, *_ in cells}
 
 
 def test_claims_on_operators() -> None:
-    """Those of the README, and of the page about what is not there."""
+    """The claims of the README and of docs/not-here.md are correct."""
     standard = operators_of("ai.onnx")
     with_gradient = [name for name, gradient in standard.items() if gradient != "none"]
     text = README.read_text()
@@ -177,7 +177,7 @@ def test_claims_on_operators() -> None:
 
 
 def test_claims_on_platforms_and_versions() -> None:
-    """Of the README, beside the metadata of the package."""
+    """The README agrees with the metadata of the package."""
     text, metadata = README.read_text(), project()
     classifiers = metadata["classifiers"]
     assert isinstance(classifiers, list)
@@ -207,10 +207,10 @@ def test_claims_on_platforms_and_versions() -> None:
 
 
 def test_tables_of_speed() -> None:
-    """The README's is part of the page's, and both are those of a run that was kept."""
+    """The README's table is part of the page's table, and both come from the recorded run."""
     for page, name, table in speed_page.TABLES:
         assert speed_page.table_of(page, name) == table()
-    # A workload, its time and its ratios.
+    # The cells are a workload, its time and its ratios.
     some = [line.split("|")[1:2] + line.split("|")[4:8] for line in speed_page.steps().splitlines()[2:]]
     assert some == [line.split("|")[1:6] for line in speed_page.times().splitlines()[2:]]
     text = speed_page.RUN.with_suffix(".md").read_text()
@@ -222,7 +222,7 @@ def test_tables_of_speed() -> None:
 
 
 def test_commands_of_make_are_there() -> None:
-    """Of every page."""
+    """Every page names only targets of the Makefile."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         text = page.read_text()

@@ -1,4 +1,4 @@
-"""Pickles of legacy checkpoints: those made to harm are refused, and what others make owns its memory."""
+"""Pickles of legacy checkpoints: harmful pickles are rejected, and arrays of other pickles own their memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer import _unpickler
 
-# Some seconds; `tests/conform/test_pickles.py` reads many more.
+# A few seconds of pickles; `tests/conform/test_pickles.py` reads many more.
 MADE, DAMAGED, SEED = 1500, 4000, 52
-# Seconds of the processor for a pickle of 5 MB. A quadratic reader takes minutes.
+# Limit in processor seconds for a pickle of 5 MB. A reader with quadratic time needs minutes.
 PATIENCE = 60
 
 
@@ -32,7 +32,7 @@ def test_harmful_pickles(case: str) -> None:
 
 
 def test_made_and_damaged_pickles() -> None:
-    """Pickles of a grammar, and damaged ones, in a process with little memory."""
+    """Generated and damaged pickles are read in a process with little memory."""
     script = Path(pickle_grammar.__file__)
     arguments = [f"--seed={SEED}", f"--made={MADE}", f"--damaged={DAMAGED}"]
     done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ def test_made_and_damaged_pickles() -> None:
 
 
 def test_the_check_finds_arrays_of_others() -> None:
-    """The check of ownership refuses an array whose memory belongs to something else, and a field outside."""
+    """The ownership check rejects an array that borrows memory, and a field outside of its array."""
     with pytest.raises(AssertionError):
         pickle_grammar.check_owned(np.frombuffer(bytes(8), "f8"))
     assert pickle_grammar.read(pickle.dumps([np.arange(3), np.float32(1)]))
@@ -75,7 +75,7 @@ def test_usual_values(case: str, protocol: int) -> None:
 
 
 def test_parts_that_are_shared() -> None:
-    """Tuples, lists and arrays within each other are the same objects where they were."""
+    """Shared tuples, lists and arrays stay the same objects."""
     array = np.arange(3)
     pair = (array, [array])
     ring: list[Any] = [pair]
@@ -89,7 +89,7 @@ def test_parts_that_are_shared() -> None:
 
 
 def test_tuples_that_share_a_large_one() -> None:
-    """Replacing stand-ins takes a time that is linear in the parts of tuples."""
+    """The time to replace stand-ins is linear in the parts of tuples."""
     large = (np.zeros(1), *range(100_000))
     value = tuple([large] * 100_000)
     begin = time.process_time()

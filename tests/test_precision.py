@@ -1,4 +1,4 @@
-"""Inner products of bfloat16: asked for, seen, near those of float32, and the same bits every time."""
+"""Inner products in bfloat16: options, visibility, distance to float32, and reproducible bits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ortrain.session import TrainingSession
 PRECISIONS = ("bf16", "bf16x3", "bf16x6")
 UNITS = ("amx", "avx512_bf16", "emulated")
 STEPS, CLASSES = 5, 20
-# How far losses may lie from those in float32, relative to themselves. A factor is off by up to 2^-9, 2^-17 or 2^-25 of
-# itself, and a few layers add up; later steps are off by the steps before, which AdamW makes of the signs of gradients.
+# Maximum relative distance of losses to float32. Rounding changes a factor by up to 2^-9, 2^-17 or 2^-25 of its value,
+# and errors add up over a few layers. Later steps amplify earlier errors, because AdamW uses the signs of gradients.
 LOSSES = {"bf16": 3e-2, "bf16x3": 3e-4, "bf16x6": 2e-5}
 
 Folder = Callable[[str], Path]
 
 
 class Net:
-    """A small network under construction; the sides of its products are long enough to be rounded."""
+    """Builder of a small network; its inner products are long enough to be rounded."""
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name, self.shape = name, list(shape)
@@ -104,7 +104,7 @@ CASES = {"mlp": mlp, "convnet": convnet, "transformer": transformer, "lstm": lst
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """The folder of artifacts of a network, made once."""
+    """Return a function that makes the artifacts of a network once, and returns their folder."""
     folders: dict[str, Path] = {}
 
     def artifacts_of(case: str) -> Path:
@@ -125,14 +125,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def batch(case: str, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels."""
+    """Return inputs and labels."""
     shape = CASES[case]()[0].shape
     rng = np.random.default_rng(step)
     return rng.standard_normal(shape, np.float32), rng.integers(0, CLASSES, shape[0])
 
 
 def train(folder: Path, steps: int = STEPS, **arguments: Any) -> tuple[list[np.ndarray], np.ndarray]:
-    """The losses of the first steps and of an evaluation, and what became of the parameters."""
+    """Train a few steps and evaluate; returns the losses and the final parameters."""
     case = next(case for case in CASES if folder.name.startswith(case))
     run = Run(folder, **arguments)
     losses = []
@@ -165,7 +165,7 @@ def test_training_is_near_float32(made: Folder, case: str, precision: str) -> No
 def test_the_reference_computes_the_same(made: Folder, case: str, precision: str) -> None:
     there, _ = train(made(case), 2, precision=precision, bf16_fallback="emulated")
     reference, _ = train(made(case), 2, device="reference", precision=precision)
-    # Where sums differ in the last bit a factor may be rounded the other way, a few of many.
+    # If sums differ in the last bit, a few of the many factors may be rounded in the other direction.
     assert apart(there, reference) < LOSSES[precision] / 10
 
 
@@ -183,7 +183,7 @@ def test_bits_are_the_same(made: Folder, precision: str) -> None:
 
 
 def test_f32_is_what_it_was(made: Folder) -> None:
-    """The default, by every way to say it."""
+    """An explicit "f32" equals the default."""
     case = "convnet"
     plain = train(made(case))
     said = train(made(case), precision="f32", bf16_fallback="emulated")
@@ -222,7 +222,7 @@ def test_sessions_have_it(made: Folder) -> None:
 
 
 def product(a: np.ndarray, b: np.ndarray, device: str, precision: str) -> np.ndarray:
-    """A product of matrices in an inference session."""
+    """Compute a matrix product in an inference session."""
     options = ortrain.SessionOptions()
     options.precision, options.bf16_fallback = precision, "emulated"
     kind = helper.np_dtype_to_tensor_dtype(a.dtype)
@@ -243,7 +243,7 @@ def product(a: np.ndarray, b: np.ndarray, device: str, precision: str) -> np.nda
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_how_exact_each_one_is(device: str) -> None:
-    """The figures of docs/performance.md."""
+    """Errors are below the figures of docs/performance.md."""
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((40, 1024), np.float32), rng.standard_normal((1024, 24), np.float32)
     exact = a.astype(np.float64) @ b.astype(np.float64)
@@ -261,7 +261,7 @@ def test_how_exact_each_one_is(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_factors_become_the_nearest_bfloat16(device: str) -> None:
-    """One factor beside ones: what it became comes out. Ties go to the even one."""
+    """A product with ones returns the rounded factor. Ties are rounded to even."""
     factors = np.array(1 + np.arange(1, 41, 2) * 2.0**-9, np.float32)
     a, b = np.zeros((len(factors), 18), np.float32), np.zeros((18, 17), np.float32)
     a[:, 3], b[3] = factors, 1
@@ -318,7 +318,8 @@ def test_the_profile_says_it(made: Folder) -> None:
     run = Run(made("convnet"), precision="bf16x3", bf16_fallback="emulated")
     profile = run.module.profile(*batch("convnet"), steps=1)
     rounded = [one for one in profile.instructions if one.shapes.endswith(" bf16x3")]
-    # Two convolutions, the gradients of their filters and of the image between; the classifier's batch is short.
+    # Two convolutions, the gradients of their filters, and the gradient of the hidden image. The classifier's batch is
+    # short.
     assert [one.kind for one in rounded] == ["Conv"] * 5
     assert all(one.bound > 0 for one in rounded)
     assert f"inner products in bf16x3 by {run.module.bf16_unit}" in profile.table().splitlines()[0]
@@ -353,7 +354,7 @@ def test_names(made: Folder, arguments: dict[str, str], sentence: str) -> None:
 
 
 EMULATED = 'bf16_fallback="emulated" computes the same in float32 arithmetic, slower than "f32"'
-# What is said where a machine has no AMX, by what it has and what may be used.
+# Error messages on a machine without AMX, by the unit of the machine and the allowed fallback.
 SENTENCES = {
     ("emulated", "none"): f"needs AMX, which this machine does not have, nor AVX512-BF16; {EMULATED}",
     ("emulated", "avx512_bf16"): f"needs AMX or AVX512-BF16, and this machine has neither; {EMULATED}",
@@ -381,13 +382,13 @@ def test_nothing_is_used_without_being_allowed(made: Folder, precision: str, fal
     with pytest.raises(NotImplementedError) as caught:
         ortrain.InferenceSession(made("mlp") / "forward.onnx", options)
     assert str(caught.value) == sentence
-    # The reference computes it all the same.
+    # The reference device computes in this precision on every machine.
     assert Run(folder, session_options=options, device="reference").module.precision == precision
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="what a machine has is Linux's to tell")
 def test_the_best_unit_is_used(made: Folder) -> None:
-    """Not a slower one where a faster one is there."""
+    """The fastest unit of the machine is used."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     unit = Run(made("mlp"), precision="bf16", bf16_fallback="emulated").module.bf16_unit
     if unit == "amx":

@@ -17,7 +17,7 @@ from ortrain.api import CheckpointState, Instruction, Module
 
 
 def batch(rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Features and labels for the recorded classifier."""
+    """Return features and labels for the recorded classifier."""
     rng = np.random.default_rng(rows)
     return rng.standard_normal((rows, 10), np.float32), rng.integers(0, 5, rows)
 
@@ -55,7 +55,7 @@ def test_instructions(ours: Any, device: str) -> None:
 
 
 def test_nothing_changes(ours: Any) -> None:
-    """Steps after a profile have the bits of steps without one."""
+    """Steps after a profile have the bits of steps without a profile."""
     plain, profiled = (Run(ours("mlp_adamw_ce")) for _ in range(2))
     for step in range(4):
         for run in (plain, profiled):
@@ -117,7 +117,7 @@ def test_memory_limit(run: Run) -> None:
     memory = run.module.memory()
     assert memory.total == memory.parameters + memory.gradients + memory.work + memory.scratch <= need
     assert limited(run.folder, need)(*batch(64)) == loss
-    # Less is possible by computing values again, down to a least size; constants of the program count, too.
+    # Recomputation of values needs less memory, down to a minimum. Constants of the program count as well.
     constants, least = need - memory.total, need
     while (less := limited(run.folder, least - 1).memory(*batch(64)).total + constants) < least:
         least = less
@@ -135,7 +135,7 @@ def test_memory_limit(run: Run) -> None:
 
 
 def test_a_program_that_is_made_during_a_run_is_limited_too() -> None:
-    """How many rows there are comes out while it runs."""
+    """The number of rows is only known during the run."""
     helper = onnx.helper
     nodes = [
         helper.make_node("NonZero", ["mask"], ["rows"]),

@@ -1,6 +1,6 @@
 """Random graphs, and the tool that makes, checks and shrinks them.
 
-``ORTRAIN_GRAPH_SEED`` chooses other graphs than those of every run, ``ORTRAIN_GRAPHS`` another number of them.
+``ORTRAIN_GRAPH_SEED`` selects other graphs, ``ORTRAIN_GRAPHS`` sets the number of graphs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from random_graphs.workers import INVALID, Worker, check_all, checked
 
 import ortrain
 
-# The same graphs in every run, so that a failure is of the change and not of the day. (230023 has no other meaning.)
+# Every run has the same graphs, so that a new failure is due to a change of the code. (230023 has no other meaning.)
 SEED = int(os.environ.get("ORTRAIN_GRAPH_SEED", "230023"))
 COUNT = int(os.environ.get("ORTRAIN_GRAPHS", "300"))
-# Seconds for a graph in the development profile on a busy machine, and for making a failure small.
+# Seconds for a graph in the development profile on a busy machine, and seconds for shrinking a failure.
 TIMEOUT, SHRINK = 120, 60
-# So many operators are asked for, and such shares of the graphs for each kind of comparison: fewer prove less.
+# Minimum number of operators, and minimum share of graphs for each kind of comparison. Fewer comparisons prove less.
 OPERATORS = 80
 SHARES = {
     "forward": 0.9,
@@ -41,19 +41,19 @@ SHARES = {
     "memory limit": 0.5,
     "step": 0.5,
 }
-# Of all slopes, so many may lie at kinks, where there is nothing to compare.
+# Maximum share of slopes at kinks, which allow no comparison.
 KINKS = 0.05
 
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    # The number is the process's.
+    # The number of threads belongs to the process.
     yield
     checks.set_threads(0)
 
 
 def test_random_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """None differs, none crashes, none hangs."""
+    """No graph differs between runs, crashes or hangs."""
     run = Run(default_processes(), TIMEOUT, SHRINK, tmp_path)
     lines: list[str] = []
     start = time.monotonic()
@@ -79,7 +79,7 @@ def test_a_seed_makes_one_graph() -> None:
 
 
 def test_what_is_asked_for_is_drawn() -> None:
-    """Patterns that are easily lost when the generator is changed."""
+    """The generator draws patterns that a change could easily lose."""
     cases = [generate(seed) for seed in range(400)]
     operators = set().union(*(case.operators() for case in cases))
     assert operators >= {"If", "Loop", "Scan", "RNN", "GRU", "LSTM", "ReverseSequence", "TopK", "GatherND", "ScatterND"}
@@ -109,7 +109,7 @@ def test_what_is_asked_for_is_drawn() -> None:
         b"reverse",
         b"bidirectional",
     }
-    # Values that several nodes read, and inputs at two batch sizes.
+    # Values with several readers, and inputs with two batch sizes.
     readers = [sum(name in node.input for node in case.model.graph.node) for case in cases for name in case.trained]
     assert max(readers) >= 3
     assert any(one[name].shape != other[name].shape for case in cases for one, other in [case.feeds] for name in one)
@@ -119,7 +119,7 @@ def test_what_is_asked_for_is_drawn() -> None:
 
 
 def small_case() -> Case:
-    """Two parameters, an input with a batch axis, and a value that two nodes read."""
+    """Return a case with two parameters, an input with a batch axis, and a value with two readers."""
     float_ = TensorProto.FLOAT
     rng = np.random.default_rng(1)
     w, b = rng.uniform(0.2, 1, (3, 2)).astype(np.float32), rng.uniform(0.2, 1, 2).astype(np.float32)
@@ -150,7 +150,7 @@ def test_a_right_graph_passes() -> None:
 
 
 def lost_part(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A hundredth of one gradient is lost."""
+    """Remove a hundredth of one gradient."""
     return {**gradients, "b": gradients["b"] * gradients["b"].dtype.type(0.99)}
 
 
@@ -178,7 +178,7 @@ def test_a_gradient_that_is_wrong_in_float32_alone_is_found() -> None:
 
 
 def stopped_case() -> Case:
-    """The small case, where one of the two readers of the sum passes no gradient."""
+    """Return the small case; one of the two readers of the sum stops the gradient."""
     case = small_case()
     case.stops = ["z"]
     return case
@@ -201,7 +201,7 @@ def test_a_stop_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Wrong:
-    """A session of which the last row of every result is a little wrong."""
+    """A session that changes the last row of every result slightly."""
 
     def __init__(self, session: ortrain.InferenceSession) -> None:
         self.session = session
@@ -244,7 +244,7 @@ def test_what_is_no_number_is_compared() -> None:
 
 
 def kink() -> Case:
-    """The loss is |p| at p = 0, where both slopes of a subgradient are right."""
+    """Return a case with the loss |p| at p = 0, where both one-sided slopes are correct."""
     graph = helper.make_graph(
         [helper.make_node("Abs", ["p"], ["y"])],
         "kink",
@@ -267,13 +267,13 @@ def test_a_kink_is_not_compared() -> None:
 
 
 def fails_with(operator: str, case: Case) -> Report:
-    """A check that every graph with an operator fails."""
+    """Fail every graph with an operator."""
     return Report("artificial", "it is there") if operator in case.operators() else Report()
 
 
 @pytest.mark.parametrize("operator", ["Softplus", "TopK", "LSTM", "Loop"])
 def test_a_failure_is_shrunk(operator: str) -> None:
-    # Inputs in half precision keep their casts.
+    # Half-precision inputs keep their casts, so they are excluded.
     cases = (case for case in map(generate, range(10_000)) if case.rounding is None)
     before = next(case for case in cases if operator in case.operators() and len(case.model.graph.node) > 6)
 
@@ -286,7 +286,7 @@ def test_a_failure_is_shrunk(operator: str) -> None:
     assert len(small.model.graph.node) == 1
     assert small.size()[0] < before.size()[0]
     assert small.size()[1] <= before.size()[1]
-    # It still is a graph that runs.
+    # The small graph still runs.
     assert checked(small.stored(), partial(fails_with, "nothing")).kind is None
     assert operator in small.text()
 

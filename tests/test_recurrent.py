@@ -1,4 +1,4 @@
-"""Recurrent nets beside onnxruntime, over their attributes; networks of them are trained in tests/test_replay.py."""
+"""Recurrent nodes match onnxruntime for all attributes; tests/test_replay.py trains networks with these nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ortrain.api import CheckpointState, Module
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 3, 4, 6
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-# Sums of a few products, and functions of them, in float32.
+# Tolerance of sums of a few products, and of functions of these sums, in float32.
 TOLERANCE = 2e-6
-# Of a difference of losses in float32: its step, and what rounding of both over twice the step leaves.
+# Step of a central difference in float32, and its error from the rounding of both losses.
 STEP, SLOPE = 3e-3, 2e-3
 FUNCTIONS = {
     "default": {},
@@ -39,7 +39,7 @@ OPTIONS: dict[str, list[dict[str, int]]] = {
 
 
 def model(op: str, present: list[bool], attributes: dict[str, Any]) -> tuple[bytes, dict[str, np.ndarray]]:
-    """A model of one node, and its inputs; `present` says which of the optional inputs there are."""
+    """Return a model of one node, and its inputs; `present` selects the optional inputs."""
     rng = np.random.default_rng(7)
     directions = 2 if attributes["direction"] == "bidirectional" else 1
     rows = GATES[op] * HIDDEN
@@ -101,7 +101,7 @@ def test_results_are_those_of_onnxruntime(op: str, direction: str, functions: st
 def test_training_with_lengths_is_that_of_onnxruntime(
     op: str, direction: str, part: tuple[int, int], tmp_path: Path
 ) -> None:
-    """Of all steps and of some, X in the model, trained and not: the loss is onnxruntime's, the gradient its slope."""
+    """For all or some steps, X in the model, trained or not: the loss equals onnxruntime's, the gradient its slope."""
     content, feeds = model(op, [False, True] + [False] * (3 if op == "LSTM" else 1), {"direction": direction})
     forward = onnx.load_from_string(content)
     graph = forward.graph

@@ -1,6 +1,6 @@
-"""What the tests that onnxruntime has for its training API ask for, as far as no other file here asks it.
+"""Requirements of onnxruntime's own tests of its training API that no other file here covers.
 
-`make conform UPSTREAM=...` runs those tests themselves; these ones need no torch.
+`make conform UPSTREAM=...` runs onnxruntime's tests themselves; the tests here need no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ortrain import artifacts, onnxblock
 from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from ortrain.artifacts import LossType, OptimType
 
-# Of float32 sums of a few dozen terms, relative to the largest.
+# Tolerance of float32 sums of a few dozen terms, relative to the largest.
 TOLERANCE = 2e-6
 ROWS, INPUTS, CLASSES = 6, 5, 3
 PARAMETERS = ["first.weight", "first.bias", "second.weight", "second.bias"]
@@ -38,7 +38,7 @@ declare = helper.make_tensor_value_info
 
 
 def model(nodes: list[onnx.NodeProto], inputs: dict[str, Any], outputs: dict[str, Any], **values: Any) -> Any:
-    """A float32 model of opset 17."""
+    """Return a float32 model of opset 17."""
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -50,7 +50,7 @@ def model(nodes: list[onnx.NodeProto], inputs: dict[str, Any], outputs: dict[str
 
 
 def perceptron() -> onnx.ModelProto:
-    """Two layers with a ReLU in between."""
+    """Return two layers with a ReLU between them."""
     nodes = [
         helper.make_node("Gemm", ["x", "first.weight", "first.bias"], ["hidden"]),
         helper.make_node("Relu", ["hidden"], ["active"]),
@@ -70,7 +70,7 @@ def cross_entropy() -> float:
     return float(-logarithms[np.arange(ROWS), LABELS].mean())
 
 
-# The target, and the loss by its formula.
+# Target and loss formula of each loss.
 LOSSES: dict[LossType, tuple[np.ndarray, Callable[[], float]]] = {
     LossType.CrossEntropyLoss: (LABELS, cross_entropy),
     LossType.MSELoss: (TARGET, lambda: float(((scores() - TARGET) ** 2).mean())),
@@ -106,7 +106,7 @@ def block_of(kind: LossType) -> onnxblock.Block:
 
 
 def trained_block(kind: LossType = LossType.MSELoss) -> Training:
-    """A block that was called, with all parameters trained."""
+    """Return a block after its call, with all parameters trained."""
     block = Training(block_of(kind))
     for name in PARAMETERS:
         block.requires_grad(name)
@@ -117,7 +117,7 @@ def trained_block(kind: LossType = LossType.MSELoss) -> Training:
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_models_of_blocks_give_the_loss(kind: LossType) -> None:
-    """The forward model, and the training model in a session that has no state: everything is given."""
+    """The forward model gives the loss, and so does the training model in a session without a state."""
     target, loss = LOSSES[kind]
     block = Forward(block_of(kind))
     with onnxblock.base(perceptron()):
@@ -148,13 +148,13 @@ def clipped(values: list[np.ndarray], most: float) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("most", [None, 2.5, 100.0])
 def test_an_optimizer_model_in_a_session(most: float | None) -> None:
-    """Sequences of tensors go in, come out changed, and are not changed where they were given."""
+    """An optimizer model returns changed sequences of tensors; the input sequences do not change."""
     clip = None if most is None else onnxblock.optim.ClipGradNorm(most)
     trained = trained_block().parameters()
     with onnxblock.empty_base() as accessor:
         updated = onnxblock.optim.AdamW(clip_grad=clip)(trained)
         proto = accessor.model
-    # The optimizer names its flag alone; the updated sequences can be had, too.
+    # The optimizer names only its flag; its updated sequences are available as further outputs.
     node = proto.graph.node[-1]
     sequences = ["weights", "first", "second"]
     node.output.extend(sequences)
@@ -182,11 +182,11 @@ def test_an_optimizer_model_in_a_session(most: float | None) -> None:
     for at, gradient in enumerate(wanted):
         np.testing.assert_allclose(first[at], 0.1 * gradient, rtol=1e-4)
         np.testing.assert_allclose(second[at], 0.001 * gradient**2, rtol=1e-4)
-        # The first step of AdamW is as long as the rate, whatever the gradient is.
+        # The first step of AdamW has the length of the rate for every gradient.
         np.testing.assert_allclose(weights[at], parameters[at] - 0.125 * np.sign(gradient), rtol=1e-3, atol=1e-3)
     only = session.run([updated], feeds)
     assert [value.tolist() for value in only] == [[True]]
-    # A sequence of other sizes, and one of nothing.
+    # A sequence of another length, and an empty sequence.
     for count in (2, 0):
         short = {name: value[:count] if isinstance(value, list | tuple) else value for name, value in feeds.items()}
         assert len(session.run(["weights"], short)[0]) == count
@@ -252,7 +252,7 @@ IF = helper.make_node("If", ["flag"], ["result"], then_branch=branch("yes"), els
     ],
 )
 def test_what_cannot_be_done_with_sequences(nodes: list[onnx.NodeProto], outputs: list[str], sentence: str) -> None:
-    """Refused when the session is made."""
+    """The session rejects these models at its creation."""
     proto = model(nodes, {"x": [2]}, {})
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     proto.graph.input.append(declare("flag", TensorProto.BOOL, [1]))
@@ -277,7 +277,7 @@ def test_a_sequence_that_is_passed_on() -> None:
 
 
 def test_the_gradient_of_an_input() -> None:
-    """Accumulated like those of parameters, by whoever runs the training model."""
+    """The training model accumulates the gradient of an input like the gradients of parameters."""
     block = Training(block_of(LossType.MSELoss))
     block.requires_grad("x")
     with onnxblock.base(perceptron()):
@@ -288,7 +288,7 @@ def test_the_gradient_of_an_input() -> None:
     assert "x_grad.accumulation.out" in {entry.name for entry in training.graph.output}
     assert [entry.name for entry in evaluation.graph.input] == ["x", "target"]
 
-    # What is accumulated, made an output.
+    # Make the accumulated gradient an output.
     (node,) = [node for node in training.graph.node if "x_grad.accumulation.out" in node.output]
     training.graph.output.append(declare(node.input[1], TensorProto.FLOAT, None))
     feeds = {"x": X, "target": TARGET, "lazy_reset_grad": np.array([True])}
@@ -298,7 +298,7 @@ def test_the_gradient_of_an_input() -> None:
     behind = 2 * (scores() - TARGET) / TARGET.size @ VALUES["second.weight"].T
     np.testing.assert_allclose(gradient, (behind * active) @ VALUES["first.weight"].T, rtol=1e-4, atol=1e-6)
 
-    # Not to be frozen, for it is no parameter; a name that is nothing at all is an error.
+    # An input is not frozen, because an input is no parameter. An unknown name is an error.
     block.requires_grad("x", False)
     block.requires_grad("second.bias")
     training, _ = block.to_model_proto()
@@ -311,14 +311,14 @@ def test_the_gradient_of_an_input() -> None:
 
 
 def dropout() -> onnx.ModelProto:
-    """Dropout in training mode, and nothing that could be trained."""
+    """Return a model of Dropout in training mode, without trainable values."""
     ratio, mode = np.array(0.5, np.float32), np.array(True)
     nodes = [helper.make_node("Dropout", ["x", "ratio", "mode"], ["scores"])]
     return model(nodes, {"x": ["rows", CLASSES]}, {"scores": ["rows", CLASSES]}, ratio=ratio, mode=mode)
 
 
 def test_a_model_without_parameters(tmp_path: Path) -> None:
-    """Its artifacts compute the loss: with what Dropout drops in training, and without in evaluation."""
+    """The artifacts compute the loss: with dropout in training, and without dropout in evaluation."""
     artifacts.generate_artifacts(dropout(), loss=LossType.MSELoss, artifact_directory=tmp_path)
     evaluation = onnx.load(tmp_path / "eval_model.onnx")
     assert len(evaluation.graph.output) == 1
@@ -349,7 +349,7 @@ def test_a_model_without_parameters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("texts", [False, True])
 def test_labels_through_a_table(texts: bool) -> None:
-    """A block may put one into a model; the types behind it are known, also of texts, which only onnxruntime runs."""
+    """A block may insert a label encoder with a known output type. Only onnxruntime runs string keys."""
     keys: dict[str, Any] = {"keys_strings": ["a", "b", "c"]} if texts else {"keys_int64s": [10, 20, 30]}
 
     class Encoded(onnxblock.ForwardBlock):
@@ -427,7 +427,7 @@ def test_a_model_with_external_data(one_file: bool, kind: LossType, tmp_path: Pa
 
 
 class Run:
-    """Everything that training takes, with the first layer frozen unless all of it is trained."""
+    """State, module and optimizer of a perceptron. The first layer is frozen unless `everything` is true."""
 
     def __init__(self, folder: Path, optimizer: OptimType, *, everything: bool = False) -> None:
         self.folder = folder
@@ -485,7 +485,7 @@ def test_parameters_there_and_back(trainable_only: bool, kind: OptimType, tmp_pa
 
 
 def test_parameters_one_by_one(tmp_path: Path) -> None:
-    """Gradients are zero before the first step; a frozen parameter has none, and can be set all the same."""
+    """Gradients are zero before the first step. A frozen parameter has no gradient, but can be set."""
     run = Run(tmp_path, OptimType.AdamW)
     for name, value in VALUES.items():
         parameter = run.state.parameters[name]

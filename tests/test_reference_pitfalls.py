@@ -1,8 +1,8 @@
-"""Whatever makes onnxruntime-training 1.19.2 crash, err silently or speak in riddles, and what ortrain answers.
+"""Crashes, silent errors and unclear messages of onnxruntime-training 1.19.2, and the answers of ortrain.
 
-The rows follow the two pages of facts about 1.19.2, `on-device-api` ("api") and `artifacts`, section by section, then
-what people do wrong with files and disks. Each row is an action and its answer: an error, quoted in full, or a right
-result. What other tests ask already is named in ELSEWHERE.
+The rows follow the two pages of facts about 1.19.2, `on-device-api` ("api") and `artifacts`, section by section.
+Mistakes with files and disks follow. Each row is an action and its answer: an error, quoted in full, or a correct
+result. ELSEWHERE names the rows that other tests cover.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ TRAIN, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_mo
 
 @dataclass
 class Desk:
-    """What a row works with: the classifier's artifacts, others, and an empty folder."""
+    """Resources of a row: the classifier's artifacts, other artifacts, and an empty folder."""
 
     ours: Callable[[str], Path]
     folder: Path
 
     @functools.cached_property
     def mlp(self) -> Path:
-        """Artifacts of a perceptron, all of whose parameters train."""
+        """Artifacts of a perceptron that trains all its parameters."""
         return self.ours("mlp_adamw_ce")
 
     @functools.cached_property
     def run(self) -> Run:
-        """State, module with both models, optimizer."""
+        """State, module with both models, and optimizer."""
         return Run(self.mlp)
 
     def state(self, case: str = "mlp_adamw_ce", checkpoint: str = "checkpoint") -> CheckpointState:
         return CheckpointState.load_checkpoint(self.ours(case) / checkpoint)
 
     def module(self, train: Any = None, evaluation: Any = None, state: CheckpointState | None = None) -> Module:
-        """A module of the perceptron, but for what is given."""
+        """Return a module of the perceptron; arguments replace its files."""
         return Module(train or self.mlp / TRAIN, state or self.state(), evaluation)
 
     def session(self, **models: Any) -> TrainingSession:
-        """A session of the perceptron with no more models than are given."""
+        """Return a session of the perceptron with the training model and the models of the arguments."""
         return TrainingSession(self.state(), self.mlp / TRAIN, **models)
 
     @functools.cached_property
@@ -78,7 +78,7 @@ class Desk:
         return Run(self.folder, "nominal")
 
     def edited(self, change: Callable[[ModelProto], object], file: str = TRAIN) -> ModelProto:
-        """One of the perceptron's models with a change."""
+        """Return one of the perceptron's models after a change."""
         model = onnx.load(self.mlp / file)
         change(model)
         return model
@@ -88,7 +88,7 @@ class Desk:
         return CheckpointState.load_checkpoint(self.folder / "edited")
 
     def generate(self, model: Any = None, **arguments: Any) -> Path:
-        """Artifacts of the perceptron's forward model, or of another, in a folder of their own."""
+        """Generate artifacts of the perceptron's forward model, or of another model, in a separate folder."""
         folder = self.folder / "made"
         folder.mkdir(exist_ok=True)
         given = {"requires_grad": WEIGHTS, "loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
@@ -103,7 +103,7 @@ def desk(ours: Callable[[str], Path], tmp_path: Path) -> Desk:
 
 
 def forward(change: Callable[[ModelProto], object] = lambda model: None) -> ModelProto:
-    """The perceptron without a loss, with a change."""
+    """Return the perceptron without a loss, after a change."""
     model = onnx.load(CASE / "forward.onnx")
     change(model)
     return model
@@ -129,7 +129,7 @@ def renamed(old: str, new: str) -> Callable[[ModelProto], None]:
 
 
 def without_input(name: str) -> Callable[[ModelProto], None]:
-    """Neither the input nor the nodes and outputs that need it."""
+    """Remove the input, and the nodes and outputs that depend on the input."""
 
     def change(model: ModelProto) -> None:
         graph, gone = model.graph, {name}
@@ -171,7 +171,7 @@ def no_optimizer(model: ModelProto) -> None:
 
 
 def another_input(model: ModelProto) -> None:
-    """Another initializer that nothing uses."""
+    """Add an unused initializer."""
     model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "alone"))
 
 
@@ -200,7 +200,8 @@ NOT_TOGETHER = "of the training model; give the one that was made together with 
 ARGUMENT, MODEL, NO_FILE = ortrain.InvalidArgumentError, ortrain.InvalidModelError, ortrain.NoSuchFileError
 ERROR, UNSUPPORTED = ortrain.OrtrainError, ortrain.UnsupportedError
 
-# What a user does: with what error it ends, in which words. {folder} is the row's folder, {ours} that of the artifacts.
+# Actions of a user, with the type and the words of the error. {folder} is the row's folder, {ours} the artifacts'
+# folder.
 REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     # api 2: CheckpointState. 1.19.2: "invalid fd", "checkpoint verification failed", "only 0/N bytes could be read".
     "api 2: a state from anything but load_checkpoint": (
@@ -277,7 +278,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         TypeError,
         "state is a CheckpointState, not PosixPath",
     ),
-    # Parameters. 1.19.2: gists such as "type mismatch", "only from non-string numpy arrays".
+    # Parameters. 1.19.2 gives only hints such as "type mismatch", "only from non-string numpy arrays".
     "api 2: an unknown parameter": (
         lambda desk: desk.state().parameters["fc3.weight"],
         KeyError,
@@ -303,7 +304,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         ValueError,
         "assignment destination is read-only",
     ),
-    # Properties. 1.19.2 rounds an integer outside int64 to float32, and makes infinity of a large float.
+    # Properties. 1.19.2 rounds an integer outside int64 to float32, and turns a large float into infinity.
     "api 2: an integer outside int64": (
         lambda desk: desk.state().properties.__setitem__("big", 2**63),
         ortrain.OutOfRangeError,
@@ -631,7 +632,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         'the model: the loss must be one float, but "logits" is float32[batch, 5]; reduce it with ReduceMean or '
         "ReduceSum (keepdims=0)",
     ),
-    # artifacts 3.5: what the loader requires. 1.19.2 finds most of it at the first step, by counts of feeds.
+    # artifacts 3.5: requirements of the loader. 1.19.2 finds most violations at the first step, from the number of
+    # feeds.
     "artifacts 3.5: no lazy_reset_grad": (
         lambda desk: desk.module(desk.edited(without_flag)),
         MODEL,
@@ -821,7 +823,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         TypeError,
         "optimizer is an Optimizer, not Module",
     ),
-    # Files that cannot be written, by nobody: below a file, and where the system keeps no files.
+    # Files that no user can write: below a file, and in a file system without files.
     "unwritable: a checkpoint below a file": (
         lambda desk: CheckpointState.save_checkpoint(desk.state(), written(desk.folder / "c", b"") / "d"),
         ERROR,
@@ -861,7 +863,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
 
 
 def in_two_files(desk: Desk) -> Path:
-    """A checkpoint as those of more than 1800 MiB are."""
+    """Save a checkpoint in two files, the form of checkpoints above 1800 MiB."""
     desk.state()._native.save(str(desk.folder / "c"), False, external_above=0)
     return desk.folder / "c"
 
@@ -875,14 +877,14 @@ def adamw_on_sgd(desk: Desk) -> None:
 
 @pytest.mark.parametrize("row", REFUSED)
 def test_refused(row: str, desk: Desk) -> None:
-    """The sentence is said, in full, and nothing is left behind."""
+    """The full message is correct, and no file remains."""
     does, kind, sentence = REFUSED[row]
     with pytest.raises(kind) as error:
         does(desk)
     assert type(error.value) is kind
     for name, value in (("folder", desk.folder), ("ours", desk.mlp), ("cnn", desk.ours("cnn_bn_adamw_ce"))):
         sentence = sentence.replace(f"{{{name}}}", str(value))
-    # What a library that reads the format says of damage is its own affair.
+    # Libraries that read the format word their own errors about damage.
     pattern = re.escape(sentence).replace(re.escape("(*)"), r"\(.+\)")
     assert re.fullmatch(pattern, str(error.value)), f"\n{error.value}\n{sentence}"
     assert not list((desk.folder / "made").glob("*")), "nothing is written unless everything can be"
@@ -894,7 +896,7 @@ RIGHT: dict[str, Row] = {}
 
 
 def right(row: str) -> Callable[[Row], Row]:
-    """Registers what gives a right result."""
+    """Register an action with a correct result."""
 
     def register(does: Row) -> Row:
         assert row not in RIGHT
@@ -904,7 +906,7 @@ def right(row: str) -> Callable[[Row], Row]:
     return register
 
 
-# Weights of float16 are trained as they are, and a warning says what that loses.
+# Float16 weights are trained in their type; a warning states the loss of precision.
 @pytest.mark.filterwarnings("ignore:.* and a step that changes a weight:ortrain.TrainingWarning")
 @pytest.mark.parametrize("row", RIGHT)
 def test_right(row: str, desk: Desk) -> None:
@@ -1010,7 +1012,7 @@ def _(desk: Desk) -> None:
         module = desk.module(desk.edited(renamed("x", name)))
         assert module.input_names() == [name, "labels"]
         assert module(X, LABELS) == loss
-    # So do results.
+    # Results may have these names as well.
     (name,) = desk.run.module.output_names()
     module = desk.module(desk.edited(renamed(name, "my_grad")))
     assert module.output_names() == ["my_grad"]
@@ -1131,7 +1133,7 @@ def _(desk: Desk) -> None:
 
 
 def scores_of(number: int) -> ModelProto:
-    """A linear model of another float type."""
+    """Return a linear model of another float type."""
     weight = np.random.default_rng(0).standard_normal((3, 5))
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["scores"])],
@@ -1159,7 +1161,7 @@ def _(desk: Desk) -> None:
 
 @right("two modules on one state")
 def _(desk: Desk) -> None:
-    """One set of parameters; each has gradients of its own, of which the newest are shown."""
+    """Both modules share the parameters. Each module has its own gradients; the parameters show the newest module's."""
     first, bias = desk.run, desk.run.state.parameters["fc2.bias"]
     first.module(X, LABELS)
     old = bias.grad
@@ -1178,7 +1180,7 @@ def _(desk: Desk) -> None:
 
 @right("use after deletion")
 def _(desk: Desk) -> None:
-    """Whatever is deleted first, what is left goes on."""
+    """The remaining objects work after any order of deletions."""
     run = Run(desk.mlp)
     grad, data, parameter = run.state.parameters["fc2.bias"].grad, run.state.parameters["fc2.bias"].data, None
     module, optimizer, state = run.module, run.optimizer, run.state
@@ -1220,9 +1222,9 @@ def _(desk: Desk) -> None:
     np.testing.assert_allclose(grad, 61 * once, rtol=1e-4)
 
 
-# artifacts 4.1: gradients that are wrong, or fail, in 1.19.2. In float64, where differences say what is right.
+# artifacts 4.1: gradients that are wrong, or fail, in 1.19.2. The tests compare with finite differences in float64.
 STEP = 1e-6
-# Rounding of a difference over STEP, relative to the largest gradient.
+# Rounding error of a difference over STEP, relative to the largest gradient.
 GRADIENT_TOLERANCE = 1e-6
 
 
@@ -1331,7 +1333,7 @@ GRADIENTS: dict[str, tuple[list[Any], tuple[Any, ...], tuple[int, ...], int, dic
 
 @pytest.mark.parametrize("row", GRADIENTS)
 def test_gradients(row: str, desk: Desk) -> None:
-    """The gradient is that of differences; or the operator is refused, by its name, as one that is not supported."""
+    """The gradient equals finite differences, or an error names the operator as unsupported."""
     nodes, x_shape, w_shape, opset, constants = GRADIENTS[row]
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal(w_shape)} | constants
@@ -1417,7 +1419,7 @@ def _(desk: Desk) -> None:
         np.testing.assert_array_equal(module.eval()(x)[1], weight)
 
 
-# Disks that are full. A small one is mounted where that is permitted; where it is not, files may not grow instead.
+# Full disks. The program mounts a small file system if the machine permits it, and limits the file size otherwise.
 FULL = """
 import errno, json, os, resource, signal, sys
 from pathlib import Path
@@ -1468,13 +1470,13 @@ if how == "disk":
     assert (folder / "c").read_bytes() != before["c"]
 print(json.dumps(found))
 """
-# The first of these that the machine permits.
+# Mount commands; the first one that the machine permits is used.
 MOUNTING = (["unshare", "-m"], ["unshare", "-rm"], ["sudo", "-n", "unshare", "-m"])
 
 
 @pytest.mark.parametrize("how", ["disk", "limit"])
 def test_a_full_disk(how: str, desk: Desk) -> None:
-    """An error that says so; what was there is there still, and nothing else. When there is room again, all goes on."""
+    """A full disk is an error with its reason. Files stay as they were, without additions; later calls succeed."""
     mount = ["sh", "-c", 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"', "sh", str(desk.folder)]
     prefix = next(
         ([*way, *mount] for way in MOUNTING if how == "disk" and _works([*way, *mount, "true"])),
@@ -1500,7 +1502,7 @@ def _works(command: list[str]) -> bool:
         return False
 
 
-# What other tests ask already: file and test.
+# Rows that other tests cover: file and test.
 ELSEWHERE: dict[str, str] = {
     "api 2: load, other versions of the format": "crates/ortrain-checkpoint/src/tests.rs::other_versions_are_refused",
     "api 2: load, every flipped byte": "tests/test_bad_input.py::test_every_flipped_byte_is_found",
@@ -1559,7 +1561,7 @@ def test_elsewhere(row: str) -> None:
 
 
 def test_every_section_has_rows() -> None:
-    """Sections of the two pages that say what 1.19.2 refuses or gets wrong."""
+    """Every section of the two pages about errors of 1.19.2 has rows."""
     rows = " ".join([*REFUSED, *RIGHT, *ELSEWHERE])
     for section in ("api 1", "api 2", "api 3", "api 3.1", "api 3.2", "api 3.3", "api 3.4", "api 4", "api 5", "api 6"):
         assert f"{section}:" in rows, section

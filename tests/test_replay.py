@@ -1,4 +1,4 @@
-"""Recorded runs of onnxruntime-training 1.19.2, followed by ortrain."""
+"""Recorded runs of onnxruntime-training 1.19.2, replayed by ortrain."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import ortrain
 from ortrain import api
 from ortrain.api import CheckpointState, LinearLRScheduler
 
-# What a float32 sum may lose when it is taken in another order.
+# Rounding of a float32 sum in another order.
 ROUNDING = 1e-6
-# Its operators have kernels in onnxruntime-training, but not in onnxruntime.
+# Cases with operators that have kernels in onnxruntime-training, but not in onnxruntime.
 NOT_IN_INFERENCE = ("fake_quant_sgd_mse",)
 
 
@@ -52,7 +52,7 @@ def test_names_and_sizes(case: str, ours: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_exported_model(case: str, ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """An export of the recorded end state gives the recorded outputs, here and in onnxruntime."""
+    """An export of the recorded final state gives the recorded outputs, in ortrain and onnxruntime."""
     record, run, meta = Record(RECORDS / case), Run(ours(case)), meta_of(case)
     buffer = ortrain.OrtValue.ortvalue_from_numpy(record.values["contiguous_all"])
     run.module.copy_buffer_to_parameters(buffer, trainable_only=False)
@@ -76,7 +76,7 @@ RATES = [key for key in Record(RECORDS / "linear_lr").values if key.startswith("
 @pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
 @pytest.mark.parametrize("key", RATES)
 def test_linear_learning_rates(key: str, run: Run) -> None:
-    """The recorded rates, with the two counts as documented: in 1.19.2 their names were swapped."""
+    """Learning rates equal the record, with the two counts as documented. 1.19.2 swapped their names."""
     words = key.removeprefix("lr_sequence/").split("_")
     their_warmup, their_total = int(words[1].removeprefix("warmup")), int(words[3].removeprefix("total"))
     if their_total > their_warmup:
@@ -98,7 +98,7 @@ def test_linear_learning_rates(key: str, run: Run) -> None:
 @pytest.mark.parametrize("saved", ["recorded", "own"])
 @pytest.mark.parametrize("made", ["theirs", "ours"])
 def test_resume(made: str, saved: str, device: str, ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """Everything recorded of checkpoint_resume, with their checkpoints of the third step and with our own."""
+    """All records of checkpoint_resume match, from their checkpoints of the third step and from ours."""
     case, meta = RECORDS / "checkpoint_resume", meta_of("checkpoint_resume")
     artifacts = case if made == "theirs" else ours("checkpoint_resume")
     checkpoints = case if saved == "recorded" else None
@@ -106,13 +106,13 @@ def test_resume(made: str, saved: str, device: str, ours: Callable[[str], Path],
     assert not too_far(outcome.distances), outcome.distances
     for kind in ("optim", "plain"):
         assert outcome.properties[kind] == meta[f"properties_after_load_{kind}"]
-    # Their files do not say the learning rate; ours do where they hold the state of the optimizer.
+    # Their files have no learning rate; our files have one if they contain the optimizer state.
     kept = np.float32(RATE) if saved == "own" else meta["lr_after_load_optim"]
     assert outcome.rates == {"optim": kept, "plain": meta["lr_after_load_plain"]}
 
 
 def test_resume_has_the_same_bits(run: Run, tmp_path: Path) -> None:
-    """A saved and loaded run goes on exactly as the run that was never interrupted."""
+    """A saved and loaded run continues exactly like an uninterrupted run."""
     batches = batches_of(RECORDS / "mlp_adamw_ce")
 
     def steps(run: Run, scheduler: LinearLRScheduler, count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Resize takes the neighbours of ONNX's reference evaluator, where a coordinate is a whole number too."""
+"""Resize chooses the neighbours of ONNX's reference evaluator, also for integer coordinates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ortrain
 
 COORDINATES = ["half_pixel_symmetric", "half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners"]
 LENGTHS = [1, 2, 3, 5, 7, 8]
-# As float32, each times each length is no whole number that rounding could reach from below.
+# No product of a float32 scale and a length is slightly less than an integer, so that rounding cannot reach one.
 SCALES = [0.5, 0.6, 0.75, 1.25, 1.5, 2.0, 2.5, 3.3]
 SIZES = [1, 2, 3, 5, 9, 14]
 

@@ -1,4 +1,4 @@
-"""Updates of places that are named twice: the last one stays, as in onnxruntime."""
+"""The last of several updates of an element wins, as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, COLUMNS, COUNT = 4, 3, 6
 
 
 def scatter(op: str, dtype: type, axis: int = 0, loss: bool = False) -> ModelProto:
-    """`y = op(data, indices, updates)`, and a loss that weighs each element."""
+    """Return `y = op(data, indices, updates)`, and optionally a loss with a weight for each element."""
     indices = [COUNT, COLUMNS] if op == "ScatterElements" and axis == 0 else [ROWS, COUNT]
     updates = indices
     if op == "ScatterND":
@@ -44,7 +44,7 @@ def scatter(op: str, dtype: type, axis: int = 0, loss: bool = False) -> ModelPro
 
 
 def places(rng: np.random.Generator, op: str, axis: int) -> np.ndarray:
-    """Indices, most of them more than once, from the front and from the end."""
+    """Return indices, with many repetitions and with negative values."""
     if op == "ScatterND":
         return rng.integers(-ROWS, ROWS, (COUNT, 1))
     dims, size = ((COUNT, COLUMNS), ROWS) if axis == 0 else ((ROWS, COUNT), COLUMNS)
@@ -82,7 +82,7 @@ def test_overwritten_updates_have_no_gradient(op: str, axis: int, device: str, t
         indices = places(rng, op, axis)
         module.train()
         module(indices)
-        # Who stays, by NumPy, which writes in order as well.
+        # NumPy also writes in order, and gives the remaining update of each element.
         weights = np.arange(1, ROWS * COLUMNS + 1).reshape(ROWS, COLUMNS)
         of_updates = np.zeros(state.parameters["updates"].data.shape)
         owner = np.full((ROWS, COLUMNS), None)

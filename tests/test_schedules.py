@@ -1,4 +1,4 @@
-"""Schedules: their formulas beside PyTorch's, what a checkpoint keeps of them, what they refuse, how they print."""
+"""Schedules: formulas of PyTorch, contents of checkpoints, errors, and printing."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ CASE = RECORDS / "mlp_adamw_ce"
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((8, 10), np.float32)
 LABELS = RNG.integers(0, 5, 8)
-# Recurrences and closed forms differ by roundings of float64, of which there are a few per step.
+# Tolerance of recurrences and closed forms, which differ by a few roundings of float64 per step.
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 STEPS = 40
 
 
 def kinds() -> dict[str, dict[str, str | None]]:
-    """All schedules with their settings, as the core lists them."""
+    """Return all schedules with their settings, as the core lists them."""
     return {name: dict(settings) for name, settings in _ortrain.schedule_kinds()}
 
 
@@ -57,7 +57,7 @@ def halving(t: int) -> float:
     return 0.5**t
 
 
-# One of each, by name.
+# One schedule of each class, by name.
 ONE_OF_EACH: dict[str, Schedule] = {
     type(schedule).__name__: schedule
     for schedule in (
@@ -96,7 +96,7 @@ def test_settings_and_defaults_are_those_of_the_core(name: str) -> None:
         for key, parameter in signature.parameters.items()
         if key not in ("self", "function")
     }
-    # The core spells yes and no in small letters.
+    # The core spells booleans in lower case.
     wanted = {key: None if text is None else eval(text.capitalize()) for key, text in kinds()[name].items()}
     assert found == wanted
 
@@ -105,7 +105,7 @@ def test_settings_and_defaults_are_those_of_the_core(name: str) -> None:
 
 
 def chained(first: float, then: Callable[[int, float], float]) -> list[float]:
-    """Factors of which each follows from the one before."""
+    """Return factors of a recurrence: each factor follows from the previous one."""
     factors = [first]
     for t in range(1, STEPS):
         factors.append(then(t, factors[-1]))
@@ -113,7 +113,7 @@ def chained(first: float, then: Callable[[int, float], float]) -> list[float]:
 
 
 def cosine_restarts(first: int, growth: int, end: float) -> Iterator[float]:
-    """CosineAnnealingWarmRestarts.step()."""
+    """Yield the factors of CosineAnnealingWarmRestarts.step()."""
     current, period = 0, first
     while True:
         yield end + (1 - end) * (1 + math.cos(math.pi * current / period)) / 2
@@ -123,7 +123,7 @@ def cosine_restarts(first: int, growth: int, end: float) -> Iterator[float]:
 
 
 def one_cycle(total: int, rise: float, start: float, final: float) -> list[float]:
-    """OneCycleLR with max_lr=1, anneal_strategy="cos"; it ends at `total`, and ours stays."""
+    """Return factors of OneCycleLR with max_lr=1, anneal_strategy="cos". It ends at `total`; ours stays constant."""
 
     def anneal(a: float, b: float, share: float) -> float:
         return b + (a - b) / 2 * (math.cos(math.pi * share) + 1)
@@ -162,7 +162,7 @@ FORMULAS: list[tuple[Schedule, list[float]]] = [
             ),
         ),
     ),
-    # get_cosine_with_hard_restarts_schedule_with_warmup(0, 32, num_cycles=4); powers of two have no roundings.
+    # get_cosine_with_hard_restarts_schedule_with_warmup(0, 32, num_cycles=4); powers of two avoid rounding.
     (
         Cosine(total=32, cycles=4),
         closed(lambda t: 0.0 if t >= 32 else 0.5 * (1 + math.cos(math.pi * ((4 * (t / 32)) % 1)))),
@@ -182,7 +182,7 @@ FORMULAS: list[tuple[Schedule, list[float]]] = [
     (OneCycle(total=30), one_cycle(30, 0.3, 25.0, 1e4)),
     (OneCycle(total=17, rise=0.5, start_division=10.0, final_division=100.0), one_cycle(17, 0.5, 10.0, 100.0)),
     (InverseSquareRoot(scale=9), closed(lambda t: 1 / math.sqrt((t + 9) / 9))),
-    # get_inverse_sqrt_schedule(num_warmup_steps=6, timescale=9), whose shift is 9 - 6.
+    # get_inverse_sqrt_schedule(num_warmup_steps=6, timescale=9), with a shift of 9 - 6.
     (Warmup(6, InverseSquareRoot(scale=9)), closed(lambda t: t / 6 if t < 6 else 1 / math.sqrt((t + 3) / 9))),
     # get_linear_schedule_with_warmup(8, 30), get_cosine_schedule_with_warmup(8, 30).
     (Warmup(8, Linear(total=30)), closed(lambda t: t / 8 if t < 8 else max(0.0, (30 - t) / 22))),
@@ -224,7 +224,7 @@ def test_a_linear_schedule_with_a_warm_up_is_the_linear_scheduler(run: Run) -> N
 
 
 def plateau(metrics: list[float], **settings: Any) -> list[float]:
-    """ReduceLROnPlateau.step() of PyTorch at lr=1, eps=0."""
+    """Return the rates of PyTorch's ReduceLROnPlateau.step() at lr=1, eps=0."""
     s = SimpleNamespace(factor=0.1, patience=10, threshold=1e-4, cooldown=0, least=0.0, maximize=False, absolute=False)
     vars(s).update(settings)
     best, bad, cooling, rate, rates = (-math.inf if s.maximize else math.inf), 0, 0, 1.0, []
@@ -277,7 +277,7 @@ def train(run: Run) -> float:
 
 
 def metric_of(schedule: Schedule, run: Run) -> float | None:
-    """A metric that stands still for three steps at a time, if the schedule takes one."""
+    """Return a metric that is constant for three steps at a time, if the schedule reads a metric."""
     return 1 / (1 + run.optimizer.step_count // 3) if "ReduceOnPlateau" in repr(schedule) else None
 
 
@@ -296,7 +296,7 @@ RESUMED = [
 @pytest.mark.parametrize("moment", ["between the steps of optimizer and scheduler", "after both"])
 @pytest.mark.parametrize("schedule", RESUMED, ids=repr)
 def test_a_training_goes_on_bit_for_bit(schedule: Schedule, moment: str, tmp_path: Path) -> None:
-    """It is saved and loaded at each step."""
+    """A run that is saved and loaded at each step has the bits of an uninterrupted run."""
 
     def killed(run: Run) -> tuple[Run, LRScheduler]:
         CheckpointState.save_checkpoint(run.state, tmp_path / "checkpoint", include_optimizer_state=True)
@@ -351,7 +351,7 @@ def test_steps_are_counted(run: Run) -> None:
         run.optimizer.step_count = 3  # type: ignore[misc]
 
 
-# What a checkpoint has.
+# Contents of a checkpoint.
 
 
 def test_a_checkpoint_without_a_schedule_has_none_to_resume() -> None:
@@ -365,7 +365,7 @@ def test_a_checkpoint_without_a_schedule_has_none_to_resume() -> None:
 
 
 def test_a_checkpoint_of_the_reference_takes_a_schedule() -> None:
-    """Of its three steps, and with its moments."""
+    """A schedule continues from the three steps and the moments of a checkpoint of the reference."""
     state = CheckpointState.load_checkpoint(RECORDS / "checkpoint_resume" / "checkpoint_step3_optim")
     folder = RECORDS / "checkpoint_resume"
     module = Module(folder / "training_model.onnx", state)
@@ -403,7 +403,7 @@ def test_a_function_is_given_again(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_has_the_size_it_had(tmp_path: Path) -> None:
-    """The schedule is a few bytes in the part that onnxruntime-training does not read; tensors lie where they lay."""
+    """The schedule adds a few bytes to a part that onnxruntime-training does not read; tensors keep their offsets."""
     run = Run(CASE)
     run.state.properties["epoch"] = 3
     sizes = []
@@ -436,7 +436,7 @@ def test_the_command_shows_what_decides_the_rate(tmp_path: Path, capsys: pytest.
         assert line.partition("  ")[2].strip().startswith(text)
 
 
-# What is refused.
+# Errors.
 
 
 class FunctionError(Exception):
@@ -498,7 +498,7 @@ def test_numbers_of_every_kind_are_factors(run: Run, factor: Any) -> None:
     assert LRScheduler(run.optimizer, lambda t: factor, lr=0.5).get_last_lr() == 0.5 * float(factor)
 
 
-# Settings, and the end of the sentence.
+# Settings, and the end of the message.
 WRONG: list[tuple[Callable[[], Schedule], str]] = [
     (lambda: Linear(total=0), "total of Linear is 0, but it should be 1 or more"),
     (lambda: Linear(total=-5), "total of Linear is -5, but it should be 1 or more"),
@@ -604,7 +604,7 @@ def test_metrics(run: Run) -> None:
     for schedule in (Constant(), Function(halving)):
         with pytest.raises(InvalidArgumentError, match="takes no metric"):
             LRScheduler(run.optimizer, schedule, lr=0.5).step(1.0)
-    scheduler.step(run.module(X, LABELS))  # what a module returns is a number
+    scheduler.step(run.module(X, LABELS))  # the result of a module is a number
     assert scheduler.get_last_lr() == 0.5
 
 
@@ -644,7 +644,7 @@ def test_copies_are_equal(schedule: Schedule) -> None:
 
 
 class Axes:
-    """What `plot` needs of matplotlib."""
+    """Stub of matplotlib's axes for `plot`."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[Any, list[float]]] = []

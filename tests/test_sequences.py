@@ -1,4 +1,4 @@
-"""Sequences whose length and positions are known before a model runs: like onnxruntime, and trained like Split."""
+"""Sequences with statically known lengths and positions: the same as onnxruntime, and trained like Split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortrain.api import CheckpointState, Module, Optimizer
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(1).standard_normal((7, 4), np.float32)
-# Central differences in float32: of losses around 1, at steps of 1e-2.
+# Tolerance of central differences in float32: losses around 1, steps of 1e-2.
 DIFFERENCES = 2e-3
 
 
@@ -43,7 +43,7 @@ def model(
     inputs: Sequence[onnx.ValueInfoProto] = (),
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> ModelProto:
-    """A model from x, float32[rows, 4], to y."""
+    """Return a model from x, float32[rows, 4], to y."""
     declare = helper.make_tensor_value_info
     initializers = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
     graph = helper.make_graph(
@@ -56,7 +56,7 @@ def model(
 
 
 def taken(*lengths: Any, at: int = 0, axis: int = 1, **attributes: Any) -> list[NodeProto]:
-    """Position `at` of x split by lengths."""
+    """Return nodes that split x by lengths and take position `at`."""
     return [
         *(constant("lengths", length) for length in lengths),
         constant("at", at),
@@ -169,7 +169,7 @@ def test_functions_and_bodies_split_what_they_are_given(backend: str) -> None:
 
 
 def gated(*, sequences: bool) -> ModelProto:
-    """A linear layer, one half of whose results decides how much of the other goes on."""
+    """Return a linear layer; one half of its results gates the other half."""
     both = ["left", "right"]
     if sequences:
         split = [constant("each", 3), node("SplitToSequence", ["wide", "each"], "parts", axis=-1)]
@@ -187,7 +187,7 @@ def gated(*, sequences: bool) -> ModelProto:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_trains_like_split(device: str, tmp_path: Path) -> None:
-    """The same losses and gradients, bit by bit; the gradient is the slope of the loss; the export runs."""
+    """Losses and gradients equal Split's bit by bit, the gradient is the slope of the loss, and the export runs."""
     target = np.zeros((7, 6), np.float32)
     losses: dict[bool, list[float]] = {}
     gradients = {}
@@ -239,7 +239,7 @@ def assert_close_to_onnxruntime(path: Path) -> None:
 
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_pieces_of_one(keepdims: int, tmp_path: Path) -> None:
-    """A number 1 as split: without ``keepdims`` the axis goes, as in onnxruntime and in PyTorch's ``unbind``."""
+    """Splits with the scalar 1 remove the axis without ``keepdims``, as onnxruntime and PyTorch's ``unbind`` do."""
     nodes = [
         node("MatMul", ["x", "w"], "wide"),
         constant("one", 1),
@@ -304,7 +304,7 @@ def test_what_is_not_known_before_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_list_behind_what_is_trained_is_left_out(tmp_path: Path) -> None:
-    """As other outputs that nobody here can compute: the loss does not need it, and the export has it again."""
+    """The training model omits an output that ortrain cannot compute and the loss does not use. The export keeps it."""
     proto = gated(sequences=True)
     proto.graph.node.extend([node("SplitToSequence", ["y"], "rows", axis=0)])
     proto.graph.output.extend([helper.make_tensor_sequence_value_info("rows", FLOAT, None)])

@@ -1,4 +1,4 @@
-"""TrainingSession: the same bits as ortrain.api, recorded schedules, and what is refused."""
+"""TrainingSession: the bits of ortrain.api, recorded schedules, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ortrain.api import CheckpointState, LinearLRScheduler
 from ortrain.schedules import Constant, Cosine, ReduceOnPlateau, Warmup
 from ortrain.session import TrainingSession
 
-# What a float32 sum may lose when it is taken in another order.
+# Rounding of a float32 sum in another order.
 ROUNDING = 1e-6
 CLOSED = "the training session is closed; make another one on its state"
 NO_OPTIMIZER = "no optimizer model was given when the session was made, and {} needs one"
@@ -34,7 +34,7 @@ NOMINAL = (
 
 
 def session_of(folder: Path, checkpoint: str = "checkpoint", **arguments: Any) -> TrainingSession:
-    """A session of all models on a fresh state."""
+    """Return a session of all models on a fresh state."""
     return TrainingSession(
         CheckpointState.load_checkpoint(folder / checkpoint),
         folder / "training_model.onnx",
@@ -45,14 +45,14 @@ def session_of(folder: Path, checkpoint: str = "checkpoint", **arguments: Any) -
 
 
 def batch_of(case: str, session: TrainingSession, at: int = 0) -> list[np.ndarray]:
-    """A recorded batch in the order of the session's inputs."""
+    """Return a recorded batch in the order of the session's inputs."""
     batches = batches_of(RECORDS / case)
     return [batches[at % len(batches)][name] for name in session.input_names(training=True)]
 
 
 @pytest.fixture
 def session(ours: Callable[[str], Path]) -> Iterator[TrainingSession]:
-    """A session of the classifier."""
+    """Yield a session of the classifier."""
     with session_of(ours("mlp_adamw_ce")) as session:
         yield session
 
@@ -63,7 +63,7 @@ X, LABELS = np.ones((4, 10), np.float32), np.arange(4)
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("case", ["mlp_adamw_ce", "mlp_adamw_clip_outputs", "cnn_bn_adamw_ce", "frozen_params"])
 def test_a_run_has_the_bits_of_the_api(case: str, device: str, tmp_path: Path) -> None:
-    """Losses, outputs, gradients, rates, evaluation, and the checkpoint at the end."""
+    """Losses, outputs, gradients, rates, evaluation and the final checkpoint are equal."""
     run = Run(RECORDS / case, device=device)
     scheduler = LinearLRScheduler(run.optimizer, 2, 8, 0.02)
     session = session_of(RECORDS / case, device=device)
@@ -103,7 +103,7 @@ def test_a_run_has_the_bits_of_the_api(case: str, device: str, tmp_path: Path) -
 
 
 def test_the_recorded_run_with_a_scheduler(ours: Callable[[str], Path]) -> None:
-    """Losses, rates and parameters of the run that onnxruntime-training made; it swapped the two counts."""
+    """Losses, rates and parameters equal a run of onnxruntime-training, which swapped the two counts."""
     case = RECORDS / "linear_lr"
     record, meta = Record(case), meta_of("linear_lr")
     for folder in (case, ours("linear_lr")):
@@ -111,7 +111,7 @@ def test_the_recorded_run_with_a_scheduler(ours: Callable[[str], Path]) -> None:
             assert session.input_names(training=True) == meta["train_input_names"]
             effective, initial = meta["effective"], meta["scheduler_args"]["initial_lr"]
             session.register_linear_lr_scheduler(effective["warmup"], effective["total"], initial)
-            # From here on as there, where the constructor made this step.
+            # The reference's constructor makes this step; from here on both runs are equal.
             session.scheduler_step()
             rates = []
             for step, loss in enumerate(record.values["loss"]):
@@ -135,7 +135,7 @@ RATES = [key for key in Record(RECORDS / "linear_lr").values if key.startswith("
 @pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
 @pytest.mark.parametrize("key", RATES)
 def test_recorded_learning_rates(key: str, session: TrainingSession) -> None:
-    """After registration the rate is the initial one; a scheduler step makes it what the record begins with."""
+    """After registration the rate is the initial rate; a scheduler step gives the first recorded rate."""
     words = key.removeprefix("lr_sequence/").split("_")
     their_warmup, their_total = int(words[1].removeprefix("warmup")), int(words[3].removeprefix("total"))
     if their_total > their_warmup:
@@ -155,7 +155,7 @@ def test_recorded_learning_rates(key: str, session: TrainingSession) -> None:
 
 @pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
 def test_learning_rates_of_the_loop_in_the_other_order(session: TrainingSession) -> None:
-    """Optimizer step first, then scheduler step: the first update is made with the initial rate."""
+    """With the optimizer step before the scheduler step, the first update uses the initial rate."""
     session.register_linear_lr_scheduler(2, 4, 0.1)
     rates = []
     for _ in range(5):
@@ -190,7 +190,7 @@ def test_a_resumed_run_has_the_same_bits(session: TrainingSession, ours: Callabl
 
 
 def test_constructors(ours: Callable[[str], Path]) -> None:
-    """Each of the models but the first may be missing; paths, bytes and messages do the same."""
+    """The evaluation and optimizer models are optional; paths, bytes and messages are equivalent."""
     folder = ours("mlp_adamw_ce")
     train, evaluation, optimizer = (folder / f"{name}_model.onnx" for name in ("training", "eval", "optimizer"))
     found = set()
@@ -243,7 +243,7 @@ def test_values_in_and_out(session: TrainingSession) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_that_are_there_already(training: bool) -> None:
-    """Any strides and any byte order; inputs of either kind."""
+    """Output arrays may have any strides and byte order; inputs may be arrays or OrtValues."""
     session, other = (session_of(RECORDS / "mlp_adamw_clip_outputs") for _ in range(2))
     inputs = batch_of("mlp_adamw_clip_outputs", session)
     step, expect = (session.train_step, other.train_step) if training else (session.eval_step, other.eval_step)
@@ -320,7 +320,7 @@ ITSELF = (
     "elements of outputs[1] share memory, so that results would overwrite each other; give the output an array of its "
     "own"
 )
-# Of one memory: what overlaps, in whole, in part, only between strides, or within itself.
+# Outputs in one memory block that overlap: completely, partly, between strides, or within an output.
 OUTPUTS |= {
     "the loss inside of the logits": (
         rooms(loss=MEMORY[7:8].reshape(()), logits=MEMORY[:20].reshape(4, 5)),
@@ -356,11 +356,11 @@ OUTPUTS |= {
 
 
 def test_outputs_side_by_side(with_logits: Path) -> None:
-    """In one memory, interleaved even, but without a common byte; or in the memory of an input."""
+    """Outputs may share a memory block, even interleaved, without a common byte. They may reuse an input's memory."""
     session, other = session_of(with_logits), session_of(with_logits)
     loss, logits = other.train_step([X, LABELS])
     memory = np.zeros(60, np.float32)
-    # Strides of 5 and 4 elements: neither axis leaves room for the other, and still no two elements are one.
+    # With strides of 5 and 4 elements the axes interleave, but all elements are distinct.
     odd = np.lib.stride_tricks.as_strided(memory, (4, 5), (5 * 4, 4 * 4), writeable=True)
     for room in (memory[2:42:2].reshape(4, 5), memory[::3][::-1].reshape(4, 5), memory[1:41].reshape(5, 8).T[:4], odd):
         memory[:] = 0
@@ -379,7 +379,7 @@ def test_outputs_side_by_side(with_logits: Path) -> None:
 
 @pytest.fixture(scope="module")
 def with_logits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts of the classifier that return the logits, too, and where the inputs are not zero."""
+    """Make artifacts of the classifier that also return the logits."""
     folder = tmp_path_factory.mktemp("with_logits")
     meta = meta_of("mlp_adamw_ce")
     artifacts.generate_artifacts(
@@ -396,7 +396,7 @@ def with_logits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_that_do_not_fit(name: str, training: bool, with_logits: Path) -> None:
-    """Refused before the step: neither the gradients nor what was to be written has changed."""
+    """These outputs are rejected before the step: neither gradients nor outputs change."""
     outputs, kind, sentence = OUTPUTS[name]
     before = [np.array(room) for room in (outputs if isinstance(outputs, list) else [outputs])]
     session = session_of(with_logits)
@@ -413,7 +413,7 @@ def test_outputs_that_do_not_fit(name: str, training: bool, with_logits: Path) -
 
 
 def test_outputs_whose_shapes_depend_on_values(tmp_path: Path) -> None:
-    """Known when the step is over; one that does not fit is taken back."""
+    """Shapes that depend on values are known after the step; an output of another shape undoes the step."""
     model = onnx.load(RECORDS / "mlp_adamw_ce" / "forward.onnx")
     model.graph.node.append(helper.make_node("NonZero", ["x"], ["places"]))
     artifacts.generate_artifacts(
@@ -510,7 +510,7 @@ def test_calls_without_an_optimizer(ours: Callable[[str], Path]) -> None:
         assert str(error.value) == NO_OPTIMIZER.format(what)
     session.lazy_reset_grad()
     session.train_step([X, LABELS])
-    # Nor does an optimizer of somebody else on the same state help.
+    # An optimizer outside of the session, on the same state, does not change this.
     ortrain.api.Optimizer(folder / "optimizer_model.onnx", ortrain.api.Module(folder / "training_model.onnx", state))
     with pytest.raises(ortrain.OrtrainError, match="no optimizer model was given"):
         session.get_learning_rate()
@@ -532,12 +532,12 @@ def test_calls_without_an_eval_model(ours: Callable[[str], Path], tmp_path: Path
 
 
 def shown(number: float) -> str:
-    """As messages have it."""
+    """Return the number as messages print it."""
     return "NaN" if np.isnan(number) else str(number)
 
 
 def test_learning_rate_and_scheduler(session: TrainingSession) -> None:
-    """One of the two decides the rate."""
+    """Either the learning rate or the scheduler sets the rate."""
     with pytest.raises(ortrain.OrtrainError) as error:
         session.scheduler_step()
     assert str(error.value) == "no learning rate scheduler is registered; register one before a scheduler step"
@@ -575,7 +575,7 @@ def test_learning_rate_and_scheduler(session: TrainingSession) -> None:
 
 
 def test_a_nominal_state() -> None:
-    """Every call that needs values says so; a buffer of all parameters brings them."""
+    """Every call that needs values is an error; a buffer of all parameters provides the values."""
     case = RECORDS / "checkpoint_resume"
     record, batches = Record(case), batches_of(case)
     session = session_of(case, "nominal_checkpoint")
@@ -638,7 +638,7 @@ def test_buffers() -> None:
 
 
 def test_export(session: TrainingSession, ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """Also from bytes, which onnxruntime-training cannot."""
+    """Export also works for models from bytes, which onnxruntime-training cannot export."""
     folder = ours("mlp_adamw_ce")
     train, evaluation = ((folder / f"{name}_model.onnx").read_bytes() for name in ("training", "eval"))
     from_bytes = TrainingSession(session.state, train, evaluation)
@@ -685,7 +685,7 @@ CALLS: dict[str, Callable[[TrainingSession], Any]] = {
 
 
 def test_sessions_take_any_schedule(ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """Rates of a session are those of a scheduler of its own; a checkpoint goes on with them."""
+    """A session has the rates of a separate scheduler; a checkpoint continues them."""
     with session_of(ours("mlp_adamw_ce")) as session:
         schedule = Warmup(2, Cosine(total=8))
         session.register_lr_scheduler(schedule, lr=0.5)
@@ -753,7 +753,7 @@ def test_close(ours: Callable[[str], Path], tmp_path: Path) -> None:
         assert gradient.any()
     session.close()
     session.close()
-    # The state goes on: it is saved, and another session takes it up.
+    # The state remains usable: it can be saved, and another session can use it.
     CheckpointState.save_checkpoint(session.state, tmp_path / "saved", include_optimizer_state=True)
     folder = ours("mlp_adamw_ce")
     again = TrainingSession(session.state, folder / "training_model.onnx", None, folder / "optimizer_model.onnx")
@@ -767,7 +767,7 @@ def test_close(ours: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_two_sessions_on_one_state(ours: Callable[[str], Path]) -> None:
-    """Parameters, rate and moments are shared; gradients and schedulers are each session's own."""
+    """Sessions share parameters, rate and moments; each session has its own gradients and scheduler."""
     folder = ours("mlp_adamw_ce")
     first = session_of(folder)
     state = first.state
@@ -825,7 +825,7 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
 
 
 def test_threads_take_turns(session: TrainingSession) -> None:
-    """Steps of several threads are those of one thread, in some order: none is lost."""
+    """Steps of several threads equal steps of one thread in some order: no step is lost."""
     session.train_step([X, LABELS])
     grad = session.state.parameters["fc2.bias"].grad
     assert grad is not None
@@ -846,7 +846,7 @@ def test_threads_take_turns(session: TrainingSession) -> None:
 
 
 def test_one_of_many_threads_registers_and_one_closes(session: TrainingSession) -> None:
-    """Each call either does its work or says why not."""
+    """Each call either succeeds or states the reason of its failure."""
     outcomes: list[str] = []
     start = threading.Barrier(8)
 
@@ -885,7 +885,7 @@ def test_one_of_many_threads_registers_and_one_closes(session: TrainingSession) 
 
 
 def test_seed(tmp_path: Path) -> None:
-    """The same seed at the same step draws the same numbers, and goes along in a checkpoint."""
+    """The same seed at the same step draws the same numbers; checkpoints contain the seed."""
     model = onnx.load(RECORDS / "mlp_adamw_ce" / "forward.onnx")
     for node in model.graph.node:
         for at, name in enumerate(node.input):
@@ -919,7 +919,7 @@ def test_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [ortrain.RunOptions, onnxruntime.RunOptions], ids=["ours", "theirs"])
 def test_run_options(kind: Any) -> None:
-    """A step that is to be terminated is none: nothing has changed."""
+    """A terminated step changes nothing."""
     session, other = (session_of(RECORDS / "mlp_adamw_ce") for _ in range(2))
     options = kind()
     room = np.zeros((), np.float32)

@@ -1,4 +1,4 @@
-"""What sessions and runs can be told, and what a session says of itself."""
+"""Options of sessions and runs, and the information of a session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def perceptron() -> onnx.ModelProto:
     return onnx.load_from_string(Path(ortrain.examples.perceptron()).read_bytes())
 
 
-# Options and their values.
+# Options and their default values.
 
 DEFAULTS: dict[str, Any] = {
     "enable_cpu_mem_arena": True,
@@ -74,7 +74,7 @@ def test_defaults(kind: Any, defaults: dict[str, Any]) -> None:
     for name, value in defaults.items():
         assert getattr(options, name) == value, name
         assert type(getattr(options, name)) is type(value), name
-        # Those of onnxruntime for inference have no training mode.
+        # Run options of onnxruntime's inference package have no training mode.
         if hasattr(theirs, name):
             their = getattr(theirs, name)
             assert (their.name if isinstance(value, enum.Enum) else their) == (
@@ -90,7 +90,7 @@ def test_enumerations(kind: Any) -> None:
     assert {member.name: member.value for member in kind}.items() >= (
         {name: value for name, value in known.items() if name in kind.__members__}
     ).items()
-    # Another release may have more of them.
+    # Other releases may have more members.
     assert len(known.keys() & kind.__members__.keys()) >= 2
 
 
@@ -120,7 +120,7 @@ def test_values_of_a_wrong_type(kind: Any, name: str, value: Any) -> None:
 
 
 def test_options_that_are_kept() -> None:
-    """Those that are about how onnxruntime works change no result."""
+    """Options about the internals of onnxruntime change no result."""
     (expected,) = ortrain.InferenceSession(ortrain.examples.perceptron()).run(None, {"x": X})
     values: dict[str, list[Any]] = {
         "enable_cpu_mem_arena": [False],
@@ -175,7 +175,7 @@ def test_entries_of_a_configuration(options: Any, kind: str) -> None:
     for key, value in ((1, "1"), ("key", 1), ("key", None)):
         with pytest.raises(TypeError, match="of an entry is a str, not"):
             add(key, value)
-    # Each has its own.
+    # Each object has its own entries.
     with pytest.raises(InvalidArgumentError):
         getattr(options(), f"get_{kind}_config_entry")("session.disable_prepacking")
 
@@ -265,7 +265,7 @@ def test_initializers_that_are_replaced() -> None:
     options.add_external_initializers(["fc2.bias"], [value_of(bias)])
     session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.tile(bias, (4, 1)))
-    # The last one counts, and what becomes of the array is nothing to the session.
+    # The last value counts, and later changes of the array have no effect.
     ones = np.ones(10, np.float32)
     options.add_initializer("fc2.bias", OrtValue.ortvalue_from_numpy(ones))
     ones[:] = 5
@@ -335,7 +335,7 @@ def test_the_model_as_the_session_runs_it(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-# Another order of sums in float32, over a few hundred elements.
+# Tolerance of float32 sums over a few hundred elements in another order.
 TOLERANCE = 1e-4
 
 
@@ -354,7 +354,7 @@ def test_functions_are_written_out(tmp_path: Path) -> None:
     assert not written.functions
     assert [node.op_type for node in written.graph.node] == ["Mul", "Mul"]
     session = ortrain.InferenceSession(path)
-    # What a run may give it may give to this one, too.
+    # Initializers that a run may override stay overridable in the written model.
     assert [value.name for value in session.get_overridable_initializers()] == ["scale"]
     x = np.array([2, 3], np.float32)
     assert session.run(None, {"x": x})[0].tolist() == [12, 27]
@@ -413,7 +413,7 @@ def test_a_profile(kind: Any, tmp_path: Path) -> None:
     assert len(products) == 8
     assert products[0]["args"]["flops"] > 0
     assert 'node "fc1" (Gemm)' in products[0]["args"]["node"]
-    # Each call lies inside of its run.
+    # Each call is within the time of its run.
     for event in products[:2]:
         assert runs[0]["ts"] <= event["ts"] <= event["ts"] + event["dur"] <= runs[0]["ts"] + runs[0]["dur"] + 1e-3
     assert session.end_profiling() == ""
@@ -555,7 +555,7 @@ def test_what_is_about_other_devices() -> None:
 
 
 def test_a_session_of_another_kind() -> None:
-    """One that overrides what touches the native object has everything else."""
+    """A subclass that overrides the access to the native object inherits everything else."""
 
     class Doubled(ortrain.InferenceSession):
         def _run_native(self, feeds: Any, wanted: Any, run_options: Any, restricted: bool) -> Any:

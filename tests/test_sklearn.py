@@ -1,5 +1,7 @@
-"""Estimators of scikit-learn as skl2onnx writes them (tests/exporters/make_sklearn.py): they train by default, their
-labels and maps stay behind what is trained, and what has no gradient is refused in words.
+"""Estimators of scikit-learn as skl2onnx exports them (tests/exporters/make_sklearn.py).
+
+The models train by default, their labels and maps follow the trained part, and an error names every operator without a
+gradient.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ ENTRIES = {entry["file"].removesuffix(".onnx"): entry for entry in json.loads((F
 CLASSIFIERS = [name for name, entry in ENTRIES.items() if entry["kind"] == "classifier"]
 BINARY = [name for name in CLASSIFIERS if name.startswith("binary")]
 REGRESSORS = [name for name, entry in ENTRIES.items() if entry["kind"] == "regressor"]
-# Each model with a loss that is put on it by default.
+# Each model with a default loss.
 TRAININGS = [
     *((name, "CrossEntropyLoss") for name in CLASSIFIERS),
     *((name, "BCEWithLogitsLoss") for name in BINARY),
     *((name, loss) for name in REGRESSORS for loss in ("MSELoss", "L1Loss")),
     ("scaled_mlp", "MSELoss"),
 ]
-# What is trained of each, by the beginning of its name. The numbers of scalers and imputers are not among it.
+# Trained parameters of each model, by the beginning of its name. Scalers and imputers have no trained parameters.
 NETWORK = {f"{kind}{layer}" for kind in ("coefficient", "intercepts") for layer in ("", "1", "2")}
 LINEAR = {"LinearClassifier/coefficients", "LinearClassifier/intercepts"}
 REGRESSION = {"LinearRegressor/coefficients", "LinearRegressor/intercepts"}
@@ -53,24 +55,25 @@ PARAMETERS = {
     "scaled_twice": REGRESSION,
     "logistic_of_integers": LINEAR,
     "linear_of_integers": REGRESSION,
-    # Of float64 the exporter writes operators of ONNX itself.
+    # For float64 the exporter writes standard ONNX operators.
     "logistic_of_doubles": {"coef", "intercept"},
     "linear_of_doubles": {"coef", "intercept"},
     "one_against_rest": {name.replace("r/", f"r{k}/") for name in LINEAR for k in ("", "1", "2")},
 }
 STEPS, LEARNING_RATE = 20, 1e-3
-# Of outputs, relative to the largest: float32 sums in another order.
+# Tolerance of outputs relative to the largest, for float32 sums in another order.
 TOLERANCE = 1e-4
-# A loss of probabilities that were rounded to float32.
+# Tolerance of a loss of probabilities that were rounded to float32.
 LOSS_TOLERANCE = 1e-4
-# Central differences of float32 losses: rounding of losses over twice the distance; relative to the longest slope.
+# Central differences of float32 losses. The error is the rounding of losses over twice the distance, relative to the
+# largest slope.
 DISTANCE, SLOPE_TOLERANCE = 1e-2, 1e-2
-# One operation of float32 each, in onnxruntime perhaps in another order.
+# Tolerance of one float32 operation, which onnxruntime may order differently.
 OPERATOR_TOLERANCE = 2e-6
 
 
 class Exported:
-    """A model, its inputs, and what scikit-learn made of them."""
+    """A model, its inputs, and the results of scikit-learn."""
 
     def __init__(self, name: str) -> None:
         self.name, entry = name, ENTRIES[name]
@@ -91,7 +94,7 @@ class Exported:
         return dict(zip([info.name for info in session.get_outputs()], results, strict=True))
 
     def targets(self, loss: str) -> np.ndarray:
-        """Other ones than those that the model finds, of the shape that the loss takes."""
+        """Return targets that differ from the model's predictions, in the shape of the loss."""
         rng = np.random.default_rng(3)
         if loss == "CrossEntropyLoss":
             return rng.integers(0, self.y.shape[1], len(self.x))
@@ -102,7 +105,7 @@ class Exported:
         return np.asarray(rng.standard_normal((len(self.x), columns)), dtype)
 
     def loss(self, kind: str, targets: np.ndarray) -> float:
-        """By hand, of what scikit-learn computes."""
+        """Compute the loss from the results of scikit-learn."""
         y = self.y.astype(np.float64)
         if kind == "CrossEntropyLoss":
             rows = np.arange(len(y))
@@ -117,7 +120,7 @@ class Exported:
 
 
 class Training:
-    """A model with a loss, all chosen by default."""
+    """A model with a loss; every choice is the default."""
 
     def __init__(self, name: str, loss: str, folder: Path) -> None:
         self.exported, self.folder = Exported(name), folder
@@ -157,7 +160,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("name", "loss"), TRAININGS)
 def test_trains_by_default(name: str, loss: str, tmp_path: Path) -> None:
-    """The loss is that of what scikit-learn computes, all weights are trained and nothing else, every step helps."""
+    """The first loss follows from scikit-learn's results, only and all weights are trained, and every step helps."""
     training = Training(name, loss, tmp_path)
     exported = training.exported
     trained = {key for key, value in training.state.parameters if value.requires_grad}
@@ -174,7 +177,7 @@ def test_trains_by_default(name: str, loss: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "loss"), TRAININGS)
 def test_gradients(name: str, loss: str, tmp_path: Path) -> None:
-    """Slopes by central differences: along the gradient, and in a direction that all parameters take part in."""
+    """Gradients equal central differences, along the gradient and in a random direction of all parameters."""
     training = Training(name, loss, tmp_path)
     parameters = dict(training.state.parameters)
     training.module(*training.batch)
@@ -196,7 +199,7 @@ def test_gradients(name: str, loss: str, tmp_path: Path) -> None:
 
 
 def checked_outputs(exported: Exported, found: dict[str, Any]) -> np.ndarray:
-    """What onnxruntime makes of an exported model has the form it had, label and probabilities belong together."""
+    """Check that onnxruntime's outputs have their original form and that labels match the probabilities."""
     last = found[exported.outputs[-1]]
     if exported.name.endswith("-columns"):
         last = np.stack([found[name] for name in exported.outputs[1:]], axis=1)
@@ -213,7 +216,7 @@ def checked_outputs(exported: Exported, found: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSORS])
 def test_outputs_stay(name: str, tmp_path: Path) -> None:
-    """Before and after training onnxruntime gives the outputs that the model had, and our session what is numbers."""
+    """Onnxruntime gives the model's outputs before and after training; our session gives the numeric outputs."""
     loss = "CrossEntropyLoss" if name in CLASSIFIERS else "MSELoss"
     training = Training(name, loss, tmp_path)
     exported = training.exported
@@ -230,7 +233,7 @@ def test_outputs_stay(name: str, tmp_path: Path) -> None:
     if name in CLASSIFIERS and name != "linear_svc":
         np.testing.assert_allclose(last.sum(axis=1), 1, rtol=1e-6)
 
-    # In place, onnxruntime's Normalizer of norm L2 loses signs: training models have its parts.
+    # Onnxruntime's in-place Normalizer of norm L2 loses signs, so training models contain its parts.
     nodes = onnx.load(tmp_path / "training_model.onnx").graph.node
     assert not {node.op_type for node in nodes} & {"Normalizer", "ZipMap", "LinearClassifier", "LinearRegressor"}
 
@@ -245,7 +248,7 @@ def test_outputs_stay(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BINARY)
 def test_two_classes_stay_opposite(name: str, tmp_path: Path) -> None:
-    """A label is as probable as the other one is not, whatever is trained: the cross-entropy is that of the export."""
+    """The two probabilities always sum to one: the module and the export have the same cross-entropy."""
     training = Training(name, "CrossEntropyLoss", tmp_path)
     training.learn()
     found = training.exported.theirs(training.export([training.exported.probabilities]))[
@@ -286,7 +289,7 @@ def test_original_classifiers_run(name: str) -> None:
 
 
 def test_a_named_value_is_taken(tmp_path: Path) -> None:
-    """What is named in loss_input_names is compared, also where another value would be chosen."""
+    """The loss compares the value named in loss_input_names, even if the default is another value."""
     with pytest.warns(ortrain.TrainingWarning, match='name "LinearClassifier/scores" instead'):
         artifacts.generate_artifacts(
             FOLDER / "logistic-tensors.onnx",
@@ -369,7 +372,7 @@ ONNX_TYPES = {
 
 
 def one_node(op: str, x: np.ndarray, outputs: int = 1, version: int = 1, **attributes: Any) -> onnx.ModelProto:
-    """A model of one node of ai.onnx.ml, its attributes of the types that its schema has."""
+    """Return a model of one node of ai.onnx.ml, with attributes of the schema's types."""
     names = [f"y{k}" for k in range(outputs)]
     node = helper.make_node(op, ["x"], names, name=op, domain="ai.onnx.ml", **attributes)
     graph = helper.make_graph(
@@ -383,7 +386,7 @@ def one_node(op: str, x: np.ndarray, outputs: int = 1, version: int = 1, **attri
 
 
 def compared(model: onnx.ModelProto, x: np.ndarray) -> None:
-    """On both backends what onnxruntime finds."""
+    """Check that both backends give the results of onnxruntime."""
     theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     wanted = theirs.run(None, {"x": x})
     for backend in BACKENDS:
@@ -432,7 +435,7 @@ def test_linear_classifier(post: str, dtype: str) -> None:
     x = TABLE.astype(dtype)
     rng = np.random.default_rng(1)
     for rows, labels in ((1, []), (1, [5, 9]), (2, [5, 9]), (4, [3, 1, 2, 7])):
-        # An exact zero, and one that is none.
+        # Coefficients in quarters give scores that are exactly zero or clearly nonzero.
         coefficients = np.round(4 * rng.standard_normal((rows, 3))) / 4
         attributes: dict[str, Any] = {"coefficients": coefficients.ravel().tolist(), "post_transform": post}
         attributes |= {"classlabels_ints": labels} if labels else {}
@@ -559,7 +562,7 @@ def test_probit_is_refused_where_it_is_trained(tmp_path: Path) -> None:
 
 
 def of_each_its_own(x: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray]:
-    """A classifier of three sigmoids, divided by their sum: one against the rest; and its results."""
+    """Return a one-vs-rest classifier of three sigmoids, divided by their sum, and its results."""
     rng = np.random.default_rng(2)
     weights, intercepts = rng.standard_normal((3, 3)).astype(np.float32), np.asarray([0.5, -0.5, 0.0], np.float32)
     model = one_node(
@@ -581,7 +584,7 @@ def of_each_its_own(x: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray]:
 
 
 def test_one_against_the_rest(tmp_path: Path) -> None:
-    """The cross-entropy is that of the probabilities, before and after, though no softmax makes them."""
+    """The cross-entropy uses these probabilities before and after training, although the model has no softmax."""
     x = TABLE.astype(np.float32)
     model, probabilities = of_each_its_own(x)
     labels = np.arange(len(x)) % 3
@@ -610,7 +613,7 @@ def test_one_against_the_rest(tmp_path: Path) -> None:
 
 
 def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
-    """A loss that takes logits is not put on what nobody knows to be logits, unless it is named."""
+    """A loss on logits rejects values that may be probabilities, unless the user names them."""
     x = TABLE.astype(np.float32)
     model, _ = of_each_its_own(x)
     (norm,) = model.graph.node[1].attribute
@@ -633,7 +636,7 @@ def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_several_outputs_of_floats_are_not_chosen_from(tmp_path: Path) -> None:
-    """Where there is more than one, somebody has to say which."""
+    """With several float outputs, the user must name one."""
     model, _ = of_each_its_own(TABLE.astype(np.float32))
     model.graph.output.append(helper.make_tensor_value_info("y1", TensorProto.FLOAT, [len(TABLE), 3]))
     with pytest.raises(ortrain.InvalidArgumentError) as error:
@@ -645,7 +648,7 @@ def test_several_outputs_of_floats_are_not_chosen_from(tmp_path: Path) -> None:
 
 
 def ml_cases() -> dict[str, Any]:
-    """The node cases of ONNX for our operators of ai.onnx.ml, without texts."""
+    """Return ONNX's node cases for our operators of ai.onnx.ml, without string cases."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         listed = load_model_tests(kind="node")
@@ -662,7 +665,7 @@ def ml_cases() -> dict[str, Any]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_node_cases(backend: str) -> None:
     cases = ml_cases()
-    # Those of LabelEncoder have texts, and of the others there are none.
+    # The cases of LabelEncoder have strings, and the other operators have no cases.
     assert list(cases) == ["test_ai_onnx_ml_array_feature_extractor"]
     for case in cases.values():
         session = ortrain.InferenceSession(case.model, providers=[backend])

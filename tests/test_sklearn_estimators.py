@@ -1,5 +1,6 @@
-"""`ortrain.sklearn`: the checks of scikit-learn, losses beside formulas, weights beside repetitions, and what is fitted
-by scikit-learn goes on from where it was.
+"""`ortrain.sklearn`: scikit-learn's checks, losses by formula, weights as repetitions, and fitted estimators.
+
+An estimator that scikit-learn fitted continues from its state.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ import ortrain
 from ortrain.gradient.excs import ConvergenceError
 from ortrain.sklearn import OnnxClassifier, OnnxRegressor
 
-# float32 sums in another order, and what scikit-learn computed in float64.
+# Tolerance of float32 sums in another order, and of scikit-learn's float64 results.
 TOLERANCE = 1e-5
-# float64 sums in another order, after some steps.
+# Tolerance of float64 sums in another order, after some steps.
 EXACT = 1e-12
-# A step that changes nothing that a test looks at.
+# Learning rate of a step without a visible change.
 STILL = 1e-30
 HIDDEN = 8
 ROWS, FEATURES, CLASSES = 60, 4, 3
@@ -72,7 +73,7 @@ def network(
     opset: int = 17,
     batch: int | str = "batch",
 ) -> ModelProto:
-    """A perceptron of one hidden layer, whose scores have the name `scores`, and nodes behind it."""
+    """Return a perceptron with one hidden layer, an output `scores`, and further nodes after it."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (n_features, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, n_outputs), "b2": (n_outputs,)}
     weights = {name: rng.standard_normal(shape) / np.sqrt(shape[0]) for name, shape in shapes.items()}
@@ -97,7 +98,7 @@ def network(
 
 
 class Network:
-    """The network in a float type; the names of checks contain its text, so it has no address."""
+    """The network in a float type. Names of checks contain its text, so the text has no address."""
 
     def __init__(self, dtype: type) -> None:
         self.dtype = dtype
@@ -113,7 +114,7 @@ singles, doubles = Network(np.float32), Network(np.float64)
 
 
 def run(model: bytes, x: np.ndarray) -> list[Any]:
-    """What onnxruntime computes."""
+    """Return the results of onnxruntime."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
     dtype = {"tensor(float)": np.float32, "tensor(double)": np.float64}[given.type]
@@ -122,7 +123,7 @@ def run(model: bytes, x: np.ndarray) -> list[Any]:
 
 
 def cross_entropy(y: np.ndarray, found: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Of the probabilities of sorted labels."""
+    """Compute the cross-entropy of the probabilities of sorted labels."""
     right = found.astype(np.float64)[np.arange(len(y)), np.searchsorted(np.unique(y), y)]
     return float(np.average(-np.log(right), weights=weights))
 
@@ -133,7 +134,7 @@ def weights_in(model: bytes) -> dict[str, np.ndarray]:
 
 
 class Data:
-    """Rows with labels and with numbers to predict, which depend on the rows and on noise."""
+    """Rows with labels and regression targets, which depend on the rows and on noise."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(5)
@@ -148,10 +149,10 @@ class Data:
 
 DATA = Data()
 
-# Of scikit-learn's checks.
+# Scikit-learn's checks.
 
 CHECKED = {"learning_rate": 0.02, "max_iter": 20, "random_state": 0}
-# With all rows in one batch, and a model of float64, every check passes.
+# Checks that fail with several batches. With all rows in one batch and a float64 model every check passes.
 IN_BATCHES = {
     "check_sample_weight_equivalence_on_dense_data": "a row with a weight of k is in one batch, the row k times may be "
     "in several: another step after another one",
@@ -160,7 +161,7 @@ MULTIOUTPUT = {
     "check_regressor_multioutput": "it wants predictions of float64; the model computes float32, and what it computes "
     "is handed on"
 }
-# What these checks need is not installed where the tests run; scikit-learn says so when they have begun.
+# Checks with requirements that the test environment lacks; scikit-learn skips them after their start.
 NEEDS = {
     "check_array_api_input": "SCIPY_ARRAY_API is not set",
     "check_classifier_data_not_an_array": "pandas is not installed",
@@ -183,11 +184,11 @@ def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
         assert NEEDS[check.func.__name__] in str(skipped)  # noqa: PT017
 
 
-# Which loss is put on which value.
+# Choice of the loss for an output.
 
 
 def probabilities(name: str, y: np.ndarray) -> np.ndarray:
-    """What the output of a model says about the probabilities, by hand."""
+    """Compute the probabilities that a model's output represents."""
     y = y.reshape(len(y), -1).astype(np.float64)
     if y.shape[1] == 1:
         p = y if "Sigmoid" in name else 1 / (1 + np.exp(-y))
@@ -215,7 +216,7 @@ ENDINGS: dict[str, tuple[int, tuple[tuple[str, dict[str, Any]], ...]]] = {
 @pytest.mark.parametrize("opset", [9, 17, 21])
 @pytest.mark.parametrize("name", ENDINGS)
 def test_the_loss_fits_the_output(name: str, opset: int) -> None:
-    """It is the negative logarithm of the probability of the right class, weighted; the probabilities are those."""
+    """The loss is the weighted negative logarithm of the probability of the correct class."""
     columns, behind = ENDINGS[name]
     model = network(FEATURES, columns, behind, opset=opset)
     y = np.minimum(DATA.classes, max(columns, 2) - 1)
@@ -244,7 +245,7 @@ REGRESSIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("loss", REGRESSIONS)
 @pytest.mark.parametrize("opset", [7, 17])
 def test_losses_of_regression(loss: str, opset: int) -> None:
-    """Also their gradients, by the slope of the loss along them; batches are parts of the mean."""
+    """Losses match their formulas, and gradients match slopes; the batches average to the mean."""
     model = network(FEATURES, 2, dtype=np.float64, opset=opset)
     start = {"loss": loss, "optimizer": "sgd", "shuffle": False}
 
@@ -280,7 +281,7 @@ def test_losses_have_the_names_of_artifacts() -> None:
 
 
 def test_a_named_output() -> None:
-    """A value in the middle is a regressor's output; the others stay in the trained model."""
+    """An intermediate value may be a regressor's output; the trained model keeps its other outputs."""
     model = network(FEATURES, CLASSES, (("Softmax", {}),))
     regressor = OnnxRegressor(model, output="hidden", max_iter=5)
     wanted = np.tanh(np.tile(DATA.values, HIDDEN // 2))
@@ -295,7 +296,7 @@ def test_a_named_output() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_weight_is_so_many_repetitions(optimizer: str) -> None:
-    """With all rows in one batch. Rows of weight 0 are no rows: to the bit, in batches of any size."""
+    """A weight equals repetitions if all rows are in one batch. Rows of weight 0 have no effect in any batch size."""
     for estimator, y in (
         (OnnxClassifier(doubles, classes=range(CLASSES)), DATA.classes),
         (OnnxRegressor(doubles), DATA.values),
@@ -322,7 +323,7 @@ def test_weights_reach_a_step_of_a_pipeline() -> None:
     assert pipeline[-1].to_onnx() == alone.to_onnx()
 
 
-# What scikit-learn has fitted.
+# Estimators that scikit-learn fitted.
 
 MLP = {"hidden_layer_sizes": (6, 5), "max_iter": 30, "random_state": 0}
 HOLES = np.where(np.random.default_rng(1).random(DATA.x.shape) < 0.1, np.float32("nan"), DATA.x)
@@ -362,14 +363,14 @@ FITTED_REGRESSORS: dict[str, tuple[Any, np.ndarray]] = {
 
 def fitted(estimator: Any, x: np.ndarray, y: np.ndarray) -> Any:
     with warnings.catch_warnings():
-        # Of networks that are not done after so few passes.
+        # Networks with few passes warn about convergence.
         warnings.simplefilter("ignore")
         return clone(estimator).fit(x, y)
 
 
 @pytest.mark.parametrize("name", FITTED_CLASSIFIERS)
 def test_a_fitted_classifier_goes_on(name: str) -> None:
-    """Predictions are those of scikit-learn, then the loss falls; onnxruntime gives the labels that we predict."""
+    """Predictions equal scikit-learn's, then the loss falls; onnxruntime gives our predicted labels."""
     estimator, y = FITTED_CLASSIFIERS[name]
     x = HOLES if name == "imputed" else DATA.x
     old = fitted(estimator, x, y)
@@ -410,7 +411,7 @@ def test_a_fitted_regressor_goes_on(name: str) -> None:
 
 
 def test_what_a_scaler_learned_stays() -> None:
-    """Only the network is trained; the numbers of the scaler are in the model as they were."""
+    """Only the network is trained; the scaler's values do not change."""
     old = fitted(FITTED_CLASSIFIERS["scaled mlp"][0], 3 * DATA.x + 7, DATA.names)
     new = OnnxClassifier.from_estimator(old, max_iter=3).fit(3 * DATA.x + 7, DATA.names)
     before, after = (ModelProto.FromString(model).graph for model in (new.model, new.to_onnx()))
@@ -434,7 +435,7 @@ def test_the_type_of_rows_is_that_of_the_model() -> None:
 
 def test_names_of_columns_go_on() -> None:
     old = fitted(LogisticRegression(), DATA.x, DATA.names)
-    # As if it had been fitted to a table.
+    # Imitate a fit to a table.
     old.feature_names_in_ = np.array(["a", "b", "c", "d"], object)
     new = OnnxClassifier.from_estimator(old)
     assert new.feature_names_in_.tolist() == ["a", "b", "c", "d"]
@@ -443,7 +444,7 @@ def test_names_of_columns_go_on() -> None:
 
 
 def test_a_fitted_estimator_goes_on_again() -> None:
-    """With a warm start each fit goes on; without, each starts from what scikit-learn had fitted."""
+    """With a warm start each fit continues; otherwise each fit starts from scikit-learn's weights."""
     old = fitted(LogisticRegression(), DATA.x, DATA.names)
     how = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": None, "max_iter": 3}
     again = OnnxClassifier.from_estimator(old, **how)
@@ -480,7 +481,7 @@ def test_what_cannot_go_on_says_so() -> None:
     assert str(invalid.value) == "X is float32[60, 2]; it has rows of 4 numbers, as the estimator was fitted to"
 
 
-# How it trains.
+# Training.
 
 
 def test_digits_are_learned_as_well_as_by_scikit_learn() -> None:
@@ -494,7 +495,7 @@ def test_digits_are_learned_as_well_as_by_scikit_learn() -> None:
 
 
 def digits_network() -> ModelProto:
-    """A perceptron whose weights are drawn as scikit-learn draws them."""
+    """Return a perceptron with scikit-learn's weight initialization."""
     rng = np.random.default_rng(0)
     tensors = []
     for name, shape in (("1", (64, 64)), ("2", (64, 10))):
@@ -526,7 +527,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 
 def test_warm_start_goes_on() -> None:
-    """Of plain gradient descent two halves are the whole; without a warm start each fit starts from the model."""
+    """Two halves of plain gradient descent equal the whole; without a warm start each fit starts from the model."""
     how = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": None, "random_state": 0}
     whole = OnnxRegressor(network, max_iter=10, **how).fit(DATA.x, DATA.values)
     halves = OnnxRegressor(network, max_iter=5, warm_start=True, **how)
@@ -540,7 +541,7 @@ def test_warm_start_goes_on() -> None:
 
 
 def test_partial_fit_is_a_pass() -> None:
-    """Passes without shuffling are those of fit; the moments of the optimizer stay, also in a pickle."""
+    """Passes without shuffling equal fit; the optimizer's moments persist, also in a pickle."""
     whole = OnnxClassifier(network, max_iter=4, shuffle=False, random_state=0).fit(DATA.x, DATA.names)
     parts = OnnxClassifier(network, shuffle=False, random_state=0)
     for _ in range(4):
@@ -554,7 +555,7 @@ def test_partial_fit_is_a_pass() -> None:
 
 
 def test_early_stopping() -> None:
-    """Training ends without a gain, and the weights are those of the best score."""
+    """Training stops without an improvement, and the weights of the best score remain."""
     seen: list[bytes] = []
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 2, ROWS)
@@ -605,7 +606,7 @@ def test_what_is_trained(train: Any) -> None:
 
 
 def test_images() -> None:
-    """Rows are images, or their pixels side by side; a model of one row is opened."""
+    """Rows are images or flat pixels; the fixed batch axis of a model is opened."""
     images = np.random.default_rng(0).random((40, 1, 8, 8), np.float32)
     y = images.mean(axis=(1, 3)).argmax(axis=1)
     how = {"classes": range(10), "max_iter": 3, "random_state": 0}
@@ -614,7 +615,7 @@ def test_images() -> None:
     assert a.to_onnx() == b.to_onnx()
     found = a.predict_proba(images)
     assert found.shape == (40, 10)
-    # Its running statistics were updated, and are in the model that comes out.
+    # The running statistics were updated, and the exported model contains them.
     np.testing.assert_allclose(probabilities("", run(a.to_onnx(), images)[0]), found, atol=TOLERANCE)
     with pytest.raises(ortrain.InvalidArgumentError, match=r"^a row of X has the shape \[1, 8, 7\]"):
         a.predict(images[..., :7])
@@ -626,7 +627,7 @@ def test_images() -> None:
 
 def test_models_may_be_paths_and_bytes(tmp_path: Path) -> None:
     model = network(FEATURES, CLASSES)
-    # What is saved so is changed.
+    # `save_model` changes the model that it saves, so save a copy.
     copy = network(FEATURES, CLASSES)
     onnx.save_model(copy, tmp_path / "outside.onnx", save_as_external_data=True, location="data", size_threshold=0)
     (tmp_path / "whole.onnx").write_bytes(model.SerializeToString())
@@ -639,7 +640,7 @@ def test_models_may_be_paths_and_bytes(tmp_path: Path) -> None:
 
 
 def words(count: int, opset: int = 17) -> ModelProto:
-    """A model of word numbers: the mean of their vectors, and a layer."""
+    """Return a model of word indices: the mean of their vectors, and a linear layer."""
     rng = np.random.default_rng(0)
     tensors = [
         numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
@@ -671,7 +672,7 @@ def test_inputs_of_integers() -> None:
     )
 
 
-# As a part of scikit-learn.
+# Use inside of scikit-learn.
 
 
 def test_grid_search_and_cross_validation() -> None:
@@ -729,7 +730,7 @@ def test_targets_of_each_shape() -> None:
 
 
 def test_classes_name_the_columns() -> None:
-    """In the order of the columns, whatever it is; predictions are in that of the labels."""
+    """`classes` has the order of the columns; predictions have the order of the sorted labels."""
     model = network(FEATURES, CLASSES)
     (scores,) = run(model.SerializeToString(), DATA.x)
     classifier = OnnxClassifier(model, classes=["oak", "ash", "elm"], max_iter=1, learning_rate=STILL)
@@ -743,7 +744,7 @@ def test_classes_name_the_columns() -> None:
     assert classifier.loss_curve_[0] == pytest.approx(cross_entropy(DATA.names[two], of_two), rel=TOLERANCE)
 
 
-# What is refused.
+# Errors.
 
 
 def _with(index: tuple[int, int], value: float) -> np.ndarray:
@@ -964,7 +965,7 @@ def test_estimators_that_were_not_fitted() -> None:
     ],
 )
 def test_a_learning_rate_that_is_absurd(optimizer: str, rate: float, what: str) -> None:
-    """The estimator is readable: it has the weights from before, and trains on at another rate."""
+    """The estimator remains usable: it has the previous weights, and trains at another rate."""
     model = network(FEATURES, 2)
     regressor = OnnxRegressor(model, optimizer=optimizer, learning_rate=rate, random_state=0)
     with pytest.raises(ConvergenceError, match=what) as error:
@@ -987,7 +988,7 @@ def test_a_learning_rate_that_is_absurd(optimizer: str, rate: float, what: str) 
 
 
 def test_scores_that_are_infinite() -> None:
-    """No score of held rows is computed of them; the pass behind them has no loss."""
+    """Infinite scores have no validation score; the next pass has no finite loss."""
     model = network(FEATURES, 1, (("Exp", {}),))
     how = {"loss": "absolute_error", "optimizer": "sgd", "learning_rate": 1e3, "batch_size": None, "random_state": 0}
     regressor = OnnxRegressor(model, early_stopping=True, **how)
@@ -1048,7 +1049,7 @@ def test_models_that_do_not_fit_an_estimator(tmp_path: Path) -> None:
 
 
 def test_logits_that_are_not_known() -> None:
-    """They may be named."""
+    """Values that may be no logits can be named."""
     model = network(FEATURES, 2, (("Exp", {}), ("Identity", {})))
     parts = network(FEATURES, 2)
     parts.graph.node.extend(

@@ -23,7 +23,7 @@ NAMES = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
 
 
 def step(run: Run) -> float:
-    """One train step on the first batch."""
+    """Take a training step on the first batch; returns the loss."""
     batch = batches_of(CASE)[0]
     return float(run.module(*[batch[name] for name in run.module.input_names()]))
 
@@ -55,7 +55,7 @@ def test_parameters(run: Run) -> None:
 
 
 def test_views_are_made_of_a_state(run: Run) -> None:
-    """By the names of arguments that onnxruntime-training has; the state is ours, or the native one inside."""
+    """Views accept the argument names of onnxruntime-training, with our state or its native object."""
     state = run.state
     state.properties["epoch"] = 3
     for own in (state, state._native):
@@ -117,7 +117,7 @@ def test_views_outlive_everything(ours: Callable[[str], Path]) -> None:
 
 
 def test_the_first_step_adds_to_gradients_that_are_there(ours: Callable[[str], Path]) -> None:
-    """A new module's gradients are zero, unless somebody has written some."""
+    """The gradients of a new module are zero, unless the user wrote other values."""
     found = []
     for start in (0.0, 2.0):
         run = Run(ours("mlp_adamw_ce"))
@@ -160,7 +160,7 @@ def test_setting(how: str, run: Run) -> None:
 
 
 def test_state_without_a_module(ours: Callable[[str], Path], tmp_path: Path) -> None:
-    """Everything but gradients is there: reading, writing, saving."""
+    """A state without a module supports reading, writing and saving, but has no gradients."""
     state = CheckpointState.load_checkpoint(ours("mlp_adamw_ce") / "checkpoint")
     bias = state.parameters["fc1.bias"]
     assert bias.grad is None
@@ -201,7 +201,7 @@ def test_frozen_parameters(ours: Callable[[str], Path]) -> None:
 
 
 def test_newest_module_shows_its_gradients(ours: Callable[[str], Path]) -> None:
-    """Two modules on one state: one set of parameters, a set of gradients each."""
+    """Two modules on one state share the parameters; each module has its own gradients."""
     run = Run(ours("mlp_adamw_ce"))
     bias = run.state.parameters["fc2.bias"]
     step(run)
@@ -277,7 +277,7 @@ def test_saving(run: Run, tmp_path: Path) -> None:
 
 
 def test_bytes(run: Run, tmp_path: Path) -> None:
-    """Those of the file, in any object that holds bytes; a state of them goes on with the same bits."""
+    """The bytes equal the file's; a state from any bytes-like object continues with the same bits."""
     step(run)
     run.optimizer.step()
     run.optimizer.set_learning_rate(0.25)
@@ -306,7 +306,7 @@ def test_bytes(run: Run, tmp_path: Path) -> None:
 
 
 def test_clients_and_a_server_without_files(ours: Callable[[str], Path]) -> None:
-    """Each client trains what it is sent and sends what it has trained; a mean of two is theirs."""
+    """Clients train a received state and return the result; the server averages two results."""
     folder, sent = ours("mlp_adamw_ce"), (ours("mlp_adamw_ce") / "checkpoint").read_bytes()
     answers = []
     for batch in batches_of(CASE)[:2]:
@@ -333,7 +333,7 @@ def test_bytes_of_a_nominal_state(ours: Callable[[str], Path]) -> None:
 
 
 def test_threads_take_turns(run: Run) -> None:
-    """Steps of several threads on one state are those of one thread, in some order: no step is lost."""
+    """Steps of several threads on one state equal steps of one thread in some order: no step is lost."""
     batch = batches_of(CASE)[0]
     inputs = [batch[name] for name in run.module.input_names()]
     once = run.state.parameters["fc2.bias"].grad
@@ -354,7 +354,7 @@ def test_threads_take_turns(run: Run) -> None:
 
 
 def test_writing_while_another_thread_steps(run: Run) -> None:
-    """The values are in no particular order, and nothing worse happens."""
+    """Concurrent writes leave an undefined mixture of values, without other damage."""
     data = run.state.parameters["fc1.weight"].data
     done = threading.Event()
 
@@ -374,7 +374,7 @@ def test_writing_while_another_thread_steps(run: Run) -> None:
 
 @pytest.mark.parametrize("ml_dtypes_there", [True, False])
 def test_bfloat16_parameters(ml_dtypes_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ml_dtypes.bfloat16, or as their bits."""
+    """Parameters are ml_dtypes.bfloat16, or uint16 bits without ml_dtypes."""
     import ml_dtypes
 
     values = np.asarray([1.0, -2.5, 3.0], ml_dtypes.bfloat16)

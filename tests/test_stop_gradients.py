@@ -1,4 +1,4 @@
-"""Values that pass no gradient: the case of a detector, every face, and names that cannot be meant."""
+"""Values without a gradient: a detector's loss, every interface, and impossible names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ortrain.errors import InvalidArgumentError
 from ortrain.gradient import GradientGraphBuilder, OrtGradientForwardBackward, grad
 
 CASE = Path(__file__).parent / "data" / "cases" / "detector-loss"
-# Of the largest element of a gradient: float32, sums in another order than PyTorch's.
+# Tolerance relative to the largest element of a gradient: float32, with sums in another order than PyTorch's.
 TOLERANCE = 1e-6
 
 
 def two_ways() -> bytes:
-    """``y = a * b`` of ``a = x w`` and ``b = relu(a)``."""
+    """Return a model of ``y = a * b`` with ``a = x w`` and ``b = relu(a)``."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xy")
     weight = numpy_helper.from_array(np.array([[1.0, -2.0], [0.5, 3.0]], np.float32), "layer.weight")
     nodes = [
@@ -40,7 +40,7 @@ X = np.array([[1.0, 2.0], [-3.0, 0.5]], np.float32)
 
 
 def expected() -> np.ndarray:
-    """The gradient of the sum of ``y``, ``b`` being constant."""
+    """Compute the gradient of the sum of ``y`` with constant ``b``."""
     weight = numpy_helper.to_array(onnx.load_from_string(two_ways()).graph.initializer[0])
     return X.T @ np.maximum(X @ weight, 0)
 
@@ -60,7 +60,7 @@ def test_detector(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             state.parameters[name].grad, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max(), err_msg=name
         )
-    # Nothing but gradients tells of stops.
+    # Stops change only gradients.
     generate_artifacts(CASE / "model.onnx", artifact_directory=tmp_path, batch_norm="freeze", prefix="plain_")
     stopped, plain = (onnx.load(tmp_path / f"{prefix}eval_model.onnx") for prefix in ("", "plain_"))
     assert stopped == plain
@@ -70,7 +70,7 @@ def test_places_that_look_like_it() -> None:
     found = ortrain.inspect(CASE / "model.onnx")
     assert [candidate.value for candidate in found.stop_candidates] == ["/Mul_14_output_0"]
     assert "/Mul_14_output_0: " in str(found)
-    # Computed by formulas alone, others leave no trace.
+    # Only formulas depend on this stop, so no other candidates remain.
     assert not ortrain.inspect(CASE / "model.onnx", stop_gradients=["/Mul_14_output_0"]).stop_candidates
 
 
@@ -108,7 +108,7 @@ def test_a_block(tmp_path: Path) -> None:
     model = onnx.load_from_string(two_ways())
     with onnxblock.base(model) as accessor:
         loss = Loss()("y")
-        # Every runtime runs the function that the model brings along.
+        # Every runtime runs the function in the model.
         session = ort.InferenceSession(accessor.model.SerializeToString())
         assert [node.op_type for node in accessor.model.graph.node][-3:] == ["StopGradient", "Mul", "ReduceSum"]
     evaluated = session.run(None, {"x": X})
@@ -139,7 +139,7 @@ def test_one_of_two_results() -> None:
 
 
 def test_inside_of_a_loop() -> None:
-    """Truncated: what an iteration carries on passes no gradient to the ones before."""
+    """Truncated backpropagation: the carried value passes no gradient to earlier iterations."""
     floats = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])  # noqa: E731
     body = helper.make_graph(
         [

@@ -1,4 +1,4 @@
-"""What a user of the Python face reads and types: reprs, tables of notebooks, copies, numbers, names, hints."""
+"""The Python interface for a user: reprs, notebook tables, copies, numbers, names, hints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS = RNG.integers(0, 5, 8)
 
 
 def steps(run: Run, count: int = 3) -> list[float]:
-    """The losses of some steps with updates."""
+    """Train some steps with updates; returns the losses."""
     losses = []
     for _ in range(count):
         losses.append(float(run.module(X, LABELS)))
@@ -103,7 +103,7 @@ def test_sessions_and_options_say_what_they_are(run: Run) -> None:
 
 
 class Cells(html.parser.HTMLParser):
-    """The rows of the tables of a page, which must be well formed."""
+    """Parser for the table rows of a page; the page must be well formed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_a_copy_of_a_state_goes_on_with_the_same_bits(
     assert (twin.seed, repr(twin)) == (-3, repr(run.state))
     before = twin.to_bytes(True)
     losses = steps(run)
-    # What one does leaves the other as it was.
+    # A change of one copy does not change the other.
     assert twin.to_bytes(True) == before
     again = Run(folder)
     again.state = twin
@@ -249,7 +249,7 @@ def test_a_loss_is_a_number(run: Run) -> None:
     assert f"{loss:.3f}" == f"{exact:.3f}"
     assert json.loads(json.dumps(float(loss))) == exact
     assert repr(loss) == f"array({np.float32(exact)!s}, dtype=float32)"
-    # Arithmetic is NumPy's.
+    # Arithmetic follows NumPy.
     for result in (loss * 2, 1 - loss, -loss, loss + loss, np.sqrt(loss), np.add(loss, 1, dtype=np.float64)):
         assert isinstance(result, np.floating)
     assert isinstance(loss < 3, np.bool_)
@@ -305,7 +305,7 @@ def test_outputs_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_named_losses_are_outputs(tmp_path: Path) -> None:
-    """Each before its factor, behind the sum, in training and in evaluation; also in the order that is asked for."""
+    """Named losses without factors follow the total, in training and evaluation. The user can choose the order."""
     kinds = artifacts.LossType
     terms = [
         artifacts.Loss(kinds.CrossEntropyLoss, name="classes"),
@@ -337,7 +337,7 @@ def test_named_losses_are_outputs(tmp_path: Path) -> None:
         return Module(tmp_path / "b_training_model.onnx", state).output_names()
 
     assert names(terms, ["logits", "size"])[1:] == ["classes", "logits", "size"]
-    # One loss alone is the output that has its name.
+    # A single named loss is an output with its name.
     assert names(terms[0], []) == ["classes"]
     onnx.checker.check_model(onnx.load(tmp_path / "b_eval_model.onnx"), full_check=True)
     for name in ("logits", ""):
@@ -538,7 +538,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 @pytest.fixture(scope="module")
 def dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts of the perceptron with a Dropout in front."""
+    """Make artifacts of the perceptron with Dropout on its input."""
     folder = tmp_path_factory.mktemp("dropout")
     model = onnx.load(CASE / "forward.onnx")
     for node in model.graph.node:
@@ -553,7 +553,7 @@ def dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def masks(folder: Path, seed: int | None, checkpoint: str | bytes = "checkpoint") -> list[bytes]:
-    """What Dropout keeps in three steps."""
+    """Return the dropout masks of three steps."""
     source = checkpoint if isinstance(checkpoint, bytes) else folder / checkpoint
     state = CheckpointState.load_checkpoint(source)
     if seed is not None:
@@ -603,10 +603,10 @@ SCRIPT = (Path(__file__).parent / "typed" / "script.py").read_text()
 
 
 def test_a_script_is_typed(tmp_path: Path) -> None:
-    """Under ``mypy --strict``; no result is ``Any``."""
+    """The script passes ``mypy --strict``; no result is ``Any``."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    # What comes from NumPy is generic in shape and type; results of ours must not be Any.
+    # NumPy types are generic in shape and type; the results of ortrain must not be Any.
     revealed = {
         "module(x, labels)": "ArrayResult",
         "module(OrtValue.ortvalue_from_numpy(x))": "OrtValueResult",
@@ -624,7 +624,7 @@ def test_a_script_is_typed(tmp_path: Path) -> None:
 
 
 def test_every_public_name_is_there_in_the_types() -> None:
-    """What is imported late is declared early, and ``dir`` has it."""
+    """Lazily imported names are declared for type checkers, and ``dir`` lists them."""
     source = inspect.getsource(ortrain)
     for name in ortrain._LATER:
         assert re.search(rf"import (?:\([^)]*|.*)\b{name}\b", source), name

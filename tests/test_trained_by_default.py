@@ -1,4 +1,4 @@
-"""Which constants are trained if nobody says so: weights are, what was computed from data or by a formula is not."""
+"""Default choice of trained constants: weights are trained, values computed from data or formulas are not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(
     integers: Sequence[str] = (),
     constants: Arrays | None = None,
 ) -> onnx.ModelProto:
-    """Of lines as ``y = Op(a, b) axis=1``; every node is named after its result."""
+    """Return a model from lines as ``y = Op(a, b) axis=1``; each node has the name of its result."""
     nodes = [
         helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array)))
         for name, array in (constants or {}).items()
@@ -62,7 +62,7 @@ def model(
 
 
 def trained(given: onnx.ModelProto) -> dict[str, str]:
-    """What is trained, and the reasons of all other floats."""
+    """Return all float constants: an empty string for trained ones, and the reason for all others."""
     found = ortrain.inspect(given)
     assert found.obstacle is None
     floats = [info for info in found.parameters if info.dtype == "float32"]
@@ -70,7 +70,7 @@ def trained(given: onnx.ModelProto) -> dict[str, str]:
 
 
 def test_preparation_of_inputs() -> None:
-    """A StandardScaler as skl2onnx writes it, and the mean and the deviation of the channels of an image."""
+    """Input normalization is constant: a StandardScaler of skl2onnx, and mean and deviation of image channels."""
     table = model(
         "a = Sub(x, mean)\nb = Div(a, scale)\nc = MatMul(b, w)\ny = Add(c, bias)",
         {"mean": drawn(4), "scale": drawn(4), "w": drawn(4, 1), "bias": drawn(1)},
@@ -104,14 +104,14 @@ def test_preparation_of_inputs() -> None:
         "w": "",
         "gain": "",
     }
-    # Nothing but arithmetic: these are the weights.
+    # Arithmetic alone: these constants are the weights.
     dot = model(
         "a = Mul(x, w)\nb = ReduceSum(a, axes)\ny = Add(b, bias)",
         {"w": drawn(4), "bias": drawn(1), "axes": np.array([1])},
         {"x": ["n", 4]},
     )
     assert trained(dot) == {"w": "", "bias": ""}
-    # Positions that are learned.
+    # Learned positions.
     positions = model("a = Add(x, p)\ny = MatMul(a, w)", {"p": drawn(1, 5, 8), "w": drawn(8, 2)}, {"x": ["n", 5, 8]})
     assert trained(positions) == {"p": "", "w": ""}
 
@@ -122,7 +122,7 @@ def test_preparation_of_inputs() -> None:
         ("Add(a, val_5)", 1, drawn(1), True),
         ("Add(val_5, a)", 1, drawn(1), True),
         ("Add(a, val_5)", 1, drawn(1, 1), True),
-        # Without axes, for several outputs, or subtracted, the number is arithmetic.
+        # Without axes, with several outputs, or subtracted, the number is arithmetic.
         ("Add(a, val_5)", 1, drawn(), False),
         ("Add(a, val_5)", 3, drawn(1), False),
         ("Sub(a, val_5)", 1, drawn(1), False),
@@ -130,7 +130,7 @@ def test_preparation_of_inputs() -> None:
     ],
 )
 def test_biases_of_one_output(sum_node: str, outputs: int, bias: np.ndarray, is_trained: bool) -> None:
-    """A number that the exporter named is trained if it is the bias of a product with one output."""
+    """A number with an exporter's name is trained if it is the bias of a product with one output."""
     given = model(
         f"h = Relu(x)\na = MatMul(h, w)\nb = {sum_node}\ny = Mul(a, b)",
         {"w": drawn(4, outputs), "val_5": bias},
@@ -140,7 +140,7 @@ def test_biases_of_one_output(sum_node: str, outputs: int, bias: np.ndarray, is_
 
 
 def test_first_states() -> None:
-    """States of one value are given, as a value or expanded to the batch; others are learned."""
+    """Initial states with equal values are constant, as a value or expanded to the batch; others are trained."""
     weights = {"w": drawn(1, 12, 4), "r": drawn(1, 12, 3)}
     lines = "a = LSTM(x, w, r, , , {h}, {c}) hidden_size=3\ny = Relu(a)"
     zeros = np.zeros((1, 2, 3), np.float32)
@@ -166,7 +166,7 @@ def test_first_states() -> None:
 
 
 def test_masks() -> None:
-    """Of an attention: what hides, and zeros that an exporter computed; a bias of positions is learned."""
+    """Masks of an attention are constant, also zeros from an exporter; a learned positional bias is trained."""
     lines = (
         "q = MatMul(x, w)\nk = Transpose(x)\ns = MatMul(q, k)\nt = Mul(s, small)\n"
         "a = Add(t, {mask})\np = Softmax(a) axis=-1\ny = MatMul(p, x)"
@@ -185,7 +185,7 @@ def test_masks() -> None:
     ]:
         given = model(lines.format(mask=name), {"w": drawn(5, 5), name: values} | small, {"x": [5, 5]})
         assert trained(given) == {"w": "", name: found, "small": number}
-    # A fresh bias of positions, which the exporter looked up, has a size for each head.
+    # A fresh positional bias, from a lookup by the exporter, has an axis for the heads.
     for name, values, found in [
         ("val_79", np.zeros((3, 5, 5)), ""),
         ("val_79", np.zeros((1, 3, 5, 5)), ""),
@@ -199,7 +199,7 @@ def test_masks() -> None:
             {"x": [2, 3, 5, 5], "k": [2, 3, 5, 5]},
         )
         assert trained(given) == {"w": "", name: found}
-    # A bias of zeros in front of a softmax is one of a layer.
+    # Zeros before a softmax are the bias of a layer.
     last = model(
         "s = MatMul(x, w)\na = Add(s, val_1)\ny = Softmax(a) axis=-1",
         {"w": drawn(4, 3), "val_1": np.zeros(3)},
@@ -209,7 +209,7 @@ def test_masks() -> None:
 
 
 def test_positions() -> None:
-    """Tables of sines, as values, caches of a rotary embedding, and frequencies of either kind."""
+    """Sine tables, caches of rotary embeddings and position frequencies are constant."""
     table = model(
         "a = MatMul(x, w)\nb = Add(a, table)\nc = Mul(b, cache)\ny = MatMul(c, v)",
         {"w": drawn(4, 8), "table": INTERLEAVED[None], "cache": HALVES.astype(np.float16), "v": drawn(8, 2)},
@@ -257,7 +257,7 @@ def test_positions() -> None:
     )
     frequencies = 'it is what positions are multiplied by for sines and cosines, in node "/f" (Unsqueeze)'
     assert trained(rotary) == {"inv_freq": frequencies, "words": "", "w": "", "w2": ""}
-    # The embedding of a diffusion step: what comes behind the sines is trained.
+    # The embedding of a diffusion step: the layers after the sines are trained.
     step = model(
         "t = Cast(step) to=1\na = Mul(t, frequencies)\nb = Sin(a)\nc = Cos(a)\n"
         "d = Concat(b, c) axis=1\ne = Gemm(d, w, b1)\nf = Relu(e)\ny = Gemm(f, v)",
@@ -281,7 +281,7 @@ def test_tables_that_are_learned(table: np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def test_normalizations_written_as_arithmetic() -> None:
-    """A frozen BatchNormalization: as its formula, and as scale and bias that are computed first."""
+    """A frozen BatchNormalization is recognized as its formula, and as precomputed scale and bias."""
     formula = model(
         """
         a = Conv(x, w)
@@ -311,7 +311,7 @@ def test_normalizations_written_as_arithmetic() -> None:
         "gamma": "",
         "beta": "",
     }
-    # As detectron2 writes it.
+    # The form of detectron2.
     folded = model(
         """
         a = Conv(x, w)
@@ -343,7 +343,7 @@ def test_normalizations_written_as_arithmetic() -> None:
 
 
 def test_constants_that_fork_are_followed_once() -> None:
-    """Sixty times a constant is put behind itself and cut again: there are 2^60 ways through that."""
+    """A constant is concatenated with itself and sliced sixty times: of 2^60 paths, each value is visited once."""
     lines = []
     for k in range(60):
         lines += [f"twice{k} = Concat(c{k}, c{k}) axis=0", f"c{k + 1} = Slice(twice{k}, zero, four)"]
@@ -358,7 +358,7 @@ def test_constants_that_fork_are_followed_once() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_neutral_scales_of_normalizations(groups: int) -> None:
-    """GroupNorm as PyTorch exports it: ones and zeros for the groups, then the scale and the bias of the channels."""
+    """PyTorch exports GroupNorm with ones and zeros for the groups, then the scale and bias of the channels."""
     group = model(
         """
         a = Conv(x, w)
@@ -383,7 +383,7 @@ def test_neutral_scales_of_normalizations(groups: int) -> None:
 
 
 def test_fresh_scales_of_normalizations() -> None:
-    """A normalization that was never trained has ones and zeros, too, under names."""
+    """An untrained normalization also has ones and zeros, but with parameter names."""
     fresh = model(
         "a = Conv(x, w)\ny = InstanceNormalization(a, norm.weight, norm.bias)",
         {"w": drawn(2, 3, 1, 1), "norm.weight": np.ones(2), "norm.bias": np.zeros(2)},
@@ -393,7 +393,7 @@ def test_fresh_scales_of_normalizations() -> None:
 
 
 def reasons(given: onnx.ModelProto) -> dict[str, tuple[str, str, str]]:
-    """Role, confidence and reason of each constant of floats."""
+    """Return role, confidence and reason of each float constant."""
     found = ortrain.inspect(given)
     return {
         info.name: (info.role, info.confidence, info.reason) for info in found.parameters if info.dtype == "float32"
@@ -413,7 +413,7 @@ def reasons(given: onnx.ModelProto) -> dict[str, tuple[str, str, str]]:
     ],
 )
 def test_filled_tensors(node: str, name: str, value: float) -> None:
-    """A tensor that a program filled is no parameter; a fresh token of a class is one."""
+    """A tensor with one fill value is no parameter; a fresh class token is a parameter."""
     initializers = {
         "w": drawn(4, 4),
         name: np.full((3, 4), value),
@@ -446,7 +446,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_of_cells(name: str) -> None:
-    """Points, strides and sizes by which a detector decodes its boxes, however they are named."""
+    """Points, strides and sizes for the boxes of a detector are constant under any name."""
     table = TABLES[name]
     rows = table.shape if table.shape[0] == 20 else table.shape[::-1]
     lines = f"a = MatMul(x, w)\nb = Reshape(a, shape)\nc = Mul(b, {name})\ny = MatMul(c, v)"
@@ -463,7 +463,7 @@ def test_tables_of_cells(name: str) -> None:
 
 
 def test_bins_of_a_distribution() -> None:
-    """Numbers that count are values of bins, by a product or by a convolution of one channel; others are weights."""
+    """Consecutive integers are bin values, in a product or a one-channel convolution; other values are weights."""
     lines = "a = MatMul(x, w)\nb = Softmax(a) axis=-1\ny = MatMul(b, bins)"
     for bins, role in [(np.arange(6.0), "constant"), (drawn(6), "trained"), (np.zeros(6), "trained")]:
         given = model(lines, {"w": drawn(4, 6), "bins": bins[:, None]}, {"x": ["n", 4]})
@@ -476,7 +476,7 @@ def test_bins_of_a_distribution() -> None:
 
 
 def test_coordinates_of_a_bias() -> None:
-    """Swin multiplies a table of coordinates with the weights of a small network; queries are learned."""
+    """Swin multiplies a coordinate table with the weights of a small network; learned queries are trained."""
     at = np.stack(np.meshgrid(np.arange(-3, 4), np.arange(-3, 4)), -1).reshape(49, 2)
     table = np.sign(at) * np.log2(1 + np.abs(at)) / 3
     lines = "a = MatMul(x, w)\nb = MatMul({t}, mlp.weight)\nc = Relu(b)\nd = ReduceMean(c)\ny = Add(a, d)"
@@ -493,7 +493,7 @@ def test_coordinates_of_a_bias() -> None:
 
 
 def test_vectors_of_a_power_iteration() -> None:
-    """Spectral normalization: sigma is u W v, with vectors of norm one that are no parameters."""
+    """Spectral normalization: sigma is u W v, with constant unit vectors u and v."""
     u, v = drawn(4), drawn(3)
     given = model(
         """
@@ -521,7 +521,7 @@ def test_vectors_of_a_power_iteration() -> None:
 
 
 def test_fixed_filters_and_masks() -> None:
-    """A blur is one filter for all channels; windows of an attention hide by -100."""
+    """A blur uses one filter for all channels; attention windows mask with -100."""
     blur = np.outer([0.25, 0.5, 0.25], [0.25, 0.5, 0.25])
     image = model(
         "a = Conv(x, w)\nb = Conv(a, filt) group=4\ny = Conv(b, depth.weight) group=4",
@@ -540,7 +540,7 @@ def test_fixed_filters_and_masks() -> None:
 
 
 def test_numbers_that_a_program_has() -> None:
-    """Constants that PyTorch's older exporter names are never parameters."""
+    """Constants with names of PyTorch's older exporter are never parameters."""
     given = model(
         "a = MatMul(x, w)\nb = Mul(a, /layer/Constant_3_output_0)\ny = Add(b, bias)",
         {"w": drawn(4, 4), "bias": drawn(4)},
@@ -555,7 +555,7 @@ def test_numbers_that_a_program_has() -> None:
 
 
 def test_parameters_that_share_an_initializer(tmp_path: Path) -> None:
-    """An exporter stores equal tensors once, with Identity nodes for other layers; each is trained on its own."""
+    """An exporter stores equal tensors once, with Identity nodes for other layers; each is trained separately."""
     given = model(
         """
         var2 = Identity(ones)
@@ -593,7 +593,7 @@ def test_parameters_that_share_an_initializer(tmp_path: Path) -> None:
 
 
 def test_guesses(tmp_path: Path) -> None:
-    """Reports begin with guesses, and artifacts warn once."""
+    """Reports list guesses first, and artifacts warn once."""
     given = model(
         "a = MatMul(x, w)\nb = Mul(a, val_3)\nc = Add(b, bias)\nd = Relu(c)\ny = MatMul(d, w)",
         {"w": drawn(4, 4), "bias": drawn(4), "val_3": drawn(4)},
@@ -626,7 +626,7 @@ def test_guesses(tmp_path: Path) -> None:
 
 
 def test_single_numbers() -> None:
-    """Those that were learned: by their names, their axes, and what becomes of them."""
+    """Learned single numbers are found by their names, their axes and their use."""
     given = model(
         """
         a = MatMul(x, w)
@@ -659,7 +659,7 @@ def test_single_numbers() -> None:
 
 
 def test_single_numbers_that_the_file_calls_parameters() -> None:
-    """By position, or by a path of attributes as exporters give it."""
+    """The names have an index or an attribute path, as exporters write them."""
     given = model(
         """
         slope = Reshape(act.weight, axes)
@@ -703,7 +703,7 @@ def test_single_numbers_that_the_file_calls_parameters() -> None:
 
 
 def test_nodes_and_layers(tmp_path: Path) -> None:
-    """A parameter says which nodes use it, a pattern may name these, and layers are counted from the end."""
+    """A parameter lists the nodes that use it, patterns match these nodes, and layers count from the end."""
     given = model(
         """
         a = Gather(words, x)

@@ -45,9 +45,9 @@ from ortrain.trainer.optim.lr_scheduler import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning")
 
-# Of sums in another order, in float32.
+# Tolerance of float32 sums in another order.
 CLOSE = 1e-5
-# The loss of a step in mixed precision against that in float32, which the issue asks for.
+# Required tolerance of a loss in mixed precision, relative to the float32 loss.
 FOLLOWS = 0.02
 CONFIGS: dict[str, Callable[[], _OptimizerConfig]] = {
     "adam": lambda: AdamConfig(lr=0.01),
@@ -65,7 +65,7 @@ SCHEDULERS: dict[str, tuple[Callable[[], _LRScheduler], trainer_formulas.Schedul
 
 
 class Fixed(LossScaler):
-    """A scale that stays, and takes down what a trainer says."""
+    """A loss scaler with a fixed scale that records the trainer's calls."""
 
     def __init__(self, loss_scale: float) -> None:
         super().__init__(loss_scale)
@@ -78,18 +78,18 @@ class Fixed(LossScaler):
 
 
 class Failing(LossScaler):
-    """A scaler whose update fails."""
+    """A scaler with a failing update."""
 
     def update(self, train_step_info: Any) -> float:
         raise ArithmeticError("no scale")
 
 
 class Bare(LossScaler):
-    """A scaler that has no update."""
+    """A scaler without an update."""
 
 
 class Told(_LRScheduler):
-    """A schedule of rates by update; what else it is told it gives back, too."""
+    """A schedule that gives rates by update and records the trainer's calls."""
 
     def __init__(self, rates: Any) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Told(_LRScheduler):
 
 
 def mixed(scaler: LossScaler | None = None, **more: Any) -> ORTTrainerOptions:
-    """Options of mixed precision."""
+    """Return options of mixed precision."""
     return options_of({"mixed_precision": {"enabled": True, "loss_scaler": scaler}, **more})
 
 
@@ -233,7 +233,7 @@ def test_f31_training_graph_export(
         assert len(ops[GRAPHS[3]]) > len(net.model.graph.node), "gradients and updates are there"
 
 
-# Rows of the checklist: B, on a toy BERT of ours.
+# Rows of the checklist: B, on our own small BERT.
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -252,7 +252,7 @@ def test_b1_toy_bert_basic_training(static: bool) -> None:
 
 
 def test_b2_toy_bert_deterministic_check() -> None:
-    """testToyBERTDeterministicCheck: the losses are those of the session with the same settings."""
+    """testToyBERTDeterministicCheck: the losses equal a session with the same settings."""
     net = toy_bert()
     trainer = trainer_of(net, LambConfig(lr=0.02))
     parameters = ortrain.classic.TrainingParameters()
@@ -268,7 +268,7 @@ def test_b2_toy_bert_deterministic_check() -> None:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_b3_toy_bert_lr_scheduler(scheduler: str) -> None:
-    """testToyBERTModelLRScheduler: losses are those of rates that are set by hand."""
+    """testToyBERTModelLRScheduler: the losses equal a training with manual rates."""
     net = toy_bert()
     make, factor = SCHEDULERS[scheduler]
     trainer = trainer_of(net, AdamConfig(lr=0.01), {"lr_scheduler": make()})
@@ -284,7 +284,7 @@ def test_b3_toy_bert_lr_scheduler(scheduler: str) -> None:
     "scaler", [lambda: None, DynamicLossScaler, lambda: Fixed(1024)], ids=["default", "dynamic", "custom"]
 )
 def test_b4_toy_bert_mixed_precision_loss_scaler(scaler: Callable[[], LossScaler | None]) -> None:
-    """testToyBERTModelMixedPrecisionLossScaler: losses follow those of float32, with the same steps taken."""
+    """testToyBERTModelMixedPrecisionLossScaler: losses follow float32, with the same updates."""
     net = toy_bert()
     trainer, wide = trainer_of(net, AdamConfig(), mixed(scaler())), trainer_of(net, AdamConfig())
     updates = 0
@@ -301,7 +301,7 @@ def test_b4_toy_bert_mixed_precision_loss_scaler(scaler: Callable[[], LossScaler
 
 @pytest.mark.parametrize("window", [1, 4, 7])
 def test_b5_toy_bert_gradient_accumulation(window: int) -> None:
-    """testToyBERTModelGradientAccumulation: weights change with every window, and as by the mean of its gradients."""
+    """testToyBERTModelGradientAccumulation: each window updates the weights once, with the mean of its gradients."""
     net = toy_bert()
     trainer = trainer_of(net, AdamConfig(lr=0.01), {"batch": {"gradient_accumulation_steps": window}})
     whole = trainer_of(net, AdamConfig(lr=0.01))
@@ -310,7 +310,7 @@ def test_b5_toy_bert_gradient_accumulation(window: int) -> None:
         for _ in range(window):
             assert bits_of(weights_of(trainer)) == before
             found = losses_of(trainer, net, 1)
-        # The batch is the same, so its gradient is the mean.
+        # All batches of a window are equal, so one gradient equals the mean.
         np.testing.assert_allclose(found, losses_of(whole, net, 1), rtol=CLOSE)
         assert bits_of(weights_of(trainer)) != before
     assert trainer._train_step_info.step == 2 * window
@@ -421,7 +421,7 @@ DESCRIPTIONS: dict[str, tuple[list[Any], list[Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", DESCRIPTIONS)
 def test_descriptions_that_are_refused(case: str) -> None:
-    """Neither the model nor the options have changed then."""
+    """A rejected description changes neither the model nor the options."""
     inputs, outputs, kind, words = DESCRIPTIONS[case]
     model, options = copy.deepcopy(MODEL), mixed()
     with pytest.raises(kind, match=words):
@@ -528,7 +528,7 @@ def test_the_default_device_runs_on_the_cpu_and_says_so() -> None:
 
 
 def test_the_default_device_is_warned_of_once() -> None:
-    """A second trainer of the same options says nothing: a warning would be an error here."""
+    """A second trainer with the same options does not warn: a warning would be an error here."""
     options = ORTTrainerOptions()
     with pytest.warns(UserWarning, match="runs on the CPU") as caught:
         trainer_of(classifier(), options=options)
@@ -588,7 +588,7 @@ def test_providers_that_are_not_here() -> None:
 def graph_of(
     nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, Sequence[Any]]], outputs: Sequence[str]
 ) -> onnx.ModelProto:
-    """A model of nodes, with a matrix ``w`` of 3 x 4."""
+    """Return a model of nodes, with a matrix ``w`` of 3 x 4."""
     graph = helper.make_graph(
         list(nodes),
         "graph",
@@ -603,7 +603,7 @@ SCORES = {"x": (TensorProto.FLOAT, ["N", 3]), "labels": (TensorProto.INT64, ["N"
 
 
 def likelihood(op: str = "NegativeLogLikelihoodLoss", **attributes: Any) -> onnx.ModelProto:
-    """Scores, a LogSoftmax, and a likelihood loss."""
+    """Return a model with scores, a LogSoftmax, and a likelihood loss."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["scores"]),
         helper.make_node("LogSoftmax", ["scores"], ["log_prob"], axis=1),
@@ -757,7 +757,7 @@ INPUTS: dict[str, tuple[Callable[[Any, Any], tuple[list[Any], dict[str, Any]]], 
 
 @pytest.mark.parametrize("case", INPUTS)
 def test_inputs_that_are_refused(case: str) -> None:
-    """No weight changes, and the call counts as a step."""
+    """No weight changes, but the call counts as a step."""
     net = classifier()
     trainer = trainer_of(net)
     change, kind, words = INPUTS[case]
@@ -784,7 +784,7 @@ def test_a_size_of_an_output_that_no_input_has() -> None:
 @pytest.mark.parametrize("dims", [["N", 10], ["M", None]], ids=["known", "unknown"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_size_of_an_output_that_the_run_does_not_give(config: str, dims: list[Any]) -> None:
-    """The error comes before weights change, and inputs that fit train on."""
+    """The error precedes any change of weights, and valid inputs continue the training."""
     net = classifier()
     model = copy.deepcopy(net.model)
     (output,) = (value for value in model.graph.output if value.name == "fc2")
@@ -814,7 +814,7 @@ def test_a_size_of_an_output_of_a_narrow_type(dtype: str) -> None:
 
 
 def with_places() -> onnx.ModelProto:
-    """The classifier with the places of labels that are not zero, whose number no run knows beforehand."""
+    """Return the classifier with the positions of nonzero labels. Only a run knows the number of positions."""
     model = copy.deepcopy(classifier().model)
     model.graph.node.append(helper.make_node("NonZero", ["labels"], ["places"]))
     model.graph.output.append(helper.make_tensor_value_info("places", TensorProto.INT64, None))
@@ -822,7 +822,7 @@ def with_places() -> onnx.ModelProto:
 
 
 def test_a_size_of_an_output_that_follows_from_values() -> None:
-    """The output comes as the run gives it, whatever size the description names."""
+    """The output has the size from the run, for any size in the description."""
     net = classifier()
     for size in ("N", 3):
         description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", [1, size])]}
@@ -837,7 +837,7 @@ def test_a_size_of_an_output_that_follows_from_values() -> None:
 
 @pytest.mark.parametrize("shape", [["N"], [2, "N"], ["N", "N"], [1, 1, "N"], []])
 def test_sizes_beside_one_that_follows_from_values(shape: list[Any]) -> None:
-    """They and the number of axes are compared before weights change, at each call."""
+    """The fixed sizes and the rank are compared before weights change, at each call."""
     net = classifier()
     description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", shape)]}
     trainer = ORTTrainer(with_places(), description, AdamConfig(), options=options_of())
@@ -868,7 +868,7 @@ def test_outputs_are_fresh() -> None:
 
 @pytest.mark.parametrize("shape", [[], [1], [1, 1]])
 def test_shapes_of_a_loss(shape: list[int]) -> None:
-    """The loss has the shape that the description says, whatever shape of one number the model gives it."""
+    """The loss has the shape of the description for any one-element shape of the model's loss."""
     for net in (regression(), regression(targets=1, axes=[0], loss_shape=[1])):
         description = description_of(net, ["loss"])
         description["outputs"] = [("loss", shape, True)]
@@ -907,7 +907,7 @@ def test_settings_that_are_no_numbers() -> None:
 
 
 def test_fetches() -> None:
-    """They come in their own order from a training, and in that of the description from an evaluation."""
+    """A training returns the order of the fetches, an evaluation the order of the description."""
     net = classifier()
     trainer, plain = trainer_of(net), trainer_of(net)
     expected = plain.train_step(*inputs_of(net))
@@ -945,7 +945,7 @@ def test_fetches_in_a_window_go_on_accumulating() -> None:
 
 
 def test_fetches_without_all_inputs() -> None:
-    """Their number is not checked then, and the session says what is missing."""
+    """With fetches the trainer does not check the number of inputs; the session names the missing inputs."""
     net = classifier()
     trainer = trainer_of(net)
     trainer._train_step_info.fetches = ["fc2"]
@@ -957,7 +957,7 @@ def test_fetches_without_all_inputs() -> None:
 
 
 def test_calls_that_fail_shift_no_window() -> None:
-    """They count as steps. An update follows three calls that succeed, by the mean of these."""
+    """Failed calls count as steps. An update follows three successful calls, and uses the mean of their gradients."""
     net, window = classifier(), {"batch": {"gradient_accumulation_steps": 3}}
     failing, plain = trainer_of(net, options=window), trainer_of(net, options=window)
     failures = 0
@@ -983,7 +983,7 @@ def test_a_scaler_is_told_after_calls_that_succeed() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (3, 2)])
 def test_a_window_is_that_of_the_session(first: int, second: int) -> None:
-    """Options that change count from the next session on, which a state makes."""
+    """A changed window size applies to the next session, which a loaded state creates."""
     net = classifier()
     changed, plain = (trainer_of(net, options={"batch": {"gradient_accumulation_steps": first}}) for _ in range(2))
     changed.options.batch.gradient_accumulation_steps = second
@@ -1019,7 +1019,7 @@ def test_an_evaluation_changes_nothing() -> None:
 
 
 def test_a_schedule_is_asked_at_every_step() -> None:
-    """By the number of updates so far, also within a window."""
+    """Each step asks the schedule with the number of updates so far, also within a window."""
     net, schedule = classifier(), Told(lambda t: [0.01 * (t + 1)])
     trainer = trainer_of(net, options={"lr_scheduler": schedule, "batch": {"gradient_accumulation_steps": 2}})
     losses_of(trainer, net, 5)
@@ -1071,7 +1071,7 @@ def test_mixed_precision_follows_float32(config: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("make", [block, toy_bert])
 def test_mixed_precision_follows_float32_on_a_transformer(make: Callable[[], Net], dtype: str) -> None:
-    """50 steps of Adam by the same batch, so that the loss falls."""
+    """Adam takes 50 steps on the same batch, so that the loss falls."""
     net = make()
     trainer = trainer_of(net, AdamConfig(lr=0.003), mixed(Fixed(1024)), mixed_precision_dtype=dtype)
     wide = trainer_of(net, AdamConfig(lr=0.003))
@@ -1096,7 +1096,7 @@ def test_a_scaler_without_mixed_precision() -> None:
 
 
 def test_a_dynamic_scaler_follows_overflows() -> None:
-    """Steps whose gradients are not finite change no bit, count as no update, and halve the scale down to the floor."""
+    """Steps with infinite gradients change no bit, count as no update, and halve the scale down to the minimum."""
     net = prescribing({"w": np.ones((3, 4), np.float32)})
     scaler = DynamicLossScaler(loss_scale=8.0, up_scale_window=2, min_loss_scale=2.0, max_loss_scale=16.0)
     trainer = trainer_of(net, AdamConfig(lr=0.01), mixed(scaler))
@@ -1195,7 +1195,7 @@ def test_precisions_that_are_refused(enabled: bool, dtype: str, words: str) -> N
 
 
 def test_two_trainers_of_one_options_object() -> None:
-    """Each trains its own weights; they share the scheduler and the scaler, which know the step that they are given."""
+    """Each trainer trains its own weights. The shared scheduler and scaler depend only on their argument."""
     net, other = classifier(), regression()
     options = options_of({"lr_scheduler": LinearWarmupLRScheduler(TOTAL, WARMUP)})
     apart = [
@@ -1210,11 +1210,11 @@ def test_two_trainers_of_one_options_object() -> None:
     assert list(found) == expected
 
 
-# PyTorch, by a module that has what a trainer asks of it.
+# PyTorch, as a module with the functions that a trainer uses.
 
 
 class Tensor:
-    """A tensor in memory of an array."""
+    """A tensor in the memory of an array."""
 
     def __init__(self, array: npt.NDArray[Any], device: str = "cpu", layout: str = "strided") -> None:
         self.array, self.device, self.layout = array, types.SimpleNamespace(type=device), layout
@@ -1245,7 +1245,7 @@ class TorchModule:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module that the user has imported as torch."""
+    """A stub of torch that the user has imported."""
     module = types.ModuleType("torch")
     names = {"Tensor": Tensor, "from_numpy": Tensor, "bool": np.dtype(bool), "strided": "strided"}
     vars(module).update(names, nn=types.SimpleNamespace(Module=TorchModule))

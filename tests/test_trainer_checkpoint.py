@@ -1,7 +1,7 @@
-"""Checkpoints of several processes put together: ZeRO, Megatron and both; and the older files of PyTorch.
+"""Aggregated checkpoints of several processes: ZeRO, Megatron and both; and the older files of PyTorch.
 
-Files are those that processes would save: :func:`processes` divides a state by the rules of ZeRO and of Megatron, and a
-whole state is what comes back.
+The files are the ones that processes would save: :func:`processes` divides a state by the rules of ZeRO and Megatron.
+The aggregate must equal the whole state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:
 
 Arrays = dict[str, npt.NDArray[Any]]
 RNG = np.random.default_rng(29)
-# Of a transformer: weights by rows and by columns of Megatron, and others; a scalar, and a name with a slash.
+# Shapes of a transformer: weights that Megatron splits by rows or columns, other weights, a scalar, a name with a
+# slash.
 SHAPES: dict[str, tuple[int, ...]] = {
     "embedding": (40, 6),
     "mlp/up.bias": (12,),
@@ -46,7 +47,7 @@ LAMB = "LambOptimizer"
 
 
 def whole_state(mixed: bool, optimizer: str = "AdamOptimizer") -> dict[str, Any]:
-    """The state of one process."""
+    """Return the state of one process."""
     weights = {name: RNG.random(shape).astype(np.float32) for name, shape in SHAPES.items()}
     states: dict[str, dict[str, Any]] = {
         name: {key: RNG.random(weight.shape).astype(np.float32) for key in ("Moment_1", "Moment_2")}
@@ -71,14 +72,14 @@ def options_of_one() -> dict[str, int]:
 
 
 def megatron_part(value: npt.NDArray[Any], name: str, x: int, size: int) -> npt.NDArray[Any]:
-    """The part of a value that process x of a horizontal group has."""
+    """Return the part of a value on process x of a horizontal group."""
     if name not in MEGATRON or size == 1:
         return value
     return np.split(value, size, axis=0 if MEGATRON[name] == 1 else -1)[x]
 
 
 def zero_parts(weights: Arrays, size: int) -> list[dict[str, slice | None]]:
-    """The weights that each process of a data group owns: all of a weight (None), or a piece of its elements."""
+    """Return the weights of each process of a data group: all of a weight (None), or a range of its elements."""
     names = sorted(weights, key=str.encode)
     total = sum(weights[name].size for name in names)
     align = 32 * size
@@ -96,7 +97,7 @@ def zero_parts(weights: Arrays, size: int) -> list[dict[str, slice | None]]:
 
 
 def processes(whole: dict[str, Any], data: int, horizontal: int, zero: int) -> list[dict[str, Any]]:
-    """The states of all processes."""
+    """Return the states of all processes."""
     mixed = whole["trainer_options"]["mixed_precision"]
     states = []
     for y, x in itertools.product(range(data), range(horizontal)):
@@ -141,7 +142,7 @@ def processes(whole: dict[str, Any], data: int, horizontal: int, zero: int) -> l
 
 
 def saved(states: list[dict[str, Any]], folder: Path) -> list[str]:
-    """Files of states, the last process first."""
+    """Save states to files; returns the paths, the last process first."""
     paths = [str(folder / f"checkpoint{rank}.ortcp") for rank in range(len(states))]
     for path, state in zip(paths, states, strict=True):
         _checkpoint_storage.save(state, path)
@@ -149,7 +150,7 @@ def saved(states: list[dict[str, Any]], folder: Path) -> list[str]:
 
 
 def assert_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """The same names and values. Texts come back as bytes."""
+    """Check that names and values are equal. Strings are loaded as bytes."""
     ours, theirs = flat(found), flat(wanted)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -169,7 +170,7 @@ EACH_SIZE = pytest.mark.parametrize(("data", "horizontal", "zero"), SIZES, ids=s
 def test_parts_make_the_whole(
     tmp_path: Path, data: int, horizontal: int, zero: int, mixed: bool, optimizer: str
 ) -> None:
-    """Of any topology, the state of one process: weights, moments, counts, options, steps; weights of columns, too."""
+    """Each topology gives the state of one process: weights, moments, counts, options, steps, column-split weights."""
     whole = whole_state(mixed, optimizer)
     states = processes(whole, data, horizontal, zero)
     if zero:
@@ -184,19 +185,19 @@ def test_parts_make_the_whole(
 
 
 def test_checkpoint_aggregation(tmp_path: Path) -> None:
-    """C11: test_checkpoint_aggregation: of float32, ZeRO divides moments alone."""
+    """C11: test_checkpoint_aggregation: with float32, ZeRO divides only moments."""
     paths = zero_of_two(tmp_path, mixed=False, weights=([1, 2, 3], [1, 2, 3]))
     check_zero_of_two(paths, mixed=False, weight=np.array([1, 2, 3]))
 
 
 def test_checkpoint_aggregation_mixed_precision(tmp_path: Path) -> None:
-    """C11: test_checkpoint_aggregation_mixed_precision: of float16, ZeRO divides weights, too."""
+    """C11: test_checkpoint_aggregation_mixed_precision: with float16, ZeRO also divides weights."""
     paths = zero_of_two(tmp_path, mixed=True, weights=([1, 2, 3], [4, 5, 6]))
     check_zero_of_two(paths, mixed=True, weight=np.array([[1, 2, 3], [4, 5, 6]]))
 
 
 def zero_of_two(folder: Path, mixed: bool, weights: tuple[list[int], list[int]]) -> list[str]:
-    """Files of two processes with a weight that ZeRO divides, and one that it does not."""
+    """Save files of two processes with a weight that ZeRO divides, and one undivided weight."""
     states = []
     for rank in range(2):
         divided = {"Moment_1": [[7, 8, 9], [10, 11, 12]][rank], "Moment_2": [[70, 80, 90], [100, 110, 120]][rank]}
@@ -238,7 +239,7 @@ def check_zero_of_two(paths: list[str], mixed: bool, weight: npt.NDArray[Any]) -
 
 
 def test_files_are_loaded_in_the_known_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options of the first file, options of each, each state once: programs put values in the place of ``load``."""
+    """The order of loads is fixed, because programs mock ``load``: first options, all options, each state once."""
     paths = zero_of_two(tmp_path, mixed=False, weights=([1], [1]))
     load, calls = _checkpoint_storage.load, []
 
@@ -259,7 +260,7 @@ def test_files_are_loaded_in_the_known_order(tmp_path: Path, monkeypatch: pytest
 
 
 def test_columns_of_megatron_with_zero(tmp_path: Path) -> None:
-    """Pieces of ZeRO get the shape of a process before columns are joined: nothing is permuted."""
+    """ZeRO pieces get the shape of a process before columns are joined, so that elements keep their order."""
     weight = np.arange(8, dtype=np.float32).reshape(2, 4)
     states = []
     for rank in range(4):
@@ -287,7 +288,7 @@ def test_columns_of_megatron_with_zero(tmp_path: Path) -> None:
 
 
 def test_stages_of_a_pipeline(tmp_path: Path) -> None:
-    """Stages have different weights, and the whole has those of all."""
+    """The stages of a pipeline have different weights, and the aggregate has all weights."""
     for zero, (data, horizontal) in [(1, (2, 1)), (1, (2, 2)), (0, (1, 2)), (0, (2, 2))]:
         whole = whole_state(mixed=True)
         first = processes(whole, data, horizontal, zero)
@@ -342,7 +343,7 @@ def test_whole_files_are_not_put_together(tmp_path: Path) -> None:
 
 
 def test_what_all_have_is_carried(tmp_path: Path) -> None:
-    """Steps, the scaler, statistics of the first process, and the first values of a user."""
+    """The aggregate has the steps, the scaler, the statistics of the first process, and the user's first values."""
     states = processes(whole_state(True), 2, 1, 1)
     for rank, state in enumerate(states):
         state["loss_scaler"] = {"loss_scale": np.array([1024.0]), "stable_steps": 3}
@@ -378,7 +379,7 @@ def test_values_that_are_no_numbers_are_equal(tmp_path: Path) -> None:
 
 
 def change(*names: str, to: Any) -> Callable[[list[dict[str, Any]]], None]:
-    """Change a value of the last process."""
+    """Return a function that changes a value of the last process."""
 
     def apply(states: list[dict[str, Any]]) -> None:
         place = states[-1]
@@ -492,7 +493,7 @@ def test_paths_that_are_none(paths: Any, error: type[Exception]) -> None:
 
 
 def test_a_trainer_goes_on_from_files_of_several_processes(tmp_path: Path) -> None:
-    """A state that is divided as ZeRO does, loaded by one process, trains as the state itself."""
+    """One process loads a state that ZeRO divided, and trains as from the whole state."""
     net = classifier()
     first = trainer_of(net, AdamConfig(lr=0.01))
     losses_of(first, net, 3)
@@ -521,11 +522,11 @@ def test_a_trainer_goes_on_from_files_of_several_processes(tmp_path: Path) -> No
     assert second._train_step_info.step == first._train_step_info.step == 6
 
 
-# The older files. PyTorch is not here: a module with the four functions that are used stands for it.
+# The older files. PyTorch is not installed here: a stub module has the four functions that are used.
 
 
 class Tensor:
-    """An array that says it is a tensor."""
+    """An array with the interface of a tensor."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = array
@@ -540,7 +541,7 @@ class Tensor:
 
 
 class Careful(pickle.Unpickler):
-    """Loads tensors, arrays and plain values."""
+    """An unpickler of tensors, arrays and plain values."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] not in ("numpy", __name__.partition(".")[0]):
@@ -602,7 +603,7 @@ CONFIGS = [AdamConfig, LambConfig, SGDConfig]
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_flat_states_are_loaded(config: Any) -> None:
-    """Losses go on as they would have."""
+    """Losses continue as in the original training."""
     net = classifier()
     first = trained(config(lr=0.01))
     second = trained(config(lr=0.01), steps=1)
@@ -613,7 +614,7 @@ def test_flat_states_are_loaded(config: Any) -> None:
 
 @pytest.mark.usefixtures("torch")
 def test_a_part_of_a_flat_state() -> None:
-    """Frozen weights are set; copies in float16 and, unless strict, unknown names are left out; steps stay."""
+    """Frozen weights are loaded; float16 copies and, unless strict, unknown names are ignored; steps do not change."""
     trainer = trained(AdamConfig(), utils={"frozen_weights": ["fc1.b"]})
     before = trainer.state_dict()
     given = {"fc1.b": np.ones(16, np.float32), "fc1.w_fp16": Tensor(np.zeros(3)), "fc3.b": np.zeros(1)}
@@ -712,7 +713,8 @@ def test_older_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def flat_processes(trainer: ORTTrainer, size: int) -> list[dict[str, Any]]:
-    """Flat states of ZeRO processes in mixed precision: whole copies in float16, pieces of float32 and of moments."""
+    """Return flat states of ZeRO processes in mixed precision: float16 copies, float32 pieces of weights and moments.
+    """
     state = trainer._training_session.get_state()
     weights = {name: state[name] for name in WEIGHTS}
     made = []
@@ -802,7 +804,7 @@ def test_a_flat_state_in_three() -> None:
 
 
 def test_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install. Loading a dict of arrays needs none."""
+    """The error names the package to install. A dict of arrays loads without PyTorch."""
     monkeypatch.setitem(sys.modules, "torch", None)
     trainer = trained(SGDConfig())
     (tmp_path / "ORT_checkpoint.ort.pt").touch()

@@ -1,4 +1,4 @@
-"""Files of checkpoints: the layout as h5py reads it, places that are taken, kills, damage, links and bombs, pickles."""
+"""Checkpoint files: layout as in h5py, existing files, killed saves, damage, links, memory bombs, pickles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DTYPES = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 >i2 >u4 >i8 >f2 >f4 >f8".split()
 
 
 def state(step: int = 2, width: int = 4) -> dict[str, Any]:
-    """A state of two layers, as a trainer saves one."""
+    """Return a state of two layers, as a trainer saves one."""
     names = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
     weight = np.full((8, width), step, np.float32)
     moments = {"Moment_1": weight, "Moment_2": weight, "Update_Count": np.array([step + 1])}
@@ -67,7 +67,7 @@ def state(step: int = 2, width: int = 4) -> dict[str, Any]:
 
 
 def by_h5py(group: h5py.Group) -> dict[str, Any]:
-    """A group as h5py reads one."""
+    """Return a group as h5py reads one."""
     return {name: by_h5py(member) if isinstance(member, h5py.Group) else member[()] for name, member in group.items()}
 
 
@@ -91,7 +91,7 @@ def write_by_h5py(path: Path, tree: dict[str, Any], **options: Any) -> None:
 
 
 def assert_equal(found: Any, wanted: Any) -> None:
-    """The same kinds, types, shapes, bytes; of dicts also the same order."""
+    """Check that kinds, types, shapes and bytes are equal, and the order of dicts."""
     assert type(found) is type(wanted)
     if isinstance(wanted, dict):
         assert list(found) == list(wanted)
@@ -182,7 +182,7 @@ def test_saved_dict_matches_loaded(tmp_path: Path, names: tuple[str, ...], slash
     ],
 )
 def test_saving_non_supported_types_fails(tmp_path: Path, given: Any, error: type[Exception]) -> None:
-    """S2: saving_non_supported_types_fails. Nothing is written."""
+    """S2: saving_non_supported_types_fails. The error writes no file."""
     with pytest.raises(error):
         _checkpoint_storage.save(given, tmp_path / "file")
     assert not list(tmp_path.iterdir())
@@ -202,7 +202,7 @@ def test_bfloat16_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (5,), (2, 4), (2, 4, 6), (2, 4, 6, 8), (0,), (3, 0)], ids=str)
 def test_saving_tensor_datatype_and_dimensions(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
-    """S3: saving_tensor_datatype, saving_multiple_dimension, with arrays. h5py reads ours, and ours reads h5py's."""
+    """S3: saving_tensor_datatype, saving_multiple_dimension, with arrays. Ortrain and h5py read each other's files."""
     values = (np.random.default_rng(SEED).random(shape) * 9).astype(dtype)
     _checkpoint_storage.save({"tensor": values}, tmp_path / "ours")
     write_by_h5py(tmp_path / "theirs", {"tensor": values})
@@ -227,7 +227,7 @@ def test_empty_dictionaries(tmp_path: Path, given: dict[str, Any]) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """S4: missing file. A ValueError, as of onnxruntime-training, and a FileNotFoundError."""
+    """S4: missing file. The error is a ValueError, as in onnxruntime-training, and a FileNotFoundError."""
     for path in (tmp_path / "nowhere", tmp_path / "nowhere" / "file"):
         with pytest.raises(ValueError, match="there is no file") as raised:
             _checkpoint_storage.load(path)
@@ -236,7 +236,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_custom_user_dict(tmp_path: Path) -> None:
-    """S4: custom user dict: a pickle of anything, which the user takes apart."""
+    """S4: custom user dict: a pickle of arbitrary values that the user unpickles."""
     user_dict = {
         "tensor1": np.arange(100, dtype=np.float32),
         "fields": collections.OrderedDict(loss=1.23, epoch=12_000),
@@ -255,7 +255,7 @@ def test_custom_user_dict(tmp_path: Path) -> None:
 
 
 def test_layout_as_h5py_sees_it(tmp_path: Path) -> None:
-    """Groups and datasets, no attributes; kinds of datasets as those that h5py makes."""
+    """Files have groups and datasets without attributes; the datasets have the types that h5py writes."""
     tree = state() | {"empty": {}, "bytes": b"text", "no text": "", "none": np.zeros((0, 2), np.float16)}
     _checkpoint_storage.save(tree, tmp_path / "ours")
     write_by_h5py(tmp_path / "theirs", tree)
@@ -301,9 +301,9 @@ def test_layout_as_h5py_sees_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("letters", ["weight", "größe", "重み"])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 256, 257, 3000])
 def test_groups_of_many_members(tmp_path: Path, count: int, letters: str) -> None:
-    """B-trees of one leaf, of one node, of two levels: h5py finds each name, and goes on with the file.
+    """In B-trees of one leaf, one node or two levels h5py finds each name, and can extend the file.
 
-    It makes a group of the newer layout of ours for a new name that is not ASCII.
+    For a new name that is not ASCII, h5py converts our group to the newer layout.
     """
     rng = random.Random(SEED)
     tree = {"group": {f"{letters} {rng.random()}": np.array(number) for number in range(count)}}
@@ -332,7 +332,7 @@ def test_names_and_texts_of_all_letters(tmp_path: Path) -> None:
     assert found["größe"]["重み"].decode() == "ü" * 10_000
 
 
-# What h5py has options for, by the name of each kind of file.
+# Options of h5py, by the name of each kind of file.
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "newest": {"libver": "latest"},
@@ -342,7 +342,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "newest and ordered": {"libver": "latest", "track_order": True},
     "pages": {"fs_strategy": "page"},
 }
-# Signatures of parts that dense groups have: a heap, its blocks, and a tree with one level and with more.
+# Signatures of the parts of dense groups: a heap, its blocks, and a tree with one or more levels.
 HEAP, DIRECT, INDIRECT, TREE, NODE = b"FRHP", b"FHDB", b"FHIB", b"BTHD", b"BTIN"
 
 
@@ -354,7 +354,7 @@ def shuffled(count: int, name: str) -> list[str]:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_values_in_files_of_h5py(tmp_path: Path, options: str) -> None:
-    """All types of values, and a state, beside groups and names of all letters."""
+    """All types of values and a state are read, in groups and names with non-ASCII letters."""
     values = (np.random.default_rng(SEED).random((2, 3)) * 9).astype
     tree = {f"größe {dtype}": values(dtype) for dtype in DTYPES} | {
         "重み": {
@@ -384,7 +384,7 @@ def by_name(tree: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 50, 3000] + [60_000] * CONFORM)
 def test_groups_of_many_members_of_h5py(tmp_path: Path, count: int, options: str) -> None:
-    """Links in a header, in a heap of one block and of a table of blocks, in trees of one level and of more."""
+    """Links in a header, in a heap of one block or a table of blocks, and in trees of one or more levels are read."""
     tree = {
         "datasets": {name: number for number, name in enumerate(shuffled(count, "ж{}"))},
         "groups": {name: {} for name in shuffled(min(count, 3000), "重み {}")},
@@ -406,7 +406,7 @@ def test_groups_of_many_members_of_h5py(tmp_path: Path, count: int, options: str
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_long_names(tmp_path: Path, options: str) -> None:
-    """Names in headers that go on elsewhere, in blocks of a heap, and each with a part of the file of its own."""
+    """Long names are read from continued headers, from heap blocks, and from separate parts of the file."""
     for count, sizes in [(3, (3000, 32_000, 60_000)), (20, (3000, 4080, 4090, 60_000)), (200, (1000,)), (2, (66_000,))]:
         names = [f"{'ж' * (sizes[number % len(sizes)] // 2 - 2)}{number:03}" for number in range(count)]
         tree = {"group": dict.fromkeys(names, 1) | {"w" * 60_000: 2}}
@@ -415,7 +415,7 @@ def test_long_names(tmp_path: Path, options: str) -> None:
         found = _checkpoint_storage.load(tmp_path / "file")
         assert_equal(found, read_by_h5py(tmp_path / "file"))
         assert found == tree
-        # One tree is that of names, another one that of parts; a third one keeps the order.
+        # One tree is for names, another for parts; a third tree stores the order.
         trees = (tmp_path / "file").read_bytes().count(TREE)
         assert trees >= 2 if count > 8 or sizes == (66_000,) else trees == 0
 
@@ -432,7 +432,7 @@ def test_long_names_of_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_groups_that_h5py_changed(tmp_path: Path, options: str) -> None:
-    """A heap and a tree with holes, a group that became small again, attributes beside links."""
+    """A heap and a tree with holes, a group that shrank, and attributes next to links are read."""
     with h5py.File(tmp_path / "file", "w-", **OPTIONS[options]) as file:
         large, small = file.create_group("groß"), file.create_group("klein")
         for number in range(1000):
@@ -453,7 +453,7 @@ def test_groups_that_h5py_changed(tmp_path: Path, options: str) -> None:
 
 
 def test_newer_versions_of_the_place_of_data(tmp_path: Path) -> None:
-    """Other releases of the HDF5 library write version 4 for what is the same as version 3."""
+    """Other releases of the HDF5 library write version 4 of the data layout with the meaning of version 3."""
     write_by_h5py(tmp_path / "file", {"é": np.arange(5)})
     content = (tmp_path / "file").read_bytes()
     place = b"\x08\0\x18\0\0\0\0\0\x03\x01"
@@ -463,7 +463,7 @@ def test_newer_versions_of_the_place_of_data(tmp_path: Path) -> None:
 
 
 def test_a_slash_in_a_name_is_a_group(tmp_path: Path) -> None:
-    """As in HDF5: names of weights with slashes become groups, in whatever order they come."""
+    """As in HDF5, weight names with slashes become groups, in any order of the names."""
     tree = {"optimizer": {"a/b": {"m": 1}, "a": {"m": 2}, "a/b/c": {"m": 3}, "x/y": {}}, "w": {"c/d": 4, "c/e": 5}}
     _checkpoint_storage.save(tree, tmp_path / "file")
     found = _checkpoint_storage.load(tmp_path / "file")
@@ -513,7 +513,7 @@ def test_what_is_no_file_of_hdf5(tmp_path: Path) -> None:
 
 
 def test_h5py_is_not_needed() -> None:
-    """Neither h5py nor pickle's tools nor PyTorch are imported for a checkpoint, or with the trainer."""
+    """A checkpoint or the trainer imports neither h5py, nor pickletools, nor PyTorch."""
     program = """
 import sys, tempfile
 from ortrain.trainer import _checkpoint_storage, checkpoint
@@ -525,7 +525,7 @@ assert not {"h5py", "torch"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# Places.
+# Paths.
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ def test_a_file_that_another_process_makes_meanwhile_stays(tmp_path: Path, monke
 
 
 def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file still gets to its place whole, and never in the place of another one."""
+    """A file appears complete, and never replaces another file."""
 
     def refused(*_: Any) -> None:
         raise PermissionError
@@ -587,7 +587,7 @@ def test_a_file_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_files_of_saves_that_go_on_are_left_alone(tmp_path: Path) -> None:
-    """A file that a killed process left is removed; a file that is being written, or is another one, is not."""
+    """A file of a killed process is removed. Files that are being written and other files stay."""
     left, others = tmp_path / "file.123-4.tmp", tmp_path / "file.tmp"
     left.write_bytes(b"half")
     others.write_bytes(b"mine")
@@ -602,7 +602,8 @@ def test_files_of_saves_that_go_on_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """And the process goes on. (The HDF5 library ends it: that is why files are written without.)"""
+    """The process continues after the error. (The HDF5 library would end the process, so files are written without it.)
+    """
     program = """
 import resource, sys
 import numpy as np
@@ -621,7 +622,7 @@ for count in (40, 8):
     assert not list(tmp_path.iterdir())
 
 
-# A parent that forks children which save to one new file after the other, and kills each at a random moment.
+# Program of a parent that forks children, which save to new files in a loop. The parent kills each at a random moment.
 PARENT = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -693,7 +694,7 @@ def test_kills_leave_no_file_or_a_whole_one(tmp_path: Path) -> None:
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
-    """A file cut, or with some bits, bytes or numbers changed."""
+    """Truncate a file, or change some of its bits, bytes or numbers."""
     kind = chance.choice(["cut", "bit", "byte", "number", "ones"])
     if kind == "cut":
         return content[: chance.randrange(len(content))]
@@ -717,7 +718,7 @@ def leaves(tree: Any) -> list[Any]:
     return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else [tree]
 
 
-# Files that are damaged: ours, and those of h5py in the older and the newer layout.
+# Files to damage: ours, and h5py's in the older and the newer layout.
 NEWER = {f"größe {number}": {"é": number, "重み" * 40: {}} for number in range(12)}
 MANY = {f"ж{number}{'x' * (number % 9 * 500)}": {} for number in range(30)}
 DAMAGED: dict[str, Callable[[Path], None]] = {
@@ -732,7 +733,7 @@ DAMAGED: dict[str, Callable[[Path], None]] = {
 
 @contextlib.contextmanager
 def within(memory: int) -> Iterator[None]:
-    """What runs within some bytes of memory."""
+    """Check that the block allocates less than `memory` bytes."""
     tracemalloc.start()
     try:
         yield
@@ -744,9 +745,10 @@ def within(memory: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_files(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error or values, and never much memory. A value can be another one: checksums do not count here.
+    """Loading gives an error or values, and needs little memory. Values may be wrong, because checksums are not
+    verified.
 
-    What a file says is to be refused for itself, because anyone can put the right checksum beside it.
+    The contents themselves must be validated, because anyone can write a correct checksum.
     """
     monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
     DAMAGED[kind](tmp_path / "file")
@@ -762,7 +764,7 @@ def test_damaged_files_with_checksums(tmp_path: Path, kind: str) -> None:
 
 
 def damage(whole: bytes, path: Path, count: int) -> None:
-    """Write and load a number of damaged files in the place of a file."""
+    """Write and load a number of damaged versions of a file."""
     chance = random.Random(SEED)
     errors = cuts = 0
     for _ in range(count):
@@ -782,7 +784,7 @@ def damage(whole: bytes, path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("kind", ["newest", "ordered", "many"])
 def test_damaged_starts_of_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers behind signatures lead to what a group consists of: each is damaged, and no checksum tells."""
+    """Numbers after signatures locate the parts of a group: each number is damaged, without a check of checksums."""
     monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
     DAMAGED[kind](tmp_path / "file")
     whole = (tmp_path / "file").read_bytes()
@@ -813,7 +815,7 @@ def test_damaged_starts_of_parts(tmp_path: Path, kind: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["groups", "links"])
 def test_checksums_find_changed_bytes(tmp_path: Path, kind: str) -> None:
-    """A changed byte of a file without values is an error, or a byte that nothing is read from."""
+    """A changed byte in a file without values is an error, unless nothing reads the byte."""
     tree = {"größe": {"é": {}}, "重み": {}} if kind == "groups" else {f"ж{number}": {} for number in range(9)}
     write_by_h5py(tmp_path / "file", tree, libver="latest")
     whole = (tmp_path / "file").read_bytes()
@@ -829,15 +831,15 @@ def test_checksums_find_changed_bytes(tmp_path: Path, kind: str) -> None:
 
 
 def test_more_checksums_than_a_file_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checking goes on for seconds at most, however large a file is."""
+    """Checksums take at most seconds for files of any size."""
     DAMAGED["many"](tmp_path / "file")
-    monkeypatch.setattr(_hdf5_parts, "MOST_CHECKED", (tmp_path / "file").stat().st_size // 2)
+    monkeypatch.setattr(_hdf5_parts, "MAX_CHECKED", (tmp_path / "file").stat().st_size // 2)
     with pytest.raises(InvalidArgumentError, match=r"has more than \d+ bytes of names"):
         _checkpoint_storage.load(tmp_path / "file")
 
 
 def test_the_checksum() -> None:
-    """The values that the author of the hash gives, and lengths around the twelve bytes that are hashed at a time."""
+    """The checksum matches the hash author's value, for lengths around the block size of twelve bytes."""
     assert _hdf5_parts.checksum(b"Four score and seven years ago") == 0x17770551
     assert len({_hdf5_parts.checksum(bytes(size)) for size in range(1, 40)}) == 39
 
@@ -956,7 +958,7 @@ def one_more_bit(file: h5py.File) -> None:
     ],
 )
 def test_foreign_files(tmp_path: Path, make: Callable[[h5py.File], None], sentence: str) -> None:
-    """Links, other files and bombs are refused. Nothing else is read, and nothing large is allocated."""
+    """Links, other files and memory bombs are rejected, without other reads and without large allocations."""
     _checkpoint_storage.save({"value": b"a secret"}, tmp_path / "secret")
     with h5py.File(tmp_path / "file", "w-") as file:
         make(file)
@@ -970,7 +972,7 @@ def test_foreign_files(tmp_path: Path, make: Callable[[h5py.File], None], senten
 
 
 def test_what_older_h5py_writes_beside_values(tmp_path: Path) -> None:
-    """Times of changes, attributes, and small values in the header itself, are no reason to refuse a file."""
+    """Modification times, attributes and small values in the header are accepted."""
     values = np.arange(5, dtype=np.float32)
     with h5py.File(tmp_path / "file", "w-") as file:
         file.create_dataset("times", data=values, track_times=True)
@@ -987,7 +989,7 @@ def test_what_older_h5py_writes_beside_values(tmp_path: Path) -> None:
     assert_equal(_checkpoint_storage.load(tmp_path / "file"), read_by_h5py(tmp_path / "file"))
 
 
-# Files that are made to harm.
+# Malicious files.
 
 
 def with_checksum(data: bytes) -> bytes:
@@ -995,13 +997,13 @@ def with_checksum(data: bytes) -> bytes:
 
 
 def newest(root: bytes, *others: bytes) -> bytes:
-    """A file of the newest format with these parts. The first one, at 48, is the header of the first group."""
+    """Return a file of the newest format with these parts. The first part, at 48, is the header of the root group."""
     parts = b"".join([root, *others])
     return with_checksum(struct.pack("<8s4B4Q", _hdf5.SIGNATURE, 3, 8, 8, 0, 0, 2**64 - 1, 48 + len(parts), 48)) + parts
 
 
 def header(*messages: tuple[int, bytes]) -> bytes:
-    """A header of version 2."""
+    """Return a header of version 2."""
     block = b"".join(struct.pack("<BHB", kind, len(data), 0) + data for kind, data in messages)
     return with_checksum(struct.pack("<4s2BI", b"OHDR", 2, 2, len(block)) + block)
 
@@ -1094,15 +1096,15 @@ def test_files_that_are_made_to_harm(tmp_path: Path, case: str) -> None:
 
 
 def test_links_that_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects of a heap that reach from their links to the ends of their blocks are not all read."""
+    """Heap objects that extend from their links to the ends of their blocks overlap, and are rejected."""
     write_by_h5py(tmp_path / "file", {f"ж{number:04}": {} for number in range(3000)}, libver="latest")
     made = bytearray((tmp_path / "file").read_bytes())
     at = changed = 0
     while (at := made.find(b"BTLF", at + 1)) >= 0:
-        # Each record has a hash of four bytes, and an ID: 0, an offset of four bytes, a length of two bytes.
+        # A record has a hash of four bytes and an ID: 0, an offset of four bytes, and a length of two bytes.
         for record in range(at + 6, at + 6 + 20 * 11, 11):
             offset = int.from_bytes(made[record + 5 : record + 9], "little")
-            # Four blocks are a row, the first of 512 bytes each.
+            # A row has four blocks; blocks of the first row have 512 bytes.
             size = 512 << max(offset.bit_length() - 9 - 2 - 1, 0)
             made[record + 9 : record + 11] = (size - offset % size).to_bytes(2, "little")
             changed += 1
@@ -1114,12 +1116,12 @@ def test_links_that_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_parts_that_overlap(tmp_path: Path) -> None:
-    """Many names of one large array are no large dict of arrays."""
+    """Many names of one large array do not become a large dict of arrays."""
     count, size = 50, 100_000
     _checkpoint_storage.save({str(i): np.full(1 if i else size, i, np.int64) for i in range(count)}, tmp_path / "file")
     content = (tmp_path / "file").read_bytes()
     large = _hdf5_write.Plan()
-    # The layouts and the shapes of small arrays become those of the large one.
+    # Small arrays get the layout and shape of the large array.
     large_layout = content[content.index(b"\x03\x01") :][:18]
     assert large_layout[10:] == (8 * size).to_bytes(8, "little")
     assert large.end == 96
@@ -1179,7 +1181,7 @@ def assert_same_value(found: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("protocol", [3, 4])
 def test_plain_values(protocol: int) -> None:
-    """The same values as those of pickle."""
+    """Values equal pickle's."""
     for value in PLAIN:
         data = pickle.dumps(value, protocol=protocol)
         assert_same_value(_unpickler.loads(data), pickle.loads(data))
@@ -1202,7 +1204,7 @@ def test_plain_values_in_a_file(tmp_path: Path) -> None:
 
 
 def test_arrays_of_older_numpy() -> None:
-    """The names that NumPy 1 gave to what makes arrays and numbers."""
+    """NumPy 1's names for the constructors of arrays and numbers are accepted."""
     for value in (np.arange(3), np.float32(2)):
         data = pickle.dumps(value, protocol=3).replace(b"numpy._core.", b"numpy.core.")
         assert b"numpy.core.multiarray" in data
@@ -1210,7 +1212,7 @@ def test_arrays_of_older_numpy() -> None:
 
 
 class Marker:
-    """An object that makes a file when a pickle of the object is loaded."""
+    """An object with a pickle that creates a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -1220,7 +1222,7 @@ class Marker:
 
 
 def test_a_pickle_that_names_os_system(tmp_path: Path) -> None:
-    """It is refused by name, and nothing runs."""
+    """The error names the function, and nothing runs."""
     for value in (Marker(tmp_path / "ran"), {"a": [Marker(tmp_path / "ran")]}):
         text = _checkpoint_storage.to_serialized_hex(value)
         with pytest.raises(InvalidArgumentError, match=r"asks for posix\.system.*allow_pickle=True"):
@@ -1269,11 +1271,11 @@ def nested(count: int, opened: bytes, closed: bytes) -> bytes:
     return b"\x80\x04" + opened * count + closed * count + b"."
 
 
-# A tuple of a tuple with itself, and so on: 2 to the power of 60 parts.
+# A tuple with itself as both elements, 60 times nested: 2 to the power of 60 parts.
 DOUBLED = (
     b"\x80\x04})\x94" + b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86\x94" for i in range(60)) + b"K\x01s."
 )
-# An array with a million elements, of a few bytes.
+# An array with a million elements in few bytes.
 ARRAY = pickle.dumps(np.zeros(1000, np.uint8), 4)
 REFUSED = {
     "a key of many parts": DOUBLED,
@@ -1317,7 +1319,7 @@ def test_bombs(case: str) -> None:
         _unpickler.loads(REFUSED[case])
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # A pointer, an entry and an object for each byte, at most.
+    # Each byte needs at most a pointer, an entry and an object.
     assert most < 100 * len(REFUSED[case]) + 5_000_000
 
 
@@ -1343,7 +1345,7 @@ def test_damaged_pickles() -> None:
     for _ in range(PICKLES):
         data = bytearray(whole)
         for _ in range(chance.choice([1, 2, 8])):
-            # Most of the bytes are one large text.
+            # Most bytes belong to one large string.
             data[chance.choice([chance.randrange(len(data)), -chance.randrange(1, 6000)])] = chance.randrange(256)
         try:
             found = _unpickler.loads(bytes(data[: chance.choice([len(data), len(data), chance.randrange(len(data))])]))

@@ -1,4 +1,4 @@
-"""Optimizers and step counts of the trainer as they are described: defaults, groups, order of arguments, bad input."""
+"""Optimizers and step counts of the trainer as documented: defaults, groups, order of arguments, bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The older ORTTrainer beside the new one, and its own ways: inputs of a step, flags, counts, states, files."""
+"""The legacy ORTTrainer compared with the new one, and its own interface: inputs, flags, counts, states, files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer.* is there for script
 
 RATE = IODescription("Learning_Rate", [1], np.float32)
 LEARNING_RATE = 0.01
-# Settings of the optimizer for biases and for all other weights; the optimizer's own are left out.
+# Optimizer settings for biases and for all other weights; omitted settings have their defaults.
 BIAS, OTHERS = {"lambda": 0.0}, {"lambda": 0.02, "alpha": 0.85, "max_norm_clip": 0.5}
 OPTIMIZERS: dict[str, Callable[..., _OptimizerConfig]] = {
     "AdamOptimizer": AdamConfig,
@@ -53,12 +53,12 @@ SCHEDULERS: dict[str, Callable[[], _LRScheduler]] = {
 
 
 def settings_of(name: str) -> dict[str, float]:
-    """The settings of a weight, as scripts choose them by names."""
+    """Return the settings of a weight, which scripts choose by its name."""
     return BIAS if name.endswith((".b", ".bias")) else OTHERS
 
 
 def groups_of(net: Net) -> list[dict[str, Any]]:
-    """The same settings as groups of weights."""
+    """Return the same settings as groups of weights."""
     names = [tensor.name for tensor in net.model.graph.initializer]
     return [
         {"params": [name for name in names if settings_of(name) is settings], **settings} for settings in (BIAS, OTHERS)
@@ -66,7 +66,7 @@ def groups_of(net: Net) -> list[dict[str, Any]]:
 
 
 def described(net: Net, outputs: Sequence[str] | None = None) -> ModelDescription:
-    """The description of a net, its loss first."""
+    """Return the description of a network, with the loss as its first output."""
     described = description_of(net, outputs)
     return ModelDescription(
         [IODescription(name, shape) for name, shape in described["inputs"]],
@@ -75,7 +75,7 @@ def described(net: Net, outputs: Sequence[str] | None = None) -> ModelDescriptio
 
 
 def ordered(net: Net) -> Any:
-    """A copy of the model whose first output is the loss."""
+    """Return a copy of the model with the loss as its first output."""
     model = copy.deepcopy(net.model)
     outputs = sorted(model.graph.output, key=lambda value: value.name != "loss")
     copies = [type(value).FromString(value.SerializeToString()) for value in outputs]
@@ -92,7 +92,7 @@ def legacy_of(
     outputs: Sequence[str] | None = None,
     **more: Any,
 ) -> ORTTrainer:
-    """An older trainer of a copy of a net."""
+    """Return a legacy trainer of a copy of a network."""
     return ORTTrainer(ordered(net), None, described(net, outputs), optimizer, attributes, RATE, "cpu", **more)
 
 
@@ -101,7 +101,7 @@ def inputs_of(net: Net, seed: int = 0, rows: int = 12) -> list[npt.NDArray[Any]]
 
 
 def legacy_losses(trainer: ORTTrainer, net: Net, count: int, *beside: Any, first: int = 0) -> list[float]:
-    """The losses of steps by a batch each; ``beside`` are the learning rate and the scale of the loss."""
+    """Train steps of one batch each; returns the losses. ``beside`` has the learning rate and the loss scale."""
     found = []
     for k in range(first, first + count):
         outputs = trainer.train_step(*inputs_of(net, k), *beside)
@@ -115,7 +115,7 @@ def same_weights(trainer: ORTTrainer, new: NewORTTrainer) -> None:
     assert bits_of({name: state[name] for name in weights}) == bits_of(weights)
 
 
-# Rows of the checklist: the older trainer and the new one.
+# Rows of the checklist: the legacy trainer and the new one.
 
 
 def test_b11_basic_training() -> None:
@@ -217,7 +217,7 @@ def test_f26_lr_scheduler(optimizer: str, scheduler: str) -> None:
     compare_schedules(block(), optimizer, scheduler)
 
 
-# What a step is given.
+# Arguments of a step.
 
 
 def test_ways_to_give_a_learning_rate() -> None:
@@ -244,7 +244,7 @@ def test_ways_to_give_a_learning_rate() -> None:
 
 
 def test_ways_to_give_a_loss_scale() -> None:
-    """The flag of finite gradients follows the outputs then; results with another scale are the same."""
+    """The outputs then include the flag of finite gradients; another scale gives the same results."""
     net = classifier()
     x, labels = inputs_of(net)
     trainer = legacy_of(net, use_mixed_precision=True)
@@ -266,7 +266,7 @@ def test_ways_to_give_a_loss_scale() -> None:
 
 
 def test_a_scale_that_is_too_large() -> None:
-    """Gradients that are not finite change no bit and count as no update."""
+    """Infinite gradients change no bit and count as no update."""
     net = prescribing({"w": np.ones((3, 4), np.float32)})
     trainer = legacy_of(net, outputs=["loss"], use_mixed_precision=True)
     feeds = prescribed({"w": np.full((3, 4), 0.5, np.float32)}).values()
@@ -300,7 +300,7 @@ def test_the_flag_comes_with_updates_alone() -> None:
     given = [*inputs_of(net), LEARNING_RATE, 8.0]
     assert trainer.train_step(*given).shape == ()
     assert len(trainer.train_step(*given)) == 2
-    # An update whose outputs are fetched counts, whatever its gradients were.
+    # An update with fetched outputs counts for any gradients.
     trainer.train_step(*given)
     assert trainer.train_step(*given, fetches=["loss"]).shape == ()
     assert trainer.global_step_ == 2
@@ -377,7 +377,7 @@ def test_fetches_have_their_order() -> None:
     found = trainer.train_step(*given, LEARNING_RATE, fetches=["fc2", "loss"])
     loss, logits = plain.train_step(*given, LEARNING_RATE)
     assert [value.tobytes() for value in found] == [logits.tobytes(), loss.tobytes()]
-    # Fetching does not last, trains all the same, and one value is bare.
+    # Fetches apply to one call, do not change the training, and return a single value without a list.
     assert len(trainer.train_step(*given, LEARNING_RATE, fetches=[])) == 2
     plain.train_step(*given, LEARNING_RATE)
     assert trainer.eval_step(*given, fetches=["fc2"]).shape == (12, 10)
@@ -415,7 +415,7 @@ def test_counts_that_are_refused(name: str, count: Any, kind: type[Exception]) -
 
 
 def test_settings_of_weights() -> None:
-    """By weight; frozen weights are not asked for, and no settings are those of the optimizer."""
+    """Settings apply by weight. Frozen weights have no settings, and an empty dict means the optimizer's defaults."""
     net, asked = classifier(), []
 
     def attributes(name: str) -> dict[str, float]:
@@ -463,7 +463,7 @@ def test_arguments_that_change_nothing(tmp_path: Path) -> None:
 
 
 def test_postprocessing() -> None:
-    """In place, or by another model; its weights have settings, too."""
+    """Post-processing may change the model in place or return another model, and its weights have settings."""
     net = classifier()
 
     def renamed(model: onnx.ModelProto) -> None:
@@ -543,7 +543,7 @@ def test_the_loss_is_the_first_output() -> None:
     net = classifier()
     with pytest.raises(ValueError, match="the first output of the model, 'loss', is its loss"):
         legacy_of(net, outputs=["fc2"])
-    # The order of the description is that of the results, whatever is the loss.
+    # Results have the order of the description, wherever the loss is.
     trainer = legacy_of(net, outputs=["fc2", "loss"])
     logits, loss = trainer.train_step(*inputs_of(net), LEARNING_RATE)
     assert (logits.shape, loss.shape) == ((12, 10), ())
@@ -554,7 +554,7 @@ class TorchModule:
 
 
 def test_a_module_has_no_state_before_its_first_step(torch: Any, tmp_path: Path) -> None:
-    """The loss may have parameters that are left out; a state waits."""
+    """The loss may have optional parameters; a state is loaded after the first step."""
     torch.nn.Module = TorchModule
     x, labels = IODescription("x", ["N", 3]), IODescription("labels", ["N"])
     description = ModelDescription([x, labels], [IODescription("loss", []), IODescription("logits", ["N", 2])])
@@ -596,7 +596,7 @@ def test_a_loss_of_one_element() -> None:
 
 
 def test_a_flat_state() -> None:
-    """Everything by its name: weights, frozen ones, other initializers, and what the optimizer keeps."""
+    """A flat state has all weights, frozen ones, other initializers, and the optimizer's values by name."""
     net = toy_bert()
     trainer = legacy_of(net, "LambOptimizer", outputs=["loss"])
     names = {tensor.name for tensor in net.model.graph.initializer}
@@ -691,7 +691,7 @@ class DType:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module that the user has imported as torch; its tensors are arrays."""
+    """A stub of torch that the user has imported; its tensors are arrays."""
     module = types.ModuleType("torch")
     rng = np.random.default_rng(0)
     kinds = {name: DType(name) for name in ("float32", "float16", "int64")}
@@ -752,7 +752,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_descriptions_keep_what_they_are_given() -> None:
-    """Without a check."""
+    """Descriptions store their arguments without a check."""
     x = IODescription("x", ["batch", 3], np.float32)
     assert (x.name_, x.shape_, x.dtype_, x.num_classes_) == ("x", ["batch", 3], np.float32, None)
     description = ModelDescription([x], [])
@@ -779,7 +779,7 @@ def test_samples_are_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samples_are_tensors_where_torch_is_imported(torch: Any) -> None:
-    """``dtype_`` is a type of PyTorch, or of NumPy."""
+    """``dtype_`` is a type of PyTorch or NumPy."""
     torch.from_numpy = lambda array: types.SimpleNamespace(dtype=getattr(torch, str(array.dtype)))
     for kind in (torch.int64, np.int64, None):
         drawn, device = legacy.generate_sample(IODescription("y", ["batch", 500], kind, num_classes=7), "there")

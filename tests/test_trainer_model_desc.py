@@ -54,7 +54,7 @@ def error_of(given: Any) -> str:
 
 
 def problems_of(given: Any) -> Any:
-    """The layout of an error; the messages of an element, which have no order, as sets."""
+    """Return the layout of an error, with the messages of an element as a set, because they have no order."""
 
     def without_order(tree: dict[Any, Any]) -> dict[Any, Any]:
         return {
@@ -65,7 +65,7 @@ def problems_of(given: Any) -> Any:
     return without_order(ast.literal_eval(error_of(given).partition(": ")[2]))
 
 
-# What is right.
+# Valid descriptions.
 
 
 @pytest.mark.parametrize("given", VALID)
@@ -110,7 +110,7 @@ def test_fields_of_the_tuples() -> None:
 
 
 def test_an_input_and_an_output_may_have_one_name() -> None:
-    """The graph of a model may give an input back."""
+    """The graph of a model may return an input."""
     description = _ORTTrainerModelDesc({"inputs": [("x", [0, "n"])], "outputs": [("x", [0, "n"]), ("loss", [], True)]})
     assert description.inputs[0].name == description.outputs[0].name
     assert description.inputs[0].shape == [0, "n"]
@@ -125,7 +125,7 @@ def test_the_dictionary_of_the_user_is_left_alone() -> None:
     assert GOOD_INPUTS == [("in", [1])]
 
 
-# What is wrong.
+# Invalid descriptions.
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_what_is_no_dictionary(given: Any) -> None:
     )
 
 
-# Descriptions that a trainer sets, and types.
+# Descriptions and types that a trainer sets.
 
 
 SETTABLE = {
@@ -345,7 +345,7 @@ def test_repr() -> None:
     assert f"        {description.all_finite!r}" in lines
 
 
-# Types of PyTorch, as a stand-in has them.
+# Types of PyTorch, as a stub.
 
 
 class TorchType:

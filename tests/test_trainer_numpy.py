@@ -1,4 +1,4 @@
-"""ORTTrainer follows a plain trainer in NumPy and float64: optimizers, schedules, windows of gradients, clipping."""
+"""ORTTrainer follows a plain float64 trainer in NumPy: optimizers, schedules, accumulation windows, clipping."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ortrain.trainer.optim.lr_scheduler import (
     PolyWarmupLRScheduler,
 )
 
-# What the issue asks for: of losses, and of weights and moments relative to the largest element.
+# Required tolerance of losses, and of weights and moments relative to the largest element.
 CLOSE = 1e-5
-# Central differences in float64 have an error of the step's square, and of rounding over the step: 1e-12 and 1e-10.
+# Central differences in float64 have the error of the squared step, 1e-12, and of rounding over the step, 1e-10.
 CLOSE_OF_DIFFERENCES = 1e-7
 STEPS, ROWS = 20, 6
-# The updates of a schedule. A window of three makes fewer.
+# Number of updates of a schedule. A window of three makes fewer updates.
 TOTAL, WARMUP = 20, 0.2
 MODELS: dict[str, tuple[Callable[[], Net], Loss]] = {
     "perceptron": (lambda: classifier(6, 8, 5), trainer_formulas.perceptron),
     "block": (block, trainer_formulas.block),
 }
-# The epsilon keeps apart what is small from what is rounding: Adam divides by the root of the second moment.
+# The epsilon keeps small values apart from rounding errors: Adam divides by the root of the second moment.
 MOMENTS: dict[str, Any] = {"lambda_coef": 0.01, "epsilon": 1e-4}
 CONFIGS: dict[str, Callable[[float], _OptimizerConfig]] = {
     "adam 0": lambda clip: AdamConfig(lr=0.02, max_norm_clip=clip, **MOMENTS),
@@ -53,17 +53,17 @@ SCHEDULES: dict[str, tuple[Callable[[], Any], trainer_formulas.Schedule] | None]
         partial(trainer_formulas.poly, end=1e-4, power=2.0),
     ),
 }
-# Below the norm of any of these gradients.
+# Smaller than the norm of all these gradients.
 CLIP = 0.05
 
 
 def settings_of(config: _OptimizerConfig) -> dict[str, float]:
-    """The settings of all weights, as the formulas take them."""
+    """Return the settings of all weights for the formulas."""
     return {name: float(value) for name, value in config.defaults.items() if name != "lr"}
 
 
 def state_of(trainer: Any) -> dict[str, Any]:
-    """The state of a trainer under the names of the formulas."""
+    """Return the state of a trainer with the names of the formulas."""
     return dict(trainer._training_session.get_state())
 
 

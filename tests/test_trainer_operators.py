@@ -1,4 +1,4 @@
-"""Operators of the trainer's optimizers, a node each, against their formulas: rows O1 to O4 of the checklist."""
+"""Operators of the trainer's optimizers as single nodes, compared with formulas: rows O1 to O4 of the checklist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import ortrain
 
 Array = npt.NDArray[Any]
 
-# A few roundings of float32, and those of a copy in float16.
+# A few roundings of float32, and the rounding of a float16 copy.
 CLOSE, CLOSE_OF_FLOAT16 = 2e-6, 1e-3
 ALPHA, BETA, DECAY, EPSILON = 0.8, 0.95, 0.1, 1e-4
 RATE, COUNT = 0.5, 3
@@ -24,7 +24,7 @@ SCALE, CLIP = 8.0, 0.25
 
 
 def run(op: str, inputs: Sequence[Array | None], outputs: Sequence[str], **attributes: Any) -> dict[str, Array]:
-    """The outputs of a node; an input that is ``None`` and an output without a name are left out."""
+    """Run a node; returns its outputs. ``None`` omits an input, and an empty name omits an output."""
     given = {f"in{at}": value for at, value in enumerate(inputs) if value is not None}
     names = ["" if value is None else f"in{at}" for at, value in enumerate(inputs)]
     node = helper.make_node(op, names, outputs, domain="com.microsoft", **attributes)
@@ -40,7 +40,7 @@ def run(op: str, inputs: Sequence[Array | None], outputs: Sequence[str], **attri
 
 
 def tensors(shape: Sequence[int], seed: int = 0) -> tuple[Array, Array, Array, Array]:
-    """A weight, a gradient and two moments."""
+    """Return a weight, a gradient and two moments."""
     rng = np.random.default_rng(seed)
     weight, gradient, first = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
     return weight, gradient, first, rng.random(shape).astype(np.float32)
@@ -54,7 +54,7 @@ RATES, STEPS = number(RATE), np.array([COUNT], np.int64)
 
 
 def moments(gradient: Array, first: Array, second: Array) -> tuple[Array, Array]:
-    """The two moments after a step, in float64."""
+    """Compute the two moments after a step, in float64."""
     gradient = gradient.astype(np.float64)
     return ALPHA * first + (1 - ALPHA) * gradient, BETA * second + (1 - BETA) * gradient**2
 
@@ -64,7 +64,7 @@ def corrections(corrected: int) -> tuple[float, float]:
 
 
 def adam(weight: Array, first: Array, second: Array, mode: int, corrected: int) -> Array:
-    """The weight after a step of Adam, whose moments have been updated."""
+    """Compute the weight after a step of Adam from the updated moments."""
     c1, c2 = corrections(corrected)
     if mode == 0:
         return weight - RATE * (first / c1 / (np.sqrt(second / c2) + EPSILON) + DECAY * weight)
@@ -75,7 +75,7 @@ def adam(weight: Array, first: Array, second: Array, mode: int, corrected: int) 
 def lamb(
     weight: Array, first: Array, second: Array, corrected: int = 0, least: float = -np.inf, most: float = np.inf
 ) -> Array:
-    """The weight after a step of LAMB, whose moments have been updated."""
+    """Compute the weight after a step of LAMB from the updated moments."""
     c1, c2 = corrections(corrected)
     direction = DECAY * weight + first / c1 / (np.sqrt(second / c2) + EPSILON)
     ratio = np.linalg.norm(weight) / np.linalg.norm(direction)
@@ -93,7 +93,7 @@ def assert_close(found: Mapping[str, Array], expected: Mapping[str, Array], clos
 @pytest.mark.parametrize("corrected", [0, 1])
 @pytest.mark.parametrize("mode", [0, 1])
 def test_o1_adam(mode: int, corrected: int) -> None:
-    """AdamOptimizerTest, AdamBiasCorrection, AdamWeightDecayMode0 and 1: the new weight, or what is added to it."""
+    """AdamOptimizerTest, AdamBiasCorrection, AdamWeightDecayMode0 and 1: the new weight, or its difference."""
     weight, gradient, first, second = tensors([3, 4])
     new_first, new_second = moments(gradient, first, second)
     expected = adam(weight, new_first, new_second, mode, corrected)
@@ -109,7 +109,7 @@ def test_o1_adam(mode: int, corrected: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("norm", [0.5 * SCALE * CLIP, 4.0 * SCALE * CLIP], ids=["short", "long"])
 def test_o2_adam_mixed_precision(norm: float, dtype: Any) -> None:
-    """AdamOptimizerMixPrecision: gradients are divided by the scale, and longer ones brought to the clip."""
+    """AdamOptimizerMixPrecision: gradients are divided by the scale, and clipped if their norm exceeds the limit."""
     weight, gradient, first, second = tensors([3, 4])
     gradient = gradient.astype(dtype)
     divisor = norm / CLIP if norm > SCALE * CLIP else SCALE
@@ -128,7 +128,7 @@ def test_o2_adam_mixed_precision(norm: float, dtype: Any) -> None:
 
 
 def test_o2_adam_skips_an_update() -> None:
-    """AdamOptimizerMixPrecision_SkipUpdate: the values and the count stay as they are."""
+    """AdamOptimizerMixPrecision_SkipUpdate: values and count do not change."""
     weight, gradient, first, second = tensors([3, 4])
     narrow = weight.astype(np.float16)
     given = {"count": STEPS, "first": first, "second": second, "weight": weight, "narrow": narrow}
@@ -172,7 +172,7 @@ SEVERAL = ["step", *(f"{name}{at}" for at in (0, 1) for name in ("weight", "grad
 
 
 def two_of_lamb(norm: float, is_finite: bool) -> tuple[list[tuple[Array, ...]], dict[str, Array]]:
-    """Two tensors, and what LAMB makes of them from gradients in float16 of this norm."""
+    """Return two tensors, and their results of LAMB with float16 gradients of this norm."""
     given: list[tuple[Array, ...]] = [tensors([3, 4], 1), tensors([5], 2)]
     flat = [
         value
@@ -193,7 +193,7 @@ def two_of_lamb(norm: float, is_finite: bool) -> tuple[list[tuple[Array, ...]], 
 
 @pytest.mark.parametrize("norm", [0.5 * SCALE * CLIP, 4.0 * SCALE * CLIP], ids=["short", "long"])
 def test_o3_lamb_of_several_tensors_in_mixed_precision(norm: float) -> None:
-    """Each tensor has a ratio of its own; the scale and the norm are common."""
+    """Each tensor has its own ratio; all tensors share the scale and the norm."""
     given, found = two_of_lamb(norm, True)
     divisor = norm / CLIP if norm > SCALE * CLIP else SCALE
     for at, (weight, gradient, first, second) in enumerate(given):
@@ -224,7 +224,7 @@ def test_o4_sgd() -> None:
 @pytest.mark.parametrize("signal", [None, True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_o4_in_place_accumulator(dtype: Any, signal: bool | None) -> None:
-    """A gradient is added to its sum, unless the signal says no."""
+    """A gradient is added to its sum, unless the signal is false."""
     total, gradient, *_ = tensors([3, 4])
     gradient = gradient.astype(dtype)
     given = [] if signal is None else [np.array([signal])]
@@ -234,14 +234,14 @@ def test_o4_in_place_accumulator(dtype: Any, signal: bool | None) -> None:
 
 @pytest.mark.parametrize("signal", [True, False])
 def test_o4_zero_gradient(signal: bool) -> None:
-    """Any signal makes zeros."""
+    """Any signal gives zeros."""
     found = run("ZeroGradient", [tensors([3, 4])[0], np.array([signal])], ["zeros"])
     np.testing.assert_array_equal(found["zeros"], np.zeros((3, 4), np.float32))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_o4_mixed_precision_scale(dtype: Any) -> None:
-    """Each tensor is multiplied and cast; fused outputs lie behind each other in one buffer."""
+    """Each tensor is multiplied and cast; fused outputs follow each other in one buffer."""
     one, other = tensors([3, 4])[0], tensors([5], 1)[0]
     to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     scaled = [(SCALE * value).astype(dtype) for value in (one, other)]

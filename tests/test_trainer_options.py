@@ -1,4 +1,4 @@
-"""Options of the trainer: defaults, limits, messages, attributes, and the modules that they import."""
+"""Options of the trainer: defaults, limits, messages, attributes, and imported modules."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ DEFAULTS: dict[str, Any] = {
     "session_options": None,
 }
 
-# Settings whose default is None, and which therefore keep a None.
+# Settings with the default None, which therefore accept None.
 NULLABLE = {
     "lr_scheduler",
     "mixed_precision.loss_scaler",
@@ -87,7 +87,7 @@ NULLABLE = {
     "session_options",
 }
 
-# Least and greatest values of the whole numbers.
+# Minimum and maximum of the integers.
 LIMITS: dict[str, tuple[int, int | None]] = {
     "batch.gradient_accumulation_steps": (1, None),
     "device.mem_limit": (0, None),
@@ -106,7 +106,7 @@ LIMITS: dict[str, tuple[int, int | None]] = {
 
 
 def leaves(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Defaults by dotted paths."""
+    """Return the defaults by dotted paths."""
     found = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -133,7 +133,7 @@ def tree_of(path: str, value: Any) -> dict[str, Any]:
 
 
 def text_of(path: str, problems: Any) -> str:
-    """The whole text of an error with these problems at one place."""
+    """Return the full text of an error with these problems at one path."""
     *sections, leaf = path.split(".")
     layout: Any = {leaf: problems}
     for key in reversed(sections):
@@ -298,7 +298,7 @@ def test_sections_are_dictionaries(path: str, value: Any) -> None:
 )
 @pytest.mark.parametrize("bad", [1, "FLOOD_FILL", ConstantWarmupLRScheduler, threading.Lock(), iter(())])
 def test_instances(path: str, kind: str, good: Any, bad: Any) -> None:
-    """Values that no copy can be made of are named, too."""
+    """Errors also name values that cannot be copied."""
     assert at(ORTTrainerOptions(tree_of(path, good)), path) is good
     assert error_of(tree_of(path, bad)) == text_of(path, [f"must be of {kind} type"])
 
@@ -427,7 +427,7 @@ def test_what_a_dictionary_can_be_made_of(value: Any) -> None:
 
 
 def test_sizes_are_not_compared() -> None:
-    """That ranks and sizes belong together is seen by a trainer."""
+    """The trainer, not the options, checks that ranks and sizes are consistent."""
     sizes = {"world_rank": 7, "world_size": 4, "horizontal_parallel_size": 3}
     distributed = ORTTrainerOptions({"distributed": sizes}).distributed
     assert (distributed.world_rank, distributed.world_size, distributed.horizontal_parallel_size) == (7, 4, 3)
@@ -476,7 +476,7 @@ def test_attributes_are_set_without_a_check() -> None:
 
 
 def test_set_attributes_are_noted() -> None:
-    """A value that is set to the default is told from a default, and nothing else shows that."""
+    """`_assigned` distinguishes a value that was set to the default; nothing else does."""
     options = ORTTrainerOptions()
     assert options._assigned == options.device._assigned == set()
     before = repr(options)
@@ -549,11 +549,11 @@ def test_numbers_of_strategies() -> None:
     }
 
 
-# Imports, in interpreters of their own.
+# Imports, in separate interpreters.
 
 
 def after(statements: str) -> list[str]:
-    """What some statements print."""
+    """Return the output of some statements in a new interpreter."""
     done = subprocess.run([sys.executable, "-c", statements], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -591,7 +591,7 @@ def test_without_cerberus(statement: str) -> None:
 
 
 def test_the_page_has_all_options_with_their_defaults() -> None:
-    """Its table says of each option what effect it has."""
+    """The table states the effect of each option."""
     page = (Path(__file__).parent.parent / "docs" / "orttrainer.md").read_text()
     rows = page.partition("| option | effect here |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
     found: dict[str, str] = {}

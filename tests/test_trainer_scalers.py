@@ -1,4 +1,4 @@
-"""Loss scalers of the trainer: windows, floor and ceiling, the older class beside the newer one, bad input."""
+"""Loss scalers of the trainer: windows, minimum and maximum, the legacy class compared with the new one, bad input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_dynamic_loss_scaler() -> None:
     assert (scaler.min_loss_scale, scaler.max_loss_scale, scaler.input_name) == (1.0, 2.0**24, None)
     assert scaler._stable_steps_count == 0
 
-    # Doubled after each window, and kept at the ceiling, which the eighth window reaches.
+    # The scale doubles after each window, up to the maximum, which the eighth window reaches.
     for power in range(16, 26):
         for count in range(1, 2000):
             assert scaler.update(FINITE) == scaler.loss_scale == 2.0 ** min(power, 24)
@@ -82,7 +82,7 @@ def test_a_scale_that_stays() -> None:
 
 
 def test_a_flag_of_the_graph() -> None:
-    """Flags come as arrays of one bool."""
+    """Flags are arrays of one bool."""
     scaler = DynamicLossScaler(loss_scale=64.0, up_scale_window=1)
     info = after(True)
     info.all_finite = np.array([False])
@@ -94,7 +94,7 @@ def test_a_flag_of_the_graph() -> None:
 def followed(
     finite: npt.NDArray[np.bool_], scale: float, window: int, least: float, most: float
 ) -> npt.NDArray[np.float64]:
-    """Scales after each step, a run of finite steps at once."""
+    """Compute the scales after each step, a run of finite steps at once."""
     scales = np.empty(len(finite))
     starts = np.concatenate(([0], np.flatnonzero(~finite) + 1, [len(finite) + 1]))
     for start, end in pairwise(starts):
@@ -151,7 +151,7 @@ def test_loss_scaler_legacy_and_experimental_random_all_finite() -> None:
     for finite in np.random.default_rng(SEED).random(1000) < 0.8:
         step(scaler, legacy, bool(finite))
         scales.add(legacy.loss_scale_)
-    # Floor and ceiling are among them.
+    # The scales include the minimum and the maximum.
     assert {2.0, 4096.0} <= scales
 
 
@@ -166,7 +166,7 @@ def test_legacy_scale_that_stays() -> None:
 
 
 class Fading(LossScaler):
-    """A scaler of a user: a quarter after each overflow."""
+    """A user's scaler: a quarter after each overflow."""
 
     def update(self, train_step_info: TrainStepInfo) -> float:
         if not train_step_info.all_finite:

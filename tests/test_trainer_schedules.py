@@ -1,4 +1,4 @@
-"""Learning-rate schedulers of the trainer: formulas, order of arguments, schedulers of users, bad input."""
+"""Learning-rate schedulers of the trainer: formulas, order of arguments, users' schedulers, bad input."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ortrain.trainer.optim.lr_scheduler import (
 STEPS = 10_000
 SETTINGS = 1_000 if "ORTRAIN_CONFORM" in os.environ else 50
 SEED = 20_232
-# In shares of the rate: a cosine of up to a million radians loses that much of float64.
+# Tolerance relative to the rate: a cosine of up to a million radians loses this much of float64.
 CLOSE = 1e-9
-# Expected rates are written with six digits.
+# Expected rates have six digits.
 SIX_DIGITS = 1e-6
 
 KINDS = (ConstantWarmupLRScheduler, CosineWarmupLRScheduler, LinearWarmupLRScheduler, PolyWarmupLRScheduler)
@@ -56,7 +56,7 @@ def test_linear_lr_scheduler_creation() -> None:
     ("kind", "expected"),
     [
         (ConstantWarmupLRScheduler, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        # The second argument of two of them is none of the warm-up.
+        # The second argument of two kinds is not the warm-up.
         (
             CosineWarmupLRScheduler,
             [0.0, 0.976396, 0.905984, 0.795672, 0.656304, 0.501574, 0.346690, 0.206872, 0.095862, 0.024569],
@@ -116,7 +116,7 @@ def linear(t: Array, lr: float, total: int, warmup: float) -> Array:
 def poly(t: Array, lr: float, total: int, warmup: float, lr_end: float, power: float) -> Array:
     warm = warmup * total
     left = 1 - (np.minimum(t, total) - warm) / (total - warm)
-    # In the warm-up, the base is above 1 and the result unused.
+    # During the warm-up, the base exceeds 1 and the result is unused.
     behind = np.where(t > total, lr_end, (lr - lr_end) * left**power + lr_end)
     return lr * with_warmup(t, warm, behind / lr)
 
@@ -131,7 +131,7 @@ FORMULAS: dict[type[_LRScheduler], Callable[..., Array]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_formula(kind: Callable[..., _LRScheduler]) -> None:
-    """Rates equal the formula for random settings, from no warm-up to a long one, and beyond the last step."""
+    """Rates equal the formula for random settings, from no warm-up to a long one, and after the last step."""
     rng = np.random.default_rng(SEED)
     t = np.arange(STEPS, dtype=np.float64)
     for at in range(SETTINGS):
@@ -152,7 +152,7 @@ def test_formula(kind: Callable[..., _LRScheduler]) -> None:
 
 @pytest.mark.parametrize("kind", [ConstantWarmupLRScheduler, LinearWarmupLRScheduler])
 def test_a_warmup_shorter_than_a_step(kind: Callable[..., _LRScheduler]) -> None:
-    """Step 0 is in the warm-up, step 1 behind it."""
+    """Step 0 is in the warm-up, step 1 after the warm-up."""
     rates = rates_of(kind(10, warmup=0.05), 1.0, 2)
     assert rates[0] == 0.0
     assert rates[1] > 0.9
@@ -217,7 +217,7 @@ def test_a_last_rate_that_is_not_below_the_first(lr: float) -> None:
 
 
 class InSteps(_LRScheduler):
-    """A scheduler of a user."""
+    """A user's scheduler."""
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
         return [train_step_info.optimizer_config.lr * 0.5 ** (train_step_info.optimization_step // 2)]

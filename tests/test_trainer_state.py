@@ -1,4 +1,4 @@
-"""States of ORTTrainer: what they hold, what is loaded and refused, files, exact resume, the way to ortrain.api."""
+"""States of ORTTrainer: contents, loading, errors, files, exact resume, and conversion to ortrain.api."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ortrain.trainer.optim.lr_scheduler import CosineWarmupLRScheduler
 
 pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning")
 
-# Steps of another session, whose formulas are written otherwise: float32 rounds each of them by 6e-8.
+# Tolerance of steps of another session with differently written formulas: float32 rounds each step by 6e-8.
 CLOSE = 1e-5
 CONFIGS: dict[str, Callable[[], _OptimizerConfig]] = {
     "adam": lambda: AdamConfig(lr=0.01, lambda_coef=0.01),
@@ -60,20 +60,20 @@ TRAINER_OPTIONS = {
 
 
 def without_session(net: Net) -> ORTTrainer:
-    """A trainer before there is a session, as one of a model that is exported at its first step."""
+    """Return a trainer without a session, like a trainer before the export at its first step."""
     trainer = trainer_of(net)
     trainer._training_session = trainer._train_io_binding = trainer._eval_io_binding = None
     return trainer
 
 
 def begin(trainer: ORTTrainer) -> None:
-    """Make the session of a trainer that has none."""
+    """Create the session of a trainer without one."""
     assert trainer._onnx_model is not None
     trainer._init_onnx_model(trainer._onnx_model)
 
 
 class Backend:
-    """A session that has these states."""
+    """Stub of a session with these states."""
 
     def __init__(self, model: Any = None, optimizer: Any = None, partition: Any = None) -> None:
         self.states = {"full_precision": model or {}}
@@ -143,7 +143,7 @@ def test_c3_pytorch_format(case: str) -> None:
 
 
 def test_c3_pytorch_format_gives_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch has been imported by the user."""
+    """The user has imported PyTorch."""
     import sys
 
     torch = types.ModuleType("torch")
@@ -167,7 +167,7 @@ def test_c4_onnx_graph_provides_frozen_model_states() -> None:
 
 
 def test_c5_load_state_dict_holds_when_training_session_not_initialized() -> None:
-    """It is loaded when there is a session, counts of steps, too."""
+    """The state is loaded when the session is created, with the counts of steps."""
     net = classifier()
     first = trainer_of(net)
     losses_of(first, net, 3)
@@ -198,7 +198,7 @@ def test_c6_load_state_dict_warns_when_model_optimizer_key_missing() -> None:
 
 
 def without(state: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    """A state without the entry at a path."""
+    """Return a state without the entry at a path."""
     changed = copy.deepcopy(dict(state))
     place = changed
     for name in path[:-1]:
@@ -208,7 +208,7 @@ def without(state: Mapping[str, Any], *path: str) -> dict[str, Any]:
 
 
 def having(state: Mapping[str, Any], value: Any, *path: str) -> dict[str, Any]:
-    """A state with another entry at a path."""
+    """Return a state with another entry at a path."""
     changed = copy.deepcopy(dict(state))
     place = changed
     for name in path[:-1]:
@@ -269,7 +269,7 @@ def test_c7_load_state_dict_errors_when_state_dict_mismatch(case: str) -> None:
 
 
 def test_unexpected_keys_of_a_divided_state() -> None:
-    """They are tolerated where the trainer's own state would be divided, but for weights that the model has not."""
+    """Unexpected keys are allowed if the trainer would divide its own state, except for unknown weights."""
     net = classifier()
     trainer = trainer_of(net, options={"distributed": {"deepspeed_zero_optimization": {"stage": 1}}})
     state = trainer.state_dict()
@@ -328,7 +328,7 @@ def test_scalar_weights_are_loaded() -> None:
     assert losses_of(second, net, 2) == losses_of(first, net, 2)
 
 
-# States that are refused.
+# Rejected states.
 
 UNFIT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "another optimizer": (
@@ -395,7 +395,7 @@ def test_states_that_are_refused(case: str, strict: bool) -> None:
     ],
 )
 def test_a_checkpoint_of_another_optimizer(config: str, other: str, words: str, tmp_path: Path) -> None:
-    """Names of values are compared first, and the message says why they differ."""
+    """Names of values are compared first, and the message states the reason of the difference."""
     net = classifier()
     trainer, saved = trainer_of(net, CONFIGS[config]()), trainer_of(net, CONFIGS[other]())
     saved.save_checkpoint(tmp_path / "checkpoint")
@@ -539,13 +539,13 @@ def test_no_file_before_the_first_step(tmp_path: Path) -> None:
 
 
 class Progress:
-    """What a user keeps."""
+    """Values of a user."""
 
     epoch = 3
 
 
 def test_values_of_a_user_that_need_pickle(tmp_path: Path) -> None:
-    """They are refused when they are written, unless the user says that they are meant."""
+    """Values that need pickle are rejected when they are written, unless the user allows them."""
     trainer, path = trainer_of(classifier()), str(tmp_path / "checkpoint")
     refused = {
         f"{__name__}.Progress, which is no class.*allow_pickle=True": {"progress": Progress()},
@@ -581,7 +581,7 @@ def test_warnings_point_at_the_program_of_the_user(artifacts: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("options", [{}, {"utils": {"frozen_weights": ["norm.mean", "norm.var"]}}])
 def test_running_statistics_of_a_flat_state(options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are the present ones, not those of the file of the model."""
+    """A flat state has the current statistics, not the statistics of the model file."""
     torch = types.SimpleNamespace(from_numpy=lambda value: value)
     monkeypatch.setattr(_flat_checkpoint, "_torch", lambda: torch)
     trainer = trainer_of(normalizing(), options=options)
@@ -597,7 +597,7 @@ def test_running_statistics_of_a_flat_state(options: Mapping[str, Any], monkeypa
 
 
 def test_a_file_of_a_state_that_would_be_divided(tmp_path: Path) -> None:
-    """ZeRO of one process divides nothing, and its file is loaded as one of several is."""
+    """ZeRO of one process divides nothing, but its file is loaded like a file of several processes."""
     net, path = classifier(), str(tmp_path / "checkpoint")
     first, second = (
         trainer_of(net, options={"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}) for _ in range(2)
@@ -624,7 +624,7 @@ def test_a_file_without_the_state_of_the_optimizer(tmp_path: Path) -> None:
 
 
 def scaled(**more: Any) -> Callable[[], dict[str, Any]]:
-    """Options of mixed precision with a scale that changes every second step."""
+    """Return a function for mixed-precision options with a scale that changes every second step."""
     return lambda: {
         "mixed_precision": {"enabled": True, "loss_scaler": DynamicLossScaler(loss_scale=64.0, up_scale_window=2)},
         **more,
@@ -649,7 +649,7 @@ SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("setting", SETTINGS)
 @EACH_CONFIG
 def test_a_training_is_resumed_exactly(config: str, setting: str, tmp_path: Path) -> None:
-    """Three steps, a file, and three steps more are six steps, bit for bit."""
+    """Three steps, a file, and three more steps equal six steps bit for bit."""
     options, more = SETTINGS[setting]
     net, path = NETS.get(setting, toy_bert)(), str(tmp_path / "checkpoint0.ortcp")
     whole, first, second = (trainer_of(net, CONFIGS[config](), options(), **more) for _ in range(3))
@@ -689,7 +689,7 @@ def test_f21_mixed_precision() -> None:
 
 
 def renamed(net: Net, change: Callable[[str], str]) -> Net:
-    """The net with other names of initializers."""
+    """Return the network with other names of initializers."""
     model, names = copy.deepcopy(net.model), {tensor.name for tensor in net.model.graph.initializer}
     for tensor in model.graph.initializer:
         tensor.name = change(tensor.name)
@@ -701,7 +701,7 @@ def renamed(net: Net, change: Callable[[str], str]) -> Net:
 
 @pytest.mark.parametrize("change", [lambda name: f"/{name}/weight", lambda name: name.replace(".", "/")])
 def test_names_with_slashes(change: Callable[[str], str], tmp_path: Path) -> None:
-    """A file has groups where they have slashes, and they are names again when it is loaded."""
+    """A file has groups in place of slashes, and loading restores the names."""
     net, path = renamed(normalizing(), change), str(tmp_path / "checkpoint")
     whole, first, second = (trainer_of(net, options=WINDOW) for _ in range(3))
     losses_of(whole, net, 5)
@@ -721,7 +721,7 @@ def test_names_that_are_one_in_a_file(tmp_path: Path) -> None:
 
 
 def test_running_statistics(tmp_path: Path) -> None:
-    """They are part of a state, and of the model that is written; what they are not is refused."""
+    """Running statistics are part of a state and of the written model; other entries in their section are errors."""
     net = normalizing()
     trainer = trainer_of(net)
     losses_of(trainer, net, 3)
@@ -749,7 +749,7 @@ FROZEN_STATISTICS = {"utils": {"frozen_weights": ["norm.mean", "norm.var"]}}
 
 
 def test_running_statistics_that_are_frozen_weights() -> None:
-    """Weights of a state have their present values, and those of a state without the section are taken."""
+    """A state has current values of these weights. A state without the section of statistics is accepted."""
     net = normalizing()
     trainer = trainer_of(net, options=FROZEN_STATISTICS)
     losses_of(trainer, net, 3)
@@ -769,7 +769,7 @@ def test_running_statistics_that_are_frozen_weights() -> None:
 
 @pytest.fixture
 def set_seed() -> Iterator[Callable[[int | None], None]]:
-    """Sets the seed of the process, as another process would have it."""
+    """Yield a function that sets the seed of the process, to imitate another process."""
     yield _seeds.set_seed
     _seeds.set_seed(None)
 
@@ -845,7 +845,7 @@ def test_models_that_draw_random_numbers(case: str) -> None:
 
 
 def test_counts_of_updates() -> None:
-    """They start at 1, and go on by 1 with every update."""
+    """Counts of updates start at 1, and increase by 1 with every update."""
     net = classifier()
     adam, lamb = trainer_of(net, AdamConfig()), trainer_of(net, LambConfig())
     for updates in range(3):
@@ -895,7 +895,7 @@ def test_a_window_is_of_a_trainer_that_has_one() -> None:
 
 
 def fail(trainer: ORTTrainer, times: int = 1) -> None:
-    """Calls without inputs."""
+    """Make calls without inputs."""
     for _ in range(times):
         with pytest.raises(AssertionError, match="0 inputs were given"):
             trainer.train_step()
@@ -946,7 +946,7 @@ def test_the_steps_of_a_window_are_counted_where_a_state_does_not_say_them() -> 
 
 @EACH_CONFIG
 def test_b6_toy_bert_checkpoint_basic(config: str, tmp_path: Path) -> None:
-    """testToyBertCheckpointBasic: all weights are there; what is changed, saved and loaded is what was changed."""
+    """testToyBertCheckpointBasic: a state has all weights, and a changed state survives saving and loading."""
     net, path = toy_bert(), str(tmp_path / "checkpoint")
     first, second = trainer_of(net, CONFIGS[config]()), trainer_of(net, CONFIGS[config]())
     state = first.state_dict()
@@ -981,7 +981,7 @@ def test_b8_toy_bert_checkpoint_frozen_weights(config: str, tmp_path: Path) -> N
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Callable[[Any], tuple[CheckpointState, Module, Optimizer]]:
-    """A training of the classifier, or of another net, by ortrain.api with an optimizer."""
+    """Return a function that makes a training by ortrain.api of the classifier, or of another network."""
 
     def make(
         optimizer: Any, frozen: tuple[str, ...] = (), net: Net | None = None
@@ -1006,7 +1006,7 @@ def artifacts(tmp_path: Path) -> Callable[[Any], tuple[CheckpointState, Module, 
 
 
 def steps_of(module: Module, optimizer: Optimizer, net: Net, count: int, first: int = 0) -> list[float]:
-    """Losses of steps by ortrain.api."""
+    """Train steps by ortrain.api; returns the losses."""
     found = []
     for k in range(first, first + count):
         loss: Any = module(*net.batch(k).values())
@@ -1018,7 +1018,7 @@ def steps_of(module: Module, optimizer: Optimizer, net: Net, count: int, first: 
 
 ADAMW = ortrain.optim.AdamW(lr=0.01, eps=1e-8, weight_decay=0.01)
 LAMB = ortrain.optim.LAMB(lr=0.01, eps=1e-6, weight_decay=0.01, bias_correction=False)
-# An optimizer of artifacts clips only if it is asked to.
+# An optimizer of artifacts clips only on request.
 UNCLIPPED = {"utils": {"grad_norm_clip": False}}
 
 
@@ -1058,7 +1058,7 @@ def test_a_checkpoint_state_goes_on_from_a_training(config: str, row: Any, artif
 
 @EACH_CONFIG
 def test_a_round_trip_by_a_checkpoint_state(config: str, tmp_path: Path) -> None:
-    """By a file, too."""
+    """The state passes through a file."""
     net = classifier()
     first = trainer_of(net, CONFIGS[config]())
     losses_of(first, net, 3)
@@ -1081,7 +1081,7 @@ def test_moments_begin_anew_after_sgd(config: str) -> None:
 
 
 def resumed(net: Net, state: Any, config: _OptimizerConfig | None = None) -> ORTTrainer:
-    """A trainer that goes on from a state of ortrain.api."""
+    """Return a trainer that continues from a state of ortrain.api."""
     model, chosen = copy.deepcopy(net.model), config or AdamConfig()
     return ORTTrainer.from_checkpoint_state(state, model, description_of(net), chosen, options_of())
 
@@ -1107,7 +1107,7 @@ def test_checkpoint_states_that_are_refused(artifacts: Any) -> None:
 def test_running_statistics_go_to_a_checkpoint_state(
     drops: bool, options: dict[str, Any], artifacts: Any, tmp_path: Path
 ) -> None:
-    """And so do the numbers by which a Dropout draws."""
+    """The random numbers of Dropout also continue."""
     net = normalizing(drops)
     trainer = trainer_of(net, SGDConfig(lr=0.1), options)
     losses_of(trainer, net, 3)
@@ -1141,7 +1141,7 @@ def test_running_statistics_come_from_a_checkpoint_state(drops: bool, artifacts:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_round_trip_of_running_statistics_and_a_seed(drops: bool, set_seed: Callable[[int | None], None]) -> None:
-    """A call that failed does not change which numbers are drawn."""
+    """A failed call does not change the random numbers."""
     net = normalizing(drops)
     set_seed(7)
     first = trainer_of(net)
@@ -1158,7 +1158,7 @@ def test_a_round_trip_of_running_statistics_and_a_seed(drops: bool, set_seed: Ca
 
 @pytest.mark.parametrize("row", [ortrain.OptimType.SGD, ortrain.optim.SGD(lr=0.1)], ids=["type", "row"])
 def test_sgd_goes_on_from_a_checkpoint_state(row: Any, artifacts: Any) -> None:
-    """Its state has room for a momentum."""
+    """The checkpoint has a slot for a momentum."""
     net = classifier()
     state, module, optimizer = artifacts(row)
     optimizer.set_learning_rate(0.1)
@@ -1183,7 +1183,7 @@ def test_sgd_does_not_go_on_from_a_momentum(artifacts: Any) -> None:
 
 @pytest.mark.parametrize(("config", "expected"), [("adam", 2), ("lamb", 2), ("sgd", 5)])
 def test_the_step_of_a_checkpoint_state_is_that_of_the_optimizer(config: str, expected: int) -> None:
-    """SGD counts nothing."""
+    """SGD has no count."""
     net = classifier()
     trainer = trainer_of(net, CONFIGS[config]())
     losses_of(trainer, net, 2)

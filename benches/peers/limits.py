@@ -1,6 +1,6 @@
-"""What the machine can do at the moment, as ortrain measures it for its profile: limits.py FOLDER OWN THREADS.
+"""Measures the current limits of the machine with ortrain's profiler: limits.py FOLDER OWN THREADS.
 
-FOLDER and OWN are those of a workload for which `on_device.py ortrain make` was run. Prints a line of JSON.
+FOLDER and OWN are the folders of a workload after `on_device.py ortrain make`. Prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ortrain.api import CheckpointState, Module
 
 
 def main() -> None:
-    """A step of a small net is profiled for the limits that stand beside it."""
+    """Profiles a step of a small network, because the profile includes the limits of the machine."""
     folder, own, threads = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     options = SessionOptions()
     options.intra_op_num_threads = threads

@@ -4,9 +4,9 @@
     python on_device.py ortrain|ortrain@SHARE|onnxruntime serve FOLDER OWN THREADS [PRECISION FALLBACK]
 
 `make` writes the artifacts for the workload in FOLDER (see workloads.write) to OWN; it needs `onnx`. `serve` takes
-turns (see turns.py), and imports nothing but NumPy and the library. With a SHARE ortrain gets a memory limit that
-leaves so much of the arena that it would take; `make` writes it to OWN/limit.json. PRECISION and FALLBACK are
-ortrain's `SessionOptions.precision` and `bf16_fallback`.
+turns (see turns.py) and imports only NumPy and the library. With a SHARE, ortrain runs under a memory limit that leaves
+this fraction of its usual arena; `make` writes the limit to OWN/limit.json. PRECISION and FALLBACK are ortrain's
+`SessionOptions.precision` and `bf16_fallback`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from turns import Session, Turns
 
 
 def make_ours(folder: Path, own: Path, settings: dict[str, Any]) -> None:
-    """The artifacts of ortrain."""
+    """Writes the artifacts of ortrain."""
     artifacts = importlib.import_module("ortrain.artifacts")
     artifacts.generate_artifacts(
         folder / "forward.onnx",
@@ -37,26 +37,26 @@ def make_ours(folder: Path, own: Path, settings: dict[str, Any]) -> None:
 
 
 def write_limit(folder: Path, own: Path, share: float) -> None:
-    """The limit under which a step's arena has a share of what it would be, and what it is made of; in bytes."""
+    """Writes the memory limit that leaves a fraction of the arena, and the numbers it is computed from, in bytes."""
     api = importlib.import_module("ortrain.api")
     with np.load(folder / "batches.npz") as stored:
         batch = stored["x0"], stored["labels0"]
     state = api.CheckpointState.load_checkpoint(str(own / "checkpoint"))
     module = api.Module(str(own / "training_model.onnx"), state)
     need = module.memory(*batch)
-    # With the constants of the program, which the module does not tell.
+    # `profile` includes the constants of the program, which `memory` does not report.
     saved = int((1 - share) * need.work)
     limit = module.profile(*batch, steps=1, warmup=0).memory - saved
     (own / "limit.json").write_text(json.dumps({"limit": limit, "arena": need.work, "saved": saved}))
 
 
 def make_theirs(folder: Path, own: Path, settings: dict[str, Any]) -> None:
-    """The artifacts of onnxruntime-training, made by itself."""
+    """Writes the artifacts of onnxruntime-training with its own functions."""
     import onnx
 
     without_torch()
     artifacts = importlib.import_module("onnxruntime.training.artifacts")
-    # It differentiates a LayerNormalization only if mean and inverse deviation are among its outputs.
+    # onnxruntime-training differentiates LayerNormalization only if mean and inverse deviation are among the outputs.
     model = onnx.load(folder / "forward.onnx")
     for node in model.graph.node:
         if node.op_type == "LayerNormalization":
@@ -73,7 +73,7 @@ def make_theirs(folder: Path, own: Path, settings: dict[str, Any]) -> None:
 
 
 def set_optimizer(path: Path, settings: dict[str, Any]) -> None:
-    """The constants of the optimizer, and its formula, are attributes of its one node."""
+    """Sets the constants and the formula of the optimizer, which are attributes of its only node."""
     import onnx
 
     model = onnx.load(path)
@@ -96,19 +96,19 @@ def set_optimizer(path: Path, settings: dict[str, Any]) -> None:
 
 
 def without_torch() -> None:
-    """Two sub-packages of onnxruntime-training import PyTorch; on-device training uses neither."""
+    """Replaces two subpackages that import PyTorch. On-device training needs neither of them."""
     for name in ("optim", "amp"):
         sys.modules.setdefault(f"onnxruntime.training.{name}", types.ModuleType(name))
 
 
 def import_ours() -> tuple[Any, Any, dict[str, Any]]:
-    """The library, its API, and what it is."""
+    """Returns the library, its API, and its name and version."""
     library = importlib.import_module("ortrain")
     return library, importlib.import_module("ortrain.api"), {"library": "ortrain", "version": library.__version__}
 
 
 def import_theirs() -> tuple[Any, Any, dict[str, Any]]:
-    """The same of onnxruntime-training."""
+    """Returns the library, its API, and its name and version for onnxruntime-training."""
     without_torch()
     library = importlib.import_module("onnxruntime")
     facts = {"library": "onnxruntime-training-cpu", "version": library.__version__}
@@ -123,7 +123,7 @@ IMPORT: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
 
 
 def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, Any], more: dict[str, Any]) -> None:
-    """Take turns. ``more`` are further session options."""
+    """Takes turns. ``more`` has additional session options."""
     turns = Turns()
     with turns.timed("import"):
         library, api, facts = IMPORT[who]()
@@ -136,8 +136,8 @@ def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, A
         for name, value in more.items():
             setattr(options, name, value)
         state = api.CheckpointState.load_checkpoint(str(own / "checkpoint"))
-        # No eval model: onnxruntime-training makes one that does not load where a BatchNormalization is in training
-        # mode.
+        # No eval model: for a BatchNormalization in training mode, onnxruntime-training generates an eval model that
+        # does not load.
         module = api.Module(str(own / "training_model.onnx"), state, session_options=options)
         optimizer = api.Optimizer(str(own / "optimizer_model.onnx"), module)
         optimizer.set_learning_rate(settings["learning_rate"])
@@ -159,7 +159,7 @@ def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, A
 
 
 def main() -> None:
-    """As the arguments say."""
+    """Runs the command of the arguments."""
     who, what, folder, own, *rest = sys.argv[1:]
     settings = json.loads((Path(folder) / "settings.json").read_text())
     who, _, share = who.partition("@")

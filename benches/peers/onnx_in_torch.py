@@ -1,8 +1,8 @@
-"""Networks of ONNX in torch, in the functions that are fast there.
+"""Conversion of ONNX networks to PyTorch, with the functions that are fast in PyTorch.
 
-The graph is turned into a list of calls once: what depends on no input and no weight is computed, and what exporters
-spell out is put together again (linear layers, GELU, scaled dot product attention, LSTM). An operator or a pattern
-that is not understood is an error: what is compared must be the same function.
+The graph is converted to a list of calls once. Values that depend on no input and no weight are computed at conversion.
+Patterns of exporters are fused again: linear layers, GELU, scaled dot product attention and LSTM. An unknown operator
+or pattern is an error, because the comparison needs the same function.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from torch.nn import functional as F  # noqa: N812
 
-# The backward pass of these does not read what they return, so an activation may overwrite it.
+# Operators with a backward pass that does not read their output, so that an activation may overwrite this output.
 OVERWRITABLE = {"BatchNormalization", "Conv", "Gemm", "Add"}
-# What is added to scores that must not be seen.
+# Largest bias of a masked attention score.
 MASKED = -1e4
 
 
 def adamw(trained: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """PyTorch's fused AdamW with the settings of a workload."""
+    """Returns PyTorch's fused AdamW with the settings of a workload."""
     return torch.optim.AdamW(
         trained,
         lr=settings["learning_rate"],
@@ -36,7 +36,7 @@ def adamw(trained: Sequence[Any], settings: Mapping[str, Any]) -> Any:
 
 
 class Network:
-    """The forward pass of a model for batches of one shape; its `weights` are tensors by name."""
+    """Forward pass of a model for batches of one shape. `weights` are tensors by name."""
 
     def __init__(self, model: ModelProto, weights: Mapping[str, Any], trained: Sequence[str], x: Any) -> None:
         self.weights = dict(weights)
@@ -53,7 +53,7 @@ class Network:
         last: dict[int, int] = {}
         for number, (_, inputs, _) in enumerate(self._calls):
             last |= dict.fromkeys(inputs, number)
-        # A value goes when it is used up, as it does when a module's forward returns.
+        # A value is freed after its last use, as in the forward method of a PyTorch module.
         held = {place for place, value in enumerate(self._start) if value is not None}
         self._steps = [
             (call, inputs, output, tuple(place for place in set(inputs) if last[place] == number and place not in held))
@@ -61,7 +61,7 @@ class Network:
         ]
 
     def to(self, device: str) -> None:
-        """Move weights and constants to a device; `weights` are those there from now on."""
+        """Moves weights and constants to a device, and replaces `weights` by the moved tensors."""
         moved = {id(value): value.to(device) for value in self.weights.values()}
         self.weights = {name: moved[id(value)] for name, value in self.weights.items()}
         self._start = [
@@ -70,7 +70,7 @@ class Network:
         ]
 
     def __call__(self, x: Any) -> Any:
-        """The model's output."""
+        """Returns the output of the model."""
         values = self._start.copy()
         values[0] = x
         for call, inputs, output, dead in self._steps:
@@ -80,7 +80,7 @@ class Network:
         return values[self._result]
 
     def _find_constants(self, data: str, x: Any) -> None:
-        """Compute what depends on neither the input nor weights, but for their shapes."""
+        """Computes all values that depend on neither the input nor weights, except on their shapes."""
         shapes = {name: value.to("meta") for name, value in self.weights.items()} | {data: x.to("meta")}
         for node in self._producer.values():
             names = [name for name in node.input if name]
@@ -99,7 +99,7 @@ class Network:
                 shapes[node.output[0]] = call(*on_meta)
 
     def _place(self, name: str) -> int:
-        """Where a value will be; its calls are appended where it is not there yet."""
+        """Returns the index of a value. Appends the calls that compute the value if it has no index yet."""
         if name not in self._places:
             if name in self.weights or name in self._known:
                 self._places[name] = len(self._start)
@@ -113,22 +113,25 @@ class Network:
         return self._places[name]
 
     def _call(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]]:
-        """The function of a node and the values it reads, which may lie further back than the node's inputs."""
+        """Returns the function of a node and the values that it reads.
+
+        For a fused pattern, these are inputs of earlier nodes.
+        """
         for pattern in (self._linear, self._gelu, self._attention, self._lstm, self._in_place):
             found = pattern(node)
             if found is not None:
                 return found
         return self._spelled_out(node, self._known)
 
-    # What exporters spell out.
+    # Fusion of exporter patterns.
 
     def _made_by(self, name: str, operator: str) -> NodeProto | None:
-        """The node that makes a value which is used nowhere else."""
+        """Returns the node that produces a value, if the operator matches and the value has no other use."""
         node = self._producer.get(name)
         return node if node is not None and node.op_type == operator and self._uses[name] == 1 else None
 
     def _split(self, node: NodeProto, operator: str) -> tuple[NodeProto, str] | None:
-        """For a node with two inputs: the one that such an operator made for it alone, and the name of the other."""
+        """Returns the input produced by this operator for this binary node only, and the name of the other input."""
         first, second = node.input
         for name, other in ((first, second), (second, first)):
             made = self._made_by(name, operator)
@@ -141,14 +144,14 @@ class Network:
         return float(value) if value is not None and value.numel() == 1 else None
 
     def _weight_of(self, product: NodeProto) -> str | None:
-        """W of a product x · Wᵀ."""
+        """Returns W of a product x · Wᵀ."""
         turned = self._producer.get(product.input[1])
         if turned is None or turned.op_type != "Transpose" or turned.input[0] not in self.weights:
             return None
         return turned.input[0] if self.weights[turned.input[0]].ndim == 2 else None
 
     def _linear(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]] | None:
-        """A product x · Wᵀ, and a bias."""
+        """Matches a product x · Wᵀ, with or without a bias."""
         if node.op_type == "MatMul":
             weight = self._weight_of(node)
             return None if weight is None else (F.linear, [node.input[0], weight])
@@ -159,7 +162,7 @@ class Network:
         return None if weight is None else (F.linear, [found[0].input[0], weight, found[1]])
 
     def _gelu(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]] | None:
-        """The product x · (erf(x / √2) + 1) · 0.5."""
+        """Matches the product x · (erf(x / √2) + 1) · 0.5."""
         if node.op_type != "Mul" or self._number(node.input[1]) != 0.5:
             return None
         product = self._made_by(node.input[0], "Mul")
@@ -174,7 +177,7 @@ class Network:
         return (F.gelu, [found[1]]) if root is not None and math.isclose(root, math.sqrt(2), rel_tol=1e-6) else None
 
     def _attention(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]] | None:
-        """softmax(q · kᵀ · scale + mask) · v; the mask is that of a causal net."""
+        """Matches softmax(q · kᵀ · scale + mask) · v, with a causal mask or none."""
         softmax = self._made_by(node.input[0], "Softmax") if node.op_type == "MatMul" else None
         if softmax is None:
             return None
@@ -199,7 +202,7 @@ class Network:
         return call, [*product.input, node.input[1]]
 
     def _lstm(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]] | None:
-        """One direction without peepholes, whose weights are torch's with the gates in another order."""
+        """Matches an LSTM in one direction without peepholes. Its weights are PyTorch's with reordered gates."""
         if node.op_type != "LSTM":
             return None
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -214,13 +217,13 @@ class Network:
         assert all(torch.equal(a, b) for a, b in zip(wanted, [*found, *self._evaluated(b)[0].chunk(2)], strict=True))
 
         def call(x: Any, h: Any, c: Any, *weights: Any) -> Any:
-            # What torch.nn.LSTM calls: with biases, one layer, no dropout, in training, one direction, time first.
+            # The call of torch.nn.LSTM: with biases, one layer, no dropout, in training, one direction, time first.
             return torch.lstm(x, (h, c), weights, True, 1, 0.0, True, False, False)[0].unsqueeze(1)
 
         return call, [x, h, c, *names]
 
     def _ancestors(self, name: str) -> list[str]:
-        """The weights that a value is made of, each once."""
+        """Returns the weights from which a value is computed, each once."""
         if name in self.weights:
             return [name]
         node = self._producer.get(name)
@@ -228,7 +231,7 @@ class Network:
         return list(dict.fromkeys(weight for value in before for weight in self._ancestors(value)))
 
     def _evaluated(self, name: str) -> Any:
-        """A value that depends on weights alone."""
+        """Computes a value that depends only on weights."""
         if name in self.weights:
             return self.weights[name].detach()
         if name in self._known:
@@ -238,7 +241,7 @@ class Network:
         return call(*[self._evaluated(name) for name in names])
 
     def _in_place(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]] | None:
-        """An activation that overwrites its argument."""
+        """Matches an activation that may overwrite its argument."""
         if node.op_type not in ("Relu", "Clip") or self._uses[node.input[0]] != 1:
             return None
         before = self._producer.get(node.input[0])
@@ -249,10 +252,13 @@ class Network:
         low, high = float(self._known[node.input[1]]), float(self._known[node.input[2]])
         return lambda x: F.hardtanh(x, low, high, inplace=True), [node.input[0]]
 
-    # Operator by operator.
+    # Conversion of single operators.
 
     def _spelled_out(self, node: NodeProto, known: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str]]:
-        """The function of a node, of those of its inputs that are not known. What it must know is known always."""
+        """Returns the function of a node and its input names.
+
+        A number in ``known`` may become a part of the function. Inputs that must be constants are always known.
+        """
         a = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         names = [name for name in node.input if name]
         if node.op_type in ARITHMETIC:
@@ -268,7 +274,7 @@ class Network:
 def _with_numbers(
     call: Callable[..., Any], names: list[str], known: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], list[str]]:
-    """An operation of two values, of which the second may be a number."""
+    """Converts a binary operation. If the second value is a number, it becomes a constant of the function."""
     number = known.get(names[1])
     if number is None or number.numel() != 1:
         return call, names
@@ -287,7 +293,7 @@ def _padding(a: dict[str, Any], rank: int) -> list[int]:
 
 
 def _batch_norm(a: dict[str, Any], training: bool) -> Callable[..., Any]:
-    """With the statistics of the batch, and the running ones moving towards them; or with the running ones."""
+    """Returns BatchNormalization: in training with batch statistics and updates, otherwise with running statistics."""
     a.pop("training_mode", None)
     momentum, epsilon = 1 - a.pop("momentum", 0.9), a.pop("epsilon", 1e-5)
 

@@ -1,14 +1,14 @@
-"""The loop of a peer's process: starts as it is told, takes turns, and says how long everything took.
+"""Main loop of a peer's process: it creates a session, takes turns, and reports all times.
 
-It speaks JSON, a line at a time:
+The peer and its parent exchange lines of JSON:
 
-1. When the library is imported and the batches are read, the peer says `{"ready": true}`. From here on the parent
-   watches its memory.
-2. The parent answers `{"first": N, "gradients": BOOL}`. The peer creates its session, makes N steps, and says a line
-   about itself: what it is, the seconds that import, creation and the first step took, the losses of the N steps and,
-   if they are asked for, the norms of the gradients of the first one.
-3. For every line `SECONDS` that follows it steps for about that long (at least once) and answers with a line: the
-   seconds of each step. The end of the input ends it.
+1. After the import of the library and the reading of the batches, the peer sends `{"ready": true}`. From then on
+   the parent watches the peer's memory.
+2. The parent answers `{"first": N, "gradients": BOOL}`. The peer creates its session, runs N steps, and sends a line
+   about itself: name and version, the seconds of import, creation and first step, and the losses of the N steps. If
+   "gradients" is true, the line has the norms of the gradients of the first step too.
+3. For each further line `SECONDS`, the peer runs steps for about this time (at least one step). It answers with a
+   line: the seconds of each step. The peer ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from typing import Any
 
 @dataclass
 class Session:
-    """What a library made of a workload."""
+    """Training of a workload by a library."""
 
     step: Callable[[int], float]
-    """A whole training step on the batch of that number; its loss."""
+    """Runs a complete training step on the batch with this index and returns its loss."""
     gradients: Callable[[], dict[str, float]]
-    """The norms of the gradients of the first step, by parameter; called after it."""
+    """Returns the gradient norms of the first step by parameter. Called after this step."""
     optimize: Callable[[], None] | None = None
-    """A step of the optimizer alone, where nothing else is timed."""
+    """Runs a step of the optimizer only, for workloads that time nothing else."""
 
 
 class Turns:
-    """The line to the parent. Make it first: from then on, what libraries print goes to the standard error."""
+    """Connection to the parent.
+
+    Create it before any import: afterwards, the libraries' output goes to standard error.
+    """
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
@@ -49,13 +52,16 @@ class Turns:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Note how long this takes: "import" (NumPy is there already)."""
+        """Context manager that records the time of a phase, for example "import" (NumPy is already imported)."""
         start = time.perf_counter()
         yield
         self._seconds[what] = time.perf_counter() - start
 
     def serve(self, create: Callable[[bool], Session], facts: dict[str, Any]) -> None:
-        """Speak with the parent until it is done. `create` is told whether gradients will be asked for."""
+        """Communicates with the parent until the input ends.
+
+        The argument of `create` is true if gradients are requested.
+        """
         self._say({"ready": True})
         asked = json.loads(sys.stdin.readline())
         with self.timed("create"):
@@ -69,7 +75,7 @@ class Turns:
         for line in sys.stdin:
             times: list[float] = []
             if session.optimize is not None:
-                # With the same gradients for ever the moments of those that are zero would fade into denormals.
+                # With constant gradients, the moments of zero gradients would decay to denormal numbers.
                 session.step(number)
                 number += 1
             now = time.perf_counter()

@@ -1,4 +1,4 @@
-"""jax as a peer: the same graph, interpreted once and compiled as a whole.
+"""jax as a peer: the graph is interpreted once and compiled as one function.
 
 python with_jax.py FOLDER OWN THREADS
 """
@@ -16,10 +16,10 @@ from turns import Session, Turns
 
 
 def main() -> None:
-    """Prepare, then take turns."""
+    """Prepares the workload, then takes turns."""
     turns = Turns()
     folder, threads = Path(sys.argv[1]), int(sys.argv[3])
-    # It takes as many threads as there are cores, and knows no other number.
+    # jax uses one thread for each available core and has no setting for another number.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     with turns.timed("import"):
         import jax
@@ -44,7 +44,7 @@ def main() -> None:
         for node in model.graph.node:
             if node.op_type == "BatchNormalization" and not weights.keys().isdisjoint(node.input[1:3]):
                 statistics |= {name: constants.pop(name) for name in node.input[3:]}
-        # Integers are sizes, which jax wants to know; the others are arguments, not constants that it would fold.
+        # Integers are sizes, which jax must know when it compiles. Floats are arguments, so that jax cannot fold them.
         known = {name: value for name, value in constants.items() if value.dtype.kind != "f"}
         frozen = {name: jnp.asarray(value) for name, value in constants.items() if name not in known}
 
@@ -84,7 +84,7 @@ def main() -> None:
         def step(number: int) -> float:
             nonlocal state, kept
             state, loss, kept = compiled(*state, frozen, np.float32(number + 1), *batches[number % len(batches)])
-            # All of the step, not the loss alone.
+            # Waits for the complete step, not only for the loss.
             jax.block_until_ready(state)
             return float(loss)
 

@@ -17,12 +17,12 @@ from turns import Session, Turns
 
 
 def main() -> None:
-    """Prepare, then take turns."""
+    """Prepares the workload, then takes turns."""
     turns = Turns()
     variant, folder, threads = set(sys.argv[1].split("+")), Path(sys.argv[2]), int(sys.argv[4])
     with turns.timed("import"):
         import torch
-    # A user has a module, and reads no graph.
+    # Not part of the measured import: a user of PyTorch has a module and reads no ONNX graph.
     import onnx
     from onnx_in_torch import Network, adamw
     from torch.nn import functional as F  # noqa: N812

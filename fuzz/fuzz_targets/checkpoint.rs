@@ -1,6 +1,6 @@
-//! Any bytes are refused or read, as a checkpoint and as safetensors; and what was read can be written and read again.
+//! Reads any bytes as a checkpoint and as safetensors. A file that is accepted can be written and read again.
 //!
-//! Start from the files in `crates/ortrain-checkpoint/tests/data`.
+//! Initial corpus: the files in `crates/ortrain-checkpoint/tests/data`.
 #![no_main]
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ fuzz_target!(|data: &[u8]| {
         for layout in [Layout::Artifacts, Layout::State] {
             let first = encode(&checkpoint, layout).expect("what was read can be written");
             let again = read(first.clone().into()).expect("what was written can be read");
-            // Bytes are compared, not values: a NaN is not equal to itself.
+            // Compares bytes and not values, because a NaN is not equal to itself.
             assert!(
                 encode(&again, layout).expect("and written again") == first,
                 "the same bytes, {layout:?}"

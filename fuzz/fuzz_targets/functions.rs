@@ -1,5 +1,5 @@
-//! Any function as an operator of one's own, and as a gradient: a small model that calls it is read, differentiated and written.
-//! Nothing may panic, whatever it says.
+//! Uses any function as a custom operator and as a gradient: a small model that calls the function is read,
+//! differentiated and written. No function may cause a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,8 +10,8 @@ use ortrain_onnx::{
 };
 use ortrain_ops::{OperatorLibrary, passes};
 
-/// Calls with more ports than this are not made.
-const MOST_PORTS: usize = 8;
+/// Maximum number of inputs and of outputs of a call.
+const MAX_PORTS: usize = 8;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(function) = decode_function(data.to_vec()) else { return };
@@ -19,7 +19,8 @@ fuzz_target!(|data: &[u8]| {
     let known = library.add_function(function.clone()).is_ok();
     let _ = library.add_gradient("", "Tanh", None, function.clone());
     follow(&function, &library);
-    // The same again, the function as its own gradient; or brought along by the model.
+    // Second variant: the function is its own gradient. Third variant, for a function that the library refuses: only
+    // the model contains it.
     if known && library.add_gradient(&function.domain, &function.name, None, function.clone()).is_ok() {
         follow(&function, &library);
     }
@@ -28,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Whatever a model that calls the function goes through.
+/// Runs a model that calls the function through all passes.
 fn follow(function: &FunctionProto, library: &OperatorLibrary) {
     for brought in [false, true] {
         let mut model = calling(function);
@@ -59,7 +60,7 @@ fn follow(function: &FunctionProto, library: &OperatorLibrary) {
     }
 }
 
-/// `loss = sum(tanh(f(a, b, ...)))`, in the function's own versions of the operators.
+/// Builds a model of `loss = sum(tanh(f(a, b, ...)))` with the operator versions of the function.
 fn calling(function: &FunctionProto) -> ModelProto {
     let node = |op: &str, domain: &str, input: Vec<String>, output: Vec<String>| NodeProto {
         op_type: op.into(),
@@ -68,8 +69,8 @@ fn calling(function: &FunctionProto) -> ModelProto {
         output,
         ..NodeProto::default()
     };
-    let inputs: Vec<String> = (0..function.input.len().min(MOST_PORTS)).map(|k| format!("in{k}")).collect();
-    let outputs: Vec<String> = (0..function.output.len().min(MOST_PORTS)).map(|k| format!("out{k}")).collect();
+    let inputs: Vec<String> = (0..function.input.len().min(MAX_PORTS)).map(|k| format!("in{k}")).collect();
+    let outputs: Vec<String> = (0..function.output.len().min(MAX_PORTS)).map(|k| format!("out{k}")).collect();
     let mut call = node(&function.name, &function.domain, inputs.clone(), outputs);
     call.overload.clone_from(&function.overload);
     let mut sum = node("ReduceSum", "", vec!["bent".into()], vec!["loss".into()]);

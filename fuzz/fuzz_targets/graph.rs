@@ -1,4 +1,5 @@
-//! Any model as a graph: functions written out, import, upgrade, infer, differentiate, make a program. Nothing may panic, whatever it says.
+//! Converts any model to a graph: inlines functions, imports, upgrades, infers, differentiates and builds a schedule.
+//! No model may cause a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -6,7 +7,7 @@ use ortrain_graph::{DType, Graph, Shape, Tensor, ValueType, byte_length};
 use ortrain_onnx::{ExternalData, LoadedModel};
 use ortrain_ops::{OperatorLibrary, Role, Specialiser, passes};
 
-/// Inputs of more bytes than this are not made.
+/// Maximum size of an input in bytes. Larger inputs are not allocated.
 const LARGEST_INPUT: usize = 1 << 16;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! Any bytes as a model: load, resolve every tensor, write, load again.
+//! Reads any bytes as a model: loads it, resolves every tensor, writes the model and loads it again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Any text as the description of an optimizer. Nothing may panic, and of what is sound a model can be made and read again.
+//! Reads any text as the description of an optimizer. No text may cause a panic. A valid description can be written as
+//! a model and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

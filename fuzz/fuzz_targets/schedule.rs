@@ -1,4 +1,4 @@
-//! Any text as a schedule. Nothing may panic, and what is read is read again from its own text.
+//! Parses any text as a schedule. No text may cause a panic. A parsed schedule can be parsed again from its own text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,32 +1,32 @@
 """Train ONNX models where they run.
 
 ============================  =========================================================================
-:mod:`ortrain.artifacts`      once, from an ONNX model: the files that training needs
-:mod:`ortrain.onnxblock`      losses and optimizers of one's own for them, made of blocks; needs ``onnx``
+:mod:`ortrain.artifacts`      write the files that training needs, once per ONNX model
+:mod:`ortrain.onnxblock`      build losses and optimizers of your own from blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
-:mod:`ortrain.optim`          optimizers with settings and groups of parameters: Adam, LAMB, Lion and more
-:mod:`ortrain.schedules`      learning rates over the steps: cosine, one-cycle, plateau and more, with a warm-up
-:mod:`ortrain.gradient`       the gradient itself: of any model, as a model
-:mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
+:mod:`ortrain.optim`          optimizers with settings and parameter groups: Adam, LAMB, Lion and more
+:mod:`ortrain.schedules`      learning rate schedules: cosine, one-cycle, plateau and more; warm-up
+:mod:`ortrain.gradient`       the gradient of any model, as a model
+:mod:`ortrain.session`        training through one object: the ``TrainingSession`` of C#
 :mod:`ortrain.classic`        the ``TrainingSession`` of onnxruntime 1.15: model, gradients, update in one ``run``
 :class:`InferenceSession`     run a model
-:class:`OperatorLibrary`      operators and gradients of one's own, for all of these
-:mod:`ortrain.compat`         scripts written for ``onnxruntime.training``, unchanged
-:mod:`ortrain.backend`        the same behind the interface that ONNX has for its tests; needs ``onnx``
-:mod:`ortrain.examples`       small ONNX models that come with the package, to try things with
-``ortrain inspect``           say what of a model would be trained, what stands in the way, what a step takes
-``ortrain checkpoint``        list the parameters of a checkpoint, its step, its learning rate, its properties
-``ortrain dump``              print what becomes of a model, stage by stage
-``ortrain.devices()``         the processor and the GPUs of this machine, by the names that ``device=`` takes
-:func:`operators`             every operator: versions, types, gradient, how it runs
+:class:`OperatorLibrary`      custom definitions: operators and gradients for all of these modules
+:mod:`ortrain.compat`         run scripts written for ``onnxruntime.training`` unchanged
+:mod:`ortrain.backend`        the backend interface of ONNX, for its tests; needs ``onnx``
+:mod:`ortrain.examples`       small ONNX models of the package, for first experiments
+``ortrain inspect``           report on a model: trained parameters, obstacles, the cost of a step
+``ortrain checkpoint``        list the contents of a checkpoint: parameters, step, learning rate, properties
+``ortrain dump``              print a model at one stage of its compilation
+``ortrain.devices()``         devices of this machine: the processor and the GPUs, with the names for ``device=``
+:func:`operators`             all operators: versions, types, gradient, implementation
 ============================  =========================================================================
 
-What most programs use is here, too: ``from ortrain import CheckpointState, Module, Optimizer, generate_artifacts``.
-Modules are imported when they are first used; ``import ortrain`` is enough to reach all of them.
+The most used names are also in this package: ``from ortrain import CheckpointState, Module, Optimizer,
+generate_artifacts``. Modules are imported at first use; ``import ortrain`` is enough to reach all of them.
 
-Names and meanings follow ``onnxruntime.training``; every difference is listed in ``docs/migrating.md``. NumPy is
-the only requirement, except where another is named. The library prints nothing; whatever goes wrong is an
-:class:`OrtrainError` whose text says where, and what would help.
+Names and meanings follow ``onnxruntime.training``; ``docs/migrating.md`` lists every difference. NumPy is the only
+required package, except where the table names another one. The library prints nothing. Every error is an
+:class:`OrtrainError`; its text names the place and the repair.
 
 >>> import ortrain
 >>> from ortrain import CheckpointState, LossType, Module, Optimizer, OptimType
@@ -157,7 +157,7 @@ __all__ = [
     "session",
 ]
 
-# Training needs none of these. They are imported when they are asked for, so that it starts sooner.
+# Modules that training does not need. Importing them at first use makes the start of a training faster.
 _MODULES = {
     "artifacts",
     "backend",
@@ -201,7 +201,7 @@ def __getattr__(name: str) -> Any:
         try:
             return importlib.import_module(f"ortrain.{name}")
         except ModuleNotFoundError as error:
-            # An attribute that is not there, so that help() and what else asks for all of them goes on.
+            # help() and other callers that list all attributes continue after an AttributeError.
             raise AttributeError(
                 f"ortrain.{name} needs the package {error.name!r}, which is not installed here"
             ) from error

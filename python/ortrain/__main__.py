@@ -1,4 +1,4 @@
-"""``ortrain``, or ``python -m ortrain``: look inside models and checkpoints."""
+"""Command line ``ortrain``, or ``python -m ortrain``: inspect models and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 
 from ortrain import CheckpointState, OrtrainError, __version__, dump, inspect, operators
 
-# What a shell sees of a program that the signal of a closed pipe ended.
+# Exit status that a shell reports for a program that SIGPIPE ended.
 _READER_LEFT = 128 + 13
-# The same of one that Ctrl-C ended.
+# Exit status that a shell reports for a program that Ctrl-C (SIGINT) ended.
 _INTERRUPTED = 128 + 2
 
 
@@ -73,15 +73,15 @@ def _checkpoint(path: str) -> str:
 
 
 def _program() -> str:
-    """How it was called: by its name, or as a module."""
+    """Return the name of the program as it was called: ``ortrain`` or ``python -m ortrain``."""
     name = os.path.basename(sys.argv[0])  # noqa: PTH119  (a name, not a file)
     return "ortrain" if name.removesuffix(".exe") == "ortrain" else "python -m ortrain"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status. It ends without a word where the reader of a pipe left (``| head``)."""
+    """Run the command line and return the exit status. A closed pipe (``| head``) ends it without a message."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # The program that started this one closed it.
+        if getattr(sys, name) is None:  # The parent process closed the stream.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         try:
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except OSError as error:
-        # Errors of files have their own sentences: this one is about the standard output.
+        # Errors of input files are OrtrainErrors with their own messages; this one comes from the standard output.
         _drop_output()
         with contextlib.suppress(OSError):
             print(f"{_program()}: the output cannot be written: {error.strerror or error}", file=sys.stderr)
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Drop buffered output: the interpreter would complain of it at its end."""
+    """Discard buffered output, so that the interpreter does not report a broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -168,7 +168,7 @@ def _run(arguments: list[str] | None) -> int:
     commands.add_parser("operators", help="list the operators, what they take, pass back, and how they run")
     options = parser.parse_args(arguments)
     if options.command is None:
-        # Nothing was done, which a script should see.
+        # The exit status tells a script that no command ran.
         parser.print_help()
         return 2
     try:

@@ -1,4 +1,4 @@
-"""What bridges to other libraries share: the model as it is now, the choice of weights, the inputs of a call."""
+"""Shared parts of the bridges to other libraries: content of a model, selection of weights, inputs of a call."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from ortrain.gradient._names import listed
 
 
 def kept_source(model: ModelLike) -> Plain:
-    """What a model says now, so that nothing depends on its file; external data stays where it is.
+    """Return the current content of a model; external data stays in its files.
+
+    Later changes of the model file then have no effect.
 
     Raises:
-        NoSuchFileError: for a path that leads nowhere.
-        OrtrainError: for a path that is no regular file.
-        TypeError: for what is no model.
+        NoSuchFileError: if the path does not exist.
+        OrtrainError: if the path is not a regular file.
+        TypeError: if the argument is not a model.
 
     """
     source = model_source(model)
@@ -37,15 +39,16 @@ def kept_source(model: ModelLike) -> Plain:
 
 
 def chosen_weights(source: Source, wrt: str | Iterable[str] | None, reached: Sequence[str]) -> list[str]:
-    """The weights that names and patterns choose, in the order of ``reached``: what a gradient reaches.
+    """Return the weights that names and patterns select, in the order of ``reached``.
 
-    ``None`` chooses what :func:`ortrain.artifacts.generate_artifacts` would train. Running statistics are no weights:
-    patterns leave them out.
+    ``reached`` names the initializers that a gradient reaches. ``None`` selects the weights that
+    :func:`ortrain.artifacts.generate_artifacts` trains by default. Running statistics are no weights: patterns skip
+    them.
 
     Raises:
-        InvalidArgumentError: for a name or a pattern that fits no initializer, a running statistic by its name, or an
-            initializer that no gradient reaches.
-        TypeError: for what is no name.
+        InvalidArgumentError: for a name or pattern that matches no initializer, for the name of a running statistic,
+            and for an initializer that no gradient reaches.
+        TypeError: if an entry is not a name.
 
     """
     roles = {found.name: found.role for found in inspection(source, []).parameters}
@@ -65,7 +68,7 @@ def chosen_weights(source: Source, wrt: str | Iterable[str] | None, reached: Seq
 
 
 def _trainable(name: str, role: str | None, reached: Sequence[str]) -> str:
-    """An initializer that is named, if it can be a weight."""
+    """Return the name of an initializer if it can be trained; otherwise raise an error."""
     if role == "statistic":
         raise InvalidArgumentError(f"wrt has {name!r}, a running statistic, which no gradient trains; take it out")
     if name not in reached:
@@ -76,10 +79,10 @@ def _trainable(name: str, role: str | None, reached: Sequence[str]) -> str:
 
 
 def trained_model(source: Source, values: Sequence[tuple[str, _ortrain.OrtValue]], path: PathLike | None) -> bytes:
-    """A model with other values in its initializers, which is written to a path, too, if there is one.
+    """Return the model with new values in its initializers, and also write it to the path if there is one.
 
     Raises:
-        NoSuchFileError: for a path in a folder that is not there.
+        NoSuchFileError: if the folder of the path does not exist.
 
     """
     model = _ortrain.with_initializers(source, values)
@@ -89,10 +92,10 @@ def trained_model(source: Source, values: Sequence[tuple[str, _ortrain.OrtValue]
 
 
 def in_order(names: Sequence[str], inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
-    """What a call is given for each input of a model, by places and by names.
+    """Return one value for each input of a model, from positional and named arguments.
 
     Raises:
-        InvalidArgumentError: for another number of inputs, an unknown name, an input that is given twice or not at all.
+        InvalidArgumentError: for too many inputs, an unknown name, and an input that is given twice or not at all.
 
     """
     wanted = f"the model has {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)})"

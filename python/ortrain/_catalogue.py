@@ -1,4 +1,4 @@
-"""What there is to make models of."""
+"""Catalogue of the operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OperatorInfo", "operators"]
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """An operator.
+    """Operator with its versions, types and gradient.
 
     >>> import ortrain
     >>> known = {operator.name: operator for operator in ortrain.operators() if operator.domain == "ai.onnx"}
@@ -47,10 +47,10 @@ class OperatorInfo:
 
 
 def operators() -> list[OperatorInfo]:
-    """Every operator, sorted by domain and name; ``docs/operators.md`` is made of it.
+    """Return all operators, sorted by domain and name. ``docs/operators.md`` is generated from this list.
 
-    What is said of them is found out by asking them: each is given nodes until it accepts one, and that is
-    differentiated. It takes a moment.
+    The properties are measured: each operator is offered nodes until it accepts one, and this node is differentiated.
+    The call takes a moment.
 
     >>> import ortrain
     >>> [operator.name for operator in ortrain.operators() if operator.runs == "control flow"]

@@ -1,4 +1,4 @@
-"""Sessions as onnxruntime's extension module has them: made first, opened then."""
+"""Sessions with the interface of onnxruntime's extension module: one call makes a session, a second one opens it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["InferenceSession", "TrainingConfigurationResult", "TrainingSession"]
 
 
 class InferenceSession:
-    """A session that is made of a model and opened then. ``ortrain.InferenceSession`` is the same in one step.
+    """Inference session that :meth:`initialize_session` opens. ``ortrain.InferenceSession`` takes one step for both.
 
     >>> from ortrain._classic_core import InferenceSession
     >>> options = ortrain.SessionOptions()
@@ -56,13 +56,13 @@ class InferenceSession:
         """Read the model, and open the session.
 
         Args:
-            provider_names: where it runs; the CPU for none.
-            provider_options: a dict for each provider, or none.
-            disabled_optimizers: names of rewrites of onnxruntime, which ortrain does not have.
+            provider_names: the providers to run on; the CPU if empty.
+            provider_options: a dict for each provider, or an empty list.
+            disabled_optimizers: names of graph optimizations of onnxruntime; ignored, because ortrain has others.
 
         Raises:
-            ModelLoaded: if the session is open.
-            NoSuchFileError, InvalidModelError, UnsupportedError: as ``ortrain.InferenceSession``.
+            ModelLoaded: if the session is already open.
+            NoSuchFileError, InvalidModelError, UnsupportedError: as for ``ortrain.InferenceSession``.
 
         >>> from ortrain._classic_core import InferenceSession
         >>> session = InferenceSession(ortrain.SessionOptions(), ortrain.examples.perceptron(), True)
@@ -86,7 +86,7 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str], feed: Mapping[str, npt.ArrayLike], run_options: RunOptions | None = None
     ) -> list[npt.NDArray[Any]]:
-        """As ``ortrain.InferenceSession.run``.
+        """Run the model, as ``ortrain.InferenceSession.run`` does.
 
         >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
         >>> core_session.run(["loss"], feed, None)[0].shape
@@ -97,7 +97,7 @@ class InferenceSession:
     def run_with_ort_values(
         self, feed: Mapping[str, OrtValue], output_names: Sequence[str], run_options: RunOptions | None = None
     ) -> list[OrtValue]:
-        """As ``ortrain.InferenceSession.run_with_ort_values``, with the inputs first.
+        """Run the model, as ``ortrain.InferenceSession.run_with_ort_values`` does; the inputs are the first argument.
 
         >>> feed = {"x": x, "labels": labels, "Learning_Rate": np.array([0.1], np.float32)}
         >>> values = {name: ortrain.OrtValue.ortvalue_from_numpy(array)._ortvalue for name, array in feed.items()}
@@ -109,7 +109,7 @@ class InferenceSession:
         return [value._ortvalue for value in found]
 
     def run_with_iobinding(self, binding: SessionIOBinding, run_options: RunOptions | None = None) -> None:
-        """As ``ortrain.InferenceSession.run_with_iobinding``.
+        """Run a binding, as ``ortrain.InferenceSession.run_with_iobinding`` does.
 
         >>> binding = core_session.io_binding()
         >>> core_session.run_with_iobinding(binding)
@@ -119,7 +119,7 @@ class InferenceSession:
         self._opened().run_with_iobinding(binding, run_options)
 
     def io_binding(self) -> SessionIOBinding:
-        """Inputs and outputs in memory of the caller.
+        """Return a new binding of inputs and outputs to memory of the caller.
 
         >>> type(core_session.io_binding()).__name__
         'SessionIOBinding'
@@ -135,7 +135,7 @@ class InferenceSession:
         fetches: OrtValueVector,
         fetch_devices: Sequence[OrtDevice],
     ) -> None:
-        """As ``ortrain.InferenceSession.run_with_ortvaluevector``.
+        """Run the model, as ``ortrain.InferenceSession.run_with_ortvaluevector`` does.
 
         >>> vectors = ortrain.capi.OrtValueVector(), ortrain.capi.OrtValueVector()
         >>> core_session.run_with_ortvaluevector(None, ["x"], vectors[0], [], vectors[1], [])
@@ -145,7 +145,7 @@ class InferenceSession:
         self._opened().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
 
     def end_profiling(self) -> str:
-        """As ``ortrain.InferenceSession.end_profiling``.
+        """Write the profile, as ``ortrain.InferenceSession.end_profiling`` does.
 
         >>> core_session.end_profiling()
         ''
@@ -153,7 +153,7 @@ class InferenceSession:
         return self._opened().end_profiling()
 
     def get_providers(self) -> list[str]:
-        """As ``ortrain.InferenceSession.get_providers``.
+        """Return the providers, as ``ortrain.InferenceSession.get_providers`` does.
 
         >>> core_session.get_providers()
         ['CPUExecutionProvider']
@@ -161,7 +161,7 @@ class InferenceSession:
         return self._opened().get_providers()
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """As ``ortrain.InferenceSession.get_provider_options``.
+        """Return the options of the providers, as ``ortrain.InferenceSession.get_provider_options`` does.
 
         >>> core_session.get_provider_options()
         {'CPUExecutionProvider': {}}
@@ -170,7 +170,7 @@ class InferenceSession:
 
     @property
     def inputs_meta(self) -> list[NodeArg]:
-        """The inputs that a run takes.
+        """Inputs of a run.
 
         >>> [value.name for value in core_session.inputs_meta]
         ['x', 'labels', 'Learning_Rate']
@@ -179,7 +179,7 @@ class InferenceSession:
 
     @property
     def outputs_meta(self) -> list[NodeArg]:
-        """The outputs that a run gives.
+        """Outputs of a run.
 
         >>> [value.name for value in core_session.outputs_meta]
         ['loss', 'logits', 'global_gradient_norm']
@@ -188,7 +188,7 @@ class InferenceSession:
 
     @property
     def overridable_initializers(self) -> list[NodeArg]:
-        """Inputs that a run may be given.
+        """Initializers that a run may override.
 
         >>> core_session.overridable_initializers
         []
@@ -197,7 +197,7 @@ class InferenceSession:
 
     @property
     def model_meta(self) -> ModelMetadata:
-        """The metadata of the model.
+        """Metadata of the model.
 
         >>> core_session.model_meta.graph_name
         'perceptron'
@@ -206,7 +206,7 @@ class InferenceSession:
 
     @property
     def session_options(self) -> SessionOptions:
-        """The options of the session.
+        """Options of the session.
 
         >>> core_session.session_options.intra_op_num_threads
         0
@@ -215,7 +215,7 @@ class InferenceSession:
 
     @property
     def get_profiling_start_time_ns(self) -> int:
-        """The beginning of the profile, in nanoseconds since 1970; 0 without one.
+        """Start of the profile, in nanoseconds since 1970; 0 without a profile.
 
         >>> core_session.get_profiling_start_time_ns
         0
@@ -224,7 +224,7 @@ class InferenceSession:
 
 
 class TrainingConfigurationResult:
-    """What loading a model for a training says.
+    """Result of loading a model for training.
 
     >>> from ortrain import capi
     >>> capi.TrainingConfigurationResult().loss_scale_input_name is None
@@ -236,7 +236,7 @@ class TrainingConfigurationResult:
 
     @property
     def loss_scale_input_name(self) -> str | None:
-        """The name of the input with the factor of the loss; ``None`` without mixed precision.
+        """Name of the input with the loss scale; ``None`` without mixed precision.
 
         >>> from ortrain import capi
         >>> capi.TrainingConfigurationResult().loss_scale_input_name is None
@@ -246,7 +246,7 @@ class TrainingConfigurationResult:
 
 
 class TrainingSession(InferenceSession):
-    """A session that is made without a model. ``ortrain.classic.TrainingSession`` is the same in one step.
+    """Training session that is made without a model. ``ortrain.classic.TrainingSession`` takes one step for both.
 
     >>> from ortrain import capi
     >>> session = capi.TrainingSession()
@@ -268,7 +268,7 @@ class TrainingSession(InferenceSession):
         provider_options: Sequence[dict[str, str]] = (),
         disabled_optimizers: Collection[str] = (),
     ) -> None:
-        """A training is opened by :meth:`load_model` or :meth:`read_bytes`.
+        """Raise an error: :meth:`load_model` and :meth:`read_bytes` open a training session.
 
         Raises:
             OrtrainError: always.
@@ -296,8 +296,8 @@ class TrainingSession(InferenceSession):
         """Read the model from a file.
 
         Raises:
-            ModelLoaded: if the session has a model.
-            OrtrainError: as ``ortrain.classic.TrainingSession``.
+            ModelLoaded: if the session already has a model.
+            OrtrainError: as for ``ortrain.classic.TrainingSession``.
 
         >>> from ortrain import capi
         >>> session, parameters = capi.TrainingSession(), capi.TrainingParameters()
@@ -317,7 +317,7 @@ class TrainingSession(InferenceSession):
         provider_names: Sequence[str],
         provider_options: Sequence[dict[str, str]],
     ) -> TrainingConfigurationResult:
-        """Read the model from bytes; otherwise as :meth:`load_model`.
+        """Read the model from bytes; everything else is as for :meth:`load_model`.
 
         >>> from ortrain import capi
         >>> session, parameters = capi.TrainingSession(), capi.TrainingParameters()
@@ -344,14 +344,14 @@ class TrainingSession(InferenceSession):
         return result
 
     def finalize(self) -> None:
-        """Nothing is left to be done.
+        """Do nothing: the session is complete after loading.
 
         >>> from ortrain import capi
         >>> capi.TrainingSession().finalize()
         """
 
     def get_state(self) -> dict[str, npt.NDArray[Any]]:
-        """As ``ortrain.classic.TrainingSession.get_state``.
+        """Return the state, as ``ortrain.classic.TrainingSession.get_state`` does.
 
         >>> sorted(core_session.get_state())
         ['Moment_1_fc2.bias', 'Moment_2_fc2.bias', 'Update_Count_fc2.bias', 'fc2.bias']
@@ -359,7 +359,7 @@ class TrainingSession(InferenceSession):
         return self._opened().get_state()
 
     def get_model_state(self, include_mixed_precision_weights: bool, /) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """As ``ortrain.classic.TrainingSession.get_model_state``.
+        """Return the weights, as ``ortrain.classic.TrainingSession.get_model_state`` does.
 
         >>> sorted(core_session.get_model_state(True))
         ['full_precision', 'mixed_precision']
@@ -367,7 +367,7 @@ class TrainingSession(InferenceSession):
         return self._opened().get_model_state(include_mixed_precision_weights)
 
     def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """As ``ortrain.classic.TrainingSession.get_optimizer_state``.
+        """Return the optimizer state, as ``ortrain.classic.TrainingSession.get_optimizer_state`` does.
 
         >>> sorted(core_session.get_optimizer_state())
         ['fc2.bias']
@@ -375,7 +375,7 @@ class TrainingSession(InferenceSession):
         return self._opened().get_optimizer_state()
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
-        """As ``ortrain.classic.TrainingSession.get_partition_info_map``.
+        """Return an empty dict, as ``ortrain.classic.TrainingSession.get_partition_info_map`` does.
 
         >>> core_session.get_partition_info_map()
         {}
@@ -383,14 +383,14 @@ class TrainingSession(InferenceSession):
         return self._opened().get_partition_info_map()
 
     def load_state(self, state: Mapping[str, npt.ArrayLike], strict: bool, /) -> None:
-        """As ``ortrain.classic.TrainingSession.load_state``.
+        """Set the state, as ``ortrain.classic.TrainingSession.load_state`` does.
 
         >>> core_session.load_state({"fc2.bias": np.zeros(10, np.float32)}, True)
         """
         self._opened().load_state(state, strict)
 
     def is_output_fp32_node(self, output_name: str, /) -> bool:
-        """As ``ortrain.classic.TrainingSession.is_output_fp32_node``.
+        """Return True for a float32 result, as ``ortrain.classic.TrainingSession.is_output_fp32_node`` does.
 
         >>> core_session.is_output_fp32_node("loss")
         True
@@ -401,7 +401,7 @@ class TrainingSession(InferenceSession):
 def _providers(
     names: Sequence[str], options: Sequence[dict[str, str]]
 ) -> tuple[list[str] | None, list[dict[str, str]] | None]:
-    """Providers and their options, as sessions take them."""
+    """Return providers and their options in the form that sessions accept."""
     return (list(names), list(options) or None) if names else (None, None)
 
 
@@ -412,7 +412,7 @@ def _loaded_already() -> OrtrainError:
 
 
 def core_of(session: Classic) -> TrainingSession:
-    """A session of :mod:`ortrain.classic` in the form of this module."""
+    """Wrap a session of :mod:`ortrain.classic` in the interface of this module."""
     core = TrainingSession(session._options)
     core._session = session
     return core

@@ -1,4 +1,4 @@
-"""The devices of the machine, and the names by which they are asked for.
+"""Devices of the machine and their names.
 
 >>> import ortrain
 >>> ortrain.devices()[0].name
@@ -14,18 +14,18 @@ from ortrain import _ortrain
 
 __all__ = ["DeviceInfo", "devices"]
 
-# Devices by the names of execution providers that scripts for onnxruntime know.
+# Devices by the execution provider names of onnxruntime.
 _PROVIDERS = {"CPUExecutionProvider": "cpu", "WebGpuExecutionProvider": "webgpu"}
 
-# GPUs that take kernels in WGSL.
+# GPUs that run kernels in WGSL.
 _GPU = re.compile("webgpu|(vulkan|metal|dx12)(:[0-9]+)?")
-# Names of devices as such. One that is not here is an error of its own.
+# All valid device names. A valid name without a device in this machine is a separate error.
 _NAMES = re.compile(f"cpu(:0)?|reference|auto|(cuda|rocm)(:[0-9]+)?|{_GPU.pattern}")
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device of this machine.
+    """Device of this machine.
 
     >>> import ortrain
     >>> cpu = ortrain.devices()[0]
@@ -51,9 +51,9 @@ class DeviceInfo:
 
 
 def devices() -> list[DeviceInfo]:
-    """The devices of this machine: the processor, the reference evaluator, then the GPUs, the fastest kind first.
+    """Return the devices: the processor, the reference evaluator, then the GPUs, the fastest kind first.
 
-    A driver that computes on the processor is among them if the environment variable ``ORTRAIN_SOFTWARE_GPU`` is ``1``.
+    Drivers that compute on the processor are included if the environment variable ``ORTRAIN_SOFTWARE_GPU`` is ``1``.
 
     >>> import ortrain
     >>> [device.name for device in ortrain.devices()][:2]
@@ -63,15 +63,15 @@ def devices() -> list[DeviceInfo]:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a name is that of a GPU, here or elsewhere, that takes kernels in WGSL."""
+    """Return True for the name of a GPU that runs kernels in WGSL. This machine need not have the GPU."""
     return _GPU.fullmatch(name) is not None
 
 
 def provider_names() -> list[str]:
-    """Names that a list of providers can have."""
+    """Return the names that a list of providers may contain."""
     return [*_PROVIDERS, "auto", "cpu", "dx12", "metal", "reference", "vulkan", "webgpu"]
 
 
 def device_of_provider(name: str) -> str | None:
-    """The device of a name in a list of providers; ``None`` for a name that no device has."""
+    """Return the device for a name in a list of providers; ``None`` if no device has the name."""
     return _PROVIDERS.get(name) or (name if _NAMES.fullmatch(name) else None)

@@ -1,4 +1,4 @@
-"""Looking inside."""
+"""Text dumps of a model at each stage of its compilation."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def dump(
     device: str | None = None,
     operators: OperatorLibrary | None = None,
 ) -> str:
-    """What becomes of a model, as text.
+    """Return a model as text, at one stage of its compilation.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        stage: ``"graph"`` is the model as read, in the newest versions of its operators and with all types;
-            ``"gradient"`` the same with the gradients of its first output; ``"program"`` the schedule that runs:
-            segments, instructions, offsets and peak bytes; ``"kernels"`` each program as launches of a GPU, and the
-            WGSL of their kernels; ``"passes"`` what each pass of the compiler does, and how
-            much it changes in each program; the name of a pass, such as ``"fusion"``, each program behind that pass.
-        shapes: sizes of inputs with open dimensions, by name, for stages of programs; a dimension that nothing says
+        stage: the form of the model: ``"graph"``: as read, with the newest operator versions and all types;
+            ``"gradient"``: the same with the gradients of its first output; ``"program"``: the schedule that runs
+            (segments, instructions, offsets, peak bytes); ``"kernels"``: each program as GPU launches, with the WGSL
+            of their kernels; ``"passes"``: a description of each compiler pass, with the amount of its changes in each
+            program; the name of a pass, such as ``"fusion"``: each program after that pass.
+        shapes: sizes of inputs with open dimensions, by name, for the stages of programs. A dimension without a size
             is 1.
-        device: the GPU that kernels are for: ``"vulkan"``, ``"metal"``, ``"dx12"`` or ``"webgpu"``, which all take the
-            same ones; it need not be here.
-        operators: operators and gradients of one's own.
+        device: the GPU of the stage ``"kernels"``: ``"vulkan"``, ``"metal"``, ``"dx12"`` or ``"webgpu"``. All of them
+            run the same kernels, and this machine need not have the GPU.
+        operators: operators and gradients of your own.
 
     Raises:
-        InvalidArgumentError: for a stage, an input or a rank that is not there; for a device that takes no kernels,
-            or a device for another stage.
-        InvalidModelError, UnsupportedError: if the model does not get as far as the stage.
+        InvalidArgumentError: for an unknown stage or input, a wrong rank, a device without WGSL kernels, and a device
+            for another stage.
+        InvalidModelError, UnsupportedError: if the model cannot be compiled up to the stage.
 
     >>> import ortrain
     >>> print(ortrain.dump(ortrain.examples.perceptron()))

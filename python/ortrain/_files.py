@@ -1,7 +1,7 @@
 """Atomic writes of files: into a temporary file beside the path, flushed, renamed.
 
-The core writes its files in the same way (``ortrain-files``). A reader of the path finds the old file or the new one,
-whole, even if the process is killed.
+The core writes its files in the same way (``ortrain-files``). A reader of the path finds the old file or the complete
+new one, even if the process is killed.
 
 >>> from ortrain import _files
 >>> _files.write("greeting.txt", b"hello")
@@ -26,10 +26,10 @@ from ortrain.errors import NoSuchFileError, OrtrainError
 
 __all__ = ["check_regular", "placed", "write"]
 
-# A suffix is two numbers and an ending.
+# Bytes of a file name. The suffix of a temporary file has two numbers and an extension.
 _LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
 _counter = itertools.count()
-# Windows has no `fcntl`. There an open file can neither be removed nor renamed, which takes the place of a lock.
+# Windows has no `fcntl`. There, an open file can be neither removed nor renamed, which replaces the lock.
 _lock: Callable[[int], None] | None
 try:
     import fcntl
@@ -45,7 +45,7 @@ _OPEN_FILES_STAY = os.name == "nt"
 
 
 def check_regular(path: PathLike) -> None:
-    """Refuse a pipe or a device that is to be read: opening a pipe waits for its writer.
+    """Raise an error for an input path that is a pipe or a device: opening a pipe waits for its writer.
 
     Raises:
         OrtrainError: for a pipe, a socket or a device.
@@ -54,18 +54,18 @@ def check_regular(path: PathLike) -> None:
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  (the text is the caller's)
     except OSError:
-        return  # The call that reads says why.
+        return  # The read that follows reports the error.
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OrtrainError(f"cannot read {os.fspath(path)!s}: it is not a regular file")
 
 
 def write(path: PathLike, data: bytes) -> None:
-    """Write a file, whole or not at all. One that is there is replaced.
+    """Write a file atomically. An existing file is replaced.
 
     Raises:
-        NoSuchFileError: if the folder is not there.
+        NoSuchFileError: if the folder does not exist.
         OrtrainError: if the path is a pipe or a device.
-        OSError: when the operating system refuses.
+        OSError: if the operating system reports an error.
 
     """
     with placed(path, replace=True) as file:
@@ -74,20 +74,20 @@ def write(path: PathLike, data: bytes) -> None:
 
 @contextmanager
 def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
-    """Write a temporary file beside the place, and rename it at the end.
+    """Open a temporary file beside the path, and rename it to the path at the end.
 
-    A process that is killed changes nothing at the place. The next call for the same place, or one whose name differs
-    in numbers only, removes what is left.
+    A killed process leaves the path unchanged. The next call for the same path removes the leftover temporary file, and
+    so does a call for a path that differs in numbers only.
 
     Args:
-        path: the place.
-        replace: whether a file that is there is replaced. Its mode stays, and a symbolic link leads to the new file.
+        path: the final path.
+        replace: True to replace an existing file. Its mode stays, and a symbolic link then points to the new file.
 
     Raises:
-        FileExistsError: if there is a file, and nothing is to be replaced.
-        NoSuchFileError: if the folder is not there.
+        FileExistsError: if the file exists and ``replace`` is false.
+        NoSuchFileError: if the folder does not exist.
         OrtrainError: if the path is a pipe or a device.
-        OSError: when the operating system refuses.
+        OSError: if the operating system reports an error.
 
     """
     place = Path(os.path.realpath(path) if replace else os.fspath(path))
@@ -118,7 +118,7 @@ def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
 
 
 def _mode_of(place: Path, path: PathLike) -> int | None:
-    """The mode of a file that is replaced, if there is one."""
+    """Return the mode of the file to replace; ``None`` if the file does not exist."""
     try:
         found = place.stat().st_mode
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def _mode_of(place: Path, path: PathLike) -> int | None:
 
 
 def _close(file: BinaryIO) -> None:
-    """Close a file. An error of its buffer has been raised before."""
+    """Close a file and ignore errors: an earlier flush has already raised errors of its buffer."""
     try:
         file.close()
     except OSError:
@@ -143,7 +143,7 @@ def _close(file: BinaryIO) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename last through a loss of power. Windows opens no folders."""
+    """Make a rename survive a loss of power. Windows cannot open folders, so nothing happens there."""
     if _OPEN_FILES_STAY:
         return
     opened = os.open(folder, os.O_RDONLY)
@@ -154,12 +154,12 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _put(file: Path, place: Path, replace: bool) -> None:
-    """Give a file its place."""
+    """Move a finished file to its path."""
     if replace:
         file.replace(place)
         return
     try:
-        # A link, unlike a rename, fails where a file came to be meanwhile.
+        # Unlike a rename, a link fails if another process has created the file meanwhile.
         os.link(file, place)
     except FileExistsError as error:
         raise _exists(place) from error
@@ -168,7 +168,7 @@ def _put(file: Path, place: Path, replace: bool) -> None:
 
 
 def _put_without_links(file: Path, place: Path) -> None:
-    """Give a file its place where the file system has no links: an empty file takes the place for a moment."""
+    """Move a file to its path on a file system without links; an empty file reserves the path for a moment."""
     try:
         place.open("xb").close()
     except FileExistsError as error:
@@ -185,27 +185,27 @@ def _exists(place: Path) -> FileExistsError:
 
 
 def _beside(place: Path) -> BinaryIO:
-    """A new file beside a place, locked, so that a sweep leaves the file alone."""
+    """Create a temporary file beside a path. The file is locked, so that a sweep does not remove it."""
     while True:
         name = place.with_name(f"{_stem(place)}.{os.getpid()}-{next(_counter)}.tmp")
         try:
             file = name.open("xb")
         except FileExistsError:
-            # Left by a process of the same number that was killed.
+            # A killed process with the same process ID left this file.
             continue
         _locked(file)
-        # A sweep may have come before the lock.
+        # A sweep may have removed the file before the lock.
         if name.exists():
             return file
         file.close()
 
 
 def _stem(place: Path) -> str:
-    """The first part of names beside a file: its own name, or a hash of a name near the limit of the length."""
+    """Return the first part of temporary names: the name of the file, or a hash of a name near the length limit."""
     name = os.fsencode(place.name)
     if len(name) + _LONGEST_SUFFIX <= _LONGEST_NAME:
         return place.name
-    # FNV-1a, the same in every process.
+    # FNV-1a gives the same hash in every process.
     number = 0xCBF29CE484222325
     for byte in name:
         number = (number ^ byte) * 0x0100000001B3 % 2**64
@@ -213,9 +213,9 @@ def _stem(place: Path) -> str:
 
 
 def _sweep(place: Path) -> None:
-    """Remove temporary files of killed processes, of the place and of names that differ in numbers only.
+    """Remove temporary files of killed processes, for this path and for paths that differ in numbers only.
 
-    A training that counts its checkpoints up never writes to one path twice. Whatever cannot be removed stays.
+    A training that numbers its checkpoints never writes to one path twice. A file that cannot be removed stays.
     """
     stem = _stem(place)
     alike = "~[0-9a-f]{16}" if stem != place.name else "[0-9]+".join(map(re.escape, re.split("[0-9]+", stem)))
@@ -228,7 +228,7 @@ def _sweep(place: Path) -> None:
 
 
 def _remove_left(found: Path) -> None:
-    """Remove a file that no process writes any more."""
+    """Remove a leftover file if no process writes it."""
     if _OPEN_FILES_STAY:
         found.unlink()
         return
@@ -238,7 +238,7 @@ def _remove_left(found: Path) -> None:
 
 
 def _locked(file: BinaryIO) -> bool:
-    """Lock a file; False where that fails. Some file systems have no locks, and nothing is swept there."""
+    """Lock a file and return True; return False if that fails. Without locks, leftover files stay."""
     if _lock is None:
         return False
     try:

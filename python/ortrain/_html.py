@@ -1,4 +1,4 @@
-"""What a notebook shows."""
+"""HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from html import escape
 
 
 def paragraph(text: str) -> str:
-    """A line of text."""
+    """Return a paragraph with a line of text."""
     return f"<p>{escape(text)}</p>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of texts and numbers; numbers stand at the right."""
+    """Return a table of texts and numbers, with numbers aligned to the right."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,4 +1,4 @@
-"""What a caller may pass for a tensor."""
+"""Conversion of the values that a caller may pass as tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ortrain.api.outputs import Scalar
 from ortrain.errors import InvalidArgumentError
 from ortrain.ortvalue import OrtValue
 
-# Name, type as onnxruntime spells it, and shape of an input.
+# Name, type in the notation of onnxruntime, and shape of an input.
 Described: TypeAlias = tuple[str, str, list[int | str | None]]
 
-# NumPy has no bfloat16: whoever has an array of it has the type, too.
+# bfloat16 is missing because NumPy does not have it: an array of bfloat16 already has a type from another package.
 _TYPES: dict[str, np.dtype[Any]] = {
     f"tensor({name})": np.dtype(kind)
     for name, kind in {"float": "float32", "double": "float64", "float16": "float16"}.items()
@@ -25,7 +25,7 @@ _TYPES: dict[str, np.dtype[Any]] = {
 
 
 def is_ortvalue(value: object) -> bool:
-    """Whether a value is an ``OrtValue``: ours, onnxruntime's, or the native object inside of one of them."""
+    """Return True for an ``OrtValue`` of ortrain or onnxruntime, and for the native object inside one of them."""
     return isinstance(value, OrtValue | _ortrain.OrtValue) or _is_of_onnxruntime(value)
 
 
@@ -35,15 +35,15 @@ def _is_of_onnxruntime(value: object) -> bool:
 
 
 def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
-    """The outputs of a step as its inputs were: ``OrtValue`` if all of those are, otherwise ndarrays.
+    """Return the outputs of a step in the form of its inputs: ``OrtValue`` if all inputs are, otherwise ndarrays.
 
-    An ndarray without axes is a number, too (:class:`~ortrain.api.Scalar`).
-    They are onnxruntime's if all inputs are its ``onnxruntime.OrtValue``.
+    An ndarray without axes also behaves as a number (:class:`~ortrain.api.Scalar`). The outputs are
+    ``onnxruntime.OrtValue`` if all inputs are.
     """
     if not given or not all(map(is_ortvalue, given)):
         return [_array(value) for value in outputs]
     kind = type(given[0])
-    # The native object inside of onnxruntime's has none inside of itself.
+    # Only the wrapper of onnxruntime has `_ortvalue`; the native object inside it has no such attribute.
     theirs = kind is not OrtValue and hasattr(given[0], "_ortvalue") and all(type(value) is kind for value in given)
     return [_of_kind(kind, value) if theirs else OrtValue(value) for value in outputs]
 
@@ -54,11 +54,11 @@ def _array(value: _ortrain.OrtValue) -> Any:
 
 
 def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:
-    """A copy as an ``onnxruntime.OrtValue``, in memory of its own: made from an array, it would be a view of that."""
+    """Copy a value into a new ``onnxruntime.OrtValue``. Made from the array, the new value would share its memory."""
     array = value.array()
     element_type: Any = array.dtype.type
     if value.data_type() == "tensor(bfloat16)":
-        # NumPy has no type for these; onnxruntime takes the bits.
+        # NumPy has no type for bfloat16; onnxruntime takes the bits.
         array, element_type = array.view(np.uint16), value.element_type()
     made = kind.ortvalue_from_shape_and_type(value.shape(), element_type)
     made.update_inplace(array)
@@ -66,10 +66,10 @@ def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:
 
 
 def native_value(value: Any) -> _ortrain.OrtValue:
-    """A value as the core takes it.
+    """Convert a value to an ``OrtValue`` of the core.
 
     Raises:
-        TypeError: for what is no number, no array and has no ``__array__`` and no ``__dlpack__``.
+        TypeError: if the value is no number and no array, and has neither ``__array__`` nor ``__dlpack__``.
 
     """
     if isinstance(value, OrtValue):
@@ -81,7 +81,7 @@ def native_value(value: Any) -> _ortrain.OrtValue:
     elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         value = np.from_dlpack(value)
     array = np.asarray(value)
-    # What elements an array may have is said by the core.
+    # The core checks the element type of an array.
     if array.dtype == object and not isinstance(value, np.ndarray):
         raise TypeError(
             f"a tensor is an array of numbers, an OrtValue, or has __array__ or __dlpack__; this is {value!r}"
@@ -90,17 +90,18 @@ def native_value(value: Any) -> _ortrain.OrtValue:
 
 
 def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
-    """A value for an input, in the type of the input if that loses nothing.
+    """Convert a value for an input, to the type of the input if no element changes.
 
-    Lists and numbers, which have no type of their own, take the type of the input: floats are rounded to it, integers
-    must be in its range, and a list of floats is no tensor of integers. An array of integers is taken for an input of
-    integers, and one of floats for an input of floats, if every element has its value in that type, too: int32 labels
-    for int64, float64 images with values of float32. Everything else has to be cast by the caller. An ``OrtValue`` is
-    taken as it is.
+    Lists and numbers have no type of their own and take the type of the input. Floats are rounded to it, and integers
+    must be in its range. A list of floats is an error for an input of integers.
+
+    An array of integers is accepted for an input of integers, and an array of floats for an input of floats. The type
+    of the input must hold every element exactly: int32 labels for int64, float64 images with values of float32. The
+    caller must cast any other array. An ``OrtValue`` is used unchanged.
 
     Raises:
-        InvalidArgumentError: if an element would change, or lists are of different lengths.
-        TypeError: as :func:`native_value`.
+        InvalidArgumentError: if an element would change, or nested lists have different lengths.
+        TypeError: as for :func:`native_value`.
 
     """
     wanted = _TYPES.get(described[1])
@@ -121,7 +122,7 @@ def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
 
 
 def _of_list(value: Any, wanted: np.dtype[Any], described: Described) -> np.ndarray[Any, np.dtype[Any]]:
-    """Lists or numbers in the type of an input."""
+    """Convert lists or numbers to the type of an input."""
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -132,7 +133,7 @@ def _of_list(value: Any, wanted: np.dtype[Any], described: Described) -> np.ndar
     if array.size == 0:
         return array.astype(wanted)
     if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and wanted.kind != "f"):
-        # The core says what is wrong with it.
+        # The core reports elements that no tensor can have.
         _ = native_value(value)
         raise InvalidArgumentError(_mismatch(described, wanted, array) + "the element types differ")
     return array.astype(wanted) if wanted.kind == "f" else _exactly(array, wanted, described)
@@ -141,14 +142,14 @@ def _of_list(value: Any, wanted: np.dtype[Any], described: Described) -> np.ndar
 def _exactly(
     array: np.ndarray[Any, np.dtype[Any]], wanted: np.dtype[Any], described: Described
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array in a type that holds each of its elements."""
+    """Return the array in a type that holds each of its elements; otherwise raise an error."""
     if np.can_cast(array.dtype, wanted, "safe"):
         return array.astype(wanted)
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(wanted)
         changed = (cast.astype(array.dtype) != array) & ~np.isnan(array)
     if wanted.kind != "f":
-        # A number that wraps comes back as it was.
+        # An integer that wraps around converts back to its old value, so its range is checked as well.
         limits = np.iinfo(wanted)
         changed |= (array < limits.min) | (array > limits.max)
     count = np.count_nonzero(changed)

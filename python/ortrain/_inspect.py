@@ -1,4 +1,4 @@
-"""What of a model would be trained, what stands in the way, and what a step takes."""
+"""Report on the training of a model: its trained parameters, the obstacles, and the cost of a step."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 
-# Constants that a table in a notebook has at most, so that the page stays a light one.
+# Maximum number of constants in a notebook table, which keeps the page small.
 _ROWS = 300
 
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """A constant of a model.
+    """Constant of a model, with its role in a training.
 
     >>> import ortrain
     >>> found = ortrain.inspect(ortrain.examples.perceptron())
@@ -70,7 +70,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What stands in the way of training a model.
+    """Obstacle to the training of a model.
 
     >>> import ortrain
     >>> from onnx import TensorProto, helper
@@ -95,7 +95,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class GradientStop:
-    """A node through which no gradient goes back.
+    """Node that passes no gradient back.
 
     >>> import ortrain
     >>> ortrain.inspect(ortrain.examples.convnet()).stops  # a gradient reaches everything
@@ -116,7 +116,7 @@ class GradientStop:
 
 @dataclass(frozen=True)
 class StopCandidate:
-    """A value at which PyTorch may pass no gradient, for ``detach`` and ``no_grad`` leave no trace in a file.
+    """Value at which PyTorch may pass no gradient: ``detach`` and ``no_grad`` leave no trace in a file.
 
     >>> import ortrain
     >>> ortrain.inspect(ortrain.examples.convnet()).stop_candidates  # no result decides about others
@@ -131,7 +131,7 @@ class StopCandidate:
 
 @dataclass(frozen=True)
 class NodeNote:
-    """A node that does not run as a part of one program.
+    """Node that does not run as a part of one program.
 
     >>> import ortrain
     >>> ortrain.inspect(ortrain.examples.convnet()).host_steps  # a step is one program
@@ -148,9 +148,9 @@ class NodeNote:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a training step computes and takes, planned but not run.
+    """Operations and memory of a training step, which is planned but not run.
 
-    The loss is the sum of the means of the values that it is to be made of, so a real one takes a little more.
+    The plan uses a simple loss: the sum of the means of the loss inputs. A real loss takes a little more.
 
     >>> import ortrain
     >>> step = ortrain.inspect(ortrain.examples.perceptron(), batch_size=32).step
@@ -187,7 +187,7 @@ class StepCost:
 
     @property
     def total(self) -> int:
-        """The peak of a training step with AdamW, in bytes.
+        """Peak memory of a training step with AdamW, in bytes.
 
         >>> import ortrain
         >>> small, large = (ortrain.inspect(ortrain.examples.perceptron(), batch_size=rows).step for rows in (32, 256))
@@ -199,7 +199,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :func:`inspect` found. ``str`` of it is a short report; a notebook shows one with a table.
+    """Result of :func:`inspect`. ``str`` of it is a short report; a notebook shows the report with a table.
 
     >>> import ortrain
     >>> print(ortrain.inspect(ortrain.examples.perceptron()))
@@ -252,7 +252,7 @@ class Inspection:
     _json: str = field(repr=False)
 
     def names(self, role: Literal["trained", "statistic", "constant"]) -> list[str]:
-        """The names of a role, in the model's order.
+        """Return the names of the parameters with a role, in the model's order.
 
         >>> import ortrain
         >>> ortrain.inspect(ortrain.examples.convnet()).names("statistic")
@@ -261,7 +261,7 @@ class Inspection:
         return [info.name for info in self.parameters if info.role == role]
 
     def report(self, *, everything: bool = False) -> str:
-        """A report: what ``str`` gives, or with ``everything`` every tensor and every node.
+        """Return the text of ``str``, or with ``everything`` a report of every tensor and every node.
 
         >>> import ortrain
         >>> found = ortrain.inspect(ortrain.examples.convnet())
@@ -271,7 +271,7 @@ class Inspection:
         return self._everything if everything else self._text
 
     def to_json(self) -> str:
-        """Everything, as JSON.
+        """Return the complete result as JSON.
 
         >>> import json, ortrain
         >>> json.loads(ortrain.inspect(ortrain.examples.perceptron()).to_json())["parameters"][1]["shape"]
@@ -283,7 +283,7 @@ class Inspection:
         return self._text
 
     def _repr_html_(self) -> str:
-        # Only a notebook needs it.
+        # Only notebooks need this module.
         from ortrain._html import paragraph, table
 
         heads = ["name", "type", "shape", "elements", "what becomes of it", "confidence", "why"]
@@ -293,7 +293,7 @@ class Inspection:
         ]
         more = len(self.parameters) - _ROWS
         rest = paragraph(f"and {more:,} more: print(report(everything=True)) has all of them") if more > 0 else ""
-        # The rest of the report has few lines, each a sentence.
+        # The other lines of the report are few, and each is a sentence.
         sentences = [line for line in self._text.splitlines() if line and not line.startswith(" ")]
         return "".join(map(paragraph, sentences)) + table(heads, rows) + rest
 
@@ -319,48 +319,48 @@ def inspect(
     operators: OperatorLibrary | None = None,
     stop_gradients: Sequence[str] | None = None,
 ) -> Inspection | Norms:
-    """Say what of a model would be trained, what stands in the way, and what a step takes. Nothing is written.
+    """Report the parameters that would be trained, the obstacles, and the cost of a step. Nothing is written.
 
-    Of a :class:`~ortrain.api.Module` it says the norm of each parameter and of its gradient
+    For a :class:`~ortrain.api.Module` the report has the norm of each parameter and of its gradient
     (:class:`~ortrain.api.Norms`).
 
-    Of another file of a training (a training, evaluation or optimizer model, a checkpoint, safetensors) it says what it
-    is and which tensors are in it.
+    For another file of a training (a training, evaluation or optimizer model, a checkpoint, safetensors) the report
+    names the kind of the file and its tensors.
 
     Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
-    nodes, in subgraphs too, as far as they were not computed from data or by a formula. Each has its reason in the
-    report, and what is named in ``requires_grad`` is trained all the same. Not trained are
+    nodes, also in subgraphs, unless they were computed from data or by a formula. The report gives a reason for each
+    of them. A constant that ``requires_grad`` names is trained in any case. Not trained are
 
     - running statistics, and the mean, variance or deviation of a normalization that is written as arithmetic;
-    - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
-    - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
-      integers;
-    - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own, and first states
-      of recurrent layers whose values are all equal;
-    - tensors of one number that a program filled, then wrote parts of other values into, joined or chose from;
-    - tables that count, points of a grid, strides, sizes of boxes, coordinates that a small network turns into a bias;
-    - what hides scores of an attention from its softmax, one filter for all channels, the vectors of a power iteration;
-    - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained where its input of a
-      node is one for weights, where it is the bias of one output, and where its name says so: a word (``bias``,
-      ``logit_scale``) or a path of attributes (``blocks.0.gate``), as exporters give it to parameters.
+    - constants that prepare an input of the model element by element before its first layer: a mean, a scale;
+    - tables of sines of positions, the factors of positions, and other constants that are combined with integers
+      only;
+    - ones and zeros that an exporter wrote for a normalization without scale and bias, and initial states of recurrent
+      layers with equal values;
+    - tensors filled with one number that a program then writes into, concatenates or selects from;
+    - tables of equal steps, grid points, strides, box sizes, and coordinates that a small network turns into a bias;
+    - masks of attention scores, one filter for all channels, and the vectors of a power iteration;
+    - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained if its input of a
+      node is an input for weights, or if it is the bias of one output. It is also trained if its name is typical of a
+      parameter: a word (``bias``, ``logit_scale``) or a path of attributes (``blocks.0.gate``), as exporters write it.
 
-    Each has the strength of the evidence (:attr:`ParameterInfo.confidence`), and reports begin with the guesses.
+    Each reason has a strength of evidence (:attr:`ParameterInfo.confidence`), and reports begin with the guesses.
 
-    A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
+    A model with unknown operators or invalid nodes is reported as far as possible.
 
     Args:
-        model: a path, the bytes of a file, or an ``onnx.ModelProto``; or a module, alone.
-        loss_input_names: the values that the loss is made of, if not the model's outputs.
-        batch_size: the size of first axes of inputs that are open, to plan a step for it.
-        shapes: shapes of inputs, by name, for the same purpose. A step is planned if all shapes are known with these.
-        operators: operators and gradients of one's own.
+        model: a path, the bytes of a file, an ``onnx.ModelProto``, or a module without other arguments.
+        loss_input_names: the values that the loss is computed from; by default the model's outputs.
+        batch_size: the size of open first axes of inputs, to plan a step with.
+        shapes: shapes of inputs by name, to plan a step with. A step is planned if all shapes are then known.
+        operators: operators and gradients of your own.
         stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
             :func:`ortrain.artifacts.generate_artifacts`.
 
     Raises:
-        InvalidModelError, UnsupportedError: if the file cannot be read, or a loss or a step is asked for and it is no
-            forward model.
-        InvalidArgumentError: if a value or an input is not there, or ``batch_size`` or ``shapes`` do not fit the model.
+        InvalidModelError, UnsupportedError: if the file cannot be read, or if it is no forward model and a loss or a
+            step is requested.
+        InvalidArgumentError: for an unknown value or input, and if ``batch_size`` or ``shapes`` do not fit the model.
         TypeError: for arguments of other types.
 
     >>> import ortrain
@@ -389,7 +389,7 @@ def inspect(
 
 
 def _size(what: str, size: object) -> int:
-    """A size that can be one of an axis."""
+    """Convert a number to the size of an axis; raise an error if it is not a size."""
     if isinstance(size, bool) or not hasattr(size, "__index__"):
         raise TypeError(f"{what} is a number of elements, not {size!r}")
     number = operator.index(size)
@@ -413,7 +413,7 @@ def inspection(
     batch_size: int | None = None,
     shapes: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> Inspection:
-    """As :func:`inspect`; ``first_output`` leaves out all outputs but one, ``strict`` raises for wrong operators."""
+    """Inspect a model. ``first_output`` uses only the first output; ``strict`` raises an error for wrong operators."""
     import json
 
     json_text, text, everything = _ortrain.inspect(

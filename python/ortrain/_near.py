@@ -1,4 +1,4 @@
-"""Hints at names that may have been meant."""
+"""Suggestions of similar names for error messages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 def nearest(name: object, names: Iterable[str]) -> str | None:
-    """The name that is most like another one, if any is."""
+    """Return the most similar name, if there is a similar one."""
     if not isinstance(name, str):
         return None
-    # Only an error needs it.
+    # Only error messages need this module.
     import difflib
 
     folded = {other.lower(): other for other in sorted(names, reverse=True) if other}
@@ -18,15 +18,15 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
 
 
 def hint(name: object, names: Iterable[str]) -> str:
-    """The end of a sentence that names it, or nothing."""
+    """Return the end of a message that suggests a similar name, or an empty text."""
     found = nearest(name, names)
     return "" if found is None else f"; did you mean {found!r}?"
 
 
 def near_to_pattern(pattern: str, names: Iterable[str]) -> str:
-    """The end of a sentence that names those nearest to a pattern that fits none, or nothing."""
+    """Return the end of a message that lists the names nearest to an unmatched pattern, or an empty text."""
     import difflib
 
-    # Of a pattern, few letters are those of a name.
+    # A pattern shares few letters with a name, so the cutoff is low.
     close = difflib.get_close_matches(pattern, sorted(names), n=3, cutoff=0.4)
     return f"; near are {', '.join(map(repr, close))}" if close else ""

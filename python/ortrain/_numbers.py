@@ -1,4 +1,4 @@
-"""Bounds of the integers of a caller, checked before the core takes them: Python's have none.
+"""Range checks of the caller's integers before the core takes them: integers of Python have no bounds.
 
 >>> from ortrain import _numbers
 >>> _numbers.rate("initial_lr", 10**400)
@@ -18,14 +18,14 @@ _Number = TypeVar("_Number")
 
 
 def steps(name: str, count: _Number) -> _Number:
-    """A number of steps that int64 has."""
+    """Return a number of steps; raise an error if int64 cannot hold it."""
     if isinstance(count, int) and not -(1 << 63) <= count < 1 << 63:
         raise OutOfRangeError(f"{name} is a number of steps below 2**63, but it has {count.bit_length()} bits")
     return count
 
 
 def rate(name: str, value: _Number) -> _Number:
-    """A learning rate that is no integer outside of float32."""
+    """Return a learning rate; raise an error for an integer outside float32."""
     if isinstance(value, int) and abs(value) >= 1 << 128:
         raise OutOfRangeError(f"{name} is an integer that float32 does not have")
     return value

@@ -1,4 +1,4 @@
-"""Operators and gradients of one's own."""
+"""Operators and gradients of the caller's own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["OperatorLibrary"]
 
 @runtime_checkable
 class SupportsToFunctionProto(Protocol):
-    """What makes a function of ONNX: functions of onnxscript do; onnxscript itself is never imported."""
+    """Source of an ONNX function, such as a function of onnxscript; onnxscript itself is never imported."""
 
     def to_function_proto(self) -> SupportsSerializeToString:
-        """The function as a message."""
+        """Return the function as a message."""
         ...
 
 
@@ -24,11 +24,11 @@ FunctionLike: TypeAlias = bytes | SupportsSerializeToString | SupportsToFunction
 
 
 class OperatorLibrary:
-    """Operators and gradients of one's own, all of them functions of ONNX: nodes say what they compute.
+    """Operators and gradients of your own, all of them ONNX functions: nodes define the computation.
 
-    Whatever reads a forward model takes a library as ``operators``: :func:`ortrain.artifacts.generate_artifacts`,
+    Every reader of a forward model takes a library as ``operators``: :func:`ortrain.artifacts.generate_artifacts`,
     :class:`InferenceSession`, :func:`inspect`, :func:`dump`, :func:`ortrain.onnxblock.base` and
-    :func:`ortrain.backend.prepare`. What is written, be it artifacts or exported models, holds plain nodes and needs no
+    :func:`ortrain.backend.prepare`. Written files (artifacts, exported models) contain plain nodes and need no
     library.
 
     A function is an ``onnx.FunctionProto``, its bytes, or a function of onnxscript.
@@ -47,13 +47,13 @@ class OperatorLibrary:
         self._native = _ortrain.OperatorLibrary()
 
     def add_function(self, function: FunctionLike) -> None:
-        """Add an operator: nodes of the function's domain, name and overload call it.
+        """Add an operator. Nodes with the function's domain, name and overload call it.
 
-        Models that use it need not bring the function along. If a model does, it has to be the same one.
+        Models that use the operator need not contain the function. If a model does, the functions must be equal.
 
         Raises:
-            InvalidArgumentError: if it is no sound function, is there already, or has the name of an operator that
-                ortrain has itself.
+            InvalidArgumentError: if the function is invalid, is already in the library, or has the name of an operator
+                of ortrain.
 
         >>> import onnx
         >>> import ortrain
@@ -74,23 +74,25 @@ class OperatorLibrary:
         self._native.add_function(_message(function))
 
     def add_gradient(self, operator: str, gradient: FunctionLike, *, domain: str = "", node: str | None = None) -> None:
-        """Add a gradient of an operator, in the place of the one it would have.
+        """Add a gradient of an operator, which replaces the operator's usual gradient.
 
-        With the operator's inputs x, its outputs y and the gradients dy of the outputs, the inputs of ``gradient`` are
-        all x, all y and all dy, in this order; its outputs are the gradients of all x, an empty name where there is
-        none. An operator of one input and one output thus has a gradient ``(x, y, dy) => (dx)``; the names are free.
-        What a node leaves out, the function is not given. Where no gradient arrives at an output it is given zeros. The
-        function has those attributes of the node that it declares.
+        Let x be the inputs of the operator, y its outputs and dy the gradients of the outputs. The inputs of
+        ``gradient`` are all x, all y and all dy, in this order. Its outputs are the gradients of all x, with an empty
+        name for an input without a gradient. An operator with one input and one output thus has a gradient
+        ``(x, y, dy) => (dx)``; the names are free. If the node omits an input or output, the function does not receive
+        it either. For an output without a gradient, dy is zeros. The function receives the attributes of the node that
+        it declares.
 
         Args:
-            operator: an operator of ortrain's, or one of this library, or a function that a model brings along: that is
-                then not differentiated through what it consists of.
-            gradient: the function. Its own name and domain are for messages alone.
+            operator: an operator of ortrain or of this library, or a function that a model contains. The nodes inside
+                that function are then not differentiated.
+            gradient: the function. Its own name and domain only appear in messages.
             domain: the operator's domain.
-            node: the name of the only node it is for. A model without it cannot be differentiated with this library.
+            node: the name of a node, if the gradient is only for this node. A model without the node cannot be
+                differentiated with this library.
 
         Raises:
-            InvalidArgumentError: if it is no sound function or not one of these inputs, or there is a gradient already.
+            InvalidArgumentError: if the function is invalid or has other inputs, or if a gradient is already there.
 
         >>> import onnx
         >>> import ortrain
@@ -104,14 +106,14 @@ class OperatorLibrary:
         self._native.add_gradient(domain, operator, node, _message(gradient))
 
 
-# A path, the bytes of a model, or these and the folder of its external data.
+# A path, the bytes of a model, or a pair of these bytes and the folder of the external data.
 Plain: TypeAlias = str | bytes | tuple[bytes, str]
 WithOperators: TypeAlias = Plain | tuple[Plain, _ortrain.OperatorLibrary]
 Source: TypeAlias = WithOperators | tuple[WithOperators, _ortrain.ModelChanges]
 
 
 def with_operators(source: Plain, operators: OperatorLibrary | None) -> WithOperators:
-    """A path or the bytes of a model, with operators of the caller's if there are any."""
+    """Combine a path or the bytes of a model with the caller's operators, if there are any."""
     if operators is None:
         return source
     if not isinstance(operators, OperatorLibrary):
@@ -120,7 +122,7 @@ def with_operators(source: Plain, operators: OperatorLibrary | None) -> WithOper
 
 
 def _message(function: FunctionLike) -> bytes:
-    """The bytes of a function."""
+    """Return the bytes of a function."""
     if isinstance(function, SupportsToFunctionProto):
         function = function.to_function_proto()
     if isinstance(function, (bytes, bytearray, memoryview)):
@@ -131,7 +133,7 @@ def _message(function: FunctionLike) -> bytes:
 
 
 def stopped_names(stop_gradients: str | Iterable[str] | None) -> list[str]:
-    """The names and patterns of values that pass no gradient.
+    """Return the names and patterns of values that pass no gradient.
 
     Raises:
         TypeError: for anything but a text or a list of texts.
@@ -147,7 +149,7 @@ def stopped_names(stop_gradients: str | Iterable[str] | None) -> list[str]:
 
 
 def with_stops(source: WithOperators, stop_gradients: str | Iterable[str] | None) -> Source:
-    """A model with values that pass no gradient, if there are any."""
+    """Combine a model with the values that pass no gradient, if there are any."""
     names = stopped_names(stop_gradients)
     if not names:
         return source

@@ -1,4 +1,4 @@
-"""How sessions and their runs go."""
+"""Options of sessions and runs."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class ExecutionOrder(enum.IntEnum):
 
 
 class SessionOptions:
-    """How a session runs. A name that is no option cannot be set, and says which one may have been meant.
+    """Options of a session. Setting an unknown name is an error that suggests a similar option.
 
-    A value that an option cannot have is refused when it is set, not when a session is made. Some options are about how
-    onnxruntime works. They are kept as they are set, and each says so.
+    An invalid value is an error when it is set, not when a session is made. Some options only concern the internals of
+    onnxruntime: ortrain stores their values without an effect. The documentation of each such option says so.
 
     >>> import ortrain
     >>> options = ortrain.SessionOptions()
@@ -259,10 +259,10 @@ class SessionOptions:
         return _repr_of_options(self, _public(SessionOptions))
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry of onnxruntime's configuration. ortrain reads none of them.
+        """Store an entry of onnxruntime's configuration. ortrain reads no entry.
 
         Raises:
-            TypeError: for a key or a value that is no ``str``.
+            TypeError: if the key or the value is not a ``str``.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -272,10 +272,10 @@ class SessionOptions:
         self._config[_text("the key of an entry", key)] = _text("the value of an entry", value)
 
     def get_session_config_entry(self, key: str) -> str:
-        """The value of an entry that was added.
+        """Return the value of an entry.
 
         Raises:
-            InvalidArgumentError: if none of this key was added.
+            InvalidArgumentError: if no entry with this key was added.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -287,13 +287,13 @@ class SessionOptions:
         return _entry(self, self._config, key)
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
-        """Give every axis of a name this size: the batch of a model that leaves it open, for one.
+        """Set the size of every axis with this name, such as the open batch axis of a model.
 
-        A session whose model has no input with such an axis is an :class:`~ortrain.errors.InvalidArgumentError`.
+        Making a session raises an :class:`~ortrain.errors.InvalidArgumentError` if no input has an axis of this name.
 
         Raises:
-            TypeError: for a name that is no ``str``, or a size that is no integer.
-            InvalidArgumentError: for a negative size.
+            TypeError: if the name is not a ``str``, or the size is not an integer.
+            InvalidArgumentError: if the size is negative.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -306,13 +306,13 @@ class SessionOptions:
         self._sizes[_text("the name of an axis", dim_name)] = _size(dim_value)
 
     def add_free_dimension_override_by_denotation(self, dim_denotation: str, dim_value: int) -> None:
-        """Give every axis of a denotation, such as ``"DATA_BATCH"``, this size; others of the same name have it, too.
+        """Set the size of every axis with a denotation, such as ``"DATA_BATCH"``, and of axes with the same names.
 
-        A session whose model has no input with such an axis is an :class:`~ortrain.errors.InvalidArgumentError`.
+        Making a session raises an :class:`~ortrain.errors.InvalidArgumentError` if no input has an axis like this.
 
         Raises:
-            TypeError: for a denotation that is no ``str``, or a size that is no integer.
-            InvalidArgumentError: for a negative size.
+            TypeError: if the denotation is not a ``str``, or the size is not an integer.
+            InvalidArgumentError: if the size is negative.
 
         >>> import ortrain
         >>> model.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
@@ -325,13 +325,13 @@ class SessionOptions:
         self._denoted[_text("the denotation of an axis", dim_denotation)] = _size(dim_value)
 
     def add_initializer(self, name: str, ort_value: OrtValue) -> None:
-        """Put a value into an initializer of the model, in the place of the one that it has.
+        """Replace the value of an initializer of the model.
 
-        The session has a copy, which is made together with it. A value of another type or shape, and a name that no
-        initializer has, are an :class:`~ortrain.errors.InvalidArgumentError` then.
+        The session copies the value when the session is made. It then raises an
+        :class:`~ortrain.errors.InvalidArgumentError` for another type or shape, and for a name without an initializer.
 
         Raises:
-            TypeError: for a name that is no ``str``, or a value that is no ``OrtValue``.
+            TypeError: if the name is not a ``str``, or the value is not an ``OrtValue``.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -347,13 +347,13 @@ class SessionOptions:
         self._initializers[_text("the name of an initializer", name)] = native_value(ort_value)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Put values into several initializers, as :meth:`add_initializer` does.
+        """Replace the values of several initializers, as :meth:`add_initializer` does.
 
-        Their old values are not read: the files that these lie in need not be there.
+        The old values are not read: the external files with these values need not exist.
 
         Raises:
-            InvalidArgumentError: for more names than values, or fewer.
-            TypeError: as :meth:`add_initializer`.
+            InvalidArgumentError: if the numbers of names and values differ.
+            TypeError: as for :meth:`add_initializer`.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -368,13 +368,13 @@ class SessionOptions:
             self.add_initializer(name, value)
 
     def register_custom_ops_library(self, path: str | os.PathLike[str]) -> None:
-        """Check that a shared library with operators is there. Nothing loads it.
+        """Check that a shared library of operators exists. The library is not loaded.
 
-        A model that uses its operators is refused by name. Operators of one's own are in an
+        A model that uses its operators is an error that names them. Operators of your own belong in an
         :class:`~ortrain.OperatorLibrary`.
 
         Raises:
-            NoSuchFileError: if there is no such file.
+            NoSuchFileError: if the file does not exist.
 
         >>> import ortrain
         >>> ortrain.SessionOptions().register_custom_ops_library("nowhere.so")
@@ -385,7 +385,7 @@ class SessionOptions:
         existing_library(path)
 
 
-# What an option that is a number counts, and whether None is one of its values.
+# Unit of each numeric option, and True if None is a valid value.
 _COUNTED = {
     "inter_op_num_threads": ("threads", False),
     "intra_op_num_threads": ("threads", False),
@@ -421,11 +421,11 @@ def _name(option: str, value: object) -> str:
 
 
 def _checked(name: str, value: object) -> object:
-    """The value of an option, if it is of the kind that the option has."""
+    """Return the value of an option; raise an error if the option has another type."""
     if name in ("precision", "bf16_fallback"):
         return _name(name, value)
     if name in _FLAGS:
-        # NumPy's own is called so, too.
+        # Compared by name, which includes the booleans of NumPy.
         if type(value).__name__ not in ("bool", "bool_"):
             raise TypeError(f"{name} is True or False, not {value!r}")
         return bool(value)
@@ -446,7 +446,7 @@ def _checked(name: str, value: object) -> object:
 
 
 def _member(option: str, value: object) -> enum.IntEnum:
-    """The member of an enumeration: one of ours, or onnxruntime's of the same name."""
+    """Return a member of our enumeration, from that member or onnxruntime's member of the same name."""
     kind = _ENUMS[option]
     name = getattr(value, "name", None)
     if type(value).__name__ == kind.__name__ and isinstance(name, str) and name in kind.__members__:
@@ -470,7 +470,7 @@ def _size(value: object) -> int:
 
 
 def _entry(options: object, entries: dict[str, str], key: str) -> str:
-    """The value of an entry of a configuration."""
+    """Return the value of a configuration entry."""
     if key not in entries:
         kind = type(options).__name__
         raise InvalidArgumentError(f"no entry {key!r} was added to these {kind}{hint(key, entries)}")
@@ -478,12 +478,12 @@ def _entry(options: object, entries: dict[str, str], key: str) -> str:
 
 
 def _public(kind: Any) -> list[str]:
-    """The options of a class."""
+    """Return the public options of a class."""
     return [name for name in kind.__slots__ if not name.startswith("_")]
 
 
 def _number_in(value: object, *, bytes_too: bool) -> int | None:
-    """The whole number that a text such as ``"1.5 GiB"``, or a float, stands for."""
+    """Return the whole number in a float or a text such as ``"1.5 GiB"``; ``None`` without a number."""
     text = repr(value) if isinstance(value, float) else value
     if not isinstance(text, str):
         return None
@@ -499,7 +499,7 @@ def _number_in(value: object, *, bytes_too: bool) -> int | None:
 
 
 def _no_option(options: object, name: str, names: Sequence[str]) -> AttributeError:
-    """The error that Python has for it, and the option that may have been meant."""
+    """Return Python's error for an unknown attribute, with a suggestion of a similar option."""
     return AttributeError(f"{type(options).__name__!r} object has no attribute {name!r}{hint(name, names)}")
 
 
@@ -508,9 +508,9 @@ def _repr_of_options(options: object, names: Sequence[str]) -> str:
 
 
 class RunOptions:
-    """How one run goes. A name that is no option cannot be set, and says which one may have been meant.
+    """Options of one run. Setting an unknown name is an error that suggests a similar option.
 
-    Taken by the runs of an :class:`InferenceSession` and by the steps of a :class:`~ortrain.session.TrainingSession`.
+    Runs of an :class:`InferenceSession` and steps of a :class:`~ortrain.session.TrainingSession` take these options.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -581,10 +581,10 @@ class RunOptions:
         return _repr_of_options(self, _public(RunOptions))
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry of onnxruntime's configuration. ortrain reads none of them.
+        """Store an entry of onnxruntime's configuration. ortrain reads no entry.
 
         Raises:
-            TypeError: for a key or a value that is no ``str``.
+            TypeError: if the key or the value is not a ``str``.
 
         >>> import ortrain
         >>> options = ortrain.RunOptions()
@@ -594,10 +594,10 @@ class RunOptions:
         self._config[_text("the key of an entry", key)] = _text("the value of an entry", value)
 
     def get_run_config_entry(self, key: str) -> str:
-        """The value of an entry that was added.
+        """Return the value of an entry.
 
         Raises:
-            InvalidArgumentError: if none of this key was added.
+            InvalidArgumentError: if no entry with this key was added.
 
         >>> import ortrain
         >>> options = ortrain.RunOptions()
@@ -614,10 +614,10 @@ def _of_onnxruntime(options: object) -> bool:
 
 
 def check_begin(options: RunOptions | None) -> None:
-    """Refuse a run whose options say so. Of onnxruntime's, terminate; all else there is about how onnxruntime works.
+    """Raise an error if the options forbid a run. Of onnxruntime's options, only ``terminate`` has an effect.
 
     Raises:
-        OrtrainError: if terminate is set.
+        OrtrainError: if ``terminate`` is set.
 
     """
     if options is None:
@@ -629,7 +629,7 @@ def check_begin(options: RunOptions | None) -> None:
 
 
 class NativeOptions(TypedDict):
-    """Session options as the core takes them."""
+    """Session options in the form of the core."""
 
     num_threads: int
     memory_limit: int | None
@@ -639,7 +639,7 @@ class NativeOptions(TypedDict):
 
 
 class NativeTrainingOptions(NativeOptions):
-    """Those of a module."""
+    """Options of a module in the form of the core."""
 
     detect_anomaly: bool
 
@@ -647,7 +647,7 @@ class NativeTrainingOptions(NativeOptions):
 def training_options(
     options: SessionOptions | None, precision: str | None = None, bf16_fallback: str | None = None
 ) -> NativeTrainingOptions:
-    """As :func:`native_options`, with what only a training has."""
+    """Return :func:`native_options` together with the options that only a training has."""
     detect = isinstance(options, SessionOptions) and options.detect_anomaly
     return NativeTrainingOptions(**native_options(options, precision, bf16_fallback), detect_anomaly=detect)
 
@@ -659,10 +659,10 @@ def native_options(
     *,
     of_session: bool = False,
 ) -> NativeOptions:
-    """What the options say, or what is given in their place.
+    """Return the session options for the core. The arguments ``precision`` and ``bf16_fallback`` override them.
 
-    Of onnxruntime's the number of threads; all else there is about how onnxruntime works. What only a session can do is
-    refused, unless these are ``of_session``.
+    Of onnxruntime's options, only the number of threads has an effect. An option for inference sessions is an error
+    unless ``of_session`` is set.
     """
     options = own_options(options)
     if not of_session:
@@ -691,7 +691,7 @@ def native_options(
 
 
 def own_options(options: SessionOptions | None, *, of_session: bool = False) -> SessionOptions:
-    """The options as ours: of onnxruntime's the number of threads and, for a session, what it writes to files."""
+    """Convert onnxruntime's options to ours: the number of threads and, for a session, the options for files."""
     if options is None:
         return SessionOptions()
     if _of_onnxruntime(options):
@@ -706,7 +706,7 @@ def own_options(options: SessionOptions | None, *, of_session: bool = False) -> 
 
 
 def with_changes(source: WithOperators, options: SessionOptions) -> Source:
-    """A model with what options change of it, if they change anything."""
+    """Combine a model with the changes that the options make, if there are any."""
     if not (options._initializers or options._sizes or options._denoted):
         return source
     changes = _ortrain.ModelChanges()
@@ -720,5 +720,5 @@ def with_changes(source: WithOperators, options: SessionOptions) -> Source:
 
 
 def is_restricted(options: RunOptions | None) -> bool:
-    """Whether nothing is to be computed but what is asked for; onnxruntime's own say it by the same name."""
+    """Return True if a run computes only the requested outputs. onnxruntime's options have the same attribute."""
     return options is not None and options.only_execute_path_to_fetches

@@ -1,4 +1,4 @@
-"""The compiled core. Its documented face is the package around it; nothing here is for direct use."""
+"""Compiled core. The package around it is the public interface; do not use this module directly."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, final
@@ -63,7 +63,7 @@ __version__: Final[str]
 class OrtValue:
     @staticmethod
     def from_numpy(array: npt.NDArray[Any]) -> OrtValue:
-        """A copy that nobody else can change."""
+        """Return a value with a private copy of the array."""
 
     @staticmethod
     def ortvalue_from_numpy(array: npt.NDArray[Any], device: OrtDevice) -> OrtValue: ...
@@ -81,13 +81,13 @@ class OrtValue:
         device: OrtDevice,
         owner: object | None = None,
     ) -> OrtValue:
-        """The elements at an address, which the owner keeps there, or whoever names the address."""
+        """Return a value in the memory at an address. The owner, or else the caller, keeps the memory valid."""
 
     @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False) -> OrtValue: ...
     def numpy(self) -> npt.NDArray[Any]: ...
     def array(self) -> npt.NDArray[Any]:
-        """A copy as an array of its own."""
+        """Return a copy as a new array."""
 
     def shape(self) -> list[int]: ...
     def data_type(self) -> str: ...
@@ -101,7 +101,7 @@ class OrtValue:
     def is_sparse_tensor(self) -> bool: ...
     def update_inplace(self, data: npt.NDArray[Any] | OrtValue) -> None: ...
     def is_shared(self) -> bool:
-        """Whether arrays, tensors of other libraries or other values have the memory, too, that this one gave them."""
+        """Return True if arrays, tensors of other libraries or other values share the memory that this value gave."""
 
     def to_dlpack(self) -> Any: ...
     def __dlpack__(
@@ -163,7 +163,7 @@ class OrtValueCache:
     def remove(self, name: str) -> None: ...
 
 def devices() -> list[tuple[str, str, str, str, int | None, int | None, int | None]]:
-    """Name, kind, description, driver, bytes of memory, of a plane and of a tensor."""
+    """Return name, kind, description, driver, and the bytes of the memory, of a plane and of a tensor."""
 
 def device_name(device: str) -> str: ...
 
@@ -195,24 +195,24 @@ class CheckpointState:
         train_step: int,
         learning_rate: float | None,
     ) -> CheckpointState:
-        """A state of values: name, value, and true for a parameter that is trained.
+        """Make a state from values: name, value, and True for a trained parameter.
 
-        Slots come by parameter, then by name.
+        Slots are ordered by parameter, then by name.
         """
 
     def to_bytes(self, include_optimizer_state: bool) -> bytes: ...
     def save(self, path: str, include_optimizer_state: bool, external_above: int | None = None) -> None:
-        """With ``external_above`` the tensors lie in a file of their own if they have more bytes than that."""
+        """Write the state. Tensors of more than ``external_above`` bytes in all are stored in a separate file."""
 
     def device(self) -> str: ...
     def to(self, device: str) -> None: ...
     def load_parameters(self, path: str, strict: bool) -> tuple[list[str], list[str], list[str]]:
-        """The names that were loaded, that are missing, and that are unexpected."""
+        """Return the names that were loaded, the missing names, and the unexpected names."""
 
     def load_safetensors(
         self, path: str, names: dict[str, str], strict: bool
     ) -> tuple[list[str], list[str], list[str]]:
-        """As :meth:`load_parameters`."""
+        """Load parameters, as :meth:`load_parameters` does."""
 
     def save_safetensors(self, path: str, names: dict[str, str]) -> None: ...
     def require_values(self) -> None: ...
@@ -220,19 +220,19 @@ class CheckpointState:
     def has_parameter(self, name: str) -> bool: ...
     def requires_grad(self, name: str) -> bool: ...
     def type_of(self, name: str) -> tuple[str, list[int] | None]:
-        """The element type, and the shape as far as it is known."""
+        """Return the element type, and the shape if it is known."""
 
     def is_nominal(self) -> bool: ...
     def seed(self) -> int: ...
     def set_seed(self, seed: int) -> None: ...
     def steps(self) -> tuple[int, int]:
-        """Train steps and optimizer steps."""
+        """Return the number of training steps and the number of optimizer steps."""
 
     def scheduler(self) -> str | None:
-        """What decides the learning rate, as text."""
+        """Return the scheduler of the learning rate, as text."""
 
     def learning_rate(self) -> float | None:
-        """``None`` before an optimizer was made."""
+        """Return the learning rate; ``None`` before an optimizer was made."""
 
     def parameter(self, name: str) -> npt.NDArray[Any]: ...
     def set_parameter(self, name: str, value: OrtValue) -> None: ...
@@ -246,7 +246,7 @@ class CheckpointState:
         list[tuple[str, int, list[tuple[str, list[int], int]]]],
         list[tuple[str, int, list[tuple[str, list[int], int]]]],
     ]:
-        """Trainable and frozen planes: element type, elements, and of each tensor name, shape and first element."""
+        """Return trainable and frozen planes: type, elements, and for each tensor name, shape and first element."""
 
     def planes(self, trainable: bool) -> list[Any]: ...
     def property_names(self) -> list[str]: ...
@@ -271,17 +271,17 @@ class Module:
     ) -> Module: ...
     def profile(self, inputs: Sequence[OrtValue], training: bool, steps: int, warmup: int) -> Profile: ...
     def precision(self) -> tuple[str, str | None]:
-        """Its name, and that of what multiplies bfloat16."""
+        """Return the name of the precision, and the unit that multiplies bfloat16."""
 
     def memory(self) -> tuple[int, int, int, int]:
-        """Bytes of parameters, gradients, arena and scratch."""
+        """Return the bytes of parameters, gradients, arena and scratch."""
 
     def memory_of(self, inputs: Sequence[OrtValue], training: bool) -> tuple[int, int, int, int]:
-        """The same of a step on these inputs."""
+        """Return the same numbers for a step on these inputs."""
 
     def step(self, inputs: Sequence[OrtValue], training: bool) -> list[OrtValue]: ...
     def inputs(self, training: bool) -> list[tuple[str, str, list[int | str | None]]]:
-        """Name, type and shape of each."""
+        """Return name, type and shape of each input."""
 
     def lazy_reset_grad(self) -> None: ...
     def input_names(self, training: bool) -> list[str]: ...
@@ -292,7 +292,7 @@ class Module:
     def copy_gradients_to_buffer(self) -> OrtValue: ...
     def copy_buffer_to_gradients(self, buffer: OrtValue) -> None: ...
     def norms(self) -> list[tuple[str, float, float]]:
-        """Of each parameter that is trained: its name, its norm, that of its gradient."""
+        """Return name, norm and gradient norm of each trained parameter."""
 
     def gradient_planes(self) -> list[Any]: ...
     def export_model_for_inferencing(
@@ -302,15 +302,15 @@ class Module:
 @final
 class Profile:
     def instructions(self) -> list[tuple[str, str, str, int, float, float, float, int, int, float]]:
-        """The fields of :class:`ortrain.api.Instruction`."""
+        """Return the fields of :class:`ortrain.api.Instruction` for each instruction."""
 
     def steps(self) -> list[float]: ...
     def limits(self) -> tuple[float, float]:
-        """Operations and bytes per second."""
+        """Return the operations and bytes per second that the machine can do at most."""
 
     def memory(self) -> int: ...
     def planning(self) -> list[tuple[str, float]]:
-        """The parts of planning for new shapes, in order, and the seconds of each."""
+        """Return the parts of planning for new shapes, in order, and the seconds of each part."""
 
     def table(self) -> str: ...
     def chrome_trace(self, path: str) -> None: ...
@@ -319,10 +319,10 @@ class Profile:
 class Optimizer:
     def __new__(cls, model: str | bytes, module: Module, *, replace: bool = False) -> Optimizer: ...
     def step(self) -> tuple[str | None, float | None]:
-        """Why it may not be meant so, if so, and the norm of the gradients, if they are clipped."""
+        """Run a step. Return a warning about the gradients, if there is one, and the norm of clipped gradients."""
 
     def spec(self) -> str:
-        """The description of the optimizer as it is now, as JSON."""
+        """Return the current description of the optimizer, as JSON."""
 
     def change(self, text: str) -> None: ...
     def learning_rate(self) -> float: ...
@@ -334,39 +334,39 @@ class Schedule:
     def __new__(cls, name: str, settings: list[tuple[str, object]]) -> Schedule: ...
     @staticmethod
     def parse(text: str) -> Schedule:
-        """The schedule that a text says."""
+        """Parse the text of a schedule."""
 
     def name(self) -> str: ...
     def text(self) -> str: ...
     def warmup(self) -> int: ...
     def span(self) -> int: ...
     def takes(self) -> str | None:
-        """What a step needs beside the number of steps: `metric`, `factor`, or nothing."""
+        """Return the second argument of a step: `metric`, `factor`, or ``None``."""
 
     def factor(self, t: int, decided: float) -> float:
-        """The factor after `t` steps, where a metric or a function has decided on `decided`."""
+        """Return the factor after `t` steps, with `decided` as the factor of a metric or function."""
 
 @final
 class LrScheduler:
     def __new__(cls, optimizer: Optimizer, schedule: Schedule, lr: float) -> LrScheduler: ...
     @staticmethod
     def resume(optimizer: Optimizer) -> LrScheduler:
-        """The scheduler that the checkpoint was saved with."""
+        """Return the scheduler that the checkpoint was saved with."""
 
     def step(self, value: float | None) -> None:
-        """A step, with a metric or a factor where the schedule needs one."""
+        """Run a step, with a metric or a factor if the schedule needs one."""
 
     def schedule(self) -> Schedule: ...
     def lr(self) -> float: ...
 
 def schedule_kinds() -> list[tuple[str, list[tuple[str, str | None]]]]:
-    """All schedules: names, with their settings and what these are if they are left out."""
+    """Return the names of all schedules, with their settings and the defaults of the settings."""
 
 def curve_steps(last: int) -> list[int]:
-    """The steps from 0 to the last one that a curve shows."""
+    """Return the steps that a curve shows, from 0 to the last one."""
 
 def draw_curve(factors: Sequence[float], last: int) -> str:
-    """A curve of text."""
+    """Draw a curve as text."""
 
 @final
 class LinearLRScheduler:
@@ -397,11 +397,11 @@ class TrainingSession:
     def step(self, inputs: Sequence[OrtValue], training: bool) -> list[OrtValue]: ...
     def step_into(self, inputs: Sequence[OrtValue], outputs: Sequence[npt.NDArray[Any]], training: bool) -> None: ...
     def inputs(self, training: bool) -> list[tuple[str, str, list[int | str | None]]]:
-        """Name, type and shape of each."""
+        """Return name, type and shape of each input."""
 
     def lazy_reset_grad(self) -> None: ...
     def optimizer_step(self) -> tuple[str | None, float | None]:
-        """Why it may not be meant so, if so, and the norm of the gradients, if they are clipped."""
+        """Run a step. Return a warning about the gradients, if there is one, and the norm of clipped gradients."""
 
     def precision(self) -> tuple[str, str | None]: ...
     def learning_rate(self) -> float: ...
@@ -412,10 +412,10 @@ class TrainingSession:
     def register_lr_scheduler(self, schedule: Schedule, lr: float) -> None: ...
     def resume_lr_scheduler(self) -> Schedule | None: ...
     def scheduler_step(self, value: float | None) -> None:
-        """With a metric or a factor where the schedule needs one."""
+        """Run a step of the scheduler, with a metric or a factor if the schedule needs one."""
 
     def spec(self) -> str:
-        """The description of the optimizer as it is now, as JSON."""
+        """Return the current description of the optimizer, as JSON."""
 
     def change(self, text: str) -> None: ...
     def step_count(self) -> int: ...
@@ -432,7 +432,7 @@ class TrainingSession:
 @final
 class LiveForward:
     def bytes(self) -> int:
-        """The bytes that it keeps."""
+        """Return the number of bytes that the pass holds."""
 
 @final
 class ForwardBackward:
@@ -453,10 +453,10 @@ class ForwardBackward:
     ) -> ForwardBackward: ...
     @staticmethod
     def of_session(session: InferenceSession) -> ForwardBackward:
-        """The passes of the training graph that a session holds."""
+        """Return the passes of a session's training graph."""
 
     def inputs(self) -> list[tuple[str, str, list[int | str | None]]]:
-        """Name, type and shape of each."""
+        """Return name, type and shape of each input."""
 
     def outputs(self) -> list[tuple[str, str, list[int | str | None]]]: ...
     def differentiable_outputs(self) -> list[str]: ...
@@ -464,13 +464,13 @@ class ForwardBackward:
     def weight_names(self) -> list[str]: ...
     def initial_weights(self) -> list[OrtValue]: ...
     def random_nodes(self) -> list[str]:
-        """The nodes that draw random numbers in a forward pass, as messages name them."""
+        """Return the nodes that draw random numbers in a forward pass, as messages name them."""
 
     def statistics(self) -> list[tuple[str, OrtValue]]:
-        """The running statistics that forward passes update, in their memory."""
+        """Return the running statistics that forward passes update. The values share their memory."""
 
     def gradient_names(self) -> list[str]:
-        """Those of inputs, then those of weights."""
+        """Return the names of the gradients: gradients of inputs first, then of weights."""
 
     def live_bytes(self) -> int: ...
     def training_model(self) -> bytes: ...
@@ -482,15 +482,15 @@ class ForwardBackward:
     def backward(
         self, live: LiveForward, gradients: Sequence[OrtValue], into: Sequence[OrtValue] | None = None
     ) -> list[OrtValue]:
-        """Gradients of inputs, then of weights, which are written where ``into`` has them."""
+        """Return gradients of inputs, then of weights. Values of ``into`` are the memory for gradients of weights."""
 
     def evaluate(self, inputs: Sequence[OrtValue], weights: Sequence[OrtValue]) -> list[OrtValue]: ...
 
 def initializers(model: Source) -> list[tuple[str, OrtValue]]:
-    """The initializers of a model's graph, with their names, in its order."""
+    """Return the initializers of a model's graph with their names, in the order of the graph."""
 
 def with_initializers(model: Source, values: Sequence[tuple[str, OrtValue]]) -> bytes:
-    """The model with other values in some of its initializers."""
+    """Return the model with new values in some of its initializers."""
 
 @final
 class OperatorLibrary:
@@ -536,20 +536,20 @@ class ClassicSession:
         restricted: bool,
         training_mode: bool | None,
     ) -> list[OrtValue | None]:
-        """The outputs at these positions, each where its value lies; those without one are returned in their places."""
+        """Compute the outputs at these positions, in their values. Return ``None`` for these, else new values."""
 
     def state(self) -> dict[str, OrtValue]: ...
     def model_state(self, include_mixed_precision_weights: bool) -> dict[str, dict[str, OrtValue]]: ...
     def optimizer_state(self) -> dict[str, dict[str, OrtValue]]: ...
     def load_state(self, state: dict[str, OrtValue], strict: bool) -> None: ...
     def gathered(self) -> dict[str, OrtValue]:
-        """The gradients that are summed so far for the next update, by weight."""
+        """Return the gradients summed so far for the next update, by weight."""
 
     def load_gathered(self, sums: dict[str, OrtValue]) -> None: ...
     def running_statistics(self) -> dict[str, OrtValue]: ...
     def load_running_statistics(self, given_values: dict[str, OrtValue]) -> None: ...
     def train_steps(self) -> int:
-        """The number of runs that computed gradients."""
+        """Return the number of runs that computed gradients."""
 
     def set_train_steps(self, count: int) -> None: ...
     def set_seed(self, seed: int) -> None: ...
@@ -572,24 +572,24 @@ class InferenceSession:
         optimized_model: str | None = None,
     ) -> InferenceSession: ...
     def precision(self) -> tuple[str, str | None]:
-        """Its name, and that of what multiplies bfloat16."""
+        """Return the name of the precision, and the unit that multiplies bfloat16."""
 
     def inputs(self) -> list[tuple[str, str, list[int | str | None]]]:
-        """Name, type and shape of each."""
+        """Return name, type and shape of each input."""
 
     def outputs(self) -> list[tuple[str, str, list[int | str | None]]]: ...
     def overridable(self) -> list[tuple[str, str, list[int | str | None]]]:
-        """The initializers that a run may be given."""
+        """Return the initializers that a run may override."""
 
     def set_device(self, device: str, num_threads: int) -> None:
-        """Goes on on another device."""
+        """Move the session to another device."""
 
     def begin_trace(self) -> None: ...
     def end_trace(self) -> str | None:
-        """What runs did, as JSON."""
+        """Return the recorded events of runs, as JSON."""
 
     def meta(self) -> tuple[list[str], int, dict[str, str]]:
-        """Producer, graph, domain, description, description of the graph; version; further entries."""
+        """Return producer, graph, domain, description and graph description; the version; further entries."""
 
     def run(
         self, feeds: dict[str, OrtValue | list[OrtValue]], only: list[int] | None
@@ -601,7 +601,7 @@ class InferenceSession:
         *,
         restricted: bool = True,
     ) -> list[OrtValue | list[OrtValue] | None]:
-        """Writes outputs, each at its position, where the values lie; those without one come back in their places."""
+        """Compute the outputs at these positions, in their values. Return ``None`` for these, else new values."""
 
 def generate_artifacts(
     model: Source,
@@ -623,14 +623,14 @@ def generate_artifacts(
     optimizer_spec: str | None = None,
     own_optimizer: OwnOptimizer | None = None,
 ) -> list[str]:
-    """What may not be meant so, a sentence each."""
+    """Write the artifacts. Return warnings about settings that are probably not intended, a sentence each."""
 
 def dump(model: Source, stage: str, shapes: dict[str, list[int]]) -> str: ...
 def loss_fragment(model: Source, term: dict[str, Any], target_is_there: bool, last: int) -> tuple[bytes, str, int]:
-    """A model with the nodes, the name of the loss, and the last number in generated names."""
+    """Return a model with the nodes, the name of the loss, and the last number in generated names."""
 
 def declarations(model: Source, names: Sequence[str]) -> bytes:
-    """A model whose ``value_info`` has those values whose types are known."""
+    """Return a model with the known types of these values in ``value_info``."""
 
 @final
 class GradientGraph:
@@ -650,7 +650,7 @@ class OwnOptimizer:
         cls, function: bytes, settings: dict[str, float], learning_rate: float, starts: dict[str, str]
     ) -> OwnOptimizer: ...
     def spec(self, text: str) -> str:
-        """A description of it, checked and with all defaults."""
+        """Return a description of the optimizer, checked and with all defaults."""
 
 def optimizer_table() -> list[
     tuple[
@@ -663,15 +663,15 @@ def optimizer_table() -> list[
         list[tuple[str, bool, str]],
     ]
 ]:
-    """Rows: name, summary, source, rate, slots, settings, flags."""
+    """Return rows of name, summary, source, rate, slots, settings and flags."""
 
 def described_optimizer(
     spec: str, own: OwnOptimizer | None, dtypes: list[int], opset: int, last: int
 ) -> tuple[bytes, int]:
-    """The optimizer model of a description, and the last number in generated names."""
+    """Return the optimizer model of a description, and the last number in generated names."""
 
 def optimizer_spec(text: str) -> str:
-    """A description of an optimizer, checked and with all defaults."""
+    """Return a description of an optimizer, checked and with all defaults."""
 
 def open_batch(model: Source) -> bytes: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
@@ -686,7 +686,7 @@ def optimizer_model(
     opset: int,
     last: int,
 ) -> tuple[bytes, int]:
-    """The model, and the last number in generated names."""
+    """Return the model, and the last number in generated names."""
 
 def training_models(
     model: Source,
@@ -697,11 +697,11 @@ def training_models(
     additional_output_names: Sequence[str],
     batch_norm: str,
 ) -> tuple[bytes, bytes]:
-    """The training model and the eval model."""
+    """Return the training model and the eval model."""
 
 def save_checkpoint(trainable: str | bytes, frozen: str | bytes, path: str, only_names: bool) -> None: ...
 def checkpoint_initializers(path: str) -> bytes:
-    """A model that holds the parameters as initializers."""
+    """Return a model with the parameters as initializers."""
 
 def operators() -> list[
     tuple[
@@ -715,7 +715,7 @@ def operators() -> list[
         bool,
     ]
 ]:
-    """The fields of :class:`ortrain.OperatorInfo` of each."""
+    """Return the fields of :class:`ortrain.OperatorInfo` for each operator."""
 
 def inspect(
     model: Source,
@@ -726,7 +726,7 @@ def inspect(
     batch_size: int | None,
     shapes: Sequence[tuple[str, Sequence[int]]],
 ) -> tuple[str, str, str]:
-    """The report as JSON, as short text and as text with everything.
+    """Return the report as JSON, as short text and as complete text.
 
-    ``strict``: what is wrong with the operators of the model is an error.
+    With ``strict``, an invalid operator of the model is an error.
     """

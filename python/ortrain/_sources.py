@@ -1,4 +1,4 @@
-"""What a caller may pass for a model."""
+"""Conversion of the values that a caller may pass as a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ortrain.errors import InvalidArgumentError, NoSuchFileError
 
 @runtime_checkable
 class SupportsSerializeToString(Protocol):
-    """A protobuf message, such as ``onnx.ModelProto``; ``onnx`` itself is never imported."""
+    """Protobuf message, such as ``onnx.ModelProto``; ``onnx`` itself is never imported."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802  (the name protobuf gives it)
-        """The message as bytes."""
+        """Return the message as bytes."""
         ...
 
 
@@ -22,7 +22,7 @@ ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToStrin
 
 
 def model_source(model: ModelLike) -> str | bytes:
-    """A path as ``str``, or the bytes of the model."""
+    """Return a path as ``str``, or the bytes of the model."""
     if isinstance(model, (str, os.PathLike)):
         return os.fspath(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
@@ -31,7 +31,7 @@ def model_source(model: ModelLike) -> str | bytes:
         try:
             return model.SerializeToString()
         except Exception as error:
-            # protobuf has errors of its own, in a package that need not be there; no field of a model is required.
+            # protobuf may be absent, so its errors are matched by name. Models have no required fields to be missing.
             if type(error).__name__ not in ("EncodeError", "ValueError"):
                 raise
             raise InvalidArgumentError(
@@ -42,7 +42,7 @@ def model_source(model: ModelLike) -> str | bytes:
 
 
 def existing_library(path: PathLike) -> str:
-    """The path of a shared library with operators, which nothing loads: models that use them are refused by name."""
+    """Return the path of a shared library of operators. It is not loaded: a model with its operators is an error."""
     if not os.path.exists(path):  # noqa: PTH110  (pathlib would be all that it is imported for)
         raise NoSuchFileError(f"there is no file {os.fspath(path)}")
     return os.fspath(path)

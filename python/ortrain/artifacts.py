@@ -1,4 +1,4 @@
-"""From an ONNX model to the files that training needs, once and ahead of time.
+"""Generation of the files that training needs, from an ONNX model, once and ahead of time.
 
 >>> from pathlib import Path
 >>> import ortrain
@@ -46,11 +46,11 @@ __all__ = ["SGD", "AdamW", "Loss", "LossType", "OptimType", "generate_artifacts"
 
 
 class LossType(enum.IntEnum):
-    """The losses that :func:`generate_artifacts` can put on a model.
+    """Losses that :func:`generate_artifacts` can add to a model.
 
-    The target has the type and the shape of the scores; ``labels`` are int64 and have the shape of the scores without
-    the axis of the classes, axis 1 unless :attr:`Loss.class_axis` names another one. With y the scores, t the target
-    and means over all elements:
+    The target has the type and the shape of the scores. ``labels`` are int64 and have the shape of the scores without
+    the class axis. That is axis 1 unless :attr:`Loss.class_axis` names another one. In this table, y are the scores,
+    t is the target, and means are over all elements:
 
     ======================  ========================================================================================
     ``MSELoss``             mean of ``(y - t)**2``
@@ -78,9 +78,9 @@ class LossType(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss with settings, or a term of a sum of losses.
+    """Loss with settings, or a term of a sum of losses.
 
-    The sum of two, of which the first counts the last class twentyfold:
+    This example is the sum of two losses. The first one counts the last class twentyfold:
 
     >>> import ortrain
     >>> from ortrain.artifacts import Loss, LossType, generate_artifacts
@@ -140,11 +140,11 @@ class Loss:
 
 
 class OptimType(enum.IntEnum):
-    """The optimizers that :func:`generate_artifacts` can write.
+    """Optimizers that :func:`generate_artifacts` can write.
 
     Both are operators of ``com.microsoft`` (version 1): ``AdamWOptimizer`` (Loshchilov and Hutter, "Decoupled Weight
-    Decay Regularization", 2019) and ``SGDOptimizerV2``. Learning rate and count of steps are inputs of the optimizer
-    model. :class:`AdamW` and :class:`SGD` are the same with settings, and gradient clipping.
+    Decay Regularization", 2019) and ``SGDOptimizerV2``. The learning rate and the step count are inputs of the
+    optimizer model. :class:`AdamW` and :class:`SGD` are the same optimizers with settings and gradient clipping.
 
     >>> import ortrain
     >>> from ortrain import artifacts
@@ -163,10 +163,10 @@ class OptimType(enum.IntEnum):
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW with settings. There are two formulas, of which each has its own defaults.
+    """AdamW with settings. There are two formulas, and each has its own defaults.
 
-    With m and v the moments of the gradients after step t (the first is 1), b1 and b2 the betas, w a weight and r the
-    learning rate:
+    In this table, m and v are the moments of the gradients after step t (the first step is 1). Further, b1 and b2 are
+    the betas, w is a weight, and r is the learning rate:
 
     ==================  ============================================================================================
     ``"onnxruntime"``   ``w -= r * sqrt(1 - b2**t) / (1 - b1**t) * m / (sqrt(v) + eps)``, and then
@@ -212,7 +212,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class SGD:
-    """Plain stochastic gradient descent with settings: a step takes the learning rate times the gradient away.
+    """Plain stochastic gradient descent with settings: a step subtracts the learning rate times the gradient.
 
     >>> import ortrain
     >>> from ortrain import artifacts
@@ -248,75 +248,76 @@ def generate_artifacts(
     master_weights: Literal["float32"] | None = None,
     stop_gradients: Sequence[str] | None = None,
 ) -> None:
-    """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
+    """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, on request, the other files.
 
-    The files load here and in onnxruntime-training. Nothing is written unless everything can be; existing files are
-    replaced. The caller's model is not changed.
+    The files load in ortrain and in onnxruntime-training. All files are written, or no file is.
+    Existing files are replaced. The caller's model is not changed.
 
-    What is neither trained nor in the checkpoint, a frozen base, lies in the models; or once for all of them in files
-    beside them. What the model has in files of external data in the artifact folder or below stays there, and the
-    artifacts name those files. What it has in files elsewhere, and everything else where a model would take more than
-    2 GiB, is written to ``frozen.data``, for readers of ONNX find nothing outside the folder of a model.
+    Constants that are neither trained nor in the checkpoint (a frozen base) are stored in the models, or once for all
+    models in external files. External data of the model in the artifact folder or below it stays there, and the
+    artifacts name its files. External data in other folders is written to ``frozen.data``, because readers of ONNX
+    find no files outside the folder of a model. All other constants join it if a model would exceed 2 GiB.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        requires_grad: initializers to train: names, or patterns (``"encoder.*"``, as of :mod:`fnmatch`), or a
-            callable that is given an :class:`~ortrain.ParameterInfo` and says whether it is trained. A pattern may fit
-            the name of a parameter, or that of a node that uses it (``"/encoder/layer.11/*"``). Patterns and callables
-            choose from what :func:`ortrain.inspect` calls trained; ``None`` trains all of that. A value that the model
-            computes from constants alone (by a ``ConstantOfShape``, say) may be named, too, and becomes a parameter
-            with the value it has.
-        frozen_params: initializers, or such values, that go into the checkpoint without being trained: names,
-            patterns, or a callable, which choose from all floats.
-        loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
-            :mod:`ortrain.onnxblock`, which is called with the names of the outputs; ``None`` if the first output is
-            the loss, one number. Losses that have a name are outputs of each step, too, behind the sum.
-        optimizer: what to write as ``optimizer_model.onnx``: an optimizer of :mod:`ortrain.optim` with its settings and
-            groups of parameters, one of onnxruntime-training's (:class:`OptimType`, :class:`AdamW`, :class:`SGD`), or a
-            block of :mod:`ortrain.onnxblock`; ``None`` for no such file.
+        requires_grad: initializers to train: names, patterns (``"encoder.*"``, as of :mod:`fnmatch`), or a callable
+            that takes an :class:`~ortrain.ParameterInfo` and returns True to train it. A pattern may match the name of
+            a parameter, or the name of a node that uses it (``"/encoder/layer.11/*"``). Patterns and callables select
+            from the parameters that :func:`ortrain.inspect` calls trained; ``None`` trains all of them. A name may also
+            be a value that the model computes from constants alone (by a ``ConstantOfShape``, say). The value then
+            becomes a parameter with its current content.
+        frozen_params: initializers, or computed values as above, that are stored in the checkpoint but not trained:
+            names, patterns, or a callable. They select from all floats.
+        loss: the loss on the model's outputs: one loss, several losses, or a block of :mod:`ortrain.onnxblock`. Of
+            several losses the sum is trained. A block is called with the names of the outputs. With ``None``, the first
+            output is the loss, a single number. A loss with a name is also an output of each step, after the sum.
+        optimizer: the optimizer of ``optimizer_model.onnx``: an optimizer of :mod:`ortrain.optim` with settings and
+            parameter groups, an optimizer of onnxruntime-training (:class:`OptimType`, :class:`AdamW`, :class:`SGD`),
+            or a block of :mod:`ortrain.onnxblock`; ``None`` writes no such file.
         artifact_directory: an existing folder; ``None`` for the current one.
-        prefix: put before each file name.
+        prefix: text before each file name.
         ort_format: not supported; must be ``False``.
-        custom_op_library: a shared library with operators. It has to be there and is not loaded: ortrain has
-            operators of its own and those of ``operators``, and refuses a model that uses others, with their names.
-        additional_output_names: values to return beside the loss, at each training and eval step.
-        nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
-        loss_input_names: the values that the loss is made of, if not the model's outputs. Where the first output is a
-            choice, as the label of a classifier, that is by default what the one output of floats is made of: the
-            logits before the softmax or the sigmoid for losses that take logits, else that output itself.
-        batch_norm: which statistics ``BatchNormalization`` uses in training. ``"auto"``: those of the batch where its
-            scale or bias is trained, and the running ones are updated at each training step; elsewhere the running
-            ones, which stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model
-            itself says (``training_mode``) makes no difference. Running statistics that are updated are in the
-            checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
-        operators: operators and gradients of one's own; the artifacts hold plain nodes and need none.
-        external_data: whether initializers lie in ``frozen.data`` also where the models would take less than 2 GiB.
-        last: train the parameters of this many layers, from the end (:attr:`ortrain.ParameterInfo.layer`), instead of
+        custom_op_library: a shared library of operators. The file must exist and is not loaded. A model with operators
+            that neither ortrain nor ``operators`` has is an error that names them.
+        additional_output_names: values that each training and eval step returns in addition to the loss.
+        nominal_checkpoint: True to write ``nominal_checkpoint``, too: the names and types without the values.
+        loss_input_names: the values that the loss is computed from; by default the model's outputs. If the first output
+            is a choice, such as the label of a classifier, the only float output is the default instead. Losses that
+            take logits then use the logits before its softmax or sigmoid.
+        batch_norm: the statistics that ``BatchNormalization`` uses in training. ``"auto"``: a node with a trained scale
+            or bias uses the statistics of the batch, and each training step updates the running statistics. Other nodes
+            use the running statistics, which do not change. ``"train"`` and ``"freeze"``: the first or the second of
+            these for all nodes. The attribute ``training_mode`` of the model is ignored. Updated running statistics are
+            in the checkpoint as frozen parameters, even if ``frozen_params`` does not name them. The eval model uses
+            the running statistics.
+        operators: operators and gradients of your own. The artifacts contain plain nodes and need no library.
+        external_data: True to store initializers in ``frozen.data`` even if the models take less than 2 GiB.
+        last: the number of layers to train, counted from the end (:attr:`ortrain.ParameterInfo.layer`), instead of
             ``requires_grad``.
-        master_weights: ``"float32"`` for trained weights of float16 or bfloat16 that are float32 in the checkpoint: the
+        master_weights: ``"float32"`` stores trained weights of float16 or bfloat16 as float32 in the checkpoint. The
             models read them through a cast, so that small updates add up, and exports have the type of the model again.
-            ``None`` trains them in their own type. An error where no weight that is trained is as narrow.
-        stop_gradients: values that pass no gradient, as those that PyTorch computes behind ``detach`` or under
-            ``no_grad``, which leave no trace in a file: names of floats that nodes compute, in subgraphs too, or
-            patterns (``"*/assigner/*"``). :func:`ortrain.inspect` lists values that look like it
+            ``None`` trains each weight in its own type. An error if no trained weight is float16 or bfloat16.
+        stop_gradients: values that pass no gradient, such as results that PyTorch computes after ``detach`` or under
+            ``no_grad``, which leave no trace in a file. Each entry is the name of a float that a node computes, also in
+            subgraphs, or a pattern (``"*/assigner/*"``). :func:`ortrain.inspect` lists candidates
             (:attr:`~ortrain.Inspection.stop_candidates`).
 
     Warns:
-        TrainingWarning: if a loss is put on what it was not made for: one that takes logits on a softmax or a sigmoid,
-            the negative log-likelihood on logits. The sentence names the value to take instead. If weights of float16
-            or bfloat16 are trained in that type, for small updates are lost. If a constant is trained by default that
-            may be no parameter (:attr:`ortrain.ParameterInfo.confidence` is ``"guess"``).
+        TrainingWarning: if a loss does not fit its input: a loss of logits on a softmax or a sigmoid, or the negative
+            log-likelihood on logits. The message names the value to use instead. If weights of float16 or bfloat16 are
+            trained in that type, because small updates are lost. If a constant is trained by default that may not be a
+            parameter (:attr:`ortrain.ParameterInfo.confidence` is ``"guess"``).
 
     Raises:
-        InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
-            frozen, if nothing is left to train, and for one of ``stop_gradients`` that is a weight, an input or no
-            float.
-        InvalidModelError, UnsupportedError: if the model cannot be read or differentiated, or a loss cannot be put on
-            it: scores of another type or rank, a setting that the loss does not have, an opset before 12 or 13.
-        NoSuchFileError, OrtrainError: if a file is not there or cannot be written.
+        InvalidArgumentError: for a name or a pattern without a match, for a parameter that is both trained and frozen,
+            and if no parameter is left to train. Also for an entry of ``stop_gradients`` that is a weight, an input or
+            no float.
+        InvalidModelError, UnsupportedError: if the model cannot be read or differentiated, or a loss does not fit it:
+            scores of another type or rank, a setting that the loss does not have, an opset before 12 or 13.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
         TypeError: for arguments of other types.
 
-    Here the second layer is trained and the first one is frozen; each step gives the logits beside the loss:
+    This example trains the second layer and freezes the first one. Each step returns the logits after the loss:
 
     >>> import ortrain
     >>> from ortrain import artifacts
@@ -392,22 +393,24 @@ def generate_artifacts(
 
 
 def open_batch(model: ModelLike) -> bytes:
-    """Return the model for batches of any size, made of one for batches of one size.
+    """Return a model for batches of any size, from a model for batches of one size.
 
-    The first axis of the first input is called ``batch``, and so are those of other inputs that have its size. What
-    repeats the size inside follows it: a Reshape to a shape that is a constant (also where the batch is not in front,
-    or shares its axis with the heads of an attention); an Expand or a ConstantOfShape whose shape begins with the
-    batch; constants that are the same for each row (the token of a class, a mask); first states of zeros of a
-    recurrent layer. A model that is open already comes back as it is.
+    The first axis of the first input is renamed to ``batch``, and so are the first axes of other inputs with the same
+    size. The parts of the model that repeat the size are adapted:
 
-    The rows of a larger batch get what the model gave them alone: this is tried with numbers drawn by lot, where the
-    model runs on such.
+    - a Reshape to a constant shape, also if the batch is not the first axis or shares an axis with attention heads;
+    - an Expand or a ConstantOfShape with a shape that begins with the batch;
+    - constants with equal rows: a class token, a mask;
+    - initial states of zeros of a recurrent layer.
+
+    A model with an open batch axis is returned unchanged. Each row of a larger batch gets the result of the original
+    model. A run on random inputs checks this, if the model can run on them.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
 
     Raises:
-        InvalidModelError: if the model cannot be read, its first input has no axes, or something inside depends on the
+        InvalidModelError: if the model cannot be read, or its first input has no axes. Also if a node depends on the
             size of the batch, or mixes its rows; the error names the node.
 
     >>> import ortrain
@@ -425,22 +428,23 @@ def open_batch(model: ModelLike) -> bytes:
 
 
 def replace_head(model: ModelLike, classes: int, *, output: str | None = None, seed: int = 0) -> bytes:
-    """Return the model with a new last layer, for other classes than those it was trained for.
+    """Return the model with a new last layer, for another number of classes.
 
-    Its weights and its bias are drawn evenly from ``-1 / sqrt(n)`` to ``1 / sqrt(n)``, where n is how many numbers each
-    score is the sum of (as ``torch.nn.Linear`` draws them). They keep their names, and what lies behind the scores (a
-    softmax, a pooling over everything) stays.
+    Its weights and its bias are drawn uniformly from ``-1 / sqrt(n)`` to ``1 / sqrt(n)``, as in ``torch.nn.Linear``;
+    n is the number of terms in the sum of each score. They keep their names. Nodes after the scores (a softmax, a
+    global pooling) stay.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        classes: how many scores there are to be.
-        output: the value that ends in the layer; ``None`` for the first output of the model.
-        seed: of what is drawn: the same numbers on every machine.
+        classes: the new number of scores.
+        output: the value that the layer computes, possibly through a softmax or a global pooling; ``None`` for the
+            first output of the model.
+        seed: the seed of the random values, which are the same on every machine.
 
     Raises:
-        InvalidModelError: if the model cannot be read, or ends in no Gemm, no MatMul (with an Add) and no Conv with a
-            kernel of one cell, or shares the weights of that layer.
-        InvalidArgumentError: if there is no such value, or what lies behind the layer fits its old classes only.
+        InvalidModelError: if the model cannot be read, or shares the weights of the layer. Also if the layer is neither
+            a Gemm, nor a MatMul (with an Add), nor a Conv with a kernel of one element.
+        InvalidArgumentError: if the value does not exist, or if a node after the layer fits the old classes only.
 
     >>> import ortrain
     >>> from ortrain import artifacts
@@ -454,7 +458,7 @@ def replace_head(model: ModelLike, classes: int, *, output: str | None = None, s
 
 
 class _Choice:
-    """Names from names, patterns and callables. The model is looked into only if that is needed."""
+    """Selection of parameters by names, patterns and callables. The model is inspected only on demand."""
 
     def __init__(
         self,
@@ -465,7 +469,7 @@ class _Choice:
         self._source = source
         values = _names("loss_input_names", loss_input_names)
         if not values and not _is_block(loss):
-            # A term without scores of its own compares the outputs.
+            # A loss without `scores` compares the outputs of the model.
             scores = [term.scores for term in _losses(loss)]
             values = [name for name in scores if name is not None] if None not in scores else []
         self._values, self._first_output = values, loss is None
@@ -479,7 +483,7 @@ class _Choice:
         return self._inspection.parameters
 
     def about_guesses(self, trained: Sequence[str]) -> list[str]:
-        """The sentence about parameters that are trained by default and may be constants, if there are any."""
+        """Return the warning about parameters that are trained by default but may be constants, if there are any."""
         names = set(trained)
         guesses = any(info.confidence == "guess" and info.name in names for info in self._found)
         sentence = self._inspection._about_guesses if guesses else None
@@ -498,7 +502,7 @@ class _Choice:
         return self._select("requires_grad", wanted, lambda info: info.role == "trained")
 
     def _last(self, last: int, wanted: object, frozen: Sequence[str]) -> list[str]:
-        """The parameters of so many layers, from the end."""
+        """Return the parameters of the last layers."""
         if wanted is not None:
             raise InvalidArgumentError("requires_grad and last both say what is trained; give one of them")
         count = operator.index(last)
@@ -511,7 +515,7 @@ class _Choice:
         return [name for name, layer in layers if layer is not None and layer <= count]
 
     def described(self, config: OptimizerConfig, trained: Sequence[str]) -> str:
-        """The description of an optimizer for the parameters that are trained."""
+        """Return the description of an optimizer for the trained parameters."""
         among = set(trained)
 
         def select(argument: str, wanted: str | Sequence[str] | Callable[[ParameterInfo], bool]) -> list[str]:
@@ -560,7 +564,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _is_block(value: object) -> TypeGuard[Block]:
-    """Whether it is a block; if there is one, its module is there, too."""
+    """Return True if a value is a block. A block can only exist after its module was imported."""
     module = sys.modules.get("ortrain.onnxblock")
     return module is not None and isinstance(value, module.Block)
 
@@ -584,7 +588,7 @@ def _losses(loss: LossType | Loss | Sequence[Loss] | Block | None) -> Sequence[L
 
 
 def _floats(values: npt.ArrayLike | None) -> object:
-    """As the core takes them: a float64 array holds any float exactly."""
+    """Convert floats for the core, as a float64 array, which holds any float exactly."""
     return None if values is None else OrtValue.ortvalue_from_numpy(np.asarray(values, np.float64))._ortvalue
 
 

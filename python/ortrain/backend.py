@@ -1,7 +1,7 @@
-"""The interface that ONNX defines for what runs its models, for tools and tests that speak it; needs ``onnx``.
+"""Interface that ONNX defines for its backends, for tools and tests that use this interface; needs ``onnx``.
 
 Source: `Implementing an ONNX backend <https://github.com/onnx/onnx/blob/main/docs/ImplementingAnOnnxBackend.md>`_.
-Devices are ``"CPU"``, the default, ``"REFERENCE"``, the evaluator that everything else is compared with, and GPUs.
+Devices are ``"CPU"`` (the default), ``"REFERENCE"`` (the evaluator that defines correct results), and GPUs.
 
 >>> import onnx, ortrain
 >>> from ortrain import backend
@@ -11,7 +11,7 @@ Devices are ``"CPU"``, the default, ``"REFERENCE"``, the evaluator that everythi
 >>> logits.shape
 (8, 10)
 
-The tests of ONNX itself run with it: ``onnx.backend.test.BackendTest(ortrain.backend, __name__)``.
+The test suite of ONNX runs with it: ``onnx.backend.test.BackendTest(ortrain.backend, __name__)``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = [
 
 
 def _device_of(name: str) -> str:
-    """The name that a device has elsewhere."""
-    # Devices have capital letters in this interface, and the first one of a kind may have its number.
+    """Return the name of the device in the other modules."""
+    # Device names have capital letters in this interface, and the first device of a kind may have the number 0.
     known = name.lower().removesuffix(":0")
     if name != name.upper() or known.startswith(("cuda", "rocm")) or device_of_provider(known) is None:
         raise UnsupportedError(
@@ -53,7 +53,7 @@ def _device_of(name: str) -> str:
 
 
 class OrtrainBackendRep(BackendRep):
-    """A model that is ready to run; :func:`prepare` makes it.
+    """Model that is ready to run; :func:`prepare` makes it.
 
     >>> import onnx
     >>> from ortrain import backend
@@ -68,14 +68,14 @@ class OrtrainBackendRep(BackendRep):
         self._outputs = [value.name for value in session.get_outputs()]
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs, by position and by name.
+        """Return the outputs, by position and by name.
 
         Args:
-            inputs: values of all inputs in order, by name, or the value of the only one.
-            kwargs: nothing is known.
+            inputs: the values of all inputs, in order or by name, or the value of the only input.
+            kwargs: must be empty.
 
         Raises:
-            InvalidArgumentError: for inputs that do not fit.
+            InvalidArgumentError: for inputs that do not fit the model.
             TypeError: for further arguments.
 
         >>> import onnx
@@ -100,7 +100,7 @@ class OrtrainBackendRep(BackendRep):
 
 
 class OrtrainBackend(Backend):
-    """The backend; its methods are the functions of this module.
+    """Backend class; its methods are the functions of this module.
 
     >>> from ortrain import backend
     >>> backend.OrtrainBackend.supports_device("CPU"), backend.OrtrainBackend.supports_device("CUDA:1")
@@ -109,9 +109,9 @@ class OrtrainBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models run on a device: ``"CPU"``, ``"REFERENCE"``, ``"AUTO"``, or a GPU that is here.
+        """Return True if models run on a device: ``"CPU"``, ``"REFERENCE"``, ``"AUTO"``, or a GPU of this machine.
 
-        GPUs are ``"WEBGPU"`` for the best one, or ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, perhaps with a number.
+        GPUs are ``"WEBGPU"`` for the best one, or ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, optionally with a number.
 
         >>> from ortrain import backend
         >>> backend.supports_device("CPU:0")
@@ -124,7 +124,7 @@ class OrtrainBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether a model can be loaded: its operators, versions and types are known.
+        """Return True if a model can be loaded: ortrain has its operators, versions and types.
 
         >>> import onnx
         >>> from ortrain import backend
@@ -147,8 +147,8 @@ class OrtrainBackend(Backend):
             kwargs: ``operators``: an :class:`ortrain.OperatorLibrary`.
 
         Raises:
-            InvalidModelError, UnsupportedError: if the model cannot be loaded, or no device has such a name.
-            DeviceUnavailableError: if the device is not here.
+            InvalidModelError, UnsupportedError: if the model cannot be loaded, or the device name is unknown.
+            DeviceUnavailableError: if this machine does not have the device.
             TypeError: for further arguments.
 
         >>> import onnx
@@ -169,7 +169,7 @@ VULKAN, METAL and DX12
         """Load a model and run it once.
 
         Raises:
-            OrtrainError: as :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
+            OrtrainError: as for :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
 
         >>> import onnx
         >>> from ortrain import backend
@@ -193,14 +193,14 @@ VULKAN, METAL and DX12
 
         Args:
             node: the operator with its attributes.
-            inputs: its inputs in order, ``None`` where one is left out; a list for a sequence.
+            inputs: the inputs in order, ``None`` for an omitted input; a list for a sequence.
             device: ``"CPU"`` or ``"REFERENCE"``.
-            outputs_info: types and shapes of the outputs; they are found out without.
-            kwargs: ``opset_version``: the version of the operator's set, the newest unless given; ``operators``: an
+            outputs_info: types and shapes of the outputs; ignored, because they are inferred.
+            kwargs: ``opset_version``: the version of the operator set, by default the newest; ``operators``: an
                 :class:`ortrain.OperatorLibrary`.
 
         Raises:
-            OrtrainError: as :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
+            OrtrainError: as for :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
 
         >>> import numpy as np
         >>> from onnx import helper
@@ -233,7 +233,7 @@ def _nothing_more(kwargs: dict[str, Any]) -> None:
 
 
 def _type_of(value: Any) -> onnx.TypeProto:
-    """The type of a value: a tensor, or a sequence of tensors for a list."""
+    """Return the type of a value: a tensor, or a sequence of tensors for a list."""
     if isinstance(value, list | tuple):
         return onnx.helper.make_sequence_type_proto(_type_of(value[0] if value else np.float32(0)))
     array = value.numpy() if isinstance(value, OrtValue) else np.asarray(value)

@@ -1,7 +1,7 @@
-"""What onnxruntime's extension module has, ``onnxruntime.capi._pybind_state``, in its own names.
+"""Names of onnxruntime's extension module, ``onnxruntime.capi._pybind_state``.
 
-Scripts take values, vectors of values and devices from there, and the exceptions by which sessions fail. The exceptions
-are those of :mod:`ortrain.errors`.
+Scripts import values, vectors of values, devices and the exceptions of sessions from there. The exceptions are the
+classes of :mod:`ortrain.errors`.
 
 >>> from ortrain import capi as C
 >>> device = C.OrtDevice(C.OrtDevice.cpu(), C.OrtMemType.DEFAULT, 0)
@@ -68,7 +68,7 @@ __all__ = [
 
 
 class OrtMemType(enum.IntEnum):
-    """The kinds of memory that a device can have. On the CPU all are the same.
+    """Kinds of memory of a device. On the CPU all kinds are the same.
 
     >>> from ortrain.capi import OrtMemType
     >>> int(OrtMemType.DEFAULT)
@@ -98,7 +98,7 @@ NotImplemented = UnsupportedError  # noqa: A001
 
 
 class NoModel(OrtrainError):  # noqa: N818
-    """A session without a model: the one of :class:`TrainingSession` before it is loaded.
+    """Use of a session without a model, such as a :class:`TrainingSession` before it is loaded.
 
     >>> from ortrain import OrtrainError, capi
     >>> issubclass(capi.NoModel, OrtrainError)
@@ -109,7 +109,7 @@ class NoModel(OrtrainError):  # noqa: N818
 
 
 class ModelLoaded(OrtrainError):  # noqa: N818
-    """A session that is given a second model: :class:`TrainingSession` takes one.
+    """Second model for a session: :class:`TrainingSession` takes one model.
 
     >>> from ortrain import OrtrainError, capi
     >>> issubclass(capi.ModelLoaded, OrtrainError)
@@ -120,7 +120,7 @@ class ModelLoaded(OrtrainError):  # noqa: N818
 
 
 class EngineError(OrtrainError):
-    """A failure of what runs nodes for onnxruntime. It is never raised: ortrain runs them itself.
+    """Failure of onnxruntime's execution engine. It is never raised: ortrain runs nodes itself.
 
     >>> from ortrain import OrtrainError, capi
     >>> issubclass(capi.EngineError, OrtrainError)
@@ -131,7 +131,7 @@ class EngineError(OrtrainError):
 
 
 class EPFail(OrtrainError):  # noqa: N818
-    """A failure of an execution provider, after which another is tried. It is never raised: nothing falls back.
+    """Failure of an execution provider, followed by a fallback. It is never raised: ortrain has no fallback.
 
     >>> from ortrain import OrtrainError, capi
     >>> issubclass(capi.EPFail, OrtrainError)

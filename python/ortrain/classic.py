@@ -1,7 +1,7 @@
-"""A training in one session: each run computes the model, its gradients, and an update of the weights.
+"""Training in one session: each run computes the model, its gradients, and an update of the weights.
 
-The names and the behaviour are those of ``onnxruntime.TrainingSession`` and ``onnxruntime.TrainingParameters``, which
-onnxruntime-training had until its release 1.15. ``docs/classic-session.md`` says what to take of it and of
+Names and behaviour follow ``onnxruntime.TrainingSession`` and ``onnxruntime.TrainingParameters``, which
+onnxruntime-training had until its release 1.15. ``docs/classic-session.md`` helps to choose between this module and
 :mod:`ortrain.api`.
 
 >>> from ortrain.classic import TrainingParameters, TrainingSession
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Setting(Generic[T]):
-    """A property of the parameters: a plain value of one kind, of which whoever reads it gets a copy."""
+    """Property of the parameters: a plain value of one kind. Reading it returns a copy."""
 
     def __init__(self, default: T, kind: str, checked: Callable[[Any], T]) -> None:
         self.default, self.kind, self.checked = default, kind, checked
@@ -140,10 +140,11 @@ def _setting_whole(default: int) -> _Setting[int]:
 
 
 class TrainingParameters:
-    """How a :class:`TrainingSession` trains. Properties are plain values; what is read is a copy.
+    """Settings of a :class:`TrainingSession`. Properties are plain values; reading one returns a copy.
 
-    A property that has another effect here than in onnxruntime-training, or none, says so. A value that needs what
-    ortrain does not have is refused when a session is made. There is no property without one of the two.
+    The documentation of a property says if its effect differs from onnxruntime-training, or if it has no effect. A
+    value that needs a feature without support in ortrain is an error when a session is made. No property is ignored
+    silently.
 
     >>> from ortrain.classic import TrainingParameters
     >>> parameters = TrainingParameters()
@@ -309,13 +310,13 @@ class TrainingParameters:
         return f"TrainingParameters({changed})"
 
     def set_optimizer_initial_state(self, states: Mapping[str, Mapping[str, npt.ArrayLike]]) -> None:
-        """Let the optimizer start from what another one kept: copies of ``get_optimizer_state()``, or a part of it.
+        """Set the initial state of the optimizer: copies of ``get_optimizer_state()``, or of a part of it.
 
         >>> from ortrain.classic import TrainingParameters
         >>> TrainingParameters().set_optimizer_initial_state({"w": {"Update_Count": np.array([5])}})
 
         Raises:
-            TypeError: for what is no dict of dicts of arrays.
+            TypeError: for anything but a dict of dicts of arrays.
 
         """
         if not isinstance(states, Mapping) or not all(isinstance(state, Mapping) for state in states.values()):
@@ -328,7 +329,7 @@ class TrainingParameters:
         self._states = made
 
 
-# Values that a training in one process can have.
+# Required values of the settings for several processes, because ortrain trains in one process.
 _ALONE: dict[str, Any] = {
     "world_size": 1,
     "world_rank": 0,
@@ -347,7 +348,7 @@ _ALONE: dict[str, Any] = {
 
 
 def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
-    """The parameters as the core takes them."""
+    """Convert the parameters for the core."""
     for name, alone in _ALONE.items():
         value = getattr(parameters, name)
         if value != alone:
@@ -383,30 +384,31 @@ def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
     }
 
 
-# The end of the name of an updated weight, by optimizer.
+# Suffix of the name of an updated weight, by optimizer.
 _UPDATED = {"SGDOptimizer": "SGD_out", "AdamOptimizer": "Adam_out", "LambOptimizer": "Lamb_out"}
 
 
 def _arrays(state: Mapping[str, _ortrain.OrtValue]) -> dict[str, npt.NDArray[Any]]:
-    """Values as arrays, sorted by name."""
+    """Convert values to arrays, sorted by name."""
     return {name: np.array(state[name].array()) for name in sorted(state)}
 
 
 class TrainingSession(InferenceSession):
-    """A model, its gradients and its optimizer behind one ``run``.
+    """Model, gradients and optimizer behind one ``run``.
 
     Args:
         path_or_bytes: the path of a forward model that ends in a loss, or its bytes.
-        parameters: how it trains.
-        sess_options: threads, bytes, precision.
-        providers: where it runs; the CPU without.
+        parameters: the settings of the training.
+        sess_options: options for threads, memory and precision.
+        providers: the providers to run on; by default the CPU.
         provider_options: a dict for each provider.
 
     Raises:
-        TypeError: for another kind of model, parameters, options.
+        TypeError: for a model, parameters or options of another type.
         NoSuchFileError, InvalidModelError: if the model cannot be read.
-        InvalidArgumentError, OrtrainError: if the parameters name what the model does not have, or there are no bytes.
-        UnsupportedError: for parameters that need several processes, an operator without a gradient.
+        InvalidArgumentError, OrtrainError: if the parameters name something that the model does not have, or the bytes
+            are empty.
+        UnsupportedError: for parameters that need several processes, and for an operator without a gradient.
 
     >>> from ortrain.classic import TrainingParameters, TrainingSession
     >>> parameters = TrainingParameters()
@@ -436,7 +438,7 @@ class TrainingSession(InferenceSession):
         options = self._set_up(sess_options, providers, provider_options)
         given = _native_parameters(parameters)
         if options.optimized_model_filepath:
-            # The model as it is trained: forward pass, gradients and updates.
+            # This file has the complete training graph: forward pass, gradients and updates.
             written = given["model_with_training_graph_path"]
             if written not in (None, options.optimized_model_filepath):
                 raise UnsupportedError(
@@ -460,7 +462,7 @@ class TrainingSession(InferenceSession):
 
     @property
     def loss_scale_input_name(self) -> str | None:
-        """The name of the input with the factor of the loss; ``None`` without mixed precision.
+        """Name of the input with the loss scale; ``None`` without mixed precision.
 
         >>> classic_session.loss_scale_input_name is None
         True
@@ -469,7 +471,7 @@ class TrainingSession(InferenceSession):
 
     @property
     def precision(self) -> str:
-        """How exactly inner products are computed: :attr:`SessionOptions.precision <ortrain.SessionOptions.precision>`.
+        """Precision of inner products: :attr:`SessionOptions.precision <ortrain.SessionOptions.precision>`.
 
         >>> classic_session.precision
         'f32'
@@ -478,7 +480,7 @@ class TrainingSession(InferenceSession):
 
     @property
     def bf16_unit(self) -> str | None:
-        """What multiplies bfloat16; ``None`` at the precision ``"f32"``.
+        """Unit that multiplies bfloat16; ``None`` at the precision ``"f32"``.
 
         >>> classic_session.bf16_unit is None
         True
@@ -498,7 +500,7 @@ class TrainingSession(InferenceSession):
         return self._classic.meta()
 
     def _input_value(self, value: Any, described: Described) -> _ortrain.OrtValue:
-        # An array has the type of the input; lists have none of their own.
+        # An array must already have the type of the input; a list has no type and is converted.
         return input_value(value, described) if isinstance(value, list | tuple) else native_value(value)
 
     @property
@@ -558,7 +560,7 @@ class TrainingSession(InferenceSession):
         return made
 
     def get_state(self) -> dict[str, npt.NDArray[Any]]:
-        """The weights and what the optimizer keeps of them, by name: copies.
+        """Return copies of the weights and of their optimizer state, by name.
 
         >>> sorted(classic_session.get_state())
         ['Moment_1_fc2.bias', 'Moment_2_fc2.bias', 'Update_Count_fc2.bias', 'fc2.bias']
@@ -566,7 +568,7 @@ class TrainingSession(InferenceSession):
         return _arrays(self._classic.state())
 
     def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """The weights under ``full_precision`` and, asked for, their float16 copies under ``mixed_precision``.
+        """Return the weights under ``full_precision`` and, on request, float16 copies under ``mixed_precision``.
 
         >>> classic_session.get_model_state()["full_precision"]["fc2.bias"].shape
         (10,)
@@ -575,7 +577,7 @@ class TrainingSession(InferenceSession):
         return {name: _arrays(states[name]) for name in sorted(states)}
 
     def get_optimizer_state(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """What the optimizer keeps of each weight; :meth:`TrainingParameters.set_optimizer_initial_state` takes it.
+        """Return the optimizer state by weight, as :meth:`TrainingParameters.set_optimizer_initial_state` takes it.
 
         >>> classic_session.get_optimizer_state()["fc2.bias"]["Update_Count"]
         array([1])
@@ -584,7 +586,7 @@ class TrainingSession(InferenceSession):
         return {name: _arrays(states[name]) for name in sorted(states)}
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
-        """How weights are divided among processes: they are not.
+        """Return the division of weights among processes: an empty dict, because ortrain trains in one process.
 
         >>> classic_session.get_partition_info_map()
         {}
@@ -592,7 +594,7 @@ class TrainingSession(InferenceSession):
         return {}
 
     def load_state(self, dict: Mapping[str, npt.ArrayLike], strict: bool = False) -> None:  # noqa: A002
-        """Set values of :meth:`get_state`, some or all. With ``strict`` a name that is not there is an error.
+        """Set some or all values of :meth:`get_state`. With ``strict`` an unknown name is an error.
 
         Raises:
             OrtrainError: for a value of another type or shape, and with ``strict`` for an unknown name. Nothing has
@@ -609,13 +611,13 @@ class TrainingSession(InferenceSession):
         self._classic.load_state({name: native_value(np.asarray(value)) for name, value in dict.items()}, bool(strict))
 
     def is_output_fp32_node(self, output_name: str) -> bool:
-        """Whether a node makes a value, and it is float32.
+        """Return True if a node computes the value and the value is float32.
 
-        Nodes are those of the model, of its gradients and of the optimizer. The names of the latter's results are those
-        in the file of :attr:`TrainingParameters.model_with_training_graph_path`.
+        The nodes include the gradients and the optimizer. The names of the optimizer's results are in the file of
+        :attr:`TrainingParameters.model_with_training_graph_path`.
 
         Raises:
-            OrtrainError: if no node makes it.
+            OrtrainError: if no node computes the value.
 
         >>> classic_session.is_output_fp32_node("logits")
         True
@@ -627,7 +629,7 @@ class TrainingSession(InferenceSession):
         return self._classic.is_output_fp32_node(output_name) if made is None else made
 
     def _made_by_optimizer(self) -> dict[str, bool]:
-        """Results of the optimizer's nodes by name: whether each is float32."""
+        """Return the results of the optimizer's nodes by name, with True for float32."""
         ending = _UPDATED.get(self._optimizer_name)
         if ending is None:
             return {}
@@ -651,7 +653,7 @@ class TrainingSession(InferenceSession):
         providers: Sequence[ProviderLike] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
     ) -> None:
-        """Go on where the session is; another provider is refused, and the session stays as it is.
+        """Keep the provider of the session. Another provider is an error, and the session stays as it is.
 
         Raises:
             UnsupportedError: for another provider.

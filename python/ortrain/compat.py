@@ -1,4 +1,4 @@
-"""Scripts written for onnxruntime-training and for onnxcustom, unchanged.
+"""Runs scripts written for onnxruntime-training and for onnxcustom without changes.
 
 >>> import ortrain.compat
 >>> ortrain.compat.install()
@@ -36,11 +36,11 @@ _MODULES: dict[str, types.ModuleType] = {
     f"{_TRAINING}.api.optimizer": optimizer,
     f"{_TRAINING}.artifacts": artifacts,
 }
-# What is found when it is asked for: it needs the package `onnx`.
+# Modules that need the package `onnx` and are imported on demand.
 _LATER = {f"{_TRAINING}.onnxblock": "ortrain.onnxblock"} | {
     f"{_TRAINING}.onnxblock.{name}": f"ortrain.onnxblock.{name}" for name in ("blocks", "loss", "optim")
 }
-# What is about ORTTrainer, which needs more packages.
+# Names of ORTTrainer, which needs more packages.
 _TRAINER = ("ORTTrainer", "ORTTrainerOptions", "PropagateCastOpsStrategy", "TrainStepInfo")
 _TRAINER_MODULES = (
     "_checkpoint_storage",
@@ -63,7 +63,7 @@ _LATER |= {
 }
 _OLDER_TRAINER = "onnxruntime.capi.ort_trainer"
 _LATER[_OLDER_TRAINER] = "ortrain.trainer.legacy"
-# The same of onnxcustom, which trains by onnxruntime-training.
+# Modules of onnxcustom, which trains with onnxruntime-training; also imported on demand.
 _CUSTOM = "onnxcustom"
 _PACKAGES = (_CUSTOM, f"{_CUSTOM}.training", f"{_CUSTOM}.utils")
 _LATER |= {
@@ -83,24 +83,24 @@ _LATER |= {
     f"{_CUSTOM}.utils.{name}": f"ortrain.gradient.utils.{name}"
     for name in ("onnx_function", "onnx_helper", "onnx_rewriter", "onnxruntime_helper", "orttraining_helper")
 }
-# What its package says of itself: the newest opset that it was made for.
+# Newest opset that onnxcustom declares to support.
 _NEWEST = 15
 
 
 def _level_of_log(level: int) -> None:
-    """As ``onnxruntime.set_default_logger_severity`` and ``_verbosity``: any level is obeyed, for nothing is logged."""
+    """Accept any log level, as ``onnxruntime.set_default_logger_severity`` and ``_verbosity``: nothing is logged."""
     operator.index(level)
 
 
 def _available_providers() -> list[str]:
-    """Names of what runs models here, the fastest first, as onnxruntime lists them."""
+    """Return the names of the providers of this machine, the fastest first, as onnxruntime lists them."""
     from ortrain._devices import devices
 
     has_gpu = any(device.kind in ("discrete", "integrated") for device in devices())
     return [*(["WebGpuExecutionProvider"] if has_gpu else []), "CPUExecutionProvider"]
 
 
-# What a script takes from onnxruntime itself, where that is not installed.
+# Names that scripts import from onnxruntime itself, for machines without onnxruntime.
 _CORE = {
     "ExecutionMode": ortrain.ExecutionMode,
     "ExecutionOrder": ortrain.ExecutionOrder,
@@ -119,16 +119,16 @@ _CORE = {
     "set_default_logger_severity": _level_of_log,
     "set_default_logger_verbosity": _level_of_log,
 }
-# What onnxruntime itself had until its release 1.15, of the package and of `onnxruntime.capi.training`.
+# Names of the package onnxruntime and of `onnxruntime.capi.training` until release 1.15.
 _CLASSIC = {"TrainingParameters": classic.TrainingParameters, "TrainingSession": classic.TrainingSession}
 _CAPI_TRAINING = "onnxruntime.capi.training"
-# The same that an onnxruntime which is installed had.
+# Previous values of these names in an installed onnxruntime.
 _classic_before: dict[str, object] = {}
-# What an onnxruntime that is installed had under a name of ours.
+# Functions of an installed onnxruntime that ortrain replaces.
 _kept: dict[str, Callable[[int], None]] = {}
-# And from the module behind it, which scripts ask for providers, too. What it has of ours is what `capi` names.
+# Module behind onnxruntime, which scripts also ask for providers. ortrain adds the names of `capi` to it.
 _BEHIND = "onnxruntime.capi._pybind_state"
-# Where exceptions are taken from, mostly.
+# Module that scripts usually import exceptions from.
 _EXTENSION = "onnxruntime.capi.onnxruntime_pybind11_state"
 _ABOUT = (
     "RunOptions",
@@ -144,10 +144,10 @@ _EXCEPTIONS = {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 _VALUES = {name: getattr(capi, name) for name in capi.__all__ if name not in _EXCEPTIONS}
-# The bases that our exceptions had before those of an onnxruntime that is installed were added.
+# Base classes of our exceptions before an installed onnxruntime added its own.
 _bases: dict[type[BaseException], tuple[type, ...]] = {}
 
-# What onnxruntime-training has and ortrain has not, and what does the same work here.
+# Features of onnxruntime-training that ortrain does not have, and their replacements.
 _EXPORT = (
     "write the model once as an .onnx file (torch.onnx.export) and train that: artifacts.generate_artifacts, then "
     "CheckpointState, Module and Optimizer of onnxruntime.training.api"
@@ -168,21 +168,21 @@ _ABSENT = {
     "utils": f"they are helpers for PyTorch: {_EXPORT}",
     "experimental": f"it is about ORTModule: {_EXPORT}",
 }
-# The same of the package of optimizers, under both of its names.
+# The same for the package of optimizers, under both of its names.
 _ABSENT_IN_OPTIM = {
     **{name: _ABSENT[name] for name in ("FusedAdam", "FP16_Optimizer")},
     "fp16_optimizer": _ABSENT["FP16_Optimizer"],
     "fused_adam": _ABSENT["FusedAdam"],
 }
 _OPTIM_PACKAGES = (f"{_TRAINING}.optim", "ortrain.trainer.optim")
-# Names that a module which is not there had, where they are better known than the module.
+# Class names that are better known than the absent modules that contained them.
 _INSIDE = {"fp16_optimizer": "FP16_Optimizer", "fused_adam": "FusedAdam", "ortmodule": "ORTModule"}
 
 _before: dict[str, types.ModuleType | None] = {}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of ortrain under the names that onnxruntime-training has for them."""
+    """Import hook that finds modules of ortrain under their names in onnxruntime-training."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -203,7 +203,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return found
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # It stays the module that it is, with the name it has.
+        # The module keeps its own name and spec.
         found, spec = self._own
         found.__spec__ = spec
 
@@ -212,7 +212,7 @@ _FINDER = _Finder()
 
 
 class _Training(types.ModuleType):
-    """The package ``onnxruntime.training``, which says what to use for a name that it does not have."""
+    """Package ``onnxruntime.training``, with error messages that name the replacement of an absent name."""
 
     def __getattr__(self, name: str) -> object:
         if name in _ABSENT:
@@ -235,9 +235,9 @@ def _absent(name: str, package: str = "") -> str:
 
 
 def _set_seed(seed: int) -> None:
-    """As ``onnxruntime.set_seed``: the seed of Dropout's masks, of all states loaded, or used by a module, afterwards.
+    """Set the seed of Dropout masks, as ``onnxruntime.set_seed``, for all states that are loaded or used afterwards.
 
-    An onnxruntime that is installed is told as well.
+    An installed onnxruntime gets the seed as well.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"a seed is an integer, not {seed!r}")
@@ -250,27 +250,28 @@ def _set_seed(seed: int) -> None:
 
 
 def install() -> None:
-    """Let ``onnxruntime.training.api``, ``.artifacts`` and ``.onnxblock`` be those of ortrain, in this process.
+    """Replace ``onnxruntime.training.api``, ``.artifacts`` and ``.onnxblock`` by the modules of ortrain.
 
-    ``onnxruntime.training.ORTTrainer``, and what belongs to it, are those of :mod:`ortrain.trainer`, and
-    ``onnxruntime.capi.ort_trainer`` is :mod:`ortrain.trainer.legacy`.
+    The replacement holds for this process. ``onnxruntime.training.ORTTrainer`` and related names come from
+    :mod:`ortrain.trainer`, and ``onnxruntime.capi.ort_trainer`` is :mod:`ortrain.trainer.legacy`.
 
-    ``onnxcustom.training`` and ``onnxcustom.utils`` are :mod:`ortrain.gradient` and what lies below it: estimators that
+    ``onnxcustom.training`` and ``onnxcustom.utils`` are :mod:`ortrain.gradient` and its submodules: estimators that
     train ONNX models, and their helpers.
 
-    An onnxruntime that is installed stays, and its ``OrtValue`` and ``SessionOptions`` are taken; where none is,
-    ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue``, ``SessionOptions`` and ``RunOptions`` that
-    ortrain has. Levels of its log may be set (``set_default_logger_severity``); ortrain logs nothing. A provider that
-    is not there is a warning before the error, as it is for onnxruntime. Calling it again changes nothing.
+    An installed onnxruntime stays, and its ``OrtValue`` and ``SessionOptions`` are accepted. Without it,
+    ``onnxruntime`` has ortrain's part of ``InferenceSession``, ``OrtValue``, ``SessionOptions`` and ``RunOptions``.
+    Log levels may be set (``set_default_logger_severity``), but ortrain logs nothing. An unavailable provider causes a
+    warning before the error, as in onnxruntime. A second call of this function changes nothing.
 
     ``onnxruntime.set_seed`` sets the seed of every :class:`~ortrain.api.CheckpointState` that is loaded afterwards, or
-    that a module or session is made on; a seed that is set on a state (``state.seed = 7``) after that stays. It is
-    forgotten by :func:`uninstall`. Names of onnxruntime-training that ortrain does not have (``ORTModule``,
-    ``FusedAdam``) are an ``ImportError`` that says what to use.
+    that a module or session is then made on. A later ``state.seed = 7`` keeps its effect. :func:`uninstall` clears the
+    seed. A name of onnxruntime-training that ortrain does not have (``ORTModule``, ``FusedAdam``) is an
+    ``ImportError`` that names the replacement.
 
-    ``onnxruntime.capi._pybind_state`` has the values, vectors and devices of :mod:`ortrain.capi`, and its exceptions.
-    Where an onnxruntime is installed the rest of that module is its own, and so are the exceptions: those of ortrain
-    are then theirs as well, so a handler for ``InvalidArgument`` catches both. Its own sessions take its own values.
+    ``onnxruntime.capi._pybind_state`` has the values, vectors, devices and exceptions of :mod:`ortrain.capi`. If
+    onnxruntime is installed, the other names of that module, and the exceptions, are its own. The exceptions of ortrain
+    then derive from them as well, so a handler for ``InvalidArgument`` catches both. Sessions of onnxruntime take
+    values of onnxruntime.
 
     >>> import ortrain.compat
     >>> ortrain.compat.install()
@@ -292,7 +293,7 @@ def install() -> None:
     training = types.ModuleType(_CAPI_TRAINING, "The classic training session of ortrain.")
     vars(training).update(_CLASSIC)
     modules[_CAPI_TRAINING] = training
-    # What an onnxruntime-training that is installed has imported of its own is hidden, too.
+    # Modules that an installed onnxruntime-training has already imported are hidden, too.
     ours = (f"{_TRAINING}.", f"{_CUSTOM}.", _OLDER_TRAINER)
     hidden = [name for name in sys.modules if name.startswith(ours) and name not in modules]
     for name in [*modules, *hidden]:
@@ -318,7 +319,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: what was imported before is there again. Objects made meanwhile stay what they are.
+    """Undo :func:`install` and restore the modules imported before. Objects made meanwhile do not change.
 
     >>> import sys
     >>> import ortrain.compat
@@ -368,7 +369,7 @@ def uninstall() -> None:
 
 
 def _core() -> types.ModuleType:
-    """``onnxruntime``, or what stands for it."""
+    """Return ``onnxruntime``, or a substitute module if it is not installed."""
     try:
         return importlib.import_module("onnxruntime")
     except ModuleNotFoundError as error:
@@ -381,7 +382,7 @@ def _core() -> types.ModuleType:
 
 
 def _custom() -> dict[str, types.ModuleType]:
-    """The packages of onnxcustom; their modules are found when they are asked for."""
+    """Return the packages of onnxcustom; their modules are imported on demand."""
     made = {name: types.ModuleType(name, f"{name}, as far as ortrain has it.") for name in _PACKAGES}
     for packaged in made.values():
         packaged.__path__ = []
@@ -397,7 +398,7 @@ def _custom() -> dict[str, types.ModuleType]:
 
 
 def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:
-    """What stands behind the ``onnxruntime`` that stands for one."""
+    """Return the extension modules of the substitute for ``onnxruntime``."""
     behind = types.ModuleType(_BEHIND, "The part of onnxruntime's extension module that ortrain has.")
     beside = {"InferenceSession": InferenceSession, "set_seed": _set_seed}
     vars(behind).update({name: _CORE[name] for name in _ABOUT} | beside | _VALUES | _EXCEPTIONS)
@@ -409,12 +410,12 @@ def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:
 
 
 def _beside() -> dict[str, types.ModuleType]:
-    """The module behind an ``onnxruntime`` that is installed, with what ortrain has of it."""
+    """Return the extension module of an installed ``onnxruntime``, with the names of ortrain added."""
     theirs = importlib.import_module(_BEHIND)
     behind = types.ModuleType(_BEHIND, theirs.__doc__)
     vars(behind).update(vars(theirs) | _VALUES)
     for name, kind in _EXCEPTIONS.items():
-        # A name that they do not have (any more) is ours.
+        # Our exception is used if onnxruntime does not have the name (any more).
         same = vars(behind).setdefault(name, kind)
         if same is not kind:
             _bases.setdefault(kind, kind.__bases__)

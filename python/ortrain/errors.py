@@ -1,4 +1,4 @@
-"""What can go wrong. Every class is a ``RuntimeError``, as in onnxruntime, so existing handlers keep working.
+"""Exceptions and warnings. Every exception is a ``RuntimeError``, as in onnxruntime, so existing handlers work.
 
 >>> import ortrain
 >>> from ortrain.api import CheckpointState
@@ -29,15 +29,15 @@ __all__ = [
 
 
 class _Beginnings:
-    """Messages begin as those of onnxruntime, while :mod:`ortrain.compat` is installed."""
+    """Switch for the prefix of messages, which begin as in onnxruntime while :mod:`ortrain.compat` is installed."""
 
     shown = False
 
 
 class OrtrainError(RuntimeError):
-    """The root: whatever ortrain refuses or fails to do.
+    """Base class of all exceptions of ortrain.
 
-    Raised itself for a failing disk, a damaged checkpoint, a call out of order.
+    It is raised itself for a failing disk, a damaged checkpoint, and calls in the wrong order.
 
     >>> import ortrain
     >>> nominal = CheckpointState.load_checkpoint("nominal_checkpoint")
@@ -57,7 +57,7 @@ class OrtrainError(RuntimeError):
 
 
 class InvalidArgumentError(OrtrainError, ValueError):
-    """An argument that does not fit: another type or shape, a label out of range, an unknown name.
+    """Argument that does not fit: another type or shape, a label out of range, an unknown name.
 
     >>> state.parameters["fc2.bias"].data = np.zeros(5, np.float32)
     Traceback (most recent call last):
@@ -74,7 +74,7 @@ class InvalidArgumentError(OrtrainError, ValueError):
 
 
 class OutOfRangeError(InvalidArgumentError, OverflowError):
-    """A number that the type does not have in which it is kept: an integer outside int64, a float outside float32.
+    """Number that its storage type cannot hold: an integer outside int64, a float outside float32.
 
     >>> state.seed = 2**63
     Traceback (most recent call last):
@@ -83,7 +83,7 @@ class OutOfRangeError(InvalidArgumentError, OverflowError):
 
 
 class NoSuchFileError(OrtrainError, FileNotFoundError):
-    """A file or folder that is not there.
+    """File or folder that does not exist.
 
     >>> import ortrain
     >>> try:
@@ -97,7 +97,7 @@ class NoSuchFileError(OrtrainError, FileNotFoundError):
 
 
 class InvalidModelError(OrtrainError):
-    """A model that cannot be read, contradicts itself, or does not belong to its checkpoint.
+    """Model that cannot be read, contradicts itself, or does not belong to its checkpoint.
 
     >>> import ortrain
     >>> ortrain.InferenceSession(b"not a model")
@@ -109,9 +109,9 @@ class InvalidModelError(OrtrainError):
 
 
 class MemoryLimitError(OrtrainError, MemoryError):
-    """A run that would take more bytes than ``memory_limit``, or than its device has.
+    """Run that would take more bytes than ``memory_limit``, or than its device has.
 
-    The former names the largest buffers. Nothing was allocated, and nothing has changed.
+    An error about ``memory_limit`` names the largest buffers. Nothing was allocated, and nothing has changed.
 
     >>> import ortrain
     >>> options = ortrain.SessionOptions()
@@ -126,7 +126,7 @@ class MemoryLimitError(OrtrainError, MemoryError):
 
 
 class DeviceUnavailableError(OrtrainError):
-    """A device that is not here. The sentence says why, and what would help; no other device is taken instead.
+    """Device that this machine does not have. The message gives the reason and the repair; there is no fallback.
 
     >>> import ortrain
     >>> try:
@@ -140,10 +140,10 @@ class DeviceUnavailableError(OrtrainError):
 
 
 class DeviceLostError(OrtrainError):
-    """A device that failed while it was used, and works no more.
+    """Device that failed during its use and no longer works.
 
-    Every later call on it says so, as do calls on a device that was opened before a process was forked. Checkpoints on
-    disk are what they were: load one, and make the module anew, on the same device or on another one.
+    Every later call on the device raises this error, and so do calls on a device that was opened before a process was
+    forked. Checkpoints on disk are not affected: load one, and make the module again on the same device or another.
 
     >>> import ortrain
     >>> issubclass(ortrain.DeviceLostError, ortrain.OrtrainError)
@@ -152,9 +152,9 @@ class DeviceLostError(OrtrainError):
 
 
 class AnomalyError(OrtrainError, FloatingPointError):
-    """A step that made NaN or infinities. Names the first node, tensor and index; nothing was changed.
+    """Step that produced NaN or infinities. The message names the first node, tensor and index; nothing was changed.
 
-    Raised where :attr:`SessionOptions.detect_anomaly <ortrain.SessionOptions.detect_anomaly>` is set.
+    Raised if :attr:`SessionOptions.detect_anomaly <ortrain.SessionOptions.detect_anomaly>` is set.
 
     >>> import ortrain
     >>> options = ortrain.SessionOptions()
@@ -171,7 +171,7 @@ class AnomalyError(OrtrainError, FloatingPointError):
 
 
 class UnsupportedError(OrtrainError, NotImplementedError):
-    """Something well defined that ortrain does not do. Operators are named all at once, with their nodes.
+    """Well-defined request that ortrain does not support. A message names all such operators with their nodes.
 
     >>> import ortrain
     >>> ortrain.artifacts.generate_artifacts(ortrain.examples.perceptron(), ort_format=True)
@@ -183,10 +183,10 @@ class UnsupportedError(OrtrainError, NotImplementedError):
 
 
 class TrainingWarning(UserWarning):
-    """Something that trains, and may not be meant so.
+    """Training that runs but is probably not intended.
 
-    A loss that takes logits is put on probabilities, say, or a step takes the gradients of the step before. The
-    sentence says what to name or to do instead. As any warning it can be made an error:
+    Examples are a loss of logits on probabilities, and an optimizer step that uses the gradients of the step before.
+    The message names the value or the call to use instead. Like any warning it can be made an error:
 
     >>> import ortrain
     >>> import warnings
@@ -200,7 +200,7 @@ class TrainingWarning(UserWarning):
 
 
 def _warn_of_gradients(doubt: str | None) -> None:
-    """Of a step of an optimizer, two calls above."""
+    """Warn about the gradients of an optimizer step. The warning points to the caller of that step."""
     if doubt is not None:
         sentence = f"{doubt}; call the module in training mode before each step of the optimizer"
         warnings.warn(sentence, TrainingWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Running a model.
+"""Sessions that run a model.
 
 >>> import ortrain
 >>> from ortrain.inference import InferenceSession
@@ -52,13 +52,13 @@ __all__ = [
     "SessionOptions",
 ]
 
-# A value as the core takes and gives it: a tensor, or a list of them for a sequence.
+# A value in the core: a tensor, or a list of tensors for a sequence.
 Native: TypeAlias = _ortrain.OrtValue | list[_ortrain.OrtValue]
 ProviderLike: TypeAlias = str | tuple[str, dict[Any, Any]]
 
 
 class NodeArg:
-    """The name, type and shape of an input or output.
+    """Name, type and shape of an input or output.
 
     >>> import ortrain
     >>> (x,) = ortrain.InferenceSession(ortrain.examples.perceptron()).get_inputs()
@@ -86,7 +86,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model says about itself.
+    """Metadata of a model.
 
     >>> import ortrain
     >>> meta = ortrain.InferenceSession(ortrain.examples.perceptron()).get_modelmeta()
@@ -111,26 +111,26 @@ class ModelMetadata:
 
 
 class InferenceSession:
-    """A model that runs, as ``onnxruntime.InferenceSession``.
+    """Session that runs a model, like ``onnxruntime.InferenceSession``.
 
-    Several threads may use one session: runs take turns, with the interpreter released.
+    Several threads may use one session: runs take turns and release the interpreter lock.
 
     Args:
-        path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants; those that
-            the model lists as inputs, too, may be given by a run.
-        sess_options: threads, bytes, precision, profiling, changes of the model.
-        providers: where it runs: ``["CPUExecutionProvider"]`` (the default), ``["WebGpuExecutionProvider"]`` for the
-            best GPU, or a name of :func:`ortrain.devices`. The first one counts.
-            One that is not there is an error, never a silent fallback.
-        provider_options: a dict for each of the providers, instead of pairs in ``providers``. They are kept
-            (:meth:`get_provider_options`); the providers that there are have none.
-        operators: operators of one's own.
+        path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants; a run may
+            override an initializer that the model also lists as an input.
+        sess_options: options for threads, memory, precision, profiling, and changes of the model.
+        providers: the provider to run on: ``["CPUExecutionProvider"]`` (the default), ``["WebGpuExecutionProvider"]``
+            for the best GPU, or a name of :func:`ortrain.devices`. The first entry is used. An unavailable provider is
+            an error, never a silent fallback.
+        provider_options: a dict for each of the providers, instead of pairs in ``providers``. The session stores them
+            (:meth:`get_provider_options`), but no provider has options that change a run.
+        operators: operators of your own.
 
     Raises:
-        NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, there is no such
-            provider, or the machine has nothing that computes the precision and may be used.
-        InvalidArgumentError: if there is no such precision; if providers are no list of names, or of pairs of a name
-            and a dict; if the options change what the model does not have.
+        NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, the provider is
+            unknown, or the machine has no permitted unit for the precision.
+        InvalidArgumentError: if the precision is unknown; if providers are no list of names, or of pairs of a name and
+            a dict; if the options change a part that the model does not have.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -169,7 +169,7 @@ class InferenceSession:
         providers: Sequence[ProviderLike] | None,
         provider_options: Sequence[dict[Any, Any]] | None,
     ) -> SessionOptions:
-        """What every session has beside its native object. Returns the options as ours."""
+        """Set up the parts of a session besides its native object. Return the options as ours."""
         self._providers = _normalised(providers, provider_options)
         self._device = _device_of(self._providers)
         self._options = own_options(sess_options, of_session=True)
@@ -179,28 +179,28 @@ class InferenceSession:
         self._profile: str | None = None
         return self._options
 
-    # What touches the native session. A session of another kind overrides these.
+    # Access to the native session. A subclass with another native session overrides these methods.
 
     def _described_inputs(self) -> list[Described]:
-        """Name, type and shape of what a run must be given."""
+        """Return name, type and shape of the required inputs."""
         return self._native.inputs()
 
     def _described_outputs(self) -> list[Described]:
-        """Name, type and shape of what a run gives."""
+        """Return name, type and shape of the outputs."""
         return self._native.outputs()
 
     def _described_overridable(self) -> list[Described]:
-        """Name, type and shape of what a run may be given beside."""
+        """Return name, type and shape of the optional inputs."""
         return self._native.overridable()
 
     def _described_model(self) -> tuple[list[str], int, dict[str, str]]:
-        """What the model says about itself."""
+        """Return the metadata of the model."""
         return self._native.meta()
 
     def _run_native(
         self, feeds: dict[str, Native], wanted: list[str], run_options: RunOptions | None, restricted: bool
     ) -> list[Native]:
-        """The outputs of these names; if ``restricted``, nothing is computed but what they need."""
+        """Return the outputs with these names; if ``restricted``, compute only the values that they need."""
         names = [name for name, *_ in self._described_outputs()]
         if restricted:
             return self._native.run(feeds, [names.index(name) for name in wanted])
@@ -213,7 +213,7 @@ class InferenceSession:
         outputs: list[tuple[str, _ortrain.OrtValue | None]],
         run_options: RunOptions | None,
     ) -> list[Native]:
-        """The outputs of these names, each where its value lies or, without one, in a value of its own."""
+        """Return the outputs with these names, each in the memory of its value or, without one, in a new value."""
         names = [name for name, *_ in self._described_outputs()]
         places = [(names.index(name), value) for name, value in outputs]
         found = self._native.run_into(feeds, places, restricted=is_restricted(run_options))
@@ -225,19 +225,19 @@ class InferenceSession:
         return made
 
     def _input_value(self, value: Any, described: Described) -> _ortrain.OrtValue:
-        """What is given for an input, as the core takes it."""
+        """Convert the value of an input for the core."""
         return input_value(value, described)
 
     def _begin_native_trace(self) -> None:
-        """Take down what runs do."""
+        """Start the recording of runs."""
         self._native.begin_trace()
 
     def _end_native_trace(self) -> str | None:
-        """What runs did, as JSON."""
+        """End the recording of runs and return it as JSON."""
         return self._native.end_trace()
 
     def _set_native_device(self, device: str) -> None:
-        """Go on on another device."""
+        """Move the session to another device."""
         self._native.set_device(device, self._options.intra_op_num_threads)
 
     def __repr__(self) -> str:
@@ -252,7 +252,7 @@ class InferenceSession:
 
     @property
     def precision(self) -> str:
-        """How exactly inner products are computed: :attr:`SessionOptions.precision`.
+        """Precision of inner products: :attr:`SessionOptions.precision`.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).precision
@@ -262,9 +262,9 @@ class InferenceSession:
 
     @property
     def bf16_unit(self) -> str | None:
-        """What multiplies bfloat16: ``"amx"``, ``"avx512_bf16"`` or ``"emulated"``.
+        """Unit that multiplies bfloat16: ``"amx"``, ``"avx512_bf16"`` or ``"emulated"``.
 
-        ``None`` at the precision ``"f32"``, and on the reference.
+        ``None`` at the precision ``"f32"``, and on the reference evaluator.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -276,7 +276,7 @@ class InferenceSession:
         return self._native.precision()[1]
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs that :meth:`run` takes.
+        """Return the inputs that :meth:`run` takes.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_inputs()
@@ -285,7 +285,7 @@ class InferenceSession:
         return [NodeArg(*description) for description in self._described_inputs()]
 
     def get_outputs(self) -> list[NodeArg]:
-        """The outputs that :meth:`run` returns.
+        """Return the outputs that :meth:`run` returns.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_outputs()
@@ -294,9 +294,9 @@ class InferenceSession:
         return [NodeArg(*description) for description in self._described_outputs()]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """The initializers that a run may be given, besides its inputs: those that the model lists as inputs, too.
+        """Return the initializers that a run may override, because the model also lists them as inputs.
 
-        A run that is not given one has the value of the model.
+        A run without a value for an initializer uses the value in the model.
 
         >>> import ortrain
         >>> model.graph.input.extend([onnx.helper.make_tensor_value_info("fc2.bias", onnx.TensorProto.FLOAT, [10])])
@@ -310,7 +310,7 @@ class InferenceSession:
         return [NodeArg(*description) for description in self._described_overridable()]
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the model says about itself.
+        """Return the metadata of the model.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_modelmeta().graph_name
@@ -320,7 +320,7 @@ class InferenceSession:
         return ModelMetadata(producer, graph, domain, description, graph_description, version, custom)
 
     def get_session_options(self) -> SessionOptions:
-        """The options that the session was made with. What is set there now changes nothing of the session.
+        """Return the options that the session was made with. Later changes of the options do not affect the session.
 
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
@@ -331,7 +331,7 @@ class InferenceSession:
         return self._given_options
 
     def get_providers(self) -> list[str]:
-        """The providers that the session was made with. It runs on the first one.
+        """Return the providers of the session. The session runs on the first one.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_providers()
@@ -340,7 +340,7 @@ class InferenceSession:
         return list(self._providers)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """The options that were given with each provider, as texts.
+        """Return the options of each provider, as texts.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_provider_options()
@@ -353,10 +353,10 @@ class InferenceSession:
         providers: Sequence[ProviderLike] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
     ) -> None:
-        """Go on on other providers. Programs are made anew for them; everything else stays.
+        """Move the session to other providers. Its programs are compiled again; everything else stays.
 
         Raises:
-            InvalidArgumentError, UnsupportedError: as for a new session; it stays where it is then.
+            InvalidArgumentError, UnsupportedError: as for a new session; the session then stays where it is.
 
         >>> import ortrain
         >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -371,7 +371,7 @@ class InferenceSession:
         self._providers, self._device = found, device
 
     def disable_fallback(self) -> None:
-        """Note that runs are not to fall back to another provider, which they never do.
+        """Forbid the fallback of runs to another provider, which never happens.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).disable_fallback()
@@ -379,7 +379,7 @@ class InferenceSession:
         self._enable_fallback = False
 
     def enable_fallback(self) -> None:
-        """Note that runs may fall back to another provider. They do not: what fails says so.
+        """Permit the fallback of runs to another provider. It never happens: a failing run raises an error.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).enable_fallback()
@@ -387,7 +387,7 @@ class InferenceSession:
         self._enable_fallback = True
 
     def get_tuning_results(self) -> list[dict[str, Any]]:
-        """Which kernels were chosen by trying them: none on the CPU.
+        """Return the kernels that were chosen by tuning: an empty list on the CPU.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_tuning_results()
@@ -396,10 +396,10 @@ class InferenceSession:
         return []
 
     def set_tuning_results(self, results: Sequence[dict[str, Any]], *, error_on_invalid: bool = False) -> None:
-        """Choose kernels as another session did. Results of providers that are not here mean nothing, and are left out.
+        """Choose kernels by the tuning results of another session. Results of absent providers are ignored.
 
         Raises:
-            InvalidArgumentError: for results that mean nothing, with ``error_on_invalid``.
+            InvalidArgumentError: for results that would be ignored, with ``error_on_invalid``.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).set_tuning_results([])
@@ -416,7 +416,7 @@ class InferenceSession:
             self._begin_native_trace()
 
     def get_profiling_start_time_ns(self) -> int:
-        """When the profile began, in nanoseconds since 1970; 0 without one.
+        """Return the start of the profile, in nanoseconds since 1970; 0 without a profile.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_profiling_start_time_ns()
@@ -425,17 +425,17 @@ class InferenceSession:
         return self._profile_began or 0
 
     def end_profiling(self) -> str:
-        """Write the profile that :attr:`SessionOptions.enable_profiling` asked for, and return the path of the file.
+        """Write the profile that :attr:`SessionOptions.enable_profiling` requests, and return the path of the file.
 
-        The file is a list of events of the format of Chrome: for each run ``model_run``, and for each of its
-        instructions the kind, the node, the sizes, operations and bytes. What runs do later is not taken down. Without
-        this call nothing is written.
+        The file is a list of events in Chrome's trace format: for each run ``model_run``, and for each of its
+        instructions the kind, the node, the sizes, operations and bytes. Later runs are not recorded. Without this call
+        nothing is written.
 
         Returns:
-            The path; the empty text without a profile, and where this was called before.
+            The path; an empty text without a profile, and if an earlier call wrote the profile.
 
         Raises:
-            NoSuchFileError: if the folder is not there; the profile can be written by another call then.
+            NoSuchFileError: if the folder does not exist; another call can then write the profile.
 
         >>> import json
         >>> import ortrain
@@ -465,7 +465,7 @@ class InferenceSession:
                     file.write(self._profile.encode())
                 break
             except FileExistsError:
-                # Another session began in this second.
+                # Another session started in this second.
                 second += 1
             except FileNotFoundError as error:
                 raise NoSuchFileError(f"there is no folder {path.parent} for the profile") from error
@@ -482,13 +482,13 @@ class InferenceSession:
         input_feed: Mapping[str, npt.ArrayLike | OrtValue | Sequence[npt.ArrayLike | OrtValue]],
         run_options: RunOptions | None = None,
     ) -> list[npt.NDArray[Any]]:
-        """The named outputs (all, in the model's order, for ``None``) for the named inputs.
+        """Return the named outputs for the named inputs; ``None`` names all outputs, in the model's order.
 
-        Outputs are ndarrays. Where the model takes or returns a sequence of tensors, it is a list of them. Nothing that
-        is given changes, also where the model changes sequences in place.
+        Outputs are ndarrays. A sequence of tensors is a list of ndarrays, as an input and as an output. The inputs
+        never change, even if the model changes sequences in place.
 
         Raises:
-            InvalidArgumentError: for inputs that do not fit, and names that are not there.
+            InvalidArgumentError: for inputs that do not fit, and for unknown names.
             OrtrainError: if ``terminate`` is set in the run options.
 
         >>> import ortrain
@@ -521,14 +521,14 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """As :meth:`run`, from ``OrtValue`` to ``OrtValue``.
+        """Run the model like :meth:`run`, from ``OrtValue`` to ``OrtValue``.
 
-        Floats are read where they lie, without a copy: what is written there while a run goes changes what it computes.
-        If all values are onnxruntime's, so are the results.
+        Inputs of floats are read in place, without a copy: a write to their memory during a run changes the result. If
+        all inputs are values of onnxruntime, so are the outputs.
 
         Raises:
-            TypeError: for what is no ``OrtValue``.
-            InvalidArgumentError, OrtrainError: as :meth:`run`.
+            TypeError: if an input is not an ``OrtValue``.
+            InvalidArgumentError, OrtrainError: as for :meth:`run`.
 
         >>> import ortrain
         >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -553,7 +553,7 @@ class InferenceSession:
         return wrapped
 
     def io_binding(self) -> IOBinding:
-        """Inputs and outputs of this session in memory of the caller, for :meth:`run_with_iobinding`.
+        """Return a binding of this session's inputs and outputs to memory of the caller.
 
         >>> import ortrain
         >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -569,11 +569,11 @@ class InferenceSession:
     def run_with_iobinding(
         self, iobinding: IOBinding | SessionIOBinding, run_options: RunOptions | None = None
     ) -> None:
-        """Run from what is bound as inputs to what is bound as outputs.
+        """Run the model on the bound inputs and write the bound outputs.
 
         Raises:
-            InvalidArgumentError: for a binding of another session, an input that is missing, an output that the model
-                does not have, and memory that does not fit. Nothing has been written then.
+            InvalidArgumentError: for a binding of another session, a missing input, an unknown output, and memory that
+                does not fit. Nothing has been written then.
             OrtrainError: if ``terminate`` is set in the run options.
 
         >>> import ortrain
@@ -613,19 +613,19 @@ class InferenceSession:
         fetches: _ortrain.OrtValueVector,
         fetch_devices: Sequence[_ortrain.OrtDevice],
     ) -> None:
-        """As :meth:`run_with_ort_values`, from a vector of values to another one.
+        """Run the model like :meth:`run_with_ort_values`, from one vector of values to another.
 
         Args:
-            run_options: how it goes.
+            run_options: the options of the run.
             feed_names: the inputs.
-            feeds: a value for each of them.
+            feeds: a value for each of these inputs.
             fetch_names: the outputs.
-            fetches: where they go: an empty vector is filled; values that are in it are written to.
-            fetch_devices: a device for each output: the CPU.
+            fetches: the vector of the outputs: an empty vector is filled; existing values are overwritten in place.
+            fetch_devices: a device for each output, which must be the CPU.
 
         Raises:
-            InvalidArgumentError: for other numbers of values than names; as :meth:`run`.
-            UnsupportedError: for another device than the CPU.
+            InvalidArgumentError: if the numbers of names and values differ; as for :meth:`run`.
+            UnsupportedError: for a device other than the CPU.
 
         >>> import ortrain
         >>> from ortrain.capi import OrtDevice, OrtValue, OrtValueVector
@@ -661,7 +661,7 @@ class InferenceSession:
         fetches._fill([value for value in found if not isinstance(value, list)])
 
     def _wanted(self, output_names: Sequence[str] | None) -> list[str]:
-        """The outputs of these names, or all."""
+        """Return the requested output names, or all output names."""
         if isinstance(output_names, str):
             raise TypeError("output_names is a list of names, not one name")
         outputs = [description[0] for description in self._described_outputs()]
@@ -673,7 +673,7 @@ class InferenceSession:
         return wanted
 
     def _check_feed(self, feed: Mapping[str, object]) -> None:
-        """Check that every input is given. Of other names, say which input may have been meant."""
+        """Check that every input has a value. The error for an unknown name suggests a similar missing input."""
         inputs = [name for name, *_ in self._described_inputs()]
         missing = [name for name in inputs if name not in feed]
         overridable = [name for name, *_ in self._described_overridable()]
@@ -694,7 +694,7 @@ class InferenceSession:
 def _normalised(
     providers: Sequence[ProviderLike] | None, provider_options: Sequence[dict[Any, Any]] | None
 ) -> dict[str, dict[str, str]]:
-    """The options of each provider, in order."""
+    """Return the options of each provider, in order."""
     if providers is None:
         providers = ["CPUExecutionProvider"]
     if isinstance(providers, str) or not isinstance(providers, Sequence):
@@ -733,7 +733,7 @@ def _normalised(
         if device_of_provider(name) is None:
             sentence = f"there is no provider {name!r} here; there are {', '.join(provider_names())}"
             if _Beginnings.shown:
-                # Scripts for onnxruntime are warned first.
+                # onnxruntime gives its scripts a warning before the error.
                 warnings.warn(sentence, stacklevel=4)
             raise UnsupportedError(sentence)
         if name in found:
@@ -744,7 +744,7 @@ def _normalised(
 
 
 def _device_of(providers: dict[str, dict[str, str]]) -> str:
-    """The device that the first of some providers runs on."""
+    """Return the device of the first provider."""
     from ortrain._devices import device_of_provider
 
     name = next(iter(providers))
@@ -752,5 +752,5 @@ def _device_of(providers: dict[str, dict[str, str]]) -> str:
 
 
 def _arrays(value: Native) -> Any:
-    """An output as ndarrays."""
+    """Convert an output to ndarrays."""
     return [tensor.array() for tensor in value] if isinstance(value, list) else value.array()

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a session in memory of the caller.
+"""Binding of a session's inputs and outputs to memory of the caller.
 
 >>> import ortrain
 >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -33,9 +33,9 @@ __all__ = ["IOBinding", "SessionIOBinding"]
 
 
 class SessionIOBinding:
-    """What an :class:`IOBinding` has inside, under the name and with the arguments of onnxruntime's extension module.
+    """Native part of an :class:`IOBinding`, with the name and the arguments of onnxruntime's extension module.
 
-    Devices are an ``OrtDevice`` here, and values the native ones of :mod:`ortrain.capi`.
+    Devices are ``OrtDevice`` objects here, and values are the native values of :mod:`ortrain.capi`.
 
     >>> import ortrain
     >>> from ortrain.capi import OrtDevice
@@ -52,18 +52,18 @@ class SessionIOBinding:
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
         self._inputs: dict[str, _ortrain.OrtValue] = {}
-        # In the order of binding, each with its memory if it has one.
+        # In the order of binding; None for an output without memory of the caller.
         self._outputs: dict[str, _ortrain.OrtValue | None] = {}
-        # What the last run made.
+        # Outputs of the last run.
         self._values: dict[str, _ortrain.OrtValue] = {}
 
     def bind_input(self, name: str, *place: Any) -> None:
-        """Bind an array, or elements at an address: a device, an element type, a shape and the address.
+        """Bind an array, or memory at an address: a device, an element type, a shape and the address.
 
         Raises:
-            InvalidArgumentError: for an input that the session does not have, an address that is null or not that of an
-                element, and a shape that is none.
-            UnsupportedError: for another device than the CPU.
+            InvalidArgumentError: for an unknown input, an address that is null or not aligned to an element, and an
+                invalid shape.
+            UnsupportedError: for a device other than the CPU.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -81,11 +81,11 @@ class SessionIOBinding:
         self._inputs[name] = _at(pointer, element_type, shape, device)
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
-        """Bind a value, whose memory is read.
+        """Bind a value as an input; runs read its memory.
 
         Raises:
-            InvalidArgumentError: for an input that the session does not have.
-            TypeError: for what is no OrtValue.
+            InvalidArgumentError: for an unknown input.
+            TypeError: if the value is not an OrtValue.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -96,13 +96,13 @@ class SessionIOBinding:
         self._inputs[name] = _native(ortvalue)
 
     def bind_output(self, name: str, *place: Any) -> None:
-        """Ask for an output in memory of its own, or in memory at an address.
+        """Bind an output to new memory, or to memory at an address.
 
-        The former takes a device; the latter a device, an element type, a shape and the address.
+        New memory takes a device. An address takes a device, an element type, a shape and the address.
 
         Raises:
-            InvalidArgumentError: for an address that is null or not that of an element, and a shape that is none.
-            UnsupportedError: for another device than the CPU.
+            InvalidArgumentError: for an address that is null or not aligned to an element, and for an invalid shape.
+            UnsupportedError: for a device other than the CPU.
 
         >>> import ortrain
         >>> from ortrain.capi import OrtDevice
@@ -117,10 +117,10 @@ class SessionIOBinding:
         self._bind_output(name, None if len(place) == 1 else _at(place[3], place[1], place[2], device))
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
-        """Bind a value, whose memory is written.
+        """Bind a value as an output; runs write its memory.
 
         Raises:
-            TypeError: for what is no OrtValue.
+            TypeError: if the value is not an OrtValue.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -131,7 +131,7 @@ class SessionIOBinding:
         self._bind_output(name, _native(ortvalue))
 
     def clear_binding_inputs(self) -> None:
-        """Let go of all inputs.
+        """Remove the bindings of all inputs.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()._iobinding.clear_binding_inputs()
@@ -139,7 +139,7 @@ class SessionIOBinding:
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Let go of all outputs.
+        """Remove the bindings of all outputs.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()._iobinding.clear_binding_outputs()
@@ -148,24 +148,24 @@ class SessionIOBinding:
         self._values.clear()
 
     def synchronize_inputs(self) -> None:
-        """Wait until inputs have arrived. On the CPU they have.
+        """Wait for the transfer of the inputs. On the CPU there is no transfer.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()._iobinding.synchronize_inputs()
         """
 
     def synchronize_outputs(self) -> None:
-        """Wait until outputs have arrived. On the CPU they have.
+        """Wait for the transfer of the outputs. On the CPU there is no transfer.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()._iobinding.synchronize_outputs()
         """
 
     def get_outputs(self) -> _ortrain.OrtValueVector:
-        """The outputs, in the order of binding.
+        """Return the outputs, in the order of binding.
 
         Raises:
-            OrtrainError: for an output that no run has made yet, and that has no memory.
+            OrtrainError: for an output without memory that no run has computed yet.
 
         >>> import ortrain
         >>> len(ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()._iobinding.get_outputs())
@@ -177,10 +177,10 @@ class SessionIOBinding:
         return values
 
     def copy_outputs_to_cpu(self) -> list[npt.NDArray[Any]]:
-        """Copies of the outputs as arrays, in the order of binding.
+        """Return copies of the outputs as arrays, in the order of binding.
 
         Raises:
-            OrtrainError: as :meth:`get_outputs`.
+            OrtrainError: as for :meth:`get_outputs`.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()._iobinding.copy_outputs_to_cpu()
@@ -215,12 +215,12 @@ class SessionIOBinding:
 
 
 class IOBinding:
-    """Inputs and outputs of a session in memory of the caller: what :meth:`InferenceSession.io_binding` makes.
+    """Binding of inputs and outputs to memory of the caller; :meth:`InferenceSession.io_binding` makes it.
 
-    A run reads inputs where they lie and writes outputs where they lie; nothing is copied in between. A loop binds
-    once, and puts each batch into the same array. Inputs of floats are read while the run goes: whoever writes to them
-    meanwhile changes what is computed. All other are taken as they are when it begins, for indices are checked first.
-    What is bound is kept until something else is bound under its name, or all bindings are cleared.
+    A run reads inputs and writes outputs in place, without a copy. A loop binds once, and writes each batch into the
+    same array. Inputs of floats are read during the run: a write to their memory in that time changes the result. All
+    other inputs are read when the run begins, because indices are checked first. A bound object stays alive until its
+    name is bound again, or all bindings are cleared.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
@@ -239,13 +239,13 @@ class IOBinding:
         self._iobinding = SessionIOBinding(session)
 
     def bind_cpu_input(self, name: str, arr_on_cpu: npt.NDArray[Any]) -> None:
-        """Bind an array, whose memory is read at every run.
+        """Bind an array; every run reads its memory.
 
-        Of an array whose elements do not lie in a row, it is a copy that is bound.
+        An array that is not contiguous is copied, and the copy is bound.
 
         Raises:
-            InvalidArgumentError: for an input that the session does not have.
-            UnsupportedError: for elements that no tensor has.
+            InvalidArgumentError: for an unknown input.
+            UnsupportedError: for an element type that no tensor has.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -266,12 +266,12 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Bind elements at an address. Whoever binds them keeps them there until they are bound no more.
+        """Bind memory at an address. The caller keeps the memory valid until it is no longer bound.
 
         Raises:
-            InvalidArgumentError: for an input that the session does not have, an address that is null or not that of an
-                element, and a shape that is none.
-            UnsupportedError: for another device than ``"cpu"``.
+            InvalidArgumentError: for an unknown input, an address that is null or not aligned to an element, and an
+                invalid shape.
+            UnsupportedError: for a device other than ``"cpu"``.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -281,11 +281,11 @@ class IOBinding:
         self._iobinding.bind_input(name, _device(device_type, device_id), element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind a value, whose memory is read at every run.
+        """Bind a value; every run reads its memory.
 
         Raises:
-            InvalidArgumentError: for an input that the session does not have.
-            TypeError: for what is no ``OrtValue``.
+            InvalidArgumentError: for an unknown input.
+            TypeError: if the value is not an ``OrtValue``.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -303,16 +303,15 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Ask for an output: in a value of its own that each run makes, or in memory at an address.
+        """Bind an output to a new value that each run makes, or to memory at an address.
 
-        With an address the type and the shape of what lies there have to be said, and whoever binds it keeps it there.
-        A type and a shape without an address mean nothing, as in onnxruntime. A name that the model does not have is
-        found by the run.
+        An address needs an element type and a shape, and the caller keeps the memory valid. A type and a shape without
+        an address are ignored, as in onnxruntime. The run reports a name that the model does not have.
 
         Raises:
             ValueError: for an address without an element type or without a shape.
-            InvalidArgumentError: for an address that is null or not that of an element, and a shape that is none.
-            UnsupportedError: for another device than ``"cpu"``.
+            InvalidArgumentError: for an address that is null or not aligned to an element, and for an invalid shape.
+            UnsupportedError: for a device other than ``"cpu"``.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -331,10 +330,10 @@ class IOBinding:
         self._iobinding.bind_output(name, device, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind a value, whose memory each run writes.
+        """Bind a value; every run writes its memory.
 
         Raises:
-            TypeError: for what is no ``OrtValue``.
+            TypeError: if the value is not an ``OrtValue``.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -345,7 +344,7 @@ class IOBinding:
         self._iobinding.bind_ortvalue_output(name, ortvalue)
 
     def synchronize_inputs(self) -> None:
-        """Wait until inputs have arrived. On the CPU they have.
+        """Wait for the transfer of the inputs. On the CPU there is no transfer.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding().synchronize_inputs()
@@ -353,7 +352,7 @@ class IOBinding:
         self._iobinding.synchronize_inputs()
 
     def synchronize_outputs(self) -> None:
-        """Wait until outputs have arrived. On the CPU they have.
+        """Wait for the transfer of the outputs. On the CPU there is no transfer.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding().synchronize_outputs()
@@ -361,10 +360,10 @@ class IOBinding:
         self._iobinding.synchronize_outputs()
 
     def get_outputs(self) -> list[OrtValue]:
-        """The outputs, in the order of binding: those that were bound, and those that the last run made.
+        """Return the outputs, in the order of binding: bound values and values of the last run.
 
         Raises:
-            OrtrainError: for an output that no run has made yet, and that has no memory.
+            OrtrainError: for an output without memory that no run has computed yet.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -376,10 +375,10 @@ class IOBinding:
         return [OrtValue(value) for value in self._iobinding.get_outputs()]
 
     def get_outputs_as_ortvaluevector(self) -> _ortrain.OrtValueVector:
-        """The same as a vector of native values.
+        """Return the outputs as a vector of native values.
 
         Raises:
-            OrtrainError: as :meth:`get_outputs`.
+            OrtrainError: as for :meth:`get_outputs`.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -390,10 +389,10 @@ class IOBinding:
         return self._iobinding.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[npt.NDArray[Any]]:
-        """Copies of the outputs as arrays, in the order of binding.
+        """Return copies of the outputs as arrays, in the order of binding.
 
         Raises:
-            OrtrainError: as :meth:`get_outputs`.
+            OrtrainError: as for :meth:`get_outputs`.
 
         >>> import ortrain
         >>> binding = ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding()
@@ -406,7 +405,7 @@ class IOBinding:
         return self._iobinding.copy_outputs_to_cpu()
 
     def clear_binding_inputs(self) -> None:
-        """Let go of all inputs.
+        """Remove the bindings of all inputs.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding().clear_binding_inputs()
@@ -414,7 +413,7 @@ class IOBinding:
         self._iobinding.clear_binding_inputs()
 
     def clear_binding_outputs(self) -> None:
-        """Let go of all outputs.
+        """Remove the bindings of all outputs.
 
         >>> import ortrain
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).io_binding().clear_binding_outputs()
@@ -426,8 +425,8 @@ def check_device(device: object) -> None:
     """Check that values can be made on a device.
 
     Raises:
-        TypeError: for what is no device.
-        UnsupportedError: for another one than the CPU.
+        TypeError: if the argument is not a device.
+        UnsupportedError: for a device other than the CPU.
 
     """
     if not isinstance(device, _ortrain.OrtDevice):
@@ -440,7 +439,7 @@ def check_device(device: object) -> None:
 
 
 def _at(pointer: Any, element_type: Any, shape: Any, device: Any) -> _ortrain.OrtValue:
-    """The elements at an address."""
+    """Return a value in the memory at an address."""
     check_device(device)
     if not isinstance(pointer, int) or isinstance(pointer, bool):
         raise TypeError(f"an address is an int, not {type(pointer).__name__}")
@@ -450,7 +449,7 @@ def _at(pointer: Any, element_type: Any, shape: Any, device: Any) -> _ortrain.Or
 
 
 def _native(value: Any) -> _ortrain.OrtValue:
-    """The native value of an OrtValue. One of onnxruntime's keeps its memory, which is used where it lies."""
+    """Return the native value of an OrtValue. A value of onnxruntime is used in place, and its memory kept alive."""
     if not is_ortvalue(value):
         raise TypeError(f"an OrtValue is bound, not {type(value).__name__}")
     if isinstance(value, OrtValue | _ortrain.OrtValue):

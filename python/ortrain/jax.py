@@ -1,7 +1,7 @@
-"""A model as a function of jax, whose gradients jax takes.
+"""Models as functions of jax that jax can differentiate.
 
-A program in jax can then train an ONNX model, or use one as a part of its own network. The module needs jax; ``import
-ortrain`` does not import it.
+A program in jax can then train an ONNX model, or use the model as a part of its own network. The module needs jax;
+``import ortrain`` does not import it.
 
 >>> import importlib.util
 >>> import ortrain.jax
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _found(name: str) -> Any:
-    """A module of jax; ``None`` where jax has no such module, or is not there."""
+    """Import a module of jax; return ``None`` if jax is not installed or has no such module."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -46,14 +46,14 @@ def _found(name: str) -> Any:
 
 
 jax, jnp = _found("jax"), _found("jax.numpy")
-# Newer versions of jax have it.
+# Only newer versions of jax have this function.
 buffer_callback: Any = getattr(_found("jax.experimental.buffer_callback"), "buffer_callback", None)
-# What computes arrays of arrays.
+# Function on the host, from arrays to arrays.
 _Host: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 __all__ = ["OnnxFunction", "as_function"]
 
-# What a tensor is in NumPy, by its type in ONNX. bfloat16 is a type of jax's.
+# NumPy type of a tensor, by its type in ONNX. bfloat16 is a type of jax.
 _DTYPES: dict[str, np.dtype[Any]] = {
     f"tensor({name})": np.dtype(kind)
     for name, kind in {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"}.items()
@@ -73,18 +73,18 @@ def as_function(
     session_options: SessionOptions | None = None,
     stop_gradients: Iterable[str] | None = None,
 ) -> OnnxFunction:
-    """A model as a function of jax.
+    """Return a model as a function of jax.
 
-    The function takes weights and inputs. ``jax.grad`` differentiates the function by both, and ``jax.jit``,
-    ``jax.vmap`` and ``jax.checkpoint`` take the function as any other. ortrain computes, on the CPU.
+    The function takes weights and inputs. ``jax.grad`` differentiates it with respect to both. ``jax.jit``,
+    ``jax.vmap`` and ``jax.checkpoint`` accept it like any other function. ortrain runs the computation, on the CPU.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``. The model needs no loss.
-        wrt: the weights: names of initializers of floats, or patterns (``"encoder.*"``, as of :mod:`fnmatch`). Other
-            initializers stay constant. ``None``: what :func:`ortrain.artifacts.generate_artifacts` would train.
-            ``[]``: none.
-        operators: operators and gradients of one's own.
-        session_options: threads, bytes, precision.
+        wrt: the weights: names of float initializers, or patterns (``"encoder.*"``, as of :mod:`fnmatch`). Other
+            initializers stay constant. ``None`` selects the weights that
+            :func:`ortrain.artifacts.generate_artifacts` trains by default; ``[]`` selects no weight.
+        operators: operators and gradients of your own.
+        session_options: options for threads, memory and precision.
         stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
             :func:`ortrain.artifacts.generate_artifacts`.
 
@@ -92,16 +92,14 @@ def as_function(
         The function.
 
     Raises:
-        ImportError: where jax is not installed.
-        InvalidArgumentError: for a name or a pattern that fits no initializer, a running statistic, an initializer that
-            no gradient reaches; for a model without weights and without inputs of floats.
-        InvalidModelError: for what is no sound model.
-        UnsupportedError: for operators without a gradient, each with its node; for inputs or outputs that jax does not
-            have, such as strings; for a ``Dropout`` that drops elements, since a function of jax is pure.
-        NoSuchFileError: for a path that leads nowhere.
-        TypeError: for what is no model.
-
-    Source: ``jax.custom_vjp``, ``jax.pure_callback``.
+        ImportError: if jax is not installed.
+        InvalidArgumentError: for a name or a pattern that matches no initializer, for a running statistic, and for an
+            initializer that no gradient reaches; for a model with neither weights nor float inputs.
+        InvalidModelError: for an invalid model.
+        UnsupportedError: for operators without a gradient, each with its node; for types of inputs or outputs that jax
+            does not have, such as strings; for a ``Dropout`` that drops elements, because a jax function must be pure.
+        NoSuchFileError: if the path does not exist.
+        TypeError: if the argument is not a model.
 
     >>> import importlib.util
     >>> import ortrain.jax
@@ -129,7 +127,7 @@ def _require_jax() -> None:
 
 
 class OnnxFunction:
-    """A model as a function of jax: :func:`as_function` makes it.
+    """Model as a function of jax; :func:`as_function` makes it.
 
     >>> import importlib.util
     >>> import ortrain.jax
@@ -151,7 +149,7 @@ class OnnxFunction:
         opened = functools.partial(_opened, options=options)
         native = opened(source, None, None)
         if native.random_nodes():
-            # jax may call a function again, or not at all.
+            # jax may call a function a second time, or not at all.
             raise UnsupportedError(
                 f"{', '.join(native.random_nodes())} may drop elements, but a function of jax has to be pure; set its "
                 "training_mode to false in the model, and drop elements in jax"
@@ -168,12 +166,12 @@ class OnnxFunction:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """The weights that the model has: an array of jax by each name.
+        """Weights of the model: a dict with a jax array for each name.
 
-        A dict is a pytree, which optimizers of jax take. Each access makes new arrays.
+        A dict is a pytree, which jax optimizers accept. Each access makes new arrays.
 
         Raises:
-            UnsupportedError: for weights of float64, which jax has only where ``jax_enable_x64`` is set.
+            UnsupportedError: for weights of float64, which jax only has if ``jax_enable_x64`` is set.
 
         >>> import importlib.util
         >>> import ortrain.jax
@@ -185,27 +183,27 @@ class OnnxFunction:
         return {name: jnp.asarray(value.array()) for name, value in self._initial.items()}
 
     def __call__(self, weights: Mapping[str, Any], /, *inputs: Any, **named: Any) -> Any:
-        """The outputs of the model.
+        """Return the outputs of the model.
 
         Args:
-            weights: an array for each name of ``weight_names``, of the element type and shape that the weight has in
-                the model.
+            weights: an array for each name of ``weight_names``, with the element type and shape of the weight in the
+                model.
             inputs: arrays for the first inputs, in the order of ``input_names``. Floats have the element type of the
-                input. Integers may have a narrower one: jax has int32 for int64 unless ``jax_enable_x64`` is set.
+                input. Integers may have a narrower type: jax has int32 for int64 unless ``jax_enable_x64`` is set.
             named: arrays for the other inputs, by their names.
 
         Returns:
-            The output; of a model with several outputs a tuple of all. Integers of 64 bits come as 32 bits unless
+            The output, or a tuple of all outputs if the model has several. Integers of 64 bits become 32 bits unless
             ``jax_enable_x64`` is set.
 
         Raises:
             InvalidArgumentError: for a weight or an input that is missing, unknown, given twice, or of another element
-                type or shape than the model's.
-            UnsupportedError: for floats of 64 bits, unless ``jax_enable_x64`` is set; for a gradient of a gradient,
-                where an operator in the gradient has none.
-            TypeError: for weights that are no dict, and for what is no array.
-            jax.errors.JaxRuntimeError, ValueError: for what only the values show (an index that is out of range, say).
-                jax raises them while its program runs; the text ends with ortrain's sentence.
+                type or shape than in the model.
+            UnsupportedError: for floats of 64 bits, unless ``jax_enable_x64`` is set; for a second derivative, if an
+                operator of the gradient has no gradient.
+            TypeError: if the weights are not a dict, or a value is not an array.
+            jax.errors.JaxRuntimeError, ValueError: for errors that depend on values, such as an index out of range.
+                jax raises them while its program runs; the text ends with ortrain's message.
 
         >>> import importlib.util
         >>> import ortrain.jax
@@ -226,19 +224,19 @@ class OnnxFunction:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def to_onnx(self, weights: Mapping[str, Any], path: PathLike | None = None) -> bytes:
-        """The model with these weights: everything else of the model stays as it was.
+        """Return the model with these weights; everything else of the model does not change.
 
         Args:
             weights: as in a call.
-            path: where the model is written, too; ``None``: nowhere.
+            path: the file to write as well; ``None`` writes no file.
 
         Returns:
-            The bytes of the model. External data is taken in.
+            The bytes of the model, including its external data.
 
         Raises:
-            InvalidArgumentError: as in a call.
-            TypeError: as in a call.
-            NoSuchFileError: for a path in a folder that is not there.
+            InvalidArgumentError: as for a call.
+            TypeError: as for a call.
+            NoSuchFileError: if the folder of the path does not exist.
 
         >>> import importlib.util
         >>> import ortrain.jax
@@ -254,7 +252,7 @@ class OnnxFunction:
         return trained_model(self._source, list(zip(self.weight_names, arrays, strict=True)), path)
 
     def _weights(self, weights: Mapping[str, Any]) -> list[Any]:
-        """The weights of a call, one for each name."""
+        """Return the weights of a call, in the order of the names."""
         if not isinstance(weights, Mapping):
             raise TypeError(
                 f"the weights are a dict of arrays by their names, as in .weights, not {type(weights).__name__}; they "
@@ -278,17 +276,17 @@ class OnnxFunction:
 def _opened(
     source: Source, weights: list[str] | None, inputs: list[str] | None, *, options: SessionOptions | None
 ) -> _ortrain.ForwardBackward:
-    """The passes of a model."""
+    """Open the forward and backward pass of a model."""
     settings = native_options(options)
     return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, device="cpu", **settings)
 
 
-# What opens the passes of a model: its source, its weights, and the inputs whose gradients are wanted.
+# Function that opens the passes of a model. Its arguments are the source, the weights, and the inputs to differentiate.
 _Open: TypeAlias = Callable[[Source, "list[str] | None", "list[str] | None"], _ortrain.ForwardBackward]
 
 
 def _dtype_of(described: Described) -> np.dtype[Any]:
-    """The element type of a value of the model."""
+    """Return the element type of a value of the model."""
     name, kind, _ = described
     if kind == _BFLOAT16:
         bfloat16: np.dtype[Any] = np.dtype(jnp.bfloat16)
@@ -303,20 +301,20 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The element type that jax has for one: of integers of 64 bits it has 32 unless ``jax_enable_x64`` is set."""
+    """Return the type that jax uses: integers of 64 bits become 32 bits unless ``jax_enable_x64`` is set."""
     if dtype.kind in "iu" and dtype.itemsize == 8 and not jax.config.jax_enable_x64:
         return np.dtype(f"{dtype.kind}4")
     return dtype
 
 
 def _is_kept(value: npt.NDArray[Any] | np.generic) -> bool:
-    """Whether jax has all numbers of an array: it would wrap integers without a word."""
+    """Return True if jax can hold all numbers of an array. jax would wrap other integers silently."""
     dtype = _in_jax(value.dtype)
     return dtype == value.dtype or bool((value.astype(dtype) == value).all())
 
 
 def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple[int, str]]) -> Any:
-    """A value as an array of jax, if it is what the model wants. ``sizes`` has the names of axes that are known."""
+    """Convert a value to a jax array and check it against the model. ``sizes`` has the known sizes of named axes."""
     name, _, shape = described
     wanted = _dtype_of(described)
     if isinstance(value, (np.ndarray, np.generic)) and not _is_kept(value):
@@ -329,7 +327,7 @@ def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple
     except (TypeError, ValueError) as error:
         raise TypeError(f'{what} "{name}" should be an array, not {type(value).__name__} ({error})') from error
     if given != wanted and getattr(array, "weak_type", False) and _is_float(given) and _is_float(wanted):
-        # A number of Python has no type of its own.
+        # A Python number has no type of its own.
         array = array.astype(wanted)
     elif given != wanted and not (given.kind in "iu" and wanted.kind in "iu" and np.can_cast(given, wanted)):
         advice = f"the element types differ; give it as .astype(jnp.{_in_jax(wanted)})"
@@ -353,7 +351,7 @@ def _mismatch(what: str, described: Described, array: Any) -> str:
 
 
 class _Model:
-    """A model whose inputs and weights are the values of a function, which :attr:`call` computes in jax."""
+    """Model as a function of its inputs and weights; :attr:`call` is this function in jax."""
 
     def __init__(
         self, source: Source, native: _ortrain.ForwardBackward, opened: _Open, *, of_gradients: bool = False
@@ -376,7 +374,7 @@ class _Model:
         self.call = _differentiable(_Callback(names, self._evaluated, self.types_of), lambda: (self, names))
 
     def check_width(self) -> None:
-        """Whether jax has the element types of the model."""
+        """Check that jax has the element types of the model."""
         if jax.config.jax_enable_x64:
             return
         for described in [*self.values, *self.outputs]:
@@ -386,7 +384,7 @@ class _Model:
                 )
 
     def natives(self, values: Sequence[npt.NDArray[Any]]) -> tuple[list[Any], list[Any]]:
-        """Inputs and weights as the core takes them."""
+        """Convert inputs and weights for the core."""
         natives = [_native(value, described) for value, described in zip(values, self.values, strict=True)]
         return natives[: len(self.inputs)], natives[len(self.inputs) :]
 
@@ -394,7 +392,7 @@ class _Model:
         return [value.numpy() for value in self._native.evaluate(*self.natives(values))]
 
     def types_of(self, values: Sequence[Any]) -> list[Any]:
-        """What the outputs are for these values, whose shapes alone are looked at."""
+        """Return shapes and types of the outputs. Only the shapes of the values are used."""
         shapes = tuple(tuple(value.shape) for value in values)
         found = self._types.get(shapes)
         if found is None:
@@ -405,7 +403,7 @@ class _Model:
         ]
 
     def _declared(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
-        """The shapes of the outputs, if names of axes say them."""
+        """Return the shapes of the outputs, if the names of axes determine them."""
         sizes: dict[int | str | None, int] = {}
         for shape, (_, _, axes) in zip(shapes, self.values, strict=True):
             sizes.update((axis, size) for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str))
@@ -414,7 +412,7 @@ class _Model:
         return found if [len(shape) for shape in found] == [len(shape) for shape in known] else None
 
     def _tried(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The shapes that the outputs have on zeros."""
+        """Return the shapes of the outputs for inputs of zeros."""
         zeros = [np.zeros(shape, _dtype_of(described)) for shape, described in zip(shapes, self.values, strict=True)]
         try:
             found = [value.shape for value in self._evaluated(zeros)]
@@ -424,7 +422,7 @@ class _Model:
                 f"jax needs the shapes of {names} before it runs; the model does not declare them by names of axes of "
                 f"its inputs, and does not run on zeros: {error}"
             ) from error
-        # jax drops what computes no elements: nobody would see that there are some.
+        # jax drops computations without elements, so it would never notice that there are elements.
         for shape, (name, _, _) in zip(found, self.outputs, strict=True):
             if 0 in shape and not any(0 in given for given in shapes):
                 raise UnsupportedError(
@@ -434,7 +432,7 @@ class _Model:
         return found
 
     def pullback(self, moved: Sequence[bool]) -> _Pullback | None:
-        """What gives the gradients of those values that are moved, if any has one."""
+        """Return the pullback for the perturbed values; ``None`` if no perturbed value has a gradient."""
         names = (name for (name, _, _), wanted in zip(self.values, moved, strict=True) if wanted)
         wanted = tuple(name for name in names if name in self._differentiable)
         if wanted and wanted not in self._pullbacks:
@@ -445,13 +443,13 @@ class _Model:
         inputs = [name for name, _, _ in self.inputs if name in wanted]
         if len(wanted) == len(inputs) + len(self._weights):
             return _Pullback(self, self._opened(self._source, self._weights, inputs))
-        # Some of the weights are constant for jax: all weights are inputs here.
+        # Some weights are constant for jax, so here all weights are inputs.
         plain = self._native.evaluation_model()
         model = _Model(plain, self._opened(plain, [], None), self._opened)
         return _Pullback(model, self._opened(plain, [], list(wanted)))
 
     def derivative(self, of: list[str], wanted: list[str]) -> tuple[_Model, tuple[str, ...]]:
-        """The model of the gradients of ``of``, which are further inputs, and the names of its gradients."""
+        """Return the model of the gradients and the names of its gradients. ``of`` become additional inputs."""
         if self._of_gradients:
             raise UnsupportedError(
                 "there is no third gradient: ortrain has gradients of gradients, and no gradients of those"
@@ -461,14 +459,14 @@ class _Model:
             model = _Model(source, self._opened(source, [], None), self._opened, of_gradients=True)
         except OrtrainError as error:
             raise UnsupportedError(f"there is no gradient of this gradient: {error}") from error
-        # They come behind the other outputs, sorted by the names of their values.
+        # The gradients follow the other outputs, sorted by the names of their values.
         added = [name for name, _, _ in model.outputs][len(self.outputs) :]
         names = dict(zip(sorted(wanted), added, strict=True))
         return model, tuple(names[name] for name in wanted)
 
 
 class _Pullback:
-    """The gradients of some values of a model, from those of its outputs; :attr:`call` computes them in jax."""
+    """Gradients of some values of a model, from the gradients of its outputs; :attr:`call` computes them in jax."""
 
     def __init__(self, model: _Model, native: _ortrain.ForwardBackward) -> None:
         self.model, self._native = model, native
@@ -489,7 +487,7 @@ class _Pullback:
         return [jax.ShapeDtypeStruct(values[at].shape, values[at].dtype) for at in self._places]
 
     def _pulled(self, values: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Both passes: jax may call this again, or in another order than the evaluation."""
+        """Run both passes: jax may call this method again, or in another order than the evaluation."""
         inputs, weights = self.model.natives(values[: self._count])
         seeds = [
             _native(seed, (name, self._kinds[name], []))
@@ -501,7 +499,7 @@ class _Pullback:
 
 @dataclass(frozen=True)
 class _Backward:
-    """The backward pass of a function of jax, by the outputs of the model that are its results."""
+    """Backward pass of a jax function. ``names`` are the outputs of the model that the function returns."""
 
     pullback: _Pullback | None
     names: tuple[str, ...]
@@ -519,16 +517,17 @@ class _Backward:
 
 
 def _seed(cotangent: Any, described: Any) -> Any:
-    """The gradient of an output: zeros, where jax has none."""
+    """Return the gradient of an output: zeros if jax has none."""
     if cotangent is None or isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return jnp.zeros(described.shape, described.dtype)
     return cotangent
 
 
 def _differentiable(run: Callable[..., Any], model_of: Callable[[], tuple[_Model, tuple[str, ...]]]) -> Any:
-    """A function of jax whose gradients are those of a model, and the outputs of the model that are its results.
+    """Return a jax function with the gradients of a model.
 
-    The model is asked for when jax differentiates, which may be never.
+    ``model_of`` returns the model and the names of the outputs that ``run`` returns. It is called when jax
+    differentiates, which may be never.
     """
 
     def call(*values: Any) -> Any:
@@ -538,7 +537,7 @@ def _differentiable(run: Callable[..., Any], model_of: Callable[[], tuple[_Model
         values = [primal.value for primal in primals]
         model, names = model_of()
         pullback = model.pullback([primal.perturbed for primal in primals])
-        # What jax keeps until the backward pass: the values, and a constant that says what becomes of them.
+        # Residuals that jax stores for the backward pass: the values, and the constant function that uses them.
         return differentiable(*values), jax.tree_util.Partial(_Backward(pullback, names), *values)
 
     def backward(pull: Any, cotangents: Any) -> Any:
@@ -550,7 +549,7 @@ def _differentiable(run: Callable[..., Any], model_of: Callable[[], tuple[_Model
 
 
 class _Callback:
-    """A function of NumPy's arrays as a function of jax, which has no gradient. ``names`` are those of the results."""
+    """Host function on NumPy arrays as a jax function without a gradient. ``names`` are the names of the results."""
 
     def __init__(self, names: Sequence[str], host: _Host, types_of: Callable[[Sequence[Any]], list[Any]]) -> None:
         self._names, self._host, self._types_of = names, host, types_of
@@ -558,7 +557,7 @@ class _Callback:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         types = tuple(self._types_of(values))
-        # jax compiles a function of Python once, and knows it by its identity.
+        # jax compiles a Python function once and recognizes it by its identity.
         key = tuple((kind.shape, kind.dtype) for kind in types)
         if key not in self._made:
             self._made.setdefault(key, _called(self._names, self._host, types))
@@ -566,10 +565,10 @@ class _Callback:
 
 
 def _called(names: Sequence[str], host: _Host, types: tuple[Any, ...]) -> Callable[..., Any]:
-    """A function of jax that calls one of NumPy's arrays."""
+    """Return a jax function that calls a function on NumPy arrays."""
 
     def checked(values: Sequence[Any]) -> list[npt.NDArray[Any]]:
-        # Nothing of jax is called in here: it might wait for the thread that waits for this.
+        # No function of jax may be called here: it could wait for the thread that waits for this callback.
         found = host([np.asarray(value) for value in values])
         return [_as_promised(*result) for result in zip(names, found, types, strict=True)]
 
@@ -590,15 +589,15 @@ def _called(names: Sequence[str], host: _Host, types: tuple[Any, ...]) -> Callab
         return anywhere
 
     def anywhere_or_on_the_cpu(*values: Any) -> Any:
-        # A pure_callback on the CPU copies what is large by the threads that run the callbacks: where all of them wait
-        # for such a copy none is left to make it. A buffer_callback copies nothing.
+        # On the CPU, pure_callback copies large arrays on the threads that run callbacks. If all of them wait for a
+        # copy, no thread is left to make it. buffer_callback copies nothing.
         return jax.lax.platform_dependent(*values, cpu=on_the_cpu, default=anywhere)
 
     return anywhere_or_on_the_cpu
 
 
 def _as_promised(name: str, value: npt.NDArray[Any], promised: Any) -> npt.NDArray[Any]:
-    """A result, if it is what jax was told."""
+    """Return a result with the shape and type that jax was promised; otherwise raise an error."""
     if value.shape != promised.shape:
         raise UnsupportedError(
             f'"{name}" has the shape {list(value.shape)}, but the shapes of the inputs promise {list(promised.shape)}; '
@@ -611,7 +610,7 @@ def _as_promised(name: str, value: npt.NDArray[Any], promised: Any) -> npt.NDArr
 
 
 def _native(value: npt.NDArray[Any], described: Described) -> _ortrain.OrtValue:
-    """A value where it lies, in the element type of the model."""
+    """Return a value in place, in the element type of the model."""
     array = value.astype(_dtype_of(described), copy=False)
     device = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)
     return _ortrain.OrtValue.ortvalue_from_numpy(array if array.flags.aligned else array.copy(), device)

@@ -1,4 +1,4 @@
-"""Tensors in the hands of ortrain.
+"""Tensors in memory of the CPU.
 
 >>> from ortrain.ortvalue import OrtValue
 >>> OrtValue.ortvalue_from_numpy(np.zeros((2, 3), np.float32))
@@ -22,11 +22,11 @@ __all__ = ["OrtValue"]
 
 
 class OrtValue:
-    """A tensor in memory of the CPU, as ``onnxruntime.OrtValue``; what it is made of is shared and kept.
+    """Tensor in memory of the CPU, like ``onnxruntime.OrtValue``. It keeps the memory that it was made from.
 
-    Made from an array (:meth:`ortvalue_from_numpy`) or from a tensor of another library (:meth:`from_dlpack`) it is
-    that memory: whoever writes to one of them changes the other. A step takes the elements as they are when it begins;
-    it reads a copy, so whatever is written meanwhile changes nothing that has been checked.
+    A value made from an array (:meth:`ortvalue_from_numpy`), or from a tensor of another library (:meth:`from_dlpack`),
+    shares its memory: a write to one changes the other. A step reads a copy of the elements at its beginning, so later
+    writes do not affect checked values.
 
     >>> from ortrain import OrtValue
     >>> x, labels = OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(labels)
@@ -43,18 +43,18 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy(numpy_obj: npt.NDArray[Any], device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """An array's elements: its memory, which is kept, if they lie there in a row; otherwise a copy.
+        """Make a value from an array. It keeps and shares the memory of a contiguous array; otherwise it has a copy.
 
-        The memory is shared if the array is contiguous (in C order) and has the byte order of the machine; a read-only
-        array makes a value that is not written either. Of any other array, and of a list, it has a copy.
+        The memory is shared if the array is contiguous (in C order) and has the byte order of the machine. The value of
+        a read-only array is read-only, too. Any other array, and a list, is copied.
 
-        Its element type is one that ONNX has and an array can hold: floats of 16, 32 and 64 bits, integers of 8 to 64
-        bits, booleans, and ``bfloat16`` of the package ``ml_dtypes``. An array that is shared keeps its memory:
-        ``resize`` of it is refused.
+        The element type must be one that ONNX has and an array can hold: floats of 16, 32 and 64 bits, integers of 8 to
+        64 bits, booleans, and ``bfloat16`` of the package ``ml_dtypes``. A shared array keeps its memory: ``resize`` of
+        it is an error.
 
         Raises:
-            UnsupportedError: for elements that are none of these: strings, objects, dates, complex numbers; for
-                another device than ``"cpu"``.
+            UnsupportedError: for other element types, such as strings, objects, dates and complex numbers; for a device
+                other than ``"cpu"``.
 
         >>> from ortrain import OrtValue
         >>> array = np.arange(6).reshape(2, 3)
@@ -71,9 +71,9 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: npt.NDArray[Any], onnx_element_type: int) -> OrtValue:
-        """As :meth:`ortvalue_from_numpy`, for an array whose bits mean an ONNX element type of the same size.
+        """Make a value from an array with bits of another ONNX element type of the same size.
 
-        With ``16`` (``TensorProto.BFLOAT16``), a uint16 array holds bfloat16 numbers, no ``ml_dtypes`` needed.
+        With ``16`` (``TensorProto.BFLOAT16``), a uint16 array holds bfloat16 numbers, and ``ml_dtypes`` is not needed.
 
         Raises:
             InvalidArgumentError: for an element type of another size.
@@ -95,11 +95,11 @@ class OrtValue:
         device_type: str = "cpu",
         device_id: int = 0,
     ) -> OrtValue:
-        """Zeros of a shape and an element type: whatever NumPy takes for one, or a number of ``TensorProto``.
+        """Make zeros of a shape and an element type: a NumPy type, or a number of ``TensorProto``.
 
         Raises:
-            ValueError: without a shape or without an element type; for a size that is negative or no integer.
-            UnsupportedError: for an element type that no tensor has; for another device than ``"cpu"``.
+            ValueError: without a shape or without an element type; for a size that is negative or not an integer.
+            UnsupportedError: for an element type that no tensor has; for a device other than ``"cpu"``.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_shape_and_type([2, 3], np.float32)
@@ -115,16 +115,17 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False) -> OrtValue:
-        """A tensor of another library, whose memory is shared and kept.
+        """Make a value from a tensor of another library. The value shares and keeps the tensor's memory.
 
-        ``data`` has ``__dlpack__``, as arrays and tensors of most libraries do, or is a DLPack capsule, out of which a
-        tensor can be taken once. Libraries give tensors of booleans as bytes: ``is_bool_tensor`` says that these are.
+        ``data`` has ``__dlpack__``, as arrays and tensors of most libraries do, or is a DLPack capsule, which can be
+        used once. Libraries export booleans as bytes: ``is_bool_tensor`` marks a tensor of booleans.
 
         Raises:
-            TypeError: for something else, and for a capsule that was used before.
-            UnsupportedError: for a tensor on another device than the CPU, or of an element type that ONNX has not.
-            InvalidArgumentError: for a tensor whose elements do not lie in a row; if ``is_bool_tensor`` is said of a
-                tensor that is neither uint8 nor bool.
+            TypeError: for other objects, and for a used capsule.
+            UnsupportedError: for a tensor on a device other than the CPU, and for an element type that ONNX does not
+                have.
+            InvalidArgumentError: for a tensor that is not contiguous. Also if ``is_bool_tensor`` is set for a tensor
+                that is neither uint8 nor bool.
 
         >>> from ortrain import OrtValue
         >>> array = np.zeros(3, np.float32)
@@ -137,9 +138,9 @@ class OrtValue:
         return OrtValue(_ortrain.OrtValue.from_dlpack(data, is_bool_tensor))
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The value as an array that shares its memory; read-only if the array is that the value was made of.
+        """Return an array that shares the memory of the value; read-only if the value was made from such an array.
 
-        bfloat16 is ``ml_dtypes.bfloat16`` if that is installed, else its uint16 bits.
+        bfloat16 becomes ``ml_dtypes.bfloat16`` if that package is installed, otherwise the bits as uint16.
 
         >>> from ortrain import OrtValue
         >>> value = OrtValue.ortvalue_from_numpy(np.asarray([1, 2, 3]))
@@ -158,13 +159,13 @@ class OrtValue:
         return array.copy() if copy else array
 
     def update_inplace(self, np_arr: npt.NDArray[Any] | OrtValue) -> None:
-        """Copy an array, or another value, of the same element type and shape into the memory of this one.
+        """Copy an array, or another value, of the same element type and shape into the memory of this value.
 
-        Whoever shares the memory sees it; :meth:`data_ptr` stays what it is.
+        All arrays and values on this memory show the change. :meth:`data_ptr` does not change.
 
         Raises:
-            TypeError: for what is neither an array nor an OrtValue.
-            InvalidArgumentError: for another element type or shape, and if the memory is that of a read-only array.
+            TypeError: if the argument is neither an array nor an OrtValue.
+            InvalidArgumentError: for another element type or shape, and for the memory of a read-only array.
 
         >>> from ortrain import OrtValue
         >>> value = OrtValue.ortvalue_from_shape_and_type([2], np.float32)
@@ -179,7 +180,7 @@ class OrtValue:
         self._ortvalue.update_inplace(np_arr._ortvalue if isinstance(np_arr, OrtValue) else np_arr)
 
     def data_ptr(self) -> int:
-        """The address of the first element, which stays what it is; 0 if there is none.
+        """Return the address of the first element, which never changes; 0 without an element.
 
         >>> from ortrain import OrtValue
         >>> array = np.zeros(3)
@@ -189,10 +190,10 @@ class OrtValue:
         return self._ortvalue.data_ptr()
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule, which shares the memory. Booleans go as uint8, as onnxruntime gives them.
+        """Return a DLPack capsule that shares the memory. Booleans are exported as uint8, as in onnxruntime.
 
         Raises:
-            BufferError: if the memory is that of a read-only array, which such a capsule cannot say.
+            BufferError: for the memory of a read-only array, because the capsule cannot express that.
 
         >>> from ortrain import OrtValue
         >>> capsule = OrtValue.ortvalue_from_numpy(np.arange(3)).to_dlpack()
@@ -210,11 +211,11 @@ class OrtValue:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A DLPack capsule for another library, which shares the memory; ``np.from_dlpack(value)`` calls it.
+        """Return a DLPack capsule that shares the memory with another library; ``np.from_dlpack(value)`` calls it.
 
         Raises:
-            BufferError: for another device, for a stream, and if the memory is that of a read-only array and the
-                library takes no ``max_version`` from 1.0 on.
+            BufferError: for another device, and for a stream. Also for the memory of a read-only array, unless the
+                library passes a ``max_version`` of 1.0 or later.
 
         >>> from ortrain import OrtValue
         >>> np.from_dlpack(OrtValue.ortvalue_from_numpy(np.arange(3)))
@@ -224,7 +225,7 @@ class OrtValue:
         return self._ortvalue.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it lies, as DLPack numbers it: the CPU.
+        """Return the device in the numbering of DLPack: the CPU.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.arange(3)).__dlpack_device__()
@@ -233,7 +234,7 @@ class OrtValue:
         return self._ortvalue.__dlpack_device__()
 
     def shape(self) -> list[int]:
-        """The sizes of the axes.
+        """Return the sizes of the axes.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros((2, 3))).shape()
@@ -242,7 +243,7 @@ class OrtValue:
         return self._ortvalue.shape()
 
     def data_type(self) -> str:
-        """The type as onnxruntime spells it: ``tensor(float)``, ``tensor(int64)``, ….
+        """Return the type in the notation of onnxruntime: ``tensor(float)``, ``tensor(int64)``, ….
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros((2, 3))).data_type()
@@ -251,7 +252,7 @@ class OrtValue:
         return self._ortvalue.data_type()
 
     def element_type(self) -> int:
-        """The number of the element type in ``TensorProto.DataType``.
+        """Return the number of the element type in ``TensorProto.DataType``.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros(3)).element_type() == onnx.TensorProto.DOUBLE
@@ -260,7 +261,7 @@ class OrtValue:
         return self._ortvalue.element_type()
 
     def device_name(self) -> str:
-        """Where it lies: ``cpu``.
+        """Return the name of the device: ``cpu``.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros(3)).device_name()
@@ -269,7 +270,7 @@ class OrtValue:
         return self._ortvalue.device_name().lower()
 
     def is_tensor(self) -> bool:
-        """Whether it is a tensor, which it always is.
+        """Return True: the value is always a tensor.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros(3)).is_tensor()
@@ -278,7 +279,7 @@ class OrtValue:
         return self._ortvalue.is_tensor()
 
     def is_tensor_sequence(self) -> bool:
-        """Whether it is a sequence of tensors, which it never is: those are lists here.
+        """Return False: the value is never a sequence of tensors. In ortrain, a sequence is a list.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros(3)).is_tensor_sequence()
@@ -287,7 +288,7 @@ class OrtValue:
         return self._ortvalue.is_tensor_sequence()
 
     def is_sparse_tensor(self) -> bool:
-        """Whether it is a sparse tensor, which it never is.
+        """Return False: the value is never a sparse tensor.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros(3)).is_sparse_tensor()
@@ -296,7 +297,7 @@ class OrtValue:
         return self._ortvalue.is_sparse_tensor()
 
     def has_value(self) -> bool:
-        """Whether there is a value, which there always is.
+        """Return True: there always is a value.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.zeros(3)).has_value()
@@ -309,7 +310,7 @@ class OrtValue:
 
 
 def _device(device_type: str, device_id: int) -> _ortrain.OrtDevice:
-    """The only device that there is, by its name."""
+    """Return the device with this name. The CPU is the only one."""
     if device_type.lower() != "cpu":
         raise UnsupportedError(
             f"device {device_type!r} is not supported: ortrain keeps values in memory of the CPU, device 'cpu'"

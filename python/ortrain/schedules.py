@@ -1,7 +1,7 @@
-"""Learning rates over the steps of a training: constant, falling, in cycles, by a metric, behind a warm-up.
+"""Learning rate schedules: constant, decaying, cyclic, or decided by a metric, with an optional warm-up.
 
-A schedule is a factor of a learning rate as a function of t, the number of optimizer steps done. ``LRScheduler`` sets
-the rate of an optimizer by one, and checkpoints keep it.
+A schedule is a factor of the learning rate, as a function of t, the number of completed optimizer steps.
+``LRScheduler`` sets the learning rate of an optimizer by a schedule, and checkpoints store the schedule.
 
 >>> from ortrain.schedules import Cosine, LRScheduler, Warmup
 >>> scheduler = LRScheduler(optimizer, Warmup(steps=2, then=Cosine(total=6)), lr=0.01)
@@ -16,7 +16,7 @@ the rate of an optimizer by one, and checkpoints keep it.
 [0.0, 0.005, 0.01, 0.00854, 0.005, 0.00146, 0.0]
 
 Factors are computed in float64; their product with the rate is rounded once, to float32. ``total`` and ``milestones``
-count from the first step of the training, behind a warm-up as without one. All other counts begin after the warm-up.
+count from the first step of the training, with or without a warm-up. All other counts begin after the warm-up.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ Factor: TypeAlias = Callable[[int], float]
 
 
 class Schedule:
-    """A factor of the learning rate for each number of optimizer steps; the classes below are the schedules there are.
+    """Factor of the learning rate by the number of optimizer steps; the classes below are the schedules.
 
-    Two schedules are equal if their settings are. ``repr`` is the code that makes the schedule; ``print`` adds a curve.
+    Two schedules are equal if their settings are equal. ``repr`` is the code that makes the schedule; ``print`` adds a
+    curve.
 
     >>> from ortrain.schedules import Linear, Schedule
     >>> isinstance(Linear(total=100), Schedule)
@@ -78,10 +79,10 @@ class Schedule:
         self._native = _ortrain.Schedule(type(self).__name__, list(settings.items()))
 
     def __call__(self, t: int) -> float:
-        """The factor after ``t`` optimizer steps. What a metric decides counts as 1.
+        """Return the factor after ``t`` optimizer steps. A decision by a metric counts as 1.
 
         Raises:
-            InvalidArgumentError: if it is that of a function, which says something else than a factor.
+            InvalidArgumentError: if the function of the schedule returns something else than a factor.
 
         >>> from ortrain.schedules import Step
         >>> [Step(every=10, gamma=0.5)(t) for t in (0, 9, 10, 20)]
@@ -91,7 +92,7 @@ class Schedule:
         return self._native.factor(t, self._decided(t))
 
     def _decided(self, t: int) -> float:
-        """What the function says, if there is one; of the steps of a warm-up it is asked for the last."""
+        """Return the factor of the function, or 1 without one. A warm-up calls it for the last step of the warm-up."""
         return 1.0 if self._function is None else _factor_of(self._function, max(t, self._native.warmup()))
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ class Schedule:
         return text.replace("Function()", f"Function({getattr(self._function, '__name__', repr(self._function))})")
 
     def __str__(self) -> str:
-        """The code that makes it, and its curve.
+        """Return the code that makes the schedule, and its curve.
 
         >>> from ortrain.schedules import Cosine, Warmup
         >>> print(Warmup(steps=20, then=Cosine(total=120)))
@@ -119,14 +120,14 @@ class Schedule:
         return f"{self!r}\n{_ortrain.draw_curve(factors, last)}"
 
     def plot(self, steps: int | None = None, ax: Any = None) -> Any:
-        """Draw the factor with matplotlib, on ``ax`` or on axes of its own, and return the axes.
+        """Draw the factor with matplotlib, on ``ax`` or on new axes, and return the axes.
 
         Args:
-            steps: the last step that is drawn; the end of the schedule unless given.
+            steps: the last step of the plot; by default the end of the schedule.
             ax: ``matplotlib.axes.Axes``.
 
         Raises:
-            ImportError: if matplotlib is not there.
+            ImportError: if matplotlib is not installed.
             InvalidArgumentError: if ``steps`` is below 1.
 
         >>> from ortrain.schedules import Linear
@@ -152,7 +153,7 @@ class Schedule:
         shown = range(0, last + 1, max(1, last // 1000))
         ax.plot(shown, [self(t) for t in shown])
         ax.set(xlabel="optimizer step", ylabel="factor of the learning rate")
-        # Settings of a schedule in another one take more than a line.
+        # The settings of nested schedules may need several lines.
         ax.set_title(repr(self), fontsize="small", wrap=True)
         return ax
 
@@ -169,7 +170,7 @@ class Schedule:
 
 
 class Constant(Schedule):
-    """The factor is always 1.
+    """Constant factor of 1.
 
     >>> from ortrain.schedules import Constant
     >>> Constant()(1000)
@@ -182,9 +183,9 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """A straight line: ``start + (end - start) t/total``, and ``end`` from ``total`` on.
+    """Straight line: ``start + (end - start) t/total``, and ``end`` from ``total`` on.
 
-    Source: ``torch.optim.lr_scheduler.LinearLR``, whose ``total_iters`` is ``total``.
+    Source: ``torch.optim.lr_scheduler.LinearLR``, with ``total_iters`` as ``total``.
 
     Args:
         total: the step at which the line ends.
@@ -204,14 +205,14 @@ class Linear(Schedule):
 class Cosine(Schedule):
     """Half a cosine: ``end + (1 - end) (1 + cos(pi t/total)) / 2``, and ``end`` from ``total`` on.
 
-    With several cycles the steps are divided into so many parts of equal length, each with a cosine of its own.
+    Several cycles divide the steps into parts of equal length, each with its own cosine.
     Sources: ``torch.optim.lr_scheduler.CosineAnnealingLR`` (``T_max``, ``eta_min / lr``), which rises again after
     ``T_max``; ``transformers.get_cosine_with_hard_restarts_schedule_with_warmup``.
 
     Args:
         total: the step at which the last cosine ends.
         end: the lowest factor.
-        cycles: how many cosines there are.
+        cycles: the number of cosines.
 
     >>> from ortrain.schedules import Cosine
     >>> [round(Cosine(total=4)(t), 3) for t in range(6)]
@@ -226,13 +227,13 @@ class Cosine(Schedule):
 
 
 class CosineRestarts(Schedule):
-    """Half a cosine from 1 to ``end``, again and again; each is ``growth`` times as long as the one before.
+    """Repeated half cosines from 1 to ``end``; each is ``growth`` times as long as the one before.
 
     Source: ``torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`` (``T_0``, ``T_mult``, ``eta_min / lr``).
 
     Args:
-        first: the steps of the first cosine.
-        growth: how many times as long each is as the one before, a whole number.
+        first: the number of steps of the first cosine.
+        growth: the length of each cosine divided by the length of the one before, a whole number.
         end: the lowest factor.
 
     >>> from ortrain.schedules import CosineRestarts
@@ -246,14 +247,14 @@ class CosineRestarts(Schedule):
 
 
 class Polynomial(Schedule):
-    """A power of what is left: ``end + (1 - end) (1 - t/total)^power``, and ``end`` from ``total`` on.
+    """Power of the remaining share of steps: ``end + (1 - end) (1 - t/total)^power``; ``end`` from ``total`` on.
 
-    Sources: ``torch.optim.lr_scheduler.PolynomialLR``; ``transformers.get_polynomial_decay_schedule_with_warmup``,
-    whose ``lr_end`` is ``end`` times the rate.
+    Sources: ``torch.optim.lr_scheduler.PolynomialLR``; ``transformers.get_polynomial_decay_schedule_with_warmup``, with
+    ``lr_end`` as ``end`` times the rate.
 
     Args:
-        total: the step at which it ends.
-        power: the power.
+        total: the step at which the decay ends.
+        power: the exponent.
         end: the last factor.
 
     >>> from ortrain.schedules import Polynomial
@@ -285,12 +286,12 @@ class Exponential(Schedule):
 
 
 class Step(Schedule):
-    """``gamma^floor(t/every)``: the rate drops after every so many steps.
+    """``gamma^floor(t/every)``: the rate drops at each multiple of ``every`` steps.
 
     Source: ``torch.optim.lr_scheduler.StepLR``.
 
     Args:
-        every: the steps between two drops.
+        every: the number of steps between two drops.
         gamma: the factor of one drop.
 
     >>> from ortrain.schedules import Step
@@ -304,12 +305,12 @@ class Step(Schedule):
 
 
 class MultiStep(Schedule):
-    """The rate drops at each milestone: ``gamma`` to the power of the milestones reached.
+    """Drop at each milestone: ``gamma`` to the power of the number of milestones reached.
 
     Source: ``torch.optim.lr_scheduler.MultiStepLR``.
 
     Args:
-        milestones: numbers of steps that rise.
+        milestones: numbers of steps, in ascending order.
         gamma: the factor of one drop.
 
     >>> from ortrain.schedules import MultiStep
@@ -323,15 +324,15 @@ class MultiStep(Schedule):
 
 
 class OneCycle(Schedule):
-    """Half a cosine up to 1, then half a cosine down to nearly nothing; ``lr`` of the scheduler is the highest rate.
+    """Half a cosine up to 1, then half a cosine down to nearly 0; the scheduler's ``lr`` is the highest rate.
 
     Source: ``torch.optim.lr_scheduler.OneCycleLR`` with its cosines and two phases (``max_lr`` is ``lr``).
 
     Args:
-        total: the steps of the training.
-        rise: the share of the steps in which the rate rises (``pct_start``).
-        start_division: the highest rate over the first one (``div_factor``).
-        final_division: the first rate over the last one (``final_div_factor``).
+        total: the number of steps of the training.
+        rise: the share of the steps with a rising rate (``pct_start``).
+        start_division: the highest rate divided by the first rate (``div_factor``).
+        final_division: the first rate divided by the last rate (``final_div_factor``).
 
     >>> from ortrain.schedules import OneCycle
     >>> [round(OneCycle(total=10)(t), 3) for t in (0, 2, 9)]
@@ -346,12 +347,12 @@ class OneCycle(Schedule):
 
 
 class InverseSquareRoot(Schedule):
-    """``sqrt(scale / (t + scale))``: a long fall without an end, as transformers are trained.
+    """``sqrt(scale / (t + scale))``: a slow decay without an end, common for transformers.
 
-    Source: ``transformers.get_inverse_sqrt_schedule``, whose ``timescale`` is ``scale``.
+    Source: ``transformers.get_inverse_sqrt_schedule``, with ``timescale`` as ``scale``.
 
     Args:
-        scale: the steps until the factor is ``sqrt(1/2)``.
+        scale: the number of steps until the factor is ``sqrt(1/2)``.
 
     >>> from ortrain.schedules import InverseSquareRoot
     >>> [InverseSquareRoot(scale=10)(t) for t in (0, 30, 150)]
@@ -364,18 +365,18 @@ class InverseSquareRoot(Schedule):
 
 
 class ReduceOnPlateau(Schedule):
-    """The rate drops when a metric no longer becomes better; give the metric to :meth:`LRScheduler.step`.
+    """Drop of the rate when a metric no longer improves; pass the metric to :meth:`LRScheduler.step`.
 
     Source: ``torch.optim.lr_scheduler.ReduceLROnPlateau`` with ``eps=0``.
 
     Args:
-        factor: what the rate is multiplied by at a drop.
-        patience: the steps of the scheduler without a better metric that are borne.
-        threshold: how much better than the best the metric must be, as a share of the best.
-        cooldown: the steps of the scheduler after a drop that do not count.
+        factor: the factor of one drop.
+        patience: the number of scheduler steps without a better metric before a drop is due.
+        threshold: the least improvement over the best metric, as a share of the best metric.
+        cooldown: the number of scheduler steps after a drop that do not count.
         least: the lowest factor (``min_lr / lr``).
-        maximize: whether a higher metric is a better one.
-        absolute: whether ``threshold`` is a difference instead of a share.
+        maximize: True if a higher metric is better.
+        absolute: True if ``threshold`` is a difference instead of a share.
 
     >>> from ortrain.schedules import LRScheduler, ReduceOnPlateau
     >>> scheduler = LRScheduler(optimizer, ReduceOnPlateau(factor=0.5, patience=1), lr=1.0)
@@ -410,14 +411,14 @@ class ReduceOnPlateau(Schedule):
 
 
 class Function(Schedule):
-    """The factor that a function says; a plain function may stand wherever a schedule may.
+    """Factor that a function returns. A plain function is accepted wherever a schedule is.
 
-    Source: ``torch.optim.lr_scheduler.LambdaLR``. A checkpoint cannot hold the function: give it to :func:`resume`
+    Source: ``torch.optim.lr_scheduler.LambdaLR``. A checkpoint cannot store the function: pass it to :func:`resume`
     again.
 
     Args:
-        function: from the number of optimizer steps to a factor, a finite number that is not negative. Behind a
-            warm-up it is first asked for the last step of the warm-up.
+        function: a function from the number of optimizer steps to a factor, a finite number that is not negative.
+            After a warm-up, its first call is for the last step of the warm-up.
 
     >>> from ortrain.schedules import Function
     >>> Function(lambda t: 1 / (1 + t))(3)
@@ -433,16 +434,16 @@ class Function(Schedule):
 
 
 class Warmup(Schedule):
-    """A straight line up to the first factor of another schedule, and then that schedule.
+    """Straight line up to the first factor of another schedule, followed by that schedule.
 
-    ``total`` and ``milestones`` of the other one count the steps of the warm-up, too, as in ``LinearLRScheduler``:
+    ``total`` and ``milestones`` of the other schedule include the steps of the warm-up, as in ``LinearLRScheduler``:
     ``Warmup(100, Linear(1000))`` rises for 100 steps and falls for 900. Source:
-    ``transformers.get_linear_schedule_with_warmup`` and its siblings.
+    ``transformers.get_linear_schedule_with_warmup`` and similar functions.
 
     Args:
-        steps: the steps of the warm-up.
+        steps: the number of steps of the warm-up.
         then: a schedule, or a function from steps to a factor.
-        start: the first factor, as a share of that at the end of the warm-up.
+        start: the first factor, as a share of the factor at the end of the warm-up.
 
     >>> from ortrain.schedules import Linear, Warmup
     >>> [Warmup(2, Linear(total=6))(t) for t in range(7)]
@@ -457,19 +458,19 @@ class Warmup(Schedule):
 
 
 class LRScheduler:
-    """What sets the learning rate of an optimizer by a schedule; checkpoints of its state keep the schedule.
+    """Scheduler that sets the learning rate of an optimizer; checkpoints of its state store the schedule.
 
-    The number of steps is the optimizer's (``optimizer.step_count``); there is no other counter. Making the scheduler
-    sets the rate for the steps done so far.
+    The number of steps is the optimizer's (``optimizer.step_count``); the scheduler has no counter of its own. Making
+    the scheduler sets the rate for the steps done so far.
 
     Args:
-        optimizer: whose rate it sets.
+        optimizer: the optimizer with the learning rate.
         schedule: a schedule, or a function from steps to a factor.
-        lr: the learning rate that factors are times of: the highest one, or the first; ``None`` for the one that the
-            optimizer has now. Learning rates that groups have of their own are scaled by the same factors.
+        lr: the learning rate that the factors multiply: the highest or the first rate; ``None`` for the current rate of
+            the optimizer. The same factors scale the learning rates of parameter groups.
 
     Raises:
-        InvalidArgumentError: if ``lr``, or the rate that follows, is negative, infinite or NaN.
+        InvalidArgumentError: if ``lr``, or the resulting rate, is negative, infinite or NaN.
 
     >>> from ortrain.schedules import Exponential, LRScheduler
     >>> scheduler = LRScheduler(optimizer, Exponential(gamma=0.9), lr=0.5)
@@ -485,7 +486,7 @@ class LRScheduler:
         lr = optimizer.get_learning_rate() if lr is None else lr
         self._optimizer = optimizer
         self._schedule = _schedule(schedule, "schedule")
-        # A function that fails leaves everything as it was.
+        # Called first, so that a failing function changes nothing.
         decided = _value_for(self._schedule, None, optimizer.step_count)
         self._native = _ortrain.LrScheduler(optimizer._native, self._schedule._native, lr)
         if decided is not None:
@@ -496,7 +497,7 @@ class LRScheduler:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule.
+        """Schedule that sets the rate.
 
         >>> from ortrain.schedules import Constant, LRScheduler
         >>> LRScheduler(optimizer, Constant(), lr=0.1).schedule
@@ -508,11 +509,11 @@ class LRScheduler:
         """Set the rate for the number of optimizer steps done so far.
 
         Args:
-            metric: what :class:`ReduceOnPlateau` goes by, a loss say; no other schedule takes one.
+            metric: the metric for :class:`ReduceOnPlateau`, such as a loss; an error for any other schedule.
 
         Raises:
-            InvalidArgumentError: if the metric is missing, not wanted, infinite or NaN, if a function says something
-                else than a factor, or the rate would not be finite. The rate then stays as it was.
+            InvalidArgumentError: if the metric is missing, unexpected, infinite or NaN. Also if a function returns
+                something else than a factor, or the rate would not be finite. The rate then stays as it was.
 
         >>> from ortrain.schedules import Linear, LRScheduler
         >>> scheduler = LRScheduler(optimizer, Linear(total=4), lr=1.0)
@@ -526,7 +527,7 @@ class LRScheduler:
         self._native.step(_value_for(self._schedule, metric, self._optimizer.step_count))
 
     def get_last_lr(self) -> float:
-        """The rate that is set now, a float32.
+        """Return the current rate, a float32.
 
         >>> from ortrain.schedules import Constant, LRScheduler
         >>> LRScheduler(optimizer, Constant(), lr=0.5).get_last_lr()
@@ -536,7 +537,7 @@ class LRScheduler:
 
 
 def _value_for(schedule: Schedule, metric: float | None, step: int) -> float | None:
-    """The value that a step of a schedule is given: the metric, or the factor of its function, if it has one."""
+    """Return the value for a step of a schedule: the metric, or the factor of its function, if it has one."""
     if metric is not None:
         if schedule._native.takes() != "metric":
             raise InvalidArgumentError(f"a step of {schedule!r} takes no metric")
@@ -545,17 +546,17 @@ def _value_for(schedule: Schedule, metric: float | None, step: int) -> float | N
 
 
 def resume(optimizer: Optimizer, function: Factor | None = None) -> LRScheduler:
-    """The scheduler that the checkpoint of an optimizer's state was saved with, with all that it remembered.
+    """Return the scheduler that a checkpoint was saved with, including its complete state.
 
-    The rate stays as it was saved, so that a training goes on bit for bit.
+    The rate stays as it was saved, so that the training continues bit for bit.
 
     Args:
-        optimizer: whose rate it sets.
-        function: the function of the schedule, if it has one: a checkpoint cannot hold it.
+        optimizer: an optimizer on the state of the checkpoint.
+        function: the function of the schedule, if it has one: a checkpoint cannot store it.
 
     Raises:
         OrtrainError: if the checkpoint has no schedule, or a damaged one.
-        InvalidArgumentError: if the schedule has a function and none is given, or the other way round.
+        InvalidArgumentError: if only one of the schedule and this call has a function.
 
     >>> from ortrain.schedules import Cosine, LRScheduler, resume
     >>> scheduler = LRScheduler(optimizer, Cosine(total=100), lr=0.5)
@@ -576,7 +577,7 @@ def resume(optimizer: Optimizer, function: Factor | None = None) -> LRScheduler:
 
 
 def _resumed(native: _ortrain.Schedule, function: Factor | None) -> Schedule:
-    """The schedule of a checkpoint, with the function that it needs."""
+    """Return the schedule of a checkpoint, with the function that it needs."""
     takes = native.takes() == "factor"
     if takes and function is None:
         raise InvalidArgumentError(
@@ -591,7 +592,7 @@ def _resumed(native: _ortrain.Schedule, function: Factor | None) -> Schedule:
 
 
 def _made_from(text: str, function: Factor | None) -> Schedule:
-    """The schedule that a text says, which is not code to be run."""
+    """Parse the text of a schedule. The text is not run as code."""
     native = _ortrain.Schedule.parse(text)
     kinds: dict[str, type[Schedule]] = {kind.__name__: kind for kind in Schedule.__subclasses__()}
     kind = kinds[native.name()]
@@ -615,7 +616,7 @@ def _check_optimizer(optimizer: object) -> None:
 
 
 def _number(value: object, what: str) -> float:
-    """A number of Python or NumPy, what a module returns among them."""
+    """Convert a number of Python or NumPy, or a result of a module, to a float."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if not isinstance(value, Real):
@@ -624,7 +625,7 @@ def _number(value: object, what: str) -> float:
 
 
 def _factor_of(function: Factor, t: int) -> float:
-    """What a function says for ``t`` steps, if that is a factor."""
+    """Return the result of a function for ``t`` steps; raise an error if it is not a factor."""
     factor = _number(function(t), f"what the function of the schedule says for step {t}")
     if not (math.isfinite(factor) and factor >= 0):
         raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""A training behind one object: the ``TrainingSession`` of onnxruntime-training's C# interface.
+"""Training through one object: the ``TrainingSession`` of onnxruntime-training's C# interface.
 
-It does what :mod:`ortrain.api` does with a ``Module``, an ``Optimizer`` and a ``LinearLRScheduler``, and gives the
-same bits; ``docs/csharp-training-session.md`` has a table from each member in C# to the one here.
+It combines a ``Module``, an ``Optimizer`` and a ``LinearLRScheduler`` of :mod:`ortrain.api`, and gives the same bits.
+``docs/csharp-training-session.md`` has a table from each member in C# to the member here.
 
 >>> from ortrain.api import CheckpointState
 >>> from ortrain.session import TrainingSession
@@ -43,19 +43,19 @@ __all__ = ["TrainingSession"]
 
 
 class TrainingSession:
-    """A state with its models, from the first step to the export.
+    """State and models of a training, from the first step to the export.
 
-    The training model is needed; the eval model for :meth:`eval_step` and :meth:`export_model_for_inferencing`, the
-    optimizer model for :meth:`optimizer_step` and the learning rate. Each is a path, the bytes of a model, or an
-    ``onnx.ModelProto``. (In C# a third argument is the optimizer model; name it here.) ``device`` is where it runs, as
-    for a :class:`~ortrain.api.Module`.
+    The training model is required. :meth:`eval_step` and :meth:`export_model_for_inferencing` need the eval model.
+    :meth:`optimizer_step` and the learning rate need the optimizer model. Each model is a path, the bytes of a model,
+    or an ``onnx.ModelProto``. (In C# a third argument is the optimizer model; pass it by name here.) ``device`` is the
+    device to run on, as for a :class:`~ortrain.api.Module`.
 
-    Gradients start at zero and are the session's own; :attr:`Parameter.grad
-    <ortrain.api.checkpoint_state.Parameter.grad>` shows those of the newest session or module on the state.
-    Parameters, moments, the learning rate and the count of steps are the state's, which several sessions may share. A
-    second thread waits for the first, with the interpreter free meanwhile.
+    Gradients start at zero and belong to the session. :attr:`Parameter.grad
+    <ortrain.api.checkpoint_state.Parameter.grad>` shows the gradients of the newest session or module on the state.
+    Parameters, moments, the learning rate and the step count belong to the state, which several sessions may share. A
+    second thread waits for the first one and releases the interpreter lock meanwhile.
 
-    :meth:`close`, or the end of a ``with`` block, gives up all but the state.
+    :meth:`close`, or the end of a ``with`` block, releases everything but the state.
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
     >>> session = TrainingSession(state, "training_model.onnx", optimizer_model="optimizer_model.onnx")
@@ -97,7 +97,7 @@ class TrainingSession:
 
     @property
     def device(self) -> str:
-        """Where it runs, by the name that :func:`ortrain.devices` has.
+        """Device of the session, with its name in :func:`ortrain.devices`.
 
         >>> session.device
         'cpu'
@@ -106,7 +106,7 @@ class TrainingSession:
 
     @property
     def state(self) -> CheckpointState:
-        """The state that the session was made on; also after the session is closed.
+        """State of the session; still available after the session is closed.
 
         >>> session.state.parameters["fc2.bias"].data.shape
         (10,)
@@ -115,7 +115,7 @@ class TrainingSession:
 
     @property
     def precision(self) -> str:
-        """How exactly inner products are computed, as of a :attr:`Module <ortrain.api.Module.precision>`.
+        """Precision of inner products, as for a :attr:`Module <ortrain.api.Module.precision>`.
 
         >>> session.precision
         'f32'
@@ -124,7 +124,7 @@ class TrainingSession:
 
     @property
     def bf16_unit(self) -> str | None:
-        """What multiplies bfloat16, as of a :attr:`Module <ortrain.api.Module.bf16_unit>`.
+        """Unit that multiplies bfloat16, as for a :attr:`Module <ortrain.api.Module.bf16_unit>`.
 
         >>> options = SessionOptions()
         >>> options.precision, options.bf16_fallback = "bf16", "emulated"
@@ -155,18 +155,19 @@ class TrainingSession:
     ) -> list[Any] | None:
         """Compute the outputs of the training model and the gradients.
 
-        ``inputs`` are one for each of :meth:`input_names`, in order: arrays, :class:`~ortrain.OrtValue`, or whatever
-        has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If all are :class:`~ortrain.OrtValue`, so
-        are the outputs; otherwise they are ndarrays, of which a loss is a number, too (:class:`~ortrain.api.Scalar`).
-        They come as a list in the order of :meth:`output_names`, the loss first.
+        ``inputs`` has one value for each of :meth:`input_names`, in order: an array, an :class:`~ortrain.OrtValue`, or
+        an object with ``__array__`` or ``__dlpack__``. Lists and numbers are converted. The outputs are a list in the
+        order of :meth:`output_names`, the loss first. If all inputs are :class:`~ortrain.OrtValue`, so are the outputs.
+        Otherwise they are ndarrays, and a loss also behaves as a number (:class:`~ortrain.api.Scalar`).
 
-        With ``outputs``, an array for each output, the results go there and nothing is returned. Each array has the
-        type and the shape of its output, any strides and any byte order; what does not fit is refused before the step.
-        No two of them may share memory. With an input they may, for inputs are read before outputs are written.
+        With ``outputs``, an array for each output, the results are written there and nothing is returned. Each array
+        has the type and the shape of its output, with any strides and byte order; any other array is an error before
+        the step. Two of these arrays must not share memory. An output may share memory with an input, because inputs
+        are read before outputs are written.
 
-        Gradients are added to those there are, or replace them in the first step after :meth:`lazy_reset_grad`. No
-        trainable parameter changes. A step that fails has changed nothing. With ``terminate`` set in ``run_options`` it
-        is refused.
+        The gradients are added to the existing ones, or replace them in the first step after :meth:`lazy_reset_grad`.
+        No trainable parameter changes. A failing step changes nothing. The step is an error if ``terminate`` is set in
+        ``run_options``.
 
         >>> (loss,) = session.train_step([x, labels])
         >>> loss.shape
@@ -197,7 +198,7 @@ class TrainingSession:
         outputs: Sequence[npt.NDArray[Any]] | None = None,
         run_options: RunOptions | None = None,
     ) -> list[Any] | None:
-        """Compute the outputs of the eval model; inputs and outputs as for :meth:`train_step`.
+        """Compute the outputs of the eval model; inputs and outputs are as for :meth:`train_step`.
 
         >>> (loss,) = session.eval_step([x, labels])
         >>> room = np.empty_like(loss)
@@ -216,7 +217,7 @@ class TrainingSession:
         if len(described) == len(given):
             values = list(map(input_value, given, described))
         else:
-            # The core says how many there should be.
+            # The core reports the expected number of inputs.
             values = [native_value(value) for value in given]
         if outputs is None:
             return as_given(self._native.step(values, training), given)
@@ -228,20 +229,20 @@ class TrainingSession:
         return None
 
     def lazy_reset_grad(self) -> None:
-        """Let the next training step overwrite the gradients instead of adding to them. Until then they stay.
+        """Let the next training step overwrite the gradients instead of adding to them. They stay until then.
 
         >>> session.lazy_reset_grad()
         """
         self._native.lazy_reset_grad()
 
     def optimizer_step(self, run_options: RunOptions | None = None) -> float | None:
-        """Update the trainable parameters from the gradients; return the norm of these where they are clipped.
+        """Update the trainable parameters from the gradients; return the gradient norm if gradients are clipped.
 
-        These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
+        The gradients do not change, unless the optimizer model clips them: then they are the clipped gradients.
 
-        With ``terminate`` set in ``run_options`` it is refused, and so it is if no training step ran since
+        The step is an error if ``terminate`` is set in ``run_options``, or if no training step ran since
         :meth:`lazy_reset_grad`. It warns (:class:`~ortrain.errors.TrainingWarning`) if there was no training step at
-        all, or the step before took the same gradients.
+        all, or if the step before used the same gradients.
 
         >>> _ = session.train_step([x, labels])
         >>> session.optimizer_step()
@@ -256,7 +257,7 @@ class TrainingSession:
         """Set the rate of the next steps, a float32.
 
         Raises:
-            OrtrainError: if a scheduler is registered, for it decides the rate; without an optimizer model.
+            OrtrainError: if a scheduler is registered, because it decides the rate; without an optimizer model.
 
         >>> session.set_learning_rate(0.5)
         >>> session.get_learning_rate()
@@ -266,7 +267,7 @@ class TrainingSession:
         self._native.set_learning_rate(learning_rate)
 
     def get_learning_rate(self) -> float:
-        """The current rate, a float32; 0.001 unless set, scheduled or loaded.
+        """Return the current rate, a float32. It is 0.001 unless it was set, scheduled or loaded.
 
         >>> round(session.get_learning_rate(), 6)
         0.001
@@ -274,14 +275,14 @@ class TrainingSession:
         return self._native.learning_rate()
 
     def register_linear_lr_scheduler(self, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
-        """Let :meth:`scheduler_step` decide the rate: up from zero to ``initial_lr``, then down to zero.
+        """Let :meth:`scheduler_step` set a linear rate: up from zero to ``initial_lr``, then down to zero.
 
-        With t completed optimizer steps, W warm-up steps and T steps in all, the rate is ``initial_lr`` times ``t / W``
-        while t < W, and ``max(0, (T - t) / (T - W))`` from then on. Until the first :meth:`scheduler_step` it is
-        ``initial_lr``.
+        Let t be the number of completed optimizer steps, W of warm-up steps, and T of all steps. The rate is
+        ``initial_lr`` times ``t / W`` while t < W, and times ``max(0, (T - t) / (T - W))`` from then on. Before the
+        first :meth:`scheduler_step` it is ``initial_lr``.
 
         Raises:
-            OrtrainError: if a scheduler is registered already; without an optimizer model.
+            OrtrainError: if a scheduler is already registered; without an optimizer model.
 
         >>> session.register_linear_lr_scheduler(warmup_step_count=2, total_step_count=4, initial_lr=1.0)
         >>> rates = [session.get_learning_rate()]
@@ -299,15 +300,15 @@ class TrainingSession:
         self._schedule = None
 
     def register_lr_scheduler(self, schedule: Schedule | Factor, lr: float | None = None) -> None:
-        """Let :meth:`scheduler_step` decide the rate by any schedule, and set it for the steps done so far.
+        """Let :meth:`scheduler_step` set the rate by any schedule, and set the rate for the steps done so far.
 
         Args:
-            schedule: one of :mod:`ortrain.schedules`, or a function from steps to a factor.
-            lr: the learning rate that factors are times of; ``None`` for the one that the optimizer has now.
+            schedule: a schedule of :mod:`ortrain.schedules`, or a function from steps to a factor.
+            lr: the learning rate that the factors multiply; ``None`` for the current rate of the optimizer.
 
         Raises:
-            OrtrainError: if a scheduler is registered already; without an optimizer model.
-            InvalidArgumentError: if ``lr``, or the rate that follows, is negative, infinite or NaN.
+            OrtrainError: if a scheduler is already registered; without an optimizer model.
+            InvalidArgumentError: if ``lr``, or the resulting rate, is negative, infinite or NaN.
 
         >>> from ortrain import schedules
         >>> session.register_lr_scheduler(schedules.Exponential(gamma=0.5), lr=1.0)
@@ -318,7 +319,7 @@ class TrainingSession:
         0.5
 
         """
-        # Sessions without schedules do not import them.
+        # Sessions without schedules do not import this module.
         from ortrain import schedules
 
         made = schedules._schedule(schedule, "schedule")
@@ -330,16 +331,16 @@ class TrainingSession:
         self._schedule = made
 
     def resume_lr_scheduler(self, function: Factor | None = None) -> None:
-        """Register the schedule that the checkpoint was saved with, with all that it remembered.
+        """Register the schedule that the checkpoint was saved with, including its complete state.
 
-        The rate stays as it was saved, so that a training goes on bit for bit.
+        The rate stays as it was saved, so that the training continues bit for bit.
 
         Args:
-            function: the function of the schedule, if it has one: a checkpoint cannot hold it.
+            function: the function of the schedule, if it has one: a checkpoint cannot store it.
 
         Raises:
-            OrtrainError: if a scheduler is registered already, or the checkpoint has no schedule.
-            InvalidArgumentError: if the schedule has a function and none is given, or the other way round.
+            OrtrainError: if a scheduler is already registered, or the checkpoint has no schedule.
+            InvalidArgumentError: if only one of the schedule and this call has a function.
 
         >>> from ortrain import schedules
         >>> session.register_lr_scheduler(schedules.Cosine(total=100), lr=0.5)
@@ -359,7 +360,7 @@ class TrainingSession:
 
     @property
     def groups(self) -> list[ParameterGroup]:
-        """The groups of parameters of the optimizer, as :attr:`Optimizer.groups <ortrain.api.Optimizer.groups>`.
+        """Parameter groups of the optimizer, as in :attr:`Optimizer.groups <ortrain.api.Optimizer.groups>`.
 
         >>> session.groups[0].parameters
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
@@ -369,14 +370,14 @@ class TrainingSession:
         return groups_of(self._native, self._state._native)
 
     def scheduler_step(self, metric: float | None = None) -> None:
-        """Set the rate for the number of optimizer steps done so far; there is no other counter.
+        """Set the rate for the number of optimizer steps done so far; the scheduler has no counter of its own.
 
         Args:
-            metric: what :class:`~ortrain.schedules.ReduceOnPlateau` goes by; no other schedule takes one.
+            metric: the metric for :class:`~ortrain.schedules.ReduceOnPlateau`; an error for any other schedule.
 
         Raises:
             OrtrainError: if no scheduler is registered.
-            InvalidArgumentError: if the metric is missing or not wanted, or the rate would not be finite.
+            InvalidArgumentError: if the metric is missing or unexpected, or the rate would not be finite.
 
         >>> session.register_linear_lr_scheduler(warmup_step_count=4, total_step_count=8, initial_lr=1.0)
         >>> _ = session.train_step([x, labels])
@@ -394,7 +395,7 @@ class TrainingSession:
         self._native.scheduler_step(schedules._value_for(self._schedule, metric, self._native.step_count()))
 
     def get_parameters_size(self, only_trainable: bool) -> int:
-        """The number of elements of all (trainable) parameters.
+        """Return the number of elements of all (trainable) parameters.
 
         >>> session.get_parameters_size(only_trainable=True)
         7210
@@ -402,7 +403,7 @@ class TrainingSession:
         return self._native.parameters_size(only_trainable)
 
     def to_buffer(self, only_trainable: bool) -> OrtValue:
-        """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy.
+        """Return a copy of all (trainable) parameters as a float32 vector, in the order of the training model's inputs.
 
         Raises:
             InvalidArgumentError: for a parameter that is not float32.
@@ -415,10 +416,10 @@ class TrainingSession:
         return OrtValue(self._native.to_buffer(only_trainable))
 
     def from_buffer(self, buffer: Any, only_trainable: bool | None = None) -> None:
-        """Set the parameters from a vector packed as by :meth:`to_buffer`, an OrtValue or an array.
+        """Set the parameters from a vector in the layout of :meth:`to_buffer`, an OrtValue or an array.
 
-        Unless ``only_trainable`` says it, the number of elements says whether these are all parameters or the trainable
-        ones. All of them also give a nominal state its values.
+        Without ``only_trainable``, the number of elements decides: all parameters, or the trainable ones. A vector of
+        all parameters also gives a nominal state its values.
 
         Raises:
             InvalidArgumentError: for another type or number of elements.
@@ -431,7 +432,7 @@ class TrainingSession:
         self._native.from_buffer(native_value(buffer), only_trainable)
 
     def input_names(self, training: bool) -> list[str]:
-        """The inputs that a training step, or an eval step, takes; none without an eval model.
+        """Return the inputs of a training step, or of an eval step; without an eval model the latter list is empty.
 
         >>> session.input_names(training=False)
         ['x', 'labels']
@@ -439,14 +440,14 @@ class TrainingSession:
         return self._native.input_names(training)
 
     def output_names(self, training: bool) -> list[str]:
-        """The outputs that a training step, or an eval step, makes; none without an eval model.
+        """Return the outputs of a training step, or of an eval step; without an eval model the latter list is empty.
 
         >>> (loss,) = session.output_names(training=True)
         """
         return self._native.output_names(training)
 
     def input_count(self, training: bool) -> int:
-        """The number of :meth:`input_names`.
+        """Return the number of :meth:`input_names`.
 
         >>> session.input_count(training=True)
         2
@@ -454,7 +455,7 @@ class TrainingSession:
         return len(self._native.input_names(training))
 
     def output_count(self, training: bool) -> int:
-        """The number of :meth:`output_names`.
+        """Return the number of :meth:`output_names`.
 
         >>> session.output_count(training=True)
         1
@@ -469,14 +470,14 @@ class TrainingSession:
         *,
         average: bool = False,
     ) -> None:
-        """Write the eval model with the current parameters in it, cut down to what the named values need.
+        """Write the eval model with the current parameters, reduced to the nodes that the named values need.
 
-        A model of more than 2 GiB has its weights in ``<inference_model_path>.data``; with ``external_data`` any has.
-        With ``average`` the averages that the optimizer keeps (:attr:`Parameter.average
-        <ortrain.api.checkpoint_state.Parameter.average>`) stand in the place of the weights.
+        A model of more than 2 GiB stores its weights in ``<inference_model_path>.data``; with ``external_data`` every
+        model does. With ``average``, averages of the optimizer (:attr:`Parameter.average
+        <ortrain.api.checkpoint_state.Parameter.average>`) replace the weights.
 
         Raises:
-            InvalidArgumentError: for a name that no value has, or without any.
+            InvalidArgumentError: for an unknown name, and for an empty list.
             OrtrainError: without an eval model, if the state is nominal, if there are no averages, or if the file
                 cannot be written.
 
@@ -490,19 +491,19 @@ class TrainingSession:
         self._native.export_model_for_inferencing(path, names, above, average)
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of random numbers (of Dropout, say), which is the state's and goes into checkpoints.
+        """Set the seed of random numbers (of Dropout, say). The seed belongs to the state and is saved in checkpoints.
 
-        With it and the count of training steps on the state all random numbers are determined: the same seed at the
-        same step gives the same ones.
+        The seed and the count of training steps on the state determine all random numbers: the same seed at the same
+        step gives the same numbers.
 
         >>> session.set_seed(7)
         """
         self._native.set_seed(seed)
 
     def close(self) -> None:
-        """Give up the models and the optimizer, once a call that is under way has returned; the state stays.
+        """Release the models and the optimizer, after a running call has returned; the state stays.
 
-        Every other call is an error then; closing again is fine.
+        Every other call is then an error, but a second close is not.
 
         >>> session.close()
         >>> session.close()
@@ -523,7 +524,7 @@ class TrainingSession:
 
 
 def _collection(what: str, values: Sequence[Any]) -> Sequence[Any]:
-    """A list or tuple of values, not one value."""
+    """Return a list or tuple of values; raise an error for a single value."""
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"{what} is a list of values, not {type(values).__name__}")
     return values

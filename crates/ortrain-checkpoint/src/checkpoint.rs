@@ -1,43 +1,44 @@
-//! What a checkpoint holds, as plain data.
+//! Content of a checkpoint, as plain data.
 
 use std::collections::BTreeMap;
 
 use ortrain_graph::{DType, Tensor};
 
-/// A training state: parameters, optimizer state, properties, and what only ortrain keeps.
+/// Training state: parameters, optimizer state, properties, and ortrain's additions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checkpoint {
-    /// The parameters.
+    /// Parameters of the model.
     pub module: ModuleState,
-    /// State of the optimizer's parameter groups (ONNX Runtime uses one, `group0`); empty when it was not saved.
+    /// State of the optimizer's parameter groups. ONNX Runtime uses one group, `group0`. The list is empty if the state
+    /// was not saved.
     pub optimizer_groups: Vec<OptimizerGroup>,
-    /// The user's own values, sorted by name.
+    /// User-defined values, sorted by name.
     pub properties: BTreeMap<String, Property>,
-    /// What ONNX Runtime's format has no place for.
+    /// Additions of ortrain to ONNX Runtime's format.
     pub extras: Extras,
 }
 
-/// The parameters of a model. No name occurs twice, neither within a list nor across the two.
+/// Parameters of a model. Every name is unique across both lists.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModuleState {
-    /// Parameters and their values.
+    /// Parameters with their values.
     Full {
-        /// Parameters that are trained.
+        /// Trainable parameters.
         trainable: Vec<NamedTensor>,
-        /// Parameters that are not.
+        /// Frozen parameters.
         frozen: Vec<NamedTensor>,
     },
-    /// A *nominal* checkpoint: which parameters there are, without values. They are delivered later.
+    /// *Nominal* checkpoint: names and types of the parameters, without values. The values are supplied later.
     Nominal {
-        /// Parameters that are trained.
+        /// Trainable parameters.
         trainable: Vec<NominalTensor>,
-        /// Parameters that are not.
+        /// Frozen parameters.
         frozen: Vec<NominalTensor>,
     },
 }
 
 impl ModuleState {
-    /// Whether the values are missing.
+    /// Returns true if the checkpoint has no values.
     #[must_use]
     pub fn is_nominal(&self) -> bool {
         matches!(self, ModuleState::Nominal { .. })
@@ -50,63 +51,63 @@ impl Default for ModuleState {
     }
 }
 
-/// A tensor and its name.
+/// Tensor with a name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {
-    /// The name; may be empty.
+    /// Name; may be empty.
     pub name: String,
-    /// The value.
+    /// Value.
     pub tensor: Tensor,
 }
 
 impl NamedTensor {
-    /// A tensor with this name.
+    /// Creates a tensor with a name.
     #[must_use]
     pub fn new(name: impl Into<String>, tensor: Tensor) -> NamedTensor {
         NamedTensor { name: name.into(), tensor }
     }
 }
 
-/// A parameter of a nominal checkpoint: a name and an element type.
+/// Parameter of a nominal checkpoint: a name and an element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NominalTensor {
-    /// The name; may be empty.
+    /// Name; may be empty.
     pub name: String,
-    /// The type of the elements to come.
+    /// Element type of the future value.
     pub dtype: DType,
 }
 
-/// The optimizer state of one group of parameters.
+/// Optimizer state of a parameter group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerGroup {
-    /// The name; `group0` is the only one ONNX Runtime uses.
+    /// Name of the group. ONNX Runtime uses only `group0`.
     pub name: String,
-    /// Optimizer steps taken.
+    /// Number of completed optimizer steps.
     pub step: i64,
-    /// The learning rate a scheduler starts from. The current one is in [`Extras::learning_rate`].
+    /// Initial learning rate of a scheduler. [`Extras::learning_rate`] is the current learning rate.
     pub initial_learning_rate: f32,
-    /// State per trainable parameter.
+    /// Optimizer states of the trainable parameters.
     pub states: Vec<ParameterState>,
 }
 
-/// The optimizer state of one parameter.
+/// Optimizer state of one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterState {
-    /// The name of the parameter.
+    /// Name of the parameter.
     pub parameter: String,
-    /// The slots of the optimizer by name: `momentum0` and, for `AdamW`, `momentum1`; those of optimizers that ONNX Runtime
-    /// does not have begin with the name of the optimizer.
+    /// Slots of the optimizer by name: `momentum0` and, for `AdamW`, `momentum1`. The slots of other optimizers, which
+    /// ONNX Runtime does not have, begin with the name of the optimizer.
     pub moments: Vec<NamedTensor>,
 }
 
-/// A value of the user's own.
+/// User-defined value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Property {
-    /// An integer.
+    /// Integer.
     Int(i64),
-    /// A number.
+    /// Floating-point number.
     Float(f32),
-    /// A text.
+    /// Text.
     String(String),
 }
 
@@ -134,34 +135,37 @@ impl From<String> for Property {
     }
 }
 
-/// What ortrain keeps beyond ONNX Runtime's format. Readers of 1.19.2 ignore it, and its files have none of it.
+/// Additions of ortrain to ONNX Runtime's format. ONNX Runtime 1.19.2 ignores them, and its own files do not contain
+/// them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
-    /// The current learning rate.
+    /// Current learning rate.
     pub learning_rate: Option<f32>,
-    /// The learning-rate scheduler.
+    /// State of the learning-rate scheduler.
     pub scheduler: Option<Scheduler>,
-    /// The seed of the random numbers.
+    /// Seed of the random number generator.
     pub seed: Option<i64>,
-    /// Training steps taken, optimizer steps or not: with the seed, the state of the random numbers.
+    /// Number of completed training steps, with or without an optimizer step. Together with the seed, this number is
+    /// the state of the random number generator.
     pub train_step: Option<i64>,
-    /// The optimizer, its settings and groups of parameters, where they are not in the optimizer model alone: JSON.
+    /// JSON of the optimizer, its settings and its parameter groups, if the optimizer model alone does not determine
+    /// them.
     pub optimizer: Option<String>,
-    /// The factor of the schedule, for groups with a learning rate of their own.
+    /// Factor of the schedule, for parameter groups with their own learning rate.
     pub schedule_factor: Option<f64>,
 }
 
-/// The state of a learning-rate scheduler.
+/// State of a learning-rate scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scheduler {
-    /// Which one: `linear`, or a schedule as it prints itself, with what it remembers.
+    /// `linear`, or the text form of a schedule with its state.
     pub kind: String,
-    /// Steps over which the learning rate rises.
+    /// Number of warmup steps, in which the learning rate rises.
     pub warmup_steps: i64,
-    /// Steps of the whole training; zero if the schedule has no end.
+    /// Total number of training steps; zero if the schedule has no end.
     pub total_steps: i64,
-    /// The learning rate that is times the factor of the schedule.
+    /// Learning rate that the factor of the schedule multiplies.
     pub initial_learning_rate: f32,
-    /// Steps taken.
+    /// Number of completed optimizer steps.
     pub step: i64,
 }

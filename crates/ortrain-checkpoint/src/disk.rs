@@ -1,4 +1,4 @@
-//! Files read whole.
+//! Reading of complete files.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,14 +12,14 @@ use memmap2::MmapMut;
 
 use crate::{Error, Result};
 
-/// `path` with `suffix` after its last component.
+/// Returns `path` with `suffix` appended to its last component.
 pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     PathBuf::from(name)
 }
 
-/// The content of a regular file.
+/// Reads the content of a regular file.
 pub(crate) fn read(path: &Path) -> Result<Bytes> {
     let fail = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => Error::Missing { path: path.to_owned() },
@@ -29,7 +29,7 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
     if path.as_os_str().is_empty() {
         return Err(Error::NoName { path: path.to_owned() });
     }
-    // Asked before opening: to open a pipe is to wait for its writer.
+    // Checked before opening, because opening a pipe waits for its writer.
     let kind = fs::metadata(path).map_err(fail)?;
     if kind.is_dir() {
         return Err(Error::Directory { path: path.to_owned() });
@@ -40,11 +40,11 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
     read_whole(path).map_err(fail)
 }
 
-/// Files from this size on are read into large pages where the system has them: to have that much memory 4 KiB at a time
-/// takes longer than to read the file.
+/// Size in bytes from which a file is read into large pages, where the system has them. The page faults of 4 KiB pages
+/// would take longer than reading the file.
 pub(crate) const LARGE: u64 = 4 << 20;
 
-/// The content of a file.
+/// Reads the content of a file.
 fn read_whole(path: &Path) -> io::Result<Bytes> {
     let mut file = File::open(path)?;
     if let Some(length) = file.metadata().ok().map(|kind| kind.len()).filter(|&length| length >= LARGE)
@@ -57,7 +57,7 @@ fn read_whole(path: &Path) -> io::Result<Bytes> {
         if file.read(&mut [0])? == 0 {
             return Ok(Bytes::from_owner(memory));
         }
-        // Somebody appends to it.
+        // Another process appends to the file.
         file.rewind()?;
     }
     let mut content = Vec::new();
@@ -65,13 +65,14 @@ fn read_whole(path: &Path) -> io::Result<Bytes> {
     Ok(content.into())
 }
 
-/// Bytes that a thread reads at a time.
+/// Number of bytes that a thread reads at a time.
 pub(crate) const PIECE: usize = 32 << 20;
-/// Threads that read one file, at most: more do not get it sooner.
+/// Maximum number of threads that read one file. More threads are not faster.
 const READERS: usize = 4;
 
-/// Reads the first bytes of a file, and stays behind them. To have fresh memory filled with zeros takes longer than to
-/// copy what the system holds of the file, so that several threads read.
+/// Fills `memory` with the first bytes of a file, and leaves the file position after them.
+///
+/// Several threads read, because zero-filling fresh memory takes longer than copying the file from the page cache.
 fn read_in_pieces(file: &mut File, memory: &mut [u8]) -> io::Result<()> {
     #[cfg(unix)]
     if memory.len() > PIECE {
@@ -92,7 +93,7 @@ fn read_in_pieces(file: &mut File, memory: &mut [u8]) -> io::Result<()> {
             Ok(())
         };
         thread::scope(|scope| {
-            // Threads that the system does not give leave more to this one.
+            // If the system refuses a thread, this thread reads the remaining pieces.
             let start = |_| thread::Builder::new().spawn_scoped(scope, read).ok();
             let others: Vec<_> = (1..readers).filter_map(start).collect();
             let done = others

@@ -1,79 +1,79 @@
-//! What can go wrong, in sentences.
+//! Errors of reading and writing, with complete sentences as messages.
 
 use std::io;
 use std::path::PathBuf;
 
 use ortrain_graph::TensorError;
 
-/// Why a file cannot be read or written.
+/// Error of reading or writing a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no file at the path.
+    /// No file exists at the path.
     #[error("there is no file {}", path.display())]
     Missing {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The path is a folder.
     #[error("{} is a folder, but a checkpoint is a file", path.display())]
     Directory {
-        /// The path.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// The path is neither file nor folder: a device or a pipe.
+    /// The path is neither file nor folder, but a device or a pipe.
     #[error("{} is not a regular file", path.display())]
     NotAFile {
-        /// The path.
+        /// Path of the device or pipe.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// Attempted action, as a verb.
         action: &'static str,
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A path that names no file.
+    /// The path does not name a file.
     #[error("{:?} is not the path of a file", path)]
     NoName {
         /// The path.
         path: PathBuf,
     },
-    /// The path is no place for a file of ours.
+    /// A file cannot be written to the path.
     #[error(transparent)]
     Unwritable(ortrain_files::Error),
-    /// What is wrong with the content of a file. [`Error::content`] reaches through.
+    /// Error in the content of a file. [`Error::content`] returns the error without the file.
     #[error("{}: {source}", path.display())]
     InFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error in its content.
         source: Box<Error>,
     },
 
-    /// The file has no bytes.
+    /// The file is empty.
     #[error("the checkpoint is empty")]
     Empty,
-    /// The identifier is not there.
+    /// The identifier is missing.
     #[error(
         "this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and save_checkpoint \
          write checkpoints"
     )]
     NotACheckpoint,
-    /// These are safetensors.
+    /// The bytes look like safetensors.
     #[error("this is not a checkpoint but looks like safetensors, which load_safetensors reads")]
     LooksLikeSafetensors,
-    /// Something is said to lie past the end.
+    /// An offset or length points past the end.
     #[error("the checkpoint points past its end, so it was cut short or is damaged ({0})")]
     CutShort(#[source] planus::Error),
     /// The `FlatBuffers` structure is broken.
     #[error("the checkpoint is damaged ({0})")]
     Malformed(#[source] planus::Error),
-    /// The checksum trailer that was written is gone.
+    /// The checksum trailer is missing, although the file was written with one.
     #[error(
         "the checksum at the end of the checkpoint is missing, so it was cut short, extended or is damaged"
     )]
@@ -83,117 +83,117 @@ pub enum Error {
         "the checkpoint is damaged: its checksum is {found:08x} but was {expected:08x} when it was written"
     )]
     Damaged {
-        /// The checksum that was written.
+        /// Checksum in the trailer.
         expected: u32,
-        /// The checksum of the bytes there are.
+        /// Checksum of the bytes in the file.
         found: u32,
     },
-    /// The format has another version.
+    /// The version of the format is not supported.
     #[error("checkpoint version {0} is not supported, only version 2 is")]
     Version(i32),
-    /// A part that every checkpoint has is not there.
+    /// A mandatory part is missing.
     #[error("the checkpoint has no {0}")]
     NoPart(&'static str),
-    /// Far more is referenced than the file holds: its parts overlap.
+    /// The file refers to far more bytes than it holds, so its parts overlap.
     #[error("the checkpoint refers to far more data than its {length} bytes hold, so its parts overlap")]
     Overlapping {
-        /// Bytes of the file and its `.data` together.
+        /// Number of bytes of the file and its `.data` file together.
         length: u64,
     },
-    /// A table without its name.
+    /// A table has no name.
     #[error("the checkpoint holds a {0} without a name")]
     Unnamed(&'static str),
 
-    /// A tensor of strings.
+    /// A tensor holds strings.
     #[error("tensor '{name}' holds strings, but only tensors of numbers can be trained or kept")]
     Strings {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor of a type that is not supported.
+    /// The element type of a tensor is not supported.
     #[error("tensor '{name}' has the element type {dtype}, which is not supported")]
     UnsupportedType {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// The type, by the name its format gives it.
+        /// Element type, by its name in the file's format.
         dtype: String,
     },
-    /// A dimension below zero.
+    /// A dimension is negative, or too large to address.
     #[error(
         "tensor '{name}' has the shape {dims:?}, but no dimension can be negative or too large to address"
     )]
     BadDims {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its dimensions.
+        /// Dimensions of the tensor.
         dims: Vec<i64>,
     },
-    /// Shape, type and bytes do not fit.
+    /// Shape, element type and number of bytes contradict each other.
     #[error("tensor '{name}' is damaged: {source}")]
     Tensor {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// What does not fit.
+        /// The contradiction.
         source: TensorError,
     },
 
-    /// A buffer cannot say where its `.data` lies.
+    /// A buffer refers to a `.data` file, but has no path to find it.
     #[error(
         "the checkpoint keeps its tensors in a .data file beside it: load it from its path, not from a buffer"
     )]
     ExternalFromBuffer,
-    /// The `.data` file is not there.
+    /// The `.data` file is missing.
     #[error("the checkpoint keeps its tensors in {}, but there is no such file", path.display())]
     ExternalMissing {
-        /// The path of the `.data` file.
+        /// Path of the `.data` file.
         path: PathBuf,
     },
-    /// The `.data` file is not the one that was written with the checkpoint.
+    /// The `.data` file was not written with this checkpoint, or is damaged.
     #[error("{} is damaged or belongs to another checkpoint: its checksum does not match", path.display())]
     ExternalDamaged {
-        /// The path of the `.data` file.
+        /// Path of the `.data` file.
         path: PathBuf,
     },
-    /// A tensor lies in a `.data` file, but the checkpoint says there is none.
+    /// A tensor refers to a `.data` file, but the checkpoint declares no such file.
     #[error("tensor '{name}' lies in a .data file, but the checkpoint says that it has none")]
     ExternalUnannounced {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor lies outside the `.data` file.
+    /// The range of a tensor is outside the `.data` file.
     #[error(
         "tensor '{name}' takes {length} bytes at offset {offset} of the .data file, which has {size} bytes"
     )]
     ExternalRange {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Where it should start.
+        /// First byte of the range.
         offset: i64,
-        /// Bytes it needs.
+        /// Number of bytes of the tensor.
         length: usize,
-        /// Bytes of the `.data` file.
+        /// Number of bytes of the `.data` file.
         size: usize,
     },
 
-    /// A name occurs twice in what is to be written.
+    /// A name occurs twice in the data to be written.
     #[error("the name '{name}' is given to two {what}")]
     DuplicateName {
-        /// What kinds of things, in the plural.
+        /// Kind of the objects with this name, in the plural.
         what: &'static str,
         /// The name.
         name: String,
     },
-    /// What is to be written does not fit one buffer.
+    /// The data to be written does not fit into one buffer.
     #[error(
         "the checkpoint would take about {bytes} bytes, more than the 2 GiB that fit one buffer; \
          saved to a path, its tensors go to a .data file"
     )]
     TooLarge {
-        /// Bytes it would take.
+        /// Estimated number of bytes.
         bytes: u64,
     },
 
-    /// A safetensors file is broken.
+    /// A safetensors file is invalid.
     #[error("this is not a sound safetensors file: {0}")]
     Safetensors(#[source] safetensors::SafeTensorError),
     /// Tensors cannot be written as safetensors.
@@ -202,7 +202,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error itself, without the file it was found in.
+    /// Returns the innermost error, without the path of the file.
     #[must_use]
     pub fn content(&self) -> &Error {
         match self {

@@ -1,13 +1,13 @@
-//! ONNX Runtime's checkpoint file, and safetensors: read, checked and written.
+//! Reads, checks and writes ONNX Runtime's checkpoint file and safetensors.
 //!
-//! [`load`] and [`save`] work on files, [`read`] and [`encode`] on bytes; all of them speak [`Checkpoint`], plain data
-//! that owns nothing but names and reference-counted byte ranges.
+//! [`load`] and [`save`] work on files, [`read`] and [`encode`] on bytes. All of them use [`Checkpoint`], plain data
+//! that owns only names and reference-counted byte ranges.
 //!
-//! # What is checked
+//! # Checks
 //!
-//! A file of any origin is refused with an [`Error`], never with a panic, and what it can make its reader allocate is
-//! bounded by a multiple of its length. A file that this crate wrote also carries checksums: any flipped byte, in the
-//! file, its trailer or its `.data`, is found.
+//! A broken file is refused with an [`Error`], never with a panic. The memory that a file can allocate is bounded by a
+//! multiple of its length. A file that this crate wrote also carries checksums, which detect every flipped byte in the
+//! file, its trailer or its `.data` file.
 //!
 //! # Layout on disk
 //!
@@ -49,5 +49,5 @@ pub use read::{load, read};
 pub use safetensors::{load_safetensors, read_safetensors, save_safetensors, write_safetensors};
 pub use write::{EXTERNAL_ABOVE, Layout, SaveOptions, StagedCheckpoint, encode, save, stage};
 
-/// The result of reading or writing.
+/// Result of reading or writing.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,4 +1,4 @@
-//! Reading, of bytes that nobody vouches for.
+//! Reading of untrusted bytes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -13,47 +13,50 @@ use crate::{
     Property, Result, Scheduler, disk, trailer,
 };
 
-/// The version of the format.
+/// Version of the format.
 pub(crate) const VERSION: i32 = 2;
-/// The bytes 4 to 7 of every checkpoint.
+/// Bytes 4 to 7 of every checkpoint.
 pub(crate) const IDENTIFIER: [u8; 4] = *b"ODTC";
 /// `external_data_offset` of a tensor that is not in the `.data` file.
 pub(crate) const INLINE: i64 = -1;
 
-/// How often a file may refer to its own bytes. A plain file refers to each once; sharing of names is common, sharing
-/// on a scale that could fill the memory is an attack.
+/// Maximum ratio of referenced bytes to file bytes. A normal file refers to each byte once. Sharing of names is common;
+/// sharing that could fill the memory is an attack.
 const OVERLAP: u64 = 16;
-/// What an entry of any list costs, beside its bytes.
+/// Bytes charged for an entry of a list, in addition to its own bytes.
 const ENTRY: usize = 64;
 
-/// Reads a checkpoint from a buffer. Tensors are ranges of it.
+/// Reads a checkpoint from a buffer. Tensors are ranges of the buffer.
 ///
 /// # Errors
-/// When it is not a sound checkpoint, and when its tensors lie in a `.data` file ([`Error::ExternalFromBuffer`]).
+/// Fails if the buffer is not a valid checkpoint, or if its tensors are in a `.data` file
+/// ([`Error::ExternalFromBuffer`]).
 #[allow(clippy::needless_pass_by_value, reason = "the checkpoint shares the buffer; passing it says so")]
 pub fn read(bytes: Bytes) -> Result<Checkpoint> {
     read_with(&bytes, |_| Err(Error::ExternalFromBuffer))
 }
 
-/// Reads the checkpoint at a path, and its `<path>.data` if it has one. Both are read whole; tensors are ranges of them.
+/// Reads the checkpoint at a path, and its `<path>.data` if there is one. Both files are read completely, and tensors
+/// are ranges of them.
 ///
-/// Another process may [`save`](crate::save) to the path meanwhile: what is read is what was there before or what is
-/// there afterwards, never one file of each. (A `.data` file that onnxruntime-training wrote has no checksum, so this is
-/// not known of its saves.)
+/// Another process may [`save`](crate::save) to the path at the same time. The result is then the old checkpoint or the
+/// new one, never a mixture of their files. This does not hold for saves of onnxruntime-training, because
+/// their `.data` files have no checksum.
 ///
 /// # Errors
-/// When there is no file, it cannot be read, or it is not a sound checkpoint; what is wrong with the content comes as
-/// [`Error::InFile`].
+/// Fails if the file does not exist, cannot be read, or is not a valid checkpoint. [`Error::InFile`] wraps errors of
+/// the content.
 pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
     load_by(path.as_ref(), || {})
 }
 
-/// How often the second of two files is looked for before it is given up. What is missed once, because a save moves it
-/// at this very moment, is there at the next look; or the checkpoint has changed; or, if it was replaced and put back
-/// again in between, at the look after that.
+/// Maximum number of attempts to find the `.data` file of an unchanged checkpoint.
+///
+/// The first attempt can fail because a save moves the file at this moment; the second one then finds it. If the
+/// checkpoint was replaced and restored in between, the third attempt finds it.
 const LOOKS: usize = 4;
 
-/// [`load`], which calls `between` whenever it has read the first of two files.
+/// Like [`load`], but calls `between` each time the first of two files has been read.
 pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoint> {
     let mut bytes = disk::read(path)?;
     let mut looks = 0;
@@ -64,7 +67,7 @@ pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoi
         });
         looks += 1;
         if let Err(Error::ExternalDamaged { .. } | Error::ExternalMissing { .. }) = found {
-            // Both files may have been replaced since the first was read; then it is the new pair that counts.
+            // A save may have replaced both files after the first one was read. Then the new pair counts.
             let now = disk::read(path)?;
             if now != bytes {
                 (bytes, looks) = (now, 0);
@@ -78,18 +81,20 @@ pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoi
     }
 }
 
-/// Length and CRC-32 of the `.data` file as it was written; the reference does not say.
+/// Length and CRC-32 of the `.data` file. Checkpoints of onnxruntime-training do not record them.
 pub(crate) struct SideSum {
     pub(crate) length: u64,
     pub(crate) checksum: u32,
 }
 
-/// Where a `.data` file lies, and where it waits while its checkpoint is being replaced.
+/// Returns the path of the `.data` file of a checkpoint.
 pub(crate) fn side_path(path: &Path) -> std::path::PathBuf {
     disk::with_suffix(path, ".data")
 }
 
-/// See [`side_path`]. Where the path of the `.data` file is a link, this is where that leads.
+/// Returns the path of a new `.data` file while its checkpoint is being replaced.
+///
+/// If [`side_path`] is a symbolic link, the file is beside the target of the link.
 pub(crate) fn waiting_side_path(path: &Path, checksum: u32) -> std::path::PathBuf {
     ortrain_files::beside(&ortrain_files::resolved(&side_path(path)), &format!("{checksum:08x}"))
 }
@@ -108,7 +113,7 @@ fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
         Ok(_) => Error::ExternalDamaged { path: at },
         Err(error) => missing(error),
     };
-    // If a save was stopped between its two last renames, the right file is still waiting.
+    // If a save was stopped between its last two renames, the right file still has its waiting name.
     match disk::read(&waiting_side_path(path, written.checksum)) {
         Ok(waiting) if matches(&waiting) => Ok(waiting),
         _ => Err(wrong),
@@ -120,7 +125,7 @@ fn read_with(file: &Bytes, side: impl FnOnce(Option<SideSum>) -> Result<Bytes>) 
         return Err(Error::Empty);
     }
     if file.get(4..8) != Some(&IDENTIFIER) {
-        // A header of JSON after its length.
+        // A safetensors file starts with the length of its JSON header.
         let safetensors = file.get(8) == Some(&b'{');
         return Err(if safetensors { Error::LooksLikeSafetensors } else { Error::NotACheckpoint });
     }
@@ -159,9 +164,9 @@ fn read_with(file: &Bytes, side: impl FnOnce(Option<SideSum>) -> Result<Bytes>) 
 struct Reader<'a> {
     file: &'a Bytes,
     side: Option<Bytes>,
-    /// Bytes of both files.
+    /// Number of bytes of both files.
     length: u64,
-    /// Bytes that may still be referred to.
+    /// Number of bytes that may still be referenced.
     budget: u64,
 }
 
@@ -194,7 +199,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The tensors of a list, each name's first.
+    /// Reads the tensors of a list. If a name repeats, the first tensor counts.
     fn tensors<T>(
         &mut self,
         tensors: Tensors<'_>,
@@ -332,7 +337,7 @@ impl Reader<'_> {
     }
 }
 
-/// The element type with this number in ONNX's `TensorProto.DataType`.
+/// Returns the element type for a number of ONNX's `TensorProto.DataType`.
 fn dtype(name: &str, number: i32) -> Result<DType> {
     if let Some(dtype) = DType::from_onnx(number) {
         return Ok(dtype);

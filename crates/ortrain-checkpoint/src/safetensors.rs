@@ -1,4 +1,4 @@
-//! Named tensors as safetensors, for exchange with everything else.
+//! Named tensors as safetensors, for exchange with other tools.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::{Error, NamedTensor, Result, disk};
 /// Reads the tensors of a safetensors buffer, in the order of their bytes. Tensors are ranges of the buffer.
 ///
 /// # Errors
-/// When the buffer is not sound, or a tensor has a type that is not supported.
+/// Fails if the buffer is invalid, or if the type of a tensor is not supported.
 #[allow(clippy::needless_pass_by_value, reason = "the tensors share the buffer; passing it says so")]
 pub fn read_safetensors(bytes: Bytes) -> Result<Vec<NamedTensor>> {
     let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).map_err(Error::Safetensors)?;
@@ -36,17 +36,17 @@ pub fn read_safetensors(bytes: Bytes) -> Result<Vec<NamedTensor>> {
 /// Reads the tensors of a safetensors file. See [`read_safetensors`].
 ///
 /// # Errors
-/// When there is no file, it cannot be read, or as [`read_safetensors`] inside [`Error::InFile`].
+/// Fails if the file does not exist or cannot be read. [`Error::InFile`] wraps errors of [`read_safetensors`].
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Vec<NamedTensor>> {
     let path = path.as_ref();
     read_safetensors(disk::read(path)?)
         .map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(source) })
 }
 
-/// The bytes of a safetensors file. Tensors are ordered by type, then by name, as the format asks.
+/// Encodes tensors as a safetensors file. The format orders tensors by type, then by name.
 ///
 /// # Errors
-/// When a name occurs twice, or the header would exceed the format's 100 MB.
+/// Fails if a name occurs twice, or if the header would exceed the format's 100 MB.
 pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
     let mut seen = HashSet::new();
     let mut views = Vec::with_capacity(tensors.len());
@@ -60,10 +60,10 @@ pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
     safetensors::serialize(views, None).map_err(Error::SafetensorsWrite)
 }
 
-/// Writes a safetensors file: beside its place first, then there.
+/// Writes a safetensors file beside its destination, then renames the file.
 ///
 /// # Errors
-/// As [`write_safetensors`], or when the operating system refuses.
+/// Fails like [`write_safetensors`], or if the operating system reports an error.
 pub fn save_safetensors(tensors: &[NamedTensor], path: impl AsRef<Path>) -> Result<()> {
     let bytes = write_safetensors(tensors)?;
     let mut file = Staged::beside(path.as_ref())?;

@@ -17,7 +17,7 @@ use crate::{
     read_safetensors, save, save_safetensors, stage, trailer, write_safetensors,
 };
 
-/// Names in disorder, every element type, every kind of property, all extras.
+/// Returns a checkpoint with unsorted names, every element type, every kind of property, and all extras.
 fn sample() -> Checkpoint {
     let mut frozen: Vec<_> = DType::ALL
         .iter()
@@ -69,7 +69,7 @@ fn sample() -> Checkpoint {
     }
 }
 
-/// A small one, for tests that try every position.
+/// Returns a small checkpoint, for tests of every byte position.
 fn small() -> Checkpoint {
     Checkpoint {
         module: ModuleState::Full {
@@ -352,7 +352,7 @@ mod damage {
     }
 }
 
-/// Files that no writer of ours would make.
+/// Files that this crate would not write.
 mod crafted {
     use super::*;
 
@@ -594,7 +594,7 @@ mod files {
                     }
                 });
                 for _ in 0..reads {
-                    // Either all that was there at some time, or an error.
+                    // The result is the content at some moment, or an error.
                     if let Ok(content) = disk::read(&path) {
                         assert!(content.len() >= large as usize);
                         assert!(content[..large as usize].iter().all(|&byte| byte == 7));
@@ -642,7 +642,7 @@ mod files {
             let side = |path: &Path| fs::read(crate::read::side_path(path)).unwrap();
             assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap() && side(&path) == side(&again));
         }
-        // In artifacts, what is small stays inside; nothing in the sample takes 64 bytes.
+        // In the artifacts layout, small tensors stay inside. No tensor of the sample takes 64 bytes.
         assert_eq!(fs::metadata(folder.path().join("Artifacts.data")).unwrap().len(), 0);
         assert_eq!(names(folder.path()).len(), 6);
     }
@@ -683,13 +683,13 @@ mod files {
         }
         let old = fs::read(&side).unwrap();
         save(&other, &path, external(Layout::State)).unwrap();
-        // As if the machine had stopped before the last rename.
+        // The state after a crash before the last rename.
         let new = fs::read(&side).unwrap();
         let sum = SideSum { length: new.len() as u64, checksum: crc32fast::hash(&new) };
         fs::rename(&side, waiting_side_path(&path, sum.checksum)).unwrap();
         fs::write(&side, &old).unwrap();
         assert_eq!(load(&path).unwrap(), sorted(other.clone()));
-        // And saving the same again neither needs nor breaks what waits.
+        // Another save of the same checkpoint neither needs nor breaks the waiting file.
         save(&other, &path, external(Layout::State)).unwrap();
         assert_eq!(names(folder.path()), ["c", "c.data"]);
         assert_eq!(load(&path).unwrap(), sorted(other));
@@ -709,14 +709,14 @@ mod files {
         assert_eq!(fs::read(&path).unwrap(), before);
         assert_eq!(names(folder.path()), ["c"]);
 
-        // A folder where the .data file belongs: refused before anything is written.
+        // A folder at the path of the `.data` file is refused before anything is written.
         fs::create_dir(folder.path().join("c.data")).unwrap();
         assert!(matches!(save(&sample(), &path, external(Layout::State)), Err(Error::Directory { .. })));
         assert_eq!(fs::read(&path).unwrap(), before);
         assert_eq!(names(folder.path()), ["c", "c.data"]);
     }
 
-    /// Content is on the disk before its name says so, and the name is before the save returns.
+    /// The content is flushed before the rename, and the rename is flushed before `save` returns.
     #[test]
     fn files_are_flushed_before_they_are_renamed() {
         let folder = tempfile::tempdir().unwrap();
@@ -730,7 +730,8 @@ mod files {
         let (saved, steps) = faults::with(None, || save(&sample(), &path, external(Layout::State)));
         saved.unwrap();
         let rest: Vec<Act> = steps.into_iter().filter(|&act| act != Act::Write).collect();
-        // Both files; then the tensors' name, the checkpoint's, and the tensors' last one, each with its folder.
+        // Both files are flushed. The `.data` file gets its waiting name, then the checkpoint is renamed, then the
+        // `.data` file gets its final name. A flush of the folder follows each rename.
         let renamed = [Act::Rename, Act::FlushFolder];
         assert_eq!(rest, [&[Act::Flush, Act::Flush][..], &renamed, &renamed, &renamed].concat());
     }
@@ -751,7 +752,7 @@ mod files {
         assert_eq!(names(folder.path()), ["c", "c.data"]);
     }
 
-    /// A disk that fails from some step on, before each of them: what is there is the old state or the new one, whole.
+    /// The disk fails from each possible step on. The state on disk is then the old one or the new one, complete.
     #[test]
     fn whenever_the_disk_fails_a_state_is_there() {
         let mut other = sample();
@@ -807,7 +808,7 @@ mod files {
         assert!(!at("c.78-0.tmp").exists());
     }
 
-    /// Two checkpoints whose tensors differ.
+    /// Returns two checkpoints with different tensors.
     fn pair() -> [Checkpoint; 2] {
         [1.0, 2.0].map(|value| {
             let mut checkpoint = sorted(sample());
@@ -819,7 +820,7 @@ mod files {
         })
     }
 
-    /// Whatever is saved after the first of two files was read: one state is read, and not half of another.
+    /// Saves run after the load has read the first of two files. The load returns one complete state.
     #[test]
     fn a_load_that_is_overtaken_by_a_save_is_whole() {
         let folder = tempfile::tempdir().unwrap();
@@ -832,7 +833,7 @@ mod files {
             let mut saves = 0;
             let found = load_by(&path, || {
                 if saves < 2 {
-                    // Now one, then the other; the last of them perhaps not to its end.
+                    // First one checkpoint, then the other. The second save may fail before its end.
                     let next = [&second, &first][saves];
                     let failing = failing.filter(|_| saves == 1);
                     let _ = faults::with(failing, || save(next, &path, options));
@@ -903,7 +904,7 @@ mod files {
         }
         let busy = fs::File::open(at("c.data.12345678")).unwrap();
         busy.lock().unwrap();
-        // A checkpoint without a second file says nothing of those that are there.
+        // Saving a checkpoint without a `.data` file does not remove waiting `.data` files.
         save(&small(), &path, Layout::State).unwrap();
         assert!(at("c.data.00c0ffee").exists());
         save(&sample(), &path, external(Layout::State)).unwrap();
@@ -962,7 +963,7 @@ mod files {
 
         type Writer = fn(&Path) -> crate::Result<()>;
 
-        /// Every way to a file.
+        /// Every function that writes a file.
         const WRITERS: [(&str, Writer); 4] = [
             ("checkpoint", |path| save(&small(), path, Layout::State)),
             ("two files", |path| save(&sample(), path, external(Layout::State))),
@@ -974,7 +975,7 @@ mod files {
             vec![NamedTensor::new("w", Tensor::f32(&[1], &[1.0]))]
         }
 
-        /// True if a file can be read in the format of its writer.
+        /// Returns true if a file can be read in the format of its writer.
         fn sound(name: &str, path: &Path) -> bool {
             match name {
                 "safetensors" => load_safetensors(path).unwrap() == tensors(),
@@ -1016,7 +1017,7 @@ mod files {
                 for (link, target) in [("c", "store/one"), ("c.data", "store/two")] {
                     symlink(target, at(link)).unwrap();
                 }
-                // To nothing first, and then to what was written.
+                // The links dangle in the first round, and lead to the written files in the second.
                 for round in 0..2 {
                     write(&at("c")).unwrap();
                     assert!(sound(name, &at("c")), "{name} in round {round}");

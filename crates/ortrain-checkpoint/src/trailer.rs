@@ -1,15 +1,15 @@
-//! The checksum after the buffer.
+//! Checksum after the buffer.
 //!
-//! `FlatBuffers` verifiers tolerate bytes after the buffer. A file whose trailer is no longer recognised still says, in
-//! `extras.has_trailer`, that there was one, so that no damage turns a checked file into an unchecked one.
+//! `FlatBuffers` verifiers accept bytes after the buffer. `extras.has_trailer` records that the trailer exists. Damage
+//! of the trailer therefore cannot turn a checked file into an unchecked one.
 
 use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"ORTRSUM1";
-/// Magic, length of the buffer, checksum.
+/// Number of bytes of the trailer: magic, length of the buffer, checksum.
 pub(crate) const LENGTH: usize = 8 + 8 + 4;
 
-/// The trailer of a buffer, which comes in two parts.
+/// Returns the trailer of a buffer, which is passed in two parts.
 pub(crate) fn trailer(body: [&[u8]; 2]) -> [u8; LENGTH] {
     let length = body.map(<[u8]>::len).iter().sum::<usize>() as u64;
     let mut trailer = [0; LENGTH];
@@ -22,10 +22,10 @@ pub(crate) fn trailer(body: [&[u8]; 2]) -> [u8; LENGTH] {
     trailer
 }
 
-/// The buffer of a file, and whether a trailer followed and matched.
+/// Splits a file into its buffer and its trailer. Returns the buffer, and true if a matching trailer follows.
 ///
 /// # Errors
-/// [`Error::Damaged`] when a trailer is there and does not match.
+/// [`Error::Damaged`] if the trailer's checksum does not match, [`Error::NoTrailer`] if its length does not.
 pub(crate) fn split(file: &[u8]) -> Result<(&[u8], bool)> {
     let Some((body, found)) = file.split_last_chunk::<LENGTH>() else { return Ok((file, false)) };
     if found[..8] != MAGIC {

@@ -1,4 +1,4 @@
-//! Writing: in a fixed order, and so that what was there before survives every failure.
+//! Writing in a fixed order. The old file survives every failure.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -14,31 +14,32 @@ use crate::{
     disk, trailer,
 };
 
-/// Above this many bytes of tensors, [`save`] moves them to `<path>.data`: 1800 MiB, as onnxruntime-training 1.19.2.
+/// Number of tensor bytes above which [`save`] moves tensors to `<path>.data`: 1800 MiB, as in onnxruntime-training
+/// 1.19.2.
 pub const EXTERNAL_ABOVE: u64 = 1800 << 20;
 
-/// `FlatBuffers` verifiers refuse anything longer.
+/// Maximum length in bytes that `FlatBuffers` verifiers accept.
 const LARGEST: u64 = i32::MAX as u64;
-/// Tensors in the `.data` file start at multiples of it.
+/// Alignment of tensors in the `.data` file, in bytes.
 const ALIGNMENT: u64 = 4;
-/// Offset of the root, identifier.
+/// Number of bytes of the offset of the root and the identifier.
 const HEADER: usize = 8;
-/// What a table takes beside its names and bytes: more than any of ours does.
+/// Upper bound of the bytes of a table, without its names and data.
 const TABLE: u64 = 128;
 
-/// Which of onnxruntime-training's two writers to follow.
+/// Layout of a file, after one of onnxruntime-training's two writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As `generate_artifacts`: everything in the order given; no list of optimizer groups and no properties where
-    /// there are none. In a `.data` file, tensors of less than 64 bytes stay inside.
+    /// Layout of `generate_artifacts`: lists in input order, and no list of optimizer groups or properties if it would
+    /// be empty. If there is a `.data` file, tensors of less than 64 bytes stay in the checkpoint.
     Artifacts,
-    /// As `CheckpointState.save_checkpoint`: every list sorted by name, and a list of optimizer groups even if it is
-    /// empty. With a `.data` file, every tensor goes there.
+    /// Layout of `CheckpointState.save_checkpoint`: every list sorted by name, and a list of optimizer groups even if
+    /// it is empty. If there is a `.data` file, it contains every tensor.
     State,
 }
 
 impl Layout {
-    /// Whether a tensor of this size goes to the `.data` file, once there is one.
+    /// Returns true if a tensor of this size moves to the `.data` file, provided that there is one.
     fn moves_out(self, bytes: usize) -> bool {
         match self {
             Layout::Artifacts => bytes >= 64,
@@ -47,24 +48,24 @@ impl Layout {
     }
 }
 
-/// How to [`save`].
+/// Options of [`save`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SaveOptions {
-    /// Order and presence.
+    /// Order of lists, and presence of empty ones.
     pub layout: Layout,
-    /// Above this many bytes of tensors they go to `<path>.data`; [`EXTERNAL_ABOVE`] unless changed.
+    /// Number of tensor bytes above which tensors move to `<path>.data`. The default is [`EXTERNAL_ABOVE`].
     pub external_above: u64,
 }
 
 impl SaveOptions {
-    /// The usual options for a layout.
+    /// Returns the default options for a layout.
     #[must_use]
     pub fn new(layout: Layout) -> SaveOptions {
         SaveOptions { layout, external_above: EXTERNAL_ABOVE }
     }
 
-    /// The same with another threshold for the `.data` file.
+    /// Returns these options with another threshold for the `.data` file.
     #[must_use]
     pub fn external_above(self, bytes: u64) -> SaveOptions {
         SaveOptions { external_above: bytes, ..self }
@@ -77,47 +78,50 @@ impl From<Layout> for SaveOptions {
     }
 }
 
-/// The bytes of a checkpoint file, with all tensors inside.
+/// Encodes a checkpoint as one file with all tensors inside.
 ///
-/// The same checkpoint and layout give the same bytes, and `encode(&read(bytes)?, layout)` gives back the bytes that
-/// `encode` made with this layout.
+/// Equal checkpoints and layouts give equal bytes. If `encode` made `bytes` with a layout, then `encode(&read(bytes)?,
+/// layout)` reproduces them.
 ///
 /// # Errors
-/// When a name occurs twice, or the file would exceed 2 GiB.
+/// Fails if a name occurs twice, or if the file would exceed 2 GiB.
 pub fn encode(checkpoint: &Checkpoint, layout: Layout) -> Result<Vec<u8>> {
     let plan = Plan::new(checkpoint, layout)?;
     Ok(plan.build(None)?.parts().concat())
 }
 
-/// Writes a checkpoint to a path: beside it first, then in its place, so that after a failure of any kind, the file
-/// that was there is still there, whole. Folders are not created.
+/// Writes a checkpoint to a path.
 ///
-/// Above [`SaveOptions::external_above`], tensors go to `<path>.data`. Two files cannot be replaced at once: the new
-/// `.data` waits under its checksum's name, `<path>.data.<checksum>`, while the checkpoint is replaced, and takes its
-/// place last. [`load`](crate::load) finds it in either, at every moment; onnxruntime-training knows the last place
-/// alone, and should not read while a checkpoint of this size is being saved. A `.data` file that is no longer needed
-/// stays.
+/// The new file is written beside the destination and then renamed. After a failure of any kind, the old file is still
+/// complete. Folders are not created.
+///
+/// Above [`SaveOptions::external_above`], tensors move to `<path>.data`. Two files cannot be replaced at once. The new
+/// `.data` file therefore has the temporary name `<path>.data.<checksum>` while the checkpoint is replaced, and is
+/// renamed last. [`load`](crate::load) finds the file under either name, at every moment. onnxruntime-training knows
+/// only the final name and should not read during such a save. A `.data` file that is no longer needed is not removed.
 ///
 /// # Errors
-/// When a name occurs twice, when the checkpoint without its moved tensors would exceed 2 GiB, or when the operating
-/// system refuses.
+/// Fails if a name occurs twice, if the checkpoint without its moved tensors would exceed 2 GiB, or if the operating
+/// system reports an error.
 pub fn save(checkpoint: &Checkpoint, path: impl AsRef<Path>, options: impl Into<SaveOptions>) -> Result<()> {
     stage(checkpoint, path, options)?.place()
 }
 
-/// A checkpoint that lies on the disk beside its place, and vanishes unless it is placed there. Made by [`stage`].
+/// Checkpoint written beside its destination by [`stage`].
+///
+/// The files are removed unless [`StagedCheckpoint::place`] moves them to their destination.
 #[derive(Debug)]
 pub struct StagedCheckpoint {
     path: PathBuf,
     main: Staged,
-    /// The `.data` file, its checksum, and the content of the checkpoint that points to it.
+    /// `.data` file, its checksum, and the content of the checkpoint that refers to it.
     side: Option<(Staged, u32, Vec<u8>)>,
 }
 
-/// The first and longer half of [`save`]: writes a checkpoint beside its place and flushes it.
+/// Writes a checkpoint beside its destination and flushes it. This is the first and longer half of [`save`].
 ///
 /// # Errors
-/// As [`save`].
+/// Fails like [`save`].
 pub fn stage(
     checkpoint: &Checkpoint,
     path: impl AsRef<Path>,
@@ -130,7 +134,7 @@ pub fn stage(
         plan.move_out(options.layout);
         Some(plan.write_side(&path)?)
     } else {
-        // A larger one may have been killed here.
+        // A killed save of a larger checkpoint may have left a temporary `.data` file.
         sweep(&ortrain_files::resolved(&side_path(&path)));
         None
     };
@@ -152,10 +156,10 @@ pub fn stage(
 }
 
 impl StagedCheckpoint {
-    /// The other half of [`save`]: replaces what is there.
+    /// Replaces the old files. This is the second half of [`save`].
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn place(self) -> Result<()> {
         let StagedCheckpoint { path, mut main, side } = self;
         let Some((mut side, checksum, content)) = side else { return Ok(main.place()?) };
@@ -165,17 +169,18 @@ impl StagedCheckpoint {
         let wanted = waiting.exists();
         side.rename(&waiting)?;
         if wanted {
-            // The checkpoint that is there may be waiting for the very same tensors.
+            // The current checkpoint may refer to this file, if its tensors are the same.
             side.keep();
         }
         flush_folder(&waiting)?;
         main.rename(&place)?;
-        // From here on the new checkpoint is there, and needs its tensors wherever they lie.
+        // From here on, the new checkpoint is in place and needs its tensors under one of their names.
         main.keep();
         side.keep();
         flush_folder(&place)?;
         if disk::read(&path).is_ok_and(|there| there != content) {
-            // A save without tensors to wait for has replaced it already, or one that did not see the lock.
+            // Another save has already replaced the checkpoint: one without a `.data` file, or one that did not see the
+            // lock.
             return Ok(());
         }
         side.rename(&side_place)?;
@@ -185,7 +190,7 @@ impl StagedCheckpoint {
     }
 }
 
-/// A finished file in three parts, none of them copied.
+/// Finished file in three parts, without copies.
 struct Buffer {
     builder: Builder,
     header: [u8; HEADER],
@@ -193,7 +198,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// From a builder that is finished.
+    /// Wraps a finished builder.
     fn new(builder: Builder) -> Buffer {
         let header = header(builder.as_slice());
         let trailer = trailer::trailer([&header, &builder.as_slice()[HEADER..]]);
@@ -205,16 +210,17 @@ impl Buffer {
     }
 }
 
-/// The first bytes of a finished buffer: offset of the root, identifier.
+/// Returns the first bytes of a finished buffer: the offset of the root, then the identifier.
 ///
-/// planus 1.3.0 swaps the two (planus-org/planus#377); this puts them right, whether it still does or not.
+/// planus 1.3.0 swaps the two (planus-org/planus#377). This function corrects the order, and accepts the correct one
+/// too.
 pub(crate) fn header(finished: &[u8]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header.copy_from_slice(&finished[..HEADER]);
     let [a, b, c, d, offset @ ..] = header;
     if offset != IDENTIFIER {
         debug_assert_eq!([a, b, c, d], IDENTIFIER, "one of the two is the identifier");
-        // Relative to its own place, which moves forward by four.
+        // The offset counts from its own position, which moves from byte 4 to byte 0.
         let offset = u32::from_le_bytes(offset) + 4;
         header[..4].copy_from_slice(&offset.to_le_bytes());
         header[4..].copy_from_slice(&IDENTIFIER);
@@ -222,13 +228,13 @@ pub(crate) fn header(finished: &[u8]) -> [u8; HEADER] {
     header
 }
 
-/// A tensor to write.
+/// Tensor to be written.
 struct Entry<'a> {
     name: &'a str,
     dtype: DType,
     dims: &'a [usize],
     data: &'a [u8],
-    /// Where it lies in the `.data` file, if it does.
+    /// Offset in the `.data` file, if the tensor is stored there.
     offset: Option<u64>,
 }
 
@@ -255,13 +261,13 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The optimizer state of a group, in the order of the file.
+/// Optimizer state of a group, in the order of the file.
 struct Group<'a> {
     group: &'a OptimizerGroup,
     states: Vec<(&'a str, Vec<Entry<'a>>)>,
 }
 
-/// A checkpoint in the order of the file.
+/// Checkpoint in the order of the file.
 struct Plan<'a> {
     checkpoint: &'a Checkpoint,
     trainable: Vec<Entry<'a>>,
@@ -305,13 +311,13 @@ impl<'a> Plan<'a> {
         Ok(Plan { checkpoint, trainable, frozen, groups })
     }
 
-    /// All tensors, in the order of the file.
+    /// Iterates over all tensors, in the order of the file.
     fn tensors(&self) -> impl Iterator<Item = &Entry<'a>> {
         let states = self.groups.iter().flatten().flat_map(|group| &group.states);
         self.trainable.iter().chain(&self.frozen).chain(states.flat_map(|(_, moments)| moments))
     }
 
-    /// Gives tensors their places in the `.data` file.
+    /// Assigns tensors their offsets in the `.data` file.
     fn move_out(&mut self, layout: Layout) {
         let states = self.groups.iter_mut().flatten().flat_map(|group| &mut group.states);
         let tensors =
@@ -324,9 +330,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Writes the `.data` file of the checkpoint at `path`, beside its place.
+    /// Writes the `.data` file of the checkpoint at `path`, beside its destination.
     fn write_side(&self, path: &Path) -> Result<(Staged, SideSum)> {
-        // Asked before the work, for no work then is in vain.
+        // Checked first, so that a checkpoint that is too large fails before its tensors are written.
         self.check_size()?;
         let mut file = Staged::beside_like(&side_path(path), path)?;
         let mut hasher = crc32fast::Hasher::new();
@@ -343,7 +349,10 @@ impl<'a> Plan<'a> {
         Ok((file, SideSum { length, checksum: hasher.finalize() }))
     }
 
-    /// About how many bytes the buffer takes; never too few.
+    /// Returns an upper bound of the buffer's size in bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the bound exceeds 2 GiB.
     fn check_size(&self) -> Result<u64> {
         let tensors: u64 = self.tensors().map(Entry::estimate).sum();
         let states = self.groups.iter().flatten().flat_map(|group| &group.states);
@@ -358,7 +367,7 @@ impl<'a> Plan<'a> {
         if bytes > LARGEST { Err(Error::TooLarge { bytes }) } else { Ok(bytes) }
     }
 
-    /// The `FlatBuffers` buffer.
+    /// Builds the `FlatBuffers` buffer.
     fn build(&self, side: Option<&SideSum>) -> Result<Buffer> {
         let mut builder = Builder::with_capacity(self.check_size()? as usize);
         let nominal = self.checkpoint.module.is_nominal();
@@ -441,7 +450,7 @@ fn property_estimate((name, value): (&String, &Property)) -> u64 {
     TABLE + (name.len() + value) as u64
 }
 
-/// Refuses a name that occurs twice.
+/// Returns an error if a name occurs twice.
 fn distinct<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let mut seen = HashSet::new();
     for name in names {

@@ -5,16 +5,16 @@ use ortrain_expr::{DType, Precision, ReduceOp};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
 
 use crate::dialect::Repr;
-use crate::expr::{Known, Point, position};
-use crate::fold::Arrays;
+use crate::expr::{AnalyzedNest, Point, position};
+use crate::inner_product::{LEFT, MatmulOperands, terms_lie_closer};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::product::{Factors, LEFT, terms_lie_closer};
-use crate::reduce::combine;
-use crate::rows::Row;
-use crate::split::Target;
-use crate::{products, tile};
+use crate::row_reduction::Row;
+use crate::split_k::MatmulOutput;
+use crate::thread_reduction::combine;
+use crate::workgroup_reduce::Arrays;
+use crate::{matmul_strategy, tiled};
 
 /// Numbers that are kept of a row: the largest score, the sum of the powers, the sum of what comes back.
 const STATISTICS: usize = 3;
@@ -44,8 +44,8 @@ struct Sum<'p, 'n> {
 /// An attention with what is known of its nests.
 struct Printer<'n> {
     a: &'n Attention,
-    scores: Known<'n>,
-    weights: Known<'n>,
+    scores: AnalyzedNest<'n>,
+    weights: AnalyzedNest<'n>,
     back: Option<Back<'n>>,
     /// The first words of what is kept in scratch, if it is: scores, and products of what comes back and values.
     kept: Option<[usize; 2]>,
@@ -64,9 +64,9 @@ struct Pairs<'p, 'n> {
 /// The nests of the way back.
 struct Back<'n> {
     gradients: &'n AttentionGradients,
-    weights: Known<'n>,
-    softmax: Known<'n>,
-    scores: Known<'n>,
+    weights: AnalyzedNest<'n>,
+    softmax: AnalyzedNest<'n>,
+    scores: AnalyzedNest<'n>,
 }
 
 pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, String> {
@@ -86,7 +86,9 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
     launches.push(printer.statistics(cx)?);
     let mut finish = |nest: &Nest, kind: Kind| {
         let sum = Sum { printer: &printer, kind };
-        launches.extend(products::launches(cx, &sum, nest, &|kernel, at| Ok(vec![sum.alone(kernel, at)?]))?);
+        launches.extend(matmul_strategy::launches(cx, &sum, nest, &|kernel, at| {
+            Ok(vec![sum.alone(kernel, at)?])
+        })?);
         Ok::<(), String>(())
     };
     match &a.pass {
@@ -122,7 +124,7 @@ fn element(
     Ok(kernel.define(value))
 }
 
-impl Factors for Pairs<'_, '_> {
+impl MatmulOperands for Pairs<'_, '_> {
     fn batch(&self) -> Vec<usize> {
         self.printer.a.batch.to_vec()
     }
@@ -156,7 +158,7 @@ impl Factors for Pairs<'_, '_> {
     fn finish(
         &self,
         kernel: &mut Kernel<'_>,
-        scores: &Known<'_>,
+        scores: &AnalyzedNest<'_>,
         at: Vec<String>,
         product: Value,
     ) -> Result<(), String> {
@@ -208,7 +210,7 @@ impl Sum<'_, '_> {
     }
 }
 
-impl Factors for Sum<'_, '_> {
+impl MatmulOperands for Sum<'_, '_> {
     fn batch(&self) -> Vec<usize> {
         self.printer.a.batch.to_vec()
     }
@@ -258,12 +260,12 @@ impl<'n> Printer<'n> {
             AttentionPass::Output(_) => None,
             AttentionPass::Gradients(gradients) => Some(Back {
                 gradients,
-                weights: Known::new(&gradients.weights)?,
-                softmax: Known::new(&gradients.softmax)?,
-                scores: Known::new(&gradients.scores)?,
+                weights: AnalyzedNest::new(&gradients.weights)?,
+                softmax: AnalyzedNest::new(&gradients.softmax)?,
+                scores: AnalyzedNest::new(&gradients.scores)?,
             }),
         };
-        let (scores, weights) = (Known::new(&a.scores)?, Known::new(&a.weights)?);
+        let (scores, weights) = (AnalyzedNest::new(&a.scores)?, AnalyzedNest::new(&a.weights)?);
         Ok(Printer { a, scores, weights, back, kept: None })
     }
 
@@ -273,7 +275,8 @@ impl<'n> Printer<'n> {
         let of = |factors, size, first, are_scores| Pairs { printer: self, factors, size, first, are_scores };
         let mut all = vec![of([q, k], *size, scores, true)];
         all.extend(self.back.as_ref().map(|back| of([&back.gradients.given, v], *width, products, false)));
-        let launches = |pairs: &Pairs<'_, '_>| tile::launches(cx, &Target::new(pairs, &self.a.scores)?);
+        let launches =
+            |pairs: &Pairs<'_, '_>| tiled::launches(cx, &MatmulOutput::new(pairs, &self.a.scores)?);
         all.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
     }
 
@@ -322,7 +325,7 @@ impl<'n> Printer<'n> {
     /// The result of a nest for given values at a point of the scores.
     fn through(
         kernel: &mut Kernel<'_>,
-        known: &Known<'_>,
+        known: &AnalyzedNest<'_>,
         batch: &[String],
         at: [&str; 2],
         accumulators: Vec<Value>,

@@ -5,13 +5,13 @@ use ortrain_program::{Conv, Operand};
 
 use crate::dialect::Repr;
 use crate::expr::position;
+use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, refuse_doubles};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
+use crate::matmul_strategy;
 use crate::nest;
-use crate::points::coordinates;
-use crate::product::{Factors, InnerProduct, LEFT, refuse_doubles};
-use crate::products;
+use crate::thread_index::coordinates;
 
 /// Channels of a group that are few: what is loaded is used too seldom to be shared.
 const FEW: usize = 4;
@@ -24,7 +24,7 @@ pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String
     if groups > 1 && channels_in.max(channels_out) <= FEW && pass != ConvPass::FilterGradient {
         return nest::launches(cx, &c.epilogue, &plain);
     }
-    products::launches(cx, &Windows(c), &c.epilogue, &plain)
+    matmul_strategy::launches(cx, &Windows(c), &c.epilogue, &plain)
 }
 
 /// An element of the result by itself: products with what lies outside are left out.
@@ -134,7 +134,7 @@ impl Windows<'_> {
     }
 }
 
-impl Factors for Windows<'_> {
+impl MatmulOperands for Windows<'_> {
     fn batch(&self) -> Vec<usize> {
         vec![self.0.shape.groups]
     }

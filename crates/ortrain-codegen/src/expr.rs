@@ -9,7 +9,7 @@ use crate::ranges::{Range, ranges};
 
 /// A nest with what is known of its registers.
 #[derive(Debug)]
-pub(crate) struct Known<'n> {
+pub(crate) struct AnalyzedNest<'n> {
     pub(crate) nest: &'n Nest,
     ranges: Vec<Range>,
 }
@@ -40,8 +40,8 @@ pub(crate) fn position(operand: &Operand, at: &[String]) -> String {
     text
 }
 
-impl<'n> Known<'n> {
-    pub(crate) fn new(nest: &'n Nest) -> Result<Known<'n>, String> {
+impl<'n> AnalyzedNest<'n> {
+    pub(crate) fn new(nest: &'n Nest) -> Result<AnalyzedNest<'n>, String> {
         let refused = nest.expr.insts().iter().find_map(|&(inst, ty)| refused(inst, ty));
         if let Some(name) = refused {
             return Err(format!(
@@ -49,7 +49,7 @@ impl<'n> Known<'n> {
                  has both"
             ));
         }
-        Ok(Known { nest, ranges: ranges(nest) })
+        Ok(AnalyzedNest { nest, ranges: ranges(nest) })
     }
 
     /// The printed type of a register.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ortrain_expr::{DType, Scalar};
 use ortrain_program::{BufferId, align};
 
+use crate::bindings::{Region, Regions};
 use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
 use crate::elements::word_of;
 use crate::launch::{Binding, Caps, Home, Launch};
-use crate::regions::{Region, Regions};
 
 /// A value that was printed.
 #[derive(Clone, Debug, PartialEq, Eq)]

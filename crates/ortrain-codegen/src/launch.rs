@@ -94,7 +94,7 @@ pub struct Caps {
 
 impl Caps {
     /// The limits that every device has at least: the defaults of WebGPU, section 3.6.2 of its specification.
-    pub const LEAST: Caps = Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535 };
+    pub const GUARANTEED: Caps = Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535 };
 }
 
 /// A program as launches.

@@ -4,11 +4,11 @@ use std::cell::Cell;
 
 use ortrain_program::{BufferId, Instruction, Place, Program, ScheduledInstruction};
 
+use crate::bindings::Regions;
 use crate::dialect::Dialect;
 use crate::dialect::Repr;
 use crate::kernel::{Extent, Kernel, Value};
 use crate::launch::{Caps, Launch, Lowered, Unsupported};
-use crate::regions::Regions;
 use crate::{attention, conv, matmul, nest, scatter, window};
 
 /// The surroundings of an instruction that is printed.
@@ -134,7 +134,7 @@ fn of_instruction(
     caps: &Caps,
     dialect: &dyn Dialect,
 ) -> Result<(Vec<Launch>, usize), String> {
-    if matches!(instruction, Instruction::HandOver(_)) {
+    if matches!(instruction, Instruction::Yield(_)) {
         return Ok((Vec::new(), 0));
     }
     let regions = Regions::new(program, instruction, caps)?;
@@ -158,6 +158,6 @@ fn printed(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, S
         Instruction::Attention(a) => attention::launches(cx, a),
         Instruction::Window(w) => window::launches(cx, w),
         Instruction::ScatterAdd(s) => scatter::launches(cx, s),
-        Instruction::HandOver(_) => Ok(Vec::new()),
+        Instruction::Yield(_) => Ok(Vec::new()),
     }
 }

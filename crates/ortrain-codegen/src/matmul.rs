@@ -5,15 +5,15 @@ use ortrain_program::{MatMul, Operand};
 
 use crate::dialect::Repr;
 use crate::expr::position;
+use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, refuse_doubles, terms_lie_closer};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::product::{Factors, InnerProduct, LEFT, refuse_doubles, terms_lie_closer};
-use crate::products;
+use crate::matmul_strategy;
 
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
     refuse_doubles([&m.a, &m.b])?;
-    products::launches(cx, &Matrices(m), &m.epilogue, &|kernel, at| {
+    matmul_strategy::launches(cx, &Matrices(m), &m.epilogue, &|kernel, at| {
         let (batch, place) = at.split_at(m.batch.len());
         let sum = InnerProduct::new(kernel, m.precision);
         let depth = kernel.depth();
@@ -46,7 +46,7 @@ fn factor(
 /// The factors of a matrix product: strided accesses.
 struct Matrices<'m>(&'m MatMul);
 
-impl Factors for Matrices<'_> {
+impl MatmulOperands for Matrices<'_> {
     fn batch(&self) -> Vec<usize> {
         self.0.batch.to_vec()
     }

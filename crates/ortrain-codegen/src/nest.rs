@@ -2,15 +2,15 @@
 
 use ortrain_program::Nest;
 
-use crate::cut::Way;
-use crate::expr::{Known, Point};
-use crate::guards::{Accumulate, checks};
+use crate::bounds_checks::{Accumulate, checks};
+use crate::expr::{AnalyzedNest, Point};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::points::{point_of, store};
-use crate::reduce::reduce;
-use crate::{parts, rows, wide};
+use crate::reduction_strategy::ReductionKind;
+use crate::thread_index::{point_of, store};
+use crate::thread_reduction::reduce;
+use crate::{row_reduction, split_reduction, vectorized_map};
 
 /// The launches of a nest, which finishes what `accumulate` makes.
 pub(crate) fn launches(
@@ -18,11 +18,11 @@ pub(crate) fn launches(
     nest: &Nest,
     accumulate: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
-    let known = Known::new(nest)?;
+    let known = AnalyzedNest::new(nest)?;
     let mut launches = checks(cx, &known, accumulate)?;
     match grouped(cx, &known) {
         Some(made) => launches.extend(made),
-        None => match wide::launch(cx, &known)? {
+        None => match vectorized_map::launch(cx, &known)? {
             Some(made) => launches.push(made),
             None => launches.push(plain(cx, &known, accumulate)?),
         },
@@ -32,19 +32,19 @@ pub(crate) fn launches(
 
 /// The launches of whole groups that compute a nest, where sizes are such that they are faster. What they cannot do, plain
 /// kernels may.
-fn grouped(cx: &Context<'_>, known: &Known<'_>) -> Option<Vec<Launch>> {
-    if let Way::Parts(cut) = Way::of(known.nest)?
-        && let Ok(made) = parts::launches(cx, known, cut)
+fn grouped(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
+    if let ReductionKind::Parts(cut) = ReductionKind::of(known.nest)?
+        && let Ok(made) = split_reduction::launches(cx, known, cut)
     {
         return Some(made);
     }
-    rows::launch(cx, known).ok().map(|launch| vec![launch])
+    row_reduction::launch(cx, known).ok().map(|launch| vec![launch])
 }
 
 /// The launch of one invocation per outer point.
 pub(crate) fn plain(
     cx: &Context<'_>,
-    known: &Known<'_>,
+    known: &AnalyzedNest<'_>,
     accumulate: Accumulate<'_>,
 ) -> Result<Launch, String> {
     let nest = known.nest;
@@ -66,7 +66,7 @@ pub(crate) fn plain(
 /// Computes the results of a map at a point from what the instruction has made there, and stores them.
 pub(crate) fn finish(
     kernel: &mut Kernel<'_>,
-    known: &Known<'_>,
+    known: &AnalyzedNest<'_>,
     at: Vec<String>,
     accumulators: Vec<Value>,
 ) -> Result<(), String> {

@@ -8,8 +8,8 @@ use crate::dialect::Repr;
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::points::coordinates;
-use crate::reduce::combine;
+use crate::thread_index::coordinates;
+use crate::thread_reduction::combine;
 
 /// Indices that are few: each element of the target looks through all of them.
 const FEW: usize = 32;

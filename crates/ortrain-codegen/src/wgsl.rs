@@ -7,7 +7,7 @@ use ortrain_expr::Scalar;
 
 use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared};
 use crate::functions::functions;
-use crate::prelude::Prelude;
+use crate::wgsl_library::Prelude;
 
 /// The language of WebGPU. No optional feature is used: no 64-bit type, no subgroups, no narrow floats.
 #[derive(Clone, Copy, Debug, Default)]

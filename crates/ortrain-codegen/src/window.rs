@@ -9,8 +9,8 @@ use crate::expr::{compare, repr_of};
 use crate::kernel::{Kernel, Value, float64};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::points::coordinates;
-use crate::reduce::combine;
+use crate::thread_index::coordinates;
+use crate::thread_reduction::combine;
 
 pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, String> {
     let WindowShape { pass, planes, ref axes } = w.shape;

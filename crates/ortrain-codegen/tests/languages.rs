@@ -12,8 +12,8 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use ortrain_codegen::{Caps, Wgsl, lower};
 use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Precision, Reg, Type, UnaryOp};
 use ortrain_program::{
-    Backend, Bf16Fallback, Entries, Executable, Instruction, Load, Nest, Operand, Program, ProgramBuilder,
-    Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
+    Backend, Bf16Fallback, Executable, GradientModes, Instruction, Load, Nest, Operand, Program,
+    ProgramBuilder, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
 use ortrain_testkit::suites::{
@@ -169,7 +169,7 @@ fn doubles() -> Program {
     let roots: Vec<Reg> = results.iter().map(|&(reg, _)| reg).collect();
     let loads = loads.into_iter().map(Load::Buffer).collect();
     let nest = Nest::elementwise([10].into_iter().collect(), loads, expr.finish(&roots), stores);
-    b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is sound");
     b.finish(given, made).expect("it can be planned")
 }
 

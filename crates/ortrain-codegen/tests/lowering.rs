@@ -6,7 +6,7 @@ use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower, split};
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder, ScatterAdd,
+    BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder, ScatterAdd,
 };
 use programs::products;
 
@@ -26,7 +26,7 @@ fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
         let whole = |id: BufferId| Operand::whole(id, dtype, &[len]);
         let loads = vec![Load::Buffer(whole(made[k]))];
         let nest = Nest::elementwise([len].into_iter().collect(), loads, expr.finish(&[y]), vec![whole(to)]);
-        b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the map is sound");
+        b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the map is sound");
         made.push(to);
     }
     b.finish_unfused(vec![first], made[1..].to_vec()).expect("it can be planned")
@@ -115,7 +115,7 @@ fn instructions_with_doubles_are_refused_by_type() {
         inner: 3,
         last: false,
     };
-    b.emit(Instruction::from(sums), Entries::ALL, &"a layer".into()).expect("the sums are sound");
+    b.emit(Instruction::from(sums), GradientModes::ALL, &"a layer".into()).expect("the sums are sound");
     let program = b.finish(vec![target, source, index], vec![target]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no float64");
     assert_eq!(
@@ -208,7 +208,7 @@ fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program 
         reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
         stores,
     };
-    b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the nest is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is sound");
     b.finish_unfused(vec![from], outputs).expect("it can be planned")
 }
 
@@ -254,7 +254,7 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
     let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
     let loads = loads.into_iter().map(|id| Load::Buffer(whole(id))).collect();
     let nest = Nest::elementwise([LEN].into_iter().collect(), loads, expr.finish(&[sum]), vec![whole(to)]);
-    b.emit(Instruction::from(nest), Entries::ALL, &"a sum".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"a sum".into()).expect("the map is sound");
     b.finish_unfused(inputs, vec![to]).expect("it can be planned")
 }
 
@@ -295,7 +295,7 @@ fn steps_of_a_sequence_are_one_kernel() {
         let dims = [WIDTH].into_iter().collect();
         let nest =
             Nest::elementwise(dims, vec![Load::Buffer(at(step - 1))], expr.finish(&[y]), vec![at(step)]);
-        b.emit(Instruction::from(nest), Entries::ALL, &"a step".into()).expect("the map is sound");
+        b.emit(Instruction::from(nest), GradientModes::ALL, &"a step".into()).expect("the map is sound");
     }
     let program = b.finish_unfused(vec![sequence], vec![sequence]).expect("it can be planned");
     let lowered = launches(&program);
@@ -323,7 +323,7 @@ fn the_host_computes_numbers_that_go_on_in_float64() {
     let loads = vec![Load::Buffer(whole(x)), Load::Buffer(Operand { buffer: step, access: once })];
     let dims = [rows, len].into_iter().collect();
     let nest = Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![whole(y)]) };
-    b.emit(Instruction::from(nest), Entries::ALL, &"a layer".into()).expect("the nest is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is sound");
     let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no powers");
     assert!(error.reason.starts_with("it computes pow in float64"), "{error}");

@@ -12,13 +12,13 @@ use ortrain_kernels::{
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Interrupt, Marks, Nest,
-    NestGroup, Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend, Watch,
-    Workspace, interruptible,
+    Attention, AttentionPass, Bindings, BufferId, Executable, GradientMode, Instruction, Interrupt, Marks,
+    Nest, NestGroup, Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend,
+    Watch, Workspace, interruptible,
 };
 
 use crate::addresses::{Addresses, on_host};
-use crate::claim;
+use crate::prefault;
 
 /// An instruction, compiled.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ enum Kernel {
     Attention(AttentionKernel, Vec<BufferId>),
     Window(Box<WindowKernel>),
     Scatter(ScatterKernel),
-    HandOver,
+    Yield,
 }
 
 /// The kernels of a group, and for each nest the number of its own: nests that differ in their buffers alone share one.
@@ -135,7 +135,7 @@ impl Kernel {
                 };
                 ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
             }
-            Instruction::HandOver(_) => Ok(Kernel::HandOver),
+            Instruction::Yield(_) => Ok(Kernel::Yield),
         }
     }
 
@@ -149,7 +149,7 @@ impl Kernel {
             Kernel::Conv(kernel) => kernel.scratch_bytes(threads),
             Kernel::Attention(kernel, _) => kernel.scratch_bytes(threads),
             Kernel::Window(kernel) => kernel.scratch_bytes(threads),
-            Kernel::Scatter(_) | Kernel::HandOver => 0,
+            Kernel::Scatter(_) | Kernel::Yield => 0,
         }
     }
 }
@@ -239,7 +239,7 @@ impl CpuExecutable {
         &self,
         bindings: &Bindings<'_>,
         work: &Workspace,
-        (entry, places): (Entry, Range<usize>),
+        (entry, places): (GradientMode, Range<usize>),
         scalars: Scalars,
         mut observer: Option<&mut dyn Observer>,
         watch: &mut Watch,
@@ -346,7 +346,7 @@ impl Executable for CpuExecutable {
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
-        entry: Entry,
+        entry: GradientMode,
         part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
@@ -359,7 +359,7 @@ impl Executable for CpuExecutable {
         interruptible(question, || {
             work.reserve(self.program.work_bytes, self.scratch)?;
             if part != Part::Before {
-                self.written.iter().for_each(|&plane| claim(on_host(bindings.planes[plane])));
+                self.written.iter().for_each(|&plane| prefault(on_host(bindings.planes[plane])));
             }
             Ok::<(), RunError>(())
         })?;

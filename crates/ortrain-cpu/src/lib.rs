@@ -73,8 +73,8 @@ const PIECE: usize = 2 << 20;
 
 /// Has every page of memory that is going to be written given by the system, once, on all threads: see
 /// [`HostMemory::touch`].
-pub fn claim(memory: &HostMemory) {
-    if memory.claim() {
+pub fn prefault(memory: &HostMemory) {
+    if memory.prefault() {
         let bytes = memory.len();
         let touch = |piece: usize, _| memory.touch(piece * PIECE..bytes.min((piece + 1) * PIECE));
         Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &touch);

@@ -13,27 +13,27 @@ pub mod coefficients;
 mod derive;
 mod dtype;
 mod expr;
+mod iteration_space;
 mod nest;
 mod philox;
-mod points;
 mod precision;
 mod scalar;
 mod sliding;
-mod slope;
+mod split_derivative;
 mod stop;
-mod zeros;
+mod zero_analysis;
 
 pub use derive::derive;
 pub use dtype::DType;
 pub use expr::{
     BinaryOp, Builder, CompareOp, Evaluation, Expr, Inst, OutOfRange, Reg, RunScalar, Type, UnaryOp,
 };
+pub use iteration_space::{count, element_of, index_of};
 pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
-pub use points::{count, element_of, index_of};
 pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
-pub use slope::slope;
+pub use split_derivative::split_derivative;
 pub use stop::{Question, Steps, Stopped, pause, stoppable, unstoppable};
-pub use zeros::zero_registers;
+pub use zero_analysis::zero_registers;

@@ -209,7 +209,7 @@ pub struct Reduction {
 pub struct Segments(Arc<[(usize, usize)]>);
 
 impl Segments {
-    /// The segments of these ranges. [`Nest::fault`] says whether they fit a nest.
+    /// The segments of these ranges. [`Nest::validate`] says whether they fit a nest.
     #[must_use]
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Segments {
         Segments(ranges.into_iter().map(|range| (range.start, range.end)).collect())
@@ -376,7 +376,7 @@ impl<O: AsRef<Access>> Nest<O> {
     /// load that is read by computed index. A nest without a fault can be run by any backend without reading or writing
     /// outside its buffers.
     #[must_use]
-    pub fn fault(&self) -> Option<String> {
+    pub fn validate(&self) -> Option<String> {
         if self.stores.len() != self.expr.outputs().len() {
             return Some(format!("{} stores for {} results", self.stores.len(), self.expr.outputs().len()));
         }
@@ -528,12 +528,12 @@ mod tests {
                 stores: vec![Access::contiguous(DType::F32, &[2, 3])],
             }
         };
-        assert_eq!(nest([0, 0], true).fault(), None);
-        assert_eq!(nest([3, 1], false).fault(), None);
+        assert_eq!(nest([0, 0], true).validate(), None);
+        assert_eq!(nest([3, 1], false).validate(), None);
         for strides in [[3, 1], [0, 1], [3, 0]] {
             let expected =
                 format!("strides {strides:?} for load 0, which is read by computed index: zeros are needed");
-            assert_eq!(nest(strides, true).fault(), Some(expected));
+            assert_eq!(nest(strides, true).validate(), Some(expected));
         }
     }
 
@@ -554,9 +554,9 @@ mod tests {
             reductions: Vec::new(),
             stores: Vec::new(),
         };
-        assert_eq!(nest(access([1, 0], 3)).fault(), None);
-        assert_eq!(nest(access([0, 1], 0)).fault(), None, "elements of a row, of which there are none");
-        assert!(nest(access([1, 0], 2)).fault().is_some(), "one for each of three rows");
+        assert_eq!(nest(access([1, 0], 3)).validate(), None);
+        assert_eq!(nest(access([0, 1], 0)).validate(), None, "elements of a row, of which there are none");
+        assert!(nest(access([1, 0], 2)).validate().is_some(), "one for each of three rows");
     }
 
     /// A nest with a load and a store over segments of 0..10.
@@ -591,7 +591,7 @@ mod tests {
 
     #[test]
     fn segments_follow_each_other() {
-        let fault = |segments: &[Range<usize>]| over(segments, 0, [[0, 1]; 2], [10, 10]).fault();
+        let fault = |segments: &[Range<usize>]| over(segments, 0, [[0, 1]; 2], [10, 10]).validate();
         for good in [&[][..], &[0..10], &[0..3, 3..3, 5..10], &[10..10]] {
             assert_eq!(fault(good), None, "{good:?}");
         }
@@ -611,7 +611,7 @@ mod tests {
         let fault = |change: &dyn Fn(&mut Nest)| {
             let mut nest = over(&[0..4, 6..9], 1, [[0, 1]; 2], [10, 10]);
             change(&mut nest);
-            nest.fault()
+            nest.validate()
         };
         assert_eq!(fault(&|_| {}), None);
         let three = fault(&|nest| nest.dims[0] = 3);
@@ -630,24 +630,24 @@ mod tests {
         let segments = &[2..4, 4..4, 6..9];
         // The plane needs no elements behind the last segment, and a table one for every segment, empty or not.
         for (strides, least) in [([0, 1], 9), ([1, 0], 3), ([8, 0], 17), ([0, 0], 1), ([10, 1], 29)] {
-            let fault = |len: usize| over(segments, 1, [strides, [0, 1]], [len, 9]).fault();
+            let fault = |len: usize| over(segments, 1, [strides, [0, 1]], [len, 9]).validate();
             assert_eq!(fault(least), None, "{strides:?}");
             let fault = fault(least - 1).expect("one element less");
             assert!(fault.ends_with(&format!("={} of a buffer of {}", least - 1, least - 1)), "{fault}");
         }
         assert_eq!(
-            over(&[2..4, 4..4], 0, [[0, 1]; 2], [4, 4]).fault(),
+            over(&[2..4, 4..4], 0, [[0, 1]; 2], [4, 4]).validate(),
             None,
             "an empty segment reaches nothing"
         );
-        let before = over(segments, 0, [[0, -1], [0, 1]], [10, 10]).fault();
+        let before = over(segments, 0, [[0, -1], [0, 1]], [10, 10]).validate();
         assert_eq!(before.as_deref(), Some("elements -8..=-2 of a buffer of 10"));
     }
 
     #[test]
     fn no_element_of_segments_is_stored_twice() {
         let fault = |inner: usize, strides: [isize; 2]| {
-            over(&[0..4, 4..4, 6..9], inner, [[0, 1], strides], [10, 100]).fault()
+            over(&[0..4, 4..4, 6..9], inner, [[0, 1], strides], [10, 100]).validate()
         };
         let good = [(0, [0, 1]), (1, [0, 1]), (1, [1, 0]), (1, [8, 0]), (0, [10, 1]), (1, [1, 2])];
         for (inner, strides) in good {
@@ -657,9 +657,9 @@ mod tests {
             let expected = "store 0 could put several results into one element";
             assert_eq!(fault(inner, strides).as_deref(), Some(expected), "{inner} {strides:?}");
         }
-        assert_eq!(over(&[3..9], 1, [[0, 1], [0, 0]], [10, 1]).fault(), None, "there is one segment");
+        assert_eq!(over(&[3..9], 1, [[0, 1], [0, 0]], [10, 1]).validate(), None, "there is one segment");
         let mut turned = over(&[0..4, 6..9], 0, [[0, 1], [3, -1]], [10, 100]);
         turned.stores[0].offset = 20;
-        assert!(turned.fault().is_some(), "17 is both 20 - 3 and 20 + 3 - 6");
+        assert!(turned.validate().is_some(), "17 is both 20 - 3 and 20 + 3 - 6");
     }
 }

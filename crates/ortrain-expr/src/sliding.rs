@@ -55,7 +55,7 @@ impl SlidingAxis {
         };
         let place = |index: usize, step: usize| index as i128 * step as i128 - self.before as i128;
         let (outputs, cells) = (self.output, self.kernel);
-        if outputs.min(cells) > MOST_COUNTED {
+        if outputs.min(cells) > MAX_COUNTED {
             return (outputs as u64).saturating_mul(cells as u64);
         }
         if cells <= outputs {
@@ -81,7 +81,7 @@ impl SlidingAxis {
     }
 
     /// What is wrong with it, if anything.
-    fn fault(&self) -> Option<String> {
+    fn validate(&self) -> Option<String> {
         if self.stride == 0 || self.dilation == 0 {
             return Some(format!("a stride of {} and a dilation of {}", self.stride, self.dilation));
         }
@@ -99,7 +99,7 @@ impl SlidingAxis {
 }
 
 /// Windows or cells that are looked at one by one; with more of both, all pairs are taken to lie over the input.
-const MOST_COUNTED: usize = 1 << 16;
+const MAX_COUNTED: usize = 1 << 16;
 
 /// Axes that a window slides along, outermost first.
 pub type SlidingAxes = SmallVec<[SlidingAxis; 3]>;
@@ -191,7 +191,7 @@ impl ConvShape {
 
     /// What is wrong with it, if anything: sizes or positions that cannot be counted.
     #[must_use]
-    pub fn fault(&self) -> Option<String> {
+    pub fn validate(&self) -> Option<String> {
         let channels = [self.channels_in, self.channels_out].map(|c| self.groups.checked_mul(c));
         if channels.contains(&None) {
             return Some("channels that are too many to count".to_owned());
@@ -200,7 +200,7 @@ impl ConvShape {
         if self.operands().iter().any(too_large) {
             return Some("tensors that are too large to count".to_owned());
         }
-        self.axes.iter().find_map(SlidingAxis::fault)
+        self.axes.iter().find_map(SlidingAxis::validate)
     }
 }
 
@@ -303,14 +303,14 @@ impl WindowShape {
 
     /// What is wrong with it, if anything: sizes or positions that cannot be counted.
     #[must_use]
-    pub fn fault(&self) -> Option<String> {
+    pub fn validate(&self) -> Option<String> {
         let count = |size: fn(&SlidingAxis) -> usize| {
             self.axes.iter().try_fold(self.planes, |n, axis| n.checked_mul(size(axis)))
         };
         if count(|axis| axis.input).is_none() || count(|axis| axis.output).is_none() {
             return Some("tensors that are too large to count".to_owned());
         }
-        self.axes.iter().find_map(SlidingAxis::fault)
+        self.axes.iter().find_map(SlidingAxis::validate)
     }
 }
 
@@ -404,14 +404,14 @@ mod tests {
             channels_out: 1,
             axes: [axis].into_iter().collect(),
         };
-        assert_eq!(shape(AXIS).fault(), None);
-        assert!(shape(SlidingAxis { dilation: usize::MAX / 2, ..AXIS }).fault().is_some());
-        assert!(shape(SlidingAxis { stride: 0, ..AXIS }).fault().is_some());
-        assert!(ConvShape { batch: usize::MAX, ..shape(AXIS) }.fault().is_some());
+        assert_eq!(shape(AXIS).validate(), None);
+        assert!(shape(SlidingAxis { dilation: usize::MAX / 2, ..AXIS }).validate().is_some());
+        assert!(shape(SlidingAxis { stride: 0, ..AXIS }).validate().is_some());
+        assert!(ConvShape { batch: usize::MAX, ..shape(AXIS) }.validate().is_some());
         let window =
             |axis| WindowShape { pass: WindowPass::Max, planes: 2, axes: [axis].into_iter().collect() };
-        assert_eq!(window(AXIS).fault(), None);
-        assert!(window(SlidingAxis { input: usize::MAX, ..AXIS }).fault().is_some());
+        assert_eq!(window(AXIS).validate(), None);
+        assert!(window(SlidingAxis { input: usize::MAX, ..AXIS }).validate().is_some());
     }
 
     #[test]

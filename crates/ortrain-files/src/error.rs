@@ -1,13 +1,13 @@
-//! Why a file cannot be written, in sentences.
+//! Errors of writing a file, with complete sentences as messages.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a file cannot be written. What was there before is still there.
+/// Error of writing a file. The old file is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A path that names no file.
+    /// The path does not name a file.
     #[error("{:?} is not the path of a file", path)]
     NoName {
         /// The path.
@@ -16,34 +16,34 @@ pub enum Error {
     /// The path is a folder.
     #[error("cannot write {}: it is a folder; name a file in it", path.display())]
     Directory {
-        /// The path.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// The path is a device, a pipe or a socket: to replace it would take it away from everybody else.
+    /// The path is a device, a pipe or a socket. Replacing it would take it away from all other users.
     #[error("cannot write {}: it is {kind}, and only regular files are replaced; name another file", path.display())]
     NotRegular {
-        /// The path.
+        /// Path of the device, pipe or socket.
         path: PathBuf,
-        /// The kind of thing at the path, with its article.
+        /// Kind of the file at the path, with its article.
         kind: &'static str,
     },
-    /// The path is a symbolic link without an end.
+    /// The path is a symbolic link that leads back to itself.
     #[error("cannot write {}: it is a symbolic link that leads back to itself; remove it or name another file", path.display())]
     Loop {
-        /// The path.
+        /// Path of the link.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// The action that failed, as a verb.
+        /// Failed action, as a verb.
         action: &'static str,
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// The result of a step on the disk.
+/// Result of a step on the disk.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,17 +1,17 @@
-//! The steps that are taken on the disk; with the feature `faults` each is noted and can be made to fail.
+//! Steps on the disk. The feature `faults` records each step and can make it fail.
 
 use std::io;
 
-/// A step on the disk.
+/// Step on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Bytes are appended to a file beside its place.
+    /// Write of bytes to a file beside its destination.
     Write,
-    /// A file is flushed to the disk.
+    /// Flush of a file to the disk.
     Flush,
-    /// A file gets its name.
+    /// Rename of a file.
     Rename,
-    /// A folder is flushed to the disk.
+    /// Flush of a folder to the disk.
     FlushFolder,
 }
 
@@ -44,7 +44,7 @@ thread_local! {
     static STEPS: std::cell::RefCell<Option<Steps>> = const { std::cell::RefCell::new(None) };
 }
 
-/// The result of `work` and the steps that it takes on this thread. All from number `failing` on fail.
+/// Runs `work`, and returns its result and its steps on this thread. All steps from index `failing` on fail.
 #[cfg(feature = "faults")]
 pub fn with<T>(failing: Option<usize>, work: impl FnOnce() -> T) -> (T, Vec<Act>) {
     STEPS.set(Some(Steps { done: Vec::new(), failing }));

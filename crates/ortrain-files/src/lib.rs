@@ -1,7 +1,7 @@
-//! Files that are there entirely or not at all.
+//! Atomic writes: a file is complete or unchanged.
 //!
-//! [`Staged`] is a file that is written beside its place and gets there by one rename: whoever opens the path finds the
-//! old file or the new one, whole, whatever happens in between.
+//! [`Staged`] is a file that is written beside its destination and moved there by one rename. A reader of the path
+//! finds the complete old file or the complete new one at every moment.
 //!
 //! ```
 //! use ortrain_files::Staged;
@@ -17,13 +17,13 @@
 //! # Ok::<(), ortrain_files::Error>(())
 //! ```
 //!
-//! - **The mode** of the file that is replaced stays, and so do its owner and its group as far as the system lets them. A
-//!   file that was not there gets what the process gives to new files.
-//! - **Symbolic links** are followed: the file that a link leads to is replaced, or made, and the link stays.
-//! - **What is no regular file** (a device, a pipe, a folder) is refused.
-//! - **What a killed process left** is removed when a file is next written to the same path. A file that is being written
-//!   is locked, so that it is known from what was left.
-//! - **Names** of files that are being written fit wherever the name of the file itself fits.
+//! - **Mode:** the mode of the replaced file is preserved, and so are its owner and group as far as the system allows
+//!   it. A file without a predecessor gets the process's defaults for new files.
+//! - **Symbolic links** are followed: the target of the link is replaced or created, and the link stays.
+//! - **Devices, pipes, sockets and folders** are refused.
+//! - **Temporary files of killed processes** are removed when a file is next written to the same path. A file that is
+//!   being written is locked, to tell it from such a leftover.
+//! - **Names** of temporary files fit wherever the name of the file itself fits.
 #![forbid(unsafe_code)]
 
 mod error;

@@ -7,32 +7,32 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Bytes of the longest name that common file systems have.
+/// Maximum length of a file name in common file systems, in bytes.
 const LONGEST_NAME: usize = 255;
-/// Bytes that a suffix of ours takes at most: numbers of a process and of a file, dots, `tmp`; or a checksum.
+/// Maximum length of a suffix in bytes: process ID, file counter, dots and `tmp`, or a checksum.
 const LONGEST_SUFFIX: usize = 40;
-/// Symbolic links that are followed, as many as Linux follows.
+/// Maximum number of symbolic links that are followed; the limit of Linux.
 const LINKS: usize = 40;
 
-/// The folder that a file lies in.
+/// Returns the folder that contains a file.
 #[must_use]
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The first part of names beside a file: its own name, or what stands for it where that is too long to be added to.
+/// Returns the first part of names beside a file: the file's name, or a hash if the name is too long for a suffix.
 pub(crate) fn stem(name: &OsStr) -> OsString {
     if name.len() + LONGEST_SUFFIX <= LONGEST_NAME {
         return name.to_owned();
     }
-    // FNV-1a: the same in every process, which a sweep relies on.
+    // FNV-1a gives the same hash in every process, so that another process can sweep the file.
     let hash = name.as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("~{hash:016x}").into()
 }
 
-/// A name beside a file: `<name>.<suffix>`, also where the name is nearly as long as names can be.
+/// Returns a name beside a file: `<name>.<suffix>`. A hash replaces a name that is too long for the suffix.
 ///
 /// ```
 /// use std::path::Path;
@@ -50,17 +50,17 @@ pub fn beside(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The target of a path when symbolic links are followed, be there a file or not yet; the path itself where that cannot be
-/// known.
+/// Returns the target of a path after following symbolic links, even if no file exists there yet. If the target is
+/// unknown, returns the path itself.
 #[must_use]
 pub fn resolved(path: &Path) -> PathBuf {
     place_of(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The place of a file that is written to `path`: the path, or the target of a symbolic link.
+/// Returns the destination of a file that is written to `path`: the path, or the target of a symbolic link.
 ///
 /// # Errors
-/// When that is no place for a regular file.
+/// Fails if a regular file cannot be written there.
 pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
     let named = || path.to_owned();
     let text = path.as_os_str().as_encoded_bytes();
@@ -79,14 +79,14 @@ pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
         Err(_) if ends_in_folder => Err(Error::NoName { path: named() }),
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => behind_links(path),
         Err(source) => match fs::symlink_metadata(path) {
-            // A loop of links has no kind of its own in the standard library.
+            // The standard library has no error kind for a loop of symbolic links.
             Ok(itself) if itself.is_symlink() => behind_links(path),
             _ => Err(refused(source)),
         },
     }
 }
 
-/// The target of a chain of links at whose end there is no file yet.
+/// Follows a chain of symbolic links to a file that does not exist yet.
 fn behind_links(path: &Path) -> Result<PathBuf> {
     let mut place = path.to_owned();
     for _ in 0..=LINKS {
@@ -99,7 +99,7 @@ fn behind_links(path: &Path) -> Result<PathBuf> {
     Err(Error::Loop { path: path.to_owned() })
 }
 
-/// The kind of a path that is neither file nor folder.
+/// Returns the kind of a path that is neither a regular file nor a folder.
 fn kind(there: &fs::Metadata) -> &'static str {
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! A file beside its place.
+//! Temporary file that replaces its destination.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -10,33 +10,34 @@ use crate::faults::{self, Act};
 use crate::names::{beside, folder, place_of, stem};
 use crate::{Error, Result};
 
-/// A file that is written beside its place. It vanishes unless [`Staged::place`] or [`Staged::keep`] is reached.
+/// File that is written beside its destination. The file is removed when dropped, unless [`Staged::place`] or
+/// [`Staged::keep`] was called.
 #[derive(Debug)]
 pub struct Staged {
     file: File,
     at: PathBuf,
-    /// As the caller named it, for errors.
+    /// Path as the caller named it, for errors.
     target: PathBuf,
-    /// The target of that path.
+    /// Destination: the path after following symbolic links.
     place: PathBuf,
     kept: bool,
 }
 
 impl Staged {
-    /// An empty file in the folder of the place that `target` leads to, with the mode and the owner of what it is to
-    /// replace. What killed processes left there is swept.
+    /// Creates an empty file beside the destination of `target`, with the mode and owner of the file to be replaced.
+    /// Temporary files of killed processes are swept.
     ///
     /// # Errors
-    /// When `target` is no place for a regular file, or the operating system refuses.
+    /// Fails if a regular file cannot be written to `target`, or if the operating system reports an error.
     pub fn beside(target: &Path) -> Result<Staged> {
         Staged::beside_like(target, target)
     }
 
-    /// [`Staged::beside`]; where nothing is to be replaced, the mode and the owner are those of `like`, if that is there:
-    /// a second file is not for more eyes than the first.
+    /// Like [`Staged::beside`], but takes mode and owner from `like` if no file is replaced and `like` exists. A second
+    /// file is then readable to the same users as the first one.
     ///
     /// # Errors
-    /// As there.
+    /// Fails like [`Staged::beside`].
     pub fn beside_like(target: &Path, like: &Path) -> Result<Staged> {
         let place = place_of(target)?;
         let pattern = fs::metadata(&place).or_else(|_| fs::metadata(like)).ok();
@@ -47,24 +48,24 @@ impl Staged {
             options.write(true).create_new(true);
             #[cfg(unix)]
             if pattern.is_some() {
-                // Nobody else's until its mode is known.
+                // The file is private until it gets its final mode.
                 std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
             }
             match options.open(&at) {
                 Ok(file) => {
-                    // Not every file system has locks; where there are none, nothing is swept.
+                    // Not every file system has locks. Without locks, nothing is swept.
                     let _ = file.lock();
                     if let Some(pattern) = &pattern {
                         keep_access(&file, pattern);
                     }
                     let (target, place) = (target.to_owned(), place.clone());
                     let staged = Staged { file, at, target, place, kept: false };
-                    // Another save may have swept it before it was locked.
+                    // Another save may have swept the file before it was locked.
                     if staged.at.exists() {
                         return Ok(staged);
                     }
                 }
-                // Left by a process of the same number that was killed.
+                // A killed process with the same ID left this file.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => {
                     let source = match source.kind() {
@@ -80,7 +81,7 @@ impl Staged {
         }
     }
 
-    /// The place of the finished file: the path that it was made for, or the target of its links.
+    /// Returns the destination of the finished file: the path passed by the caller, or the target of its links.
     #[must_use]
     pub fn destination(&self) -> &Path {
         &self.place
@@ -89,25 +90,25 @@ impl Staged {
     /// Appends bytes.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let done = self.write_all(bytes);
         done.map_err(|source| self.fail("write", source))
     }
 
-    /// Makes what was written last through a loss of power.
+    /// Flushes the file to the disk, so that its content survives a loss of power.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn sync(&mut self) -> Result<()> {
         let done = faults::before(Act::Flush).and_then(|()| self.file.sync_all());
         done.map_err(|source| self.fail("flush", source))
     }
 
-    /// Moves the file to another name in the folder of its place. It still vanishes unless it is kept.
+    /// Renames the file within its folder. The file is still removed when dropped, unless it is kept.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn rename(&mut self, name: &Path) -> Result<()> {
         let done = faults::before(Act::Rename).and_then(|()| fs::rename(&self.at, name));
         done.map_err(|source| Error::Io { action: "replace", path: name.to_owned(), source })?;
@@ -115,11 +116,11 @@ impl Staged {
         Ok(())
     }
 
-    /// Gives the file a second name, its place, and replaces what is there; the name that it has stays as well. `false`
-    /// where files cannot have two names.
+    /// Replaces the destination by a hard link to this file, which keeps its current name too. Returns false if the
+    /// file system has no hard links.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn link_to_place(&self) -> Result<bool> {
         let second = temporary(&self.place);
         let _ = fs::remove_file(&second);
@@ -134,15 +135,15 @@ impl Staged {
         Ok(true)
     }
 
-    /// From here on the file stays where it is.
+    /// Keeps the file under its current name when dropped.
     pub fn keep(&mut self) {
         self.kept = true;
     }
 
-    /// Moves the flushed file to its place, and flushes the folder.
+    /// Renames the flushed file to its destination, and flushes the folder.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn place(mut self) -> Result<()> {
         let place = self.place.clone();
         self.rename(&place)?;
@@ -169,20 +170,20 @@ impl Write for Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if !self.kept {
-            // The error that got us here is the one to tell.
+            // An error here is ignored, because the error that caused the drop matters more.
             let _ = fs::remove_file(&self.at);
         }
     }
 }
 
-/// A name that no other file has, beside a place.
+/// Returns an unused name beside a destination.
 fn temporary(place: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     beside(place, &format!("{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Gives a file the owner, the group and the mode of another one, as far as the system lets us. Whoever could not read
-/// that one cannot read this one.
+/// Gives a file the owner, group and mode of another file, as far as the system allows it. No user gains access that
+/// the other file denies.
 #[cfg(unix)]
 fn keep_access(file: &File, of: &Metadata) {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
@@ -193,21 +194,21 @@ fn keep_access(file: &File, of: &Metadata) {
     if !same && fchown(file, Some(of.uid()), Some(of.gid())).is_err() {
         mode &= !SET_IDS;
         if fchown(file, None, Some(of.gid())).is_err() {
-            // Another group gets what everybody has.
+            // If the group cannot be set, the group gets no permission that other users lack.
             mode &= !0o070 | (mode & 0o007) << 3;
         }
     }
-    // Where there are no modes, the file is at least nobody else's.
+    // If the mode cannot be set, the file stays private.
     let _ = file.set_permissions(fs::Permissions::from_mode(mode));
 }
 
 #[cfg(not(unix))]
 fn keep_access(_: &File, _: &Metadata) {}
 
-/// Makes renames in the folder of a file last through a loss of power.
+/// Flushes the folder of a file, so that renames in it survive a loss of power.
 ///
 /// # Errors
-/// When the operating system refuses.
+/// Fails if the operating system reports an error.
 pub fn flush_folder(of: &Path) -> Result<()> {
     #[cfg(unix)]
     {
@@ -220,8 +221,10 @@ pub fn flush_folder(of: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lets one save at a time replace several files in a folder, until what is returned is dropped. Where there are no
-/// locks, or somebody else keeps the folder locked for long, nobody waits.
+/// Locks the folder of a file, so that one save at a time replaces several files there.
+///
+/// Returns `None` if the file system has no locks, or if the folder stays locked for ten seconds. The save then
+/// continues without a lock.
 #[must_use]
 pub fn lock_folder(of: &Path) -> Option<FolderLock> {
     const PATIENCE: u32 = 2000;
@@ -237,19 +240,21 @@ pub fn lock_folder(of: &Path) -> Option<FolderLock> {
     None
 }
 
-/// A lock on a folder: see [`lock_folder`].
+/// Lock on a folder: see [`lock_folder`].
 #[derive(Debug)]
 pub struct FolderLock(File);
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // To close it would not do: a process that was forked meanwhile has it open, too.
+        // Closing the file would not release the lock: a child process forked in the meantime has inherited it.
         let _ = self.0.unlock();
     }
 }
 
-/// Removes the temporary files of killed saves to `target`, and to names that differ in numbers only: a training that counts its
-/// checkpoints up never writes to one path twice. Files of running saves are locked, and stay.
+/// Removes the temporary files of killed saves to `target`, and to names that differ only in their numbers.
+///
+/// A training run that numbers its checkpoints never writes to the same path twice. Files of running saves are locked
+/// and stay.
 pub fn sweep(target: &Path) {
     let Some(name) = target.file_name() else { return };
     let stem = stem(name);
@@ -268,13 +273,13 @@ pub fn sweep(target: &Path) {
     });
 }
 
-/// The parts of a name before and after its last dot.
+/// Splits a name at its last dot.
 fn split_at_last_dot(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = name.iter().rposition(|&byte| byte == b'.')?;
     Some((&name[..at], &name[at + 1..]))
 }
 
-/// Returns true if two first parts of names are equal but for their numbers, or if both stand for long names.
+/// Returns true if two stems differ only in their numbers, or if both are hashes of long names.
 fn counted_alike(a: &[u8], b: &[u8]) -> bool {
     let hashed = |name: &[u8]| {
         name.strip_prefix(b"~").is_some_and(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
@@ -288,31 +293,31 @@ fn counted_alike(a: &[u8], b: &[u8]) -> bool {
     hashed(a) && hashed(b) || without_numbers(a) == without_numbers(b)
 }
 
-/// Removes the files that wait beside their place, `target`, under the name of a checksum, for a file that never came to
-/// name them, because its process was killed. Those of saves that go on are locked.
+/// Removes files that wait beside their destination `target` under the name of a checksum.
 ///
-/// To be called when nothing that is there waits for them.
+/// Such files remain if a process was killed before another file referred to them. Files of running saves are locked
+/// and stay. Call this function only if no existing file refers to a waiting file.
 pub fn sweep_waiting(target: &Path) {
     sweep_named(target, |_, rest| {
         rest.is_some_and(|rest| rest.len() == 8 && rest.iter().all(u8::is_ascii_hexdigit))
     });
 }
 
-/// Removes the `wanted` files without a lock in the folder of `target`. `wanted` takes the name of a file, and its part after the
-/// name of `target` and a dot.
+/// Removes the files in the folder of `target` that satisfy `wanted` and are not locked. The arguments of `wanted` are
+/// the name of a file, and the part after the name of `target` and a dot.
 fn sweep_named(target: &Path, wanted: impl Fn(&[u8], Option<&[u8]>) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let stem = stem(name);
-    // The second is what versions before 0.2 called models that they were writing.
+    // Versions before 0.2 used the second prefix for models.
     let prefixes = [[stem.as_encoded_bytes(), b"."].concat(), [b".", name.as_encoded_bytes(), b"."].concat()];
     for entry in entries.flatten() {
         let found = entry.file_name();
         let rest = prefixes.iter().find_map(|prefix| found.as_encoded_bytes().strip_prefix(&**prefix));
-        // To open a pipe is to wait for its other end.
+        // Opening a pipe would wait for its other end.
         if !wanted(found.as_encoded_bytes(), rest) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
-        // Whatever cannot be swept stays: it is in nobody's way.
+        // Files that cannot be removed stay. They do no harm.
         let opened = OpenOptions::new().write(true).open(entry.path()).or_else(|_| File::open(entry.path()));
         if opened.is_ok_and(|file| file.try_lock().is_ok()) {
             let _ = fs::remove_file(entry.path());
@@ -324,7 +329,7 @@ fn sweep_named(target: &Path, wanted: impl Fn(&[u8], Option<&[u8]>) -> bool) {
 mod tests {
     use super::*;
 
-    /// Names of files in a folder.
+    /// Returns the sorted names of the files in a folder.
     fn names(folder: &Path) -> Vec<String> {
         let mut found: Vec<String> = fs::read_dir(folder)
             .unwrap()

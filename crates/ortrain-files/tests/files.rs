@@ -1,4 +1,4 @@
-//! Atomic writes: a file is complete or unchanged, keeps its mode and owner, and lies where its path leads.
+//! Atomic writes: a file is complete or unchanged, keeps its mode and owner, and is written through symbolic links.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
@@ -66,7 +66,7 @@ fn a_new_file_has_the_mode_of_new_files_and_a_second_one_that_of_the_first() {
     assert_eq!(mode(&at("new.data")), 0o600);
 }
 
-/// Owners of files: root can change them, other users cannot.
+/// Only root can change the owner of a file.
 #[test]
 fn the_owner_stays_where_that_is_possible() {
     let folder = tempfile::tempdir().unwrap();
@@ -100,7 +100,7 @@ fn links_stay_and_what_they_lead_to_is_replaced() {
         (vec!["first".into(), "store".into()], vec!["c".into()])
     );
 
-    // A link to what is not there yet: as `open` makes it.
+    // A dangling link: its target is created, as `open` does it.
     symlink("store/later", at("dangling")).unwrap();
     write(&at("dangling"), b"made").unwrap();
     assert_eq!(fs::read(at("store/later")).unwrap(), b"made");
@@ -115,7 +115,7 @@ fn links_stay_and_what_they_lead_to_is_replaced() {
             at("nowhere").display()
         )
     );
-    // To itself, and in a circle.
+    // A link to itself, and a cycle of two links.
     symlink("self", at("self")).unwrap();
     symlink("b", at("a")).unwrap();
     symlink("a", at("b")).unwrap();
@@ -177,7 +177,7 @@ fn names_may_be_as_long_as_names_can_be() {
         write(&path, b"1").unwrap();
         write(&path, b"2").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"2");
-        // What a killed one left is found again.
+        // A leftover of a killed process is found again.
         let left = beside(&path, "77-3.tmp");
         fs::write(&left, "half of").unwrap();
         write(&path, b"3").unwrap();
@@ -200,7 +200,7 @@ fn what_killed_processes_left_is_swept() {
     }
     let others = ["m.77.bak", "m.best.tmp", "m.tmp", "n.77-0.tmp", "m.9-9.tmp", "m.8-8.tmp"];
     others[..4].iter().for_each(|name| fs::write(at(name), "somebody else's").unwrap());
-    // To open a pipe would be to wait.
+    // Opening a pipe would wait.
     assert!(Command::new("mkfifo").arg(at("m.9-9.tmp")).status().unwrap().success());
     let busy = File::create(at("m.8-8.tmp")).unwrap();
     busy.lock().unwrap();

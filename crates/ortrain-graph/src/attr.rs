@@ -6,29 +6,29 @@ use std::sync::Arc;
 
 use crate::{Graph, Tensor};
 
-/// The value of an attribute.
+/// Value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attr {
-    /// A number.
+    /// Floating-point number.
     Float(f32),
-    /// An integer.
+    /// Integer.
     Int(i64),
-    /// A text. Bytes that are not UTF-8 are refused when a model is read.
+    /// Text. The import refuses bytes that are not UTF-8.
     String(String),
-    /// A tensor.
+    /// Tensor.
     Tensor(Tensor),
-    /// A subgraph.
+    /// Subgraph.
     Graph(Box<Graph>),
-    /// Numbers.
+    /// List of floating-point numbers.
     Floats(Vec<f32>),
-    /// Integers.
+    /// List of integers.
     Ints(Vec<i64>),
-    /// Texts.
+    /// List of texts.
     Strings(Vec<String>),
 }
 
 impl Attr {
-    /// What kind of value it is, as ONNX names it.
+    /// Returns the kind of the value, by its ONNX name.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -44,34 +44,34 @@ impl Attr {
     }
 }
 
-/// An attribute that is absent or of the wrong kind.
+/// Error of an attribute that is missing or has the wrong kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttrError {
-    /// It is not there.
+    /// The attribute is missing.
     #[error("attribute {name:?} is missing")]
     Missing {
-        /// Its name.
+        /// Name of the attribute.
         name: String,
     },
-    /// It holds something else.
+    /// The attribute has another kind of value.
     #[error("attribute {name:?} should be {expected} but is {found}")]
     WrongKind {
-        /// Its name.
+        /// Name of the attribute.
         name: String,
-        /// What it should hold.
+        /// Required kind.
         expected: &'static str,
-        /// What it holds.
+        /// Actual kind.
         found: &'static str,
     },
 }
 
-/// The attributes of a node, by name.
+/// Attributes of a node, by name.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Attrs(pub AttrMap);
 
-/// A map of attributes that copies share until one of them is changed: graphs are copied for each shape, with all of their
-/// nodes.
+/// Map of attributes with copy-on-write. A graph is copied with all its nodes for each shape, and copies share their
+/// attributes.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct AttrMap(Arc<BTreeMap<String, Attr>>);
 
@@ -94,7 +94,7 @@ macro_rules! getter {
         $(#[$doc])*
         ///
         /// # Errors
-        /// When it holds another kind of value.
+        /// Fails if the attribute has another kind of value.
         pub fn $name(&self, name: &str) -> Result<Option<$ty>, AttrError> {
             match self.0.get(name) {
                 None => Ok(None),
@@ -108,32 +108,32 @@ macro_rules! getter {
 }
 
 impl Attrs {
-    /// No attributes.
+    /// Creates an empty set of attributes.
     #[must_use]
     pub fn new() -> Attrs {
         Attrs::default()
     }
 
-    /// The same with one more, or one replaced.
+    /// Adds or replaces an attribute.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Attr>) -> Attrs {
         self.0.insert(name.to_owned(), value.into());
         self
     }
 
-    getter!(/** An integer attribute, if present. */ int, Int, "INT", i64, |v: &i64| *v);
-    getter!(/** A float attribute, if present. */ float, Float, "FLOAT", f32, |v: &f32| *v);
-    getter!(/** A text attribute, if present. */ string, String, "STRING", &str, String::as_str);
-    getter!(/** A list of integers, if present. */ ints, Ints, "INTS", &[i64], Vec::as_slice);
-    getter!(/** A list of floats, if present. */ floats, Floats, "FLOATS", &[f32], Vec::as_slice);
-    getter!(/** A list of texts, if present. */ strings, Strings, "STRINGS", &[String], Vec::as_slice);
-    getter!(/** A tensor, if present. */ tensor, Tensor, "TENSOR", &Tensor, |v| v);
-    getter!(/** A subgraph, if present. */ graph, Graph, "GRAPH", &Graph, Box::as_ref);
+    getter!(/** Returns an integer attribute, if present. */ int, Int, "INT", i64, |v: &i64| *v);
+    getter!(/** Returns a float attribute, if present. */ float, Float, "FLOAT", f32, |v: &f32| *v);
+    getter!(/** Returns a text attribute, if present. */ string, String, "STRING", &str, String::as_str);
+    getter!(/** Returns an integer list, if present. */ ints, Ints, "INTS", &[i64], Vec::as_slice);
+    getter!(/** Returns a float list, if present. */ floats, Floats, "FLOATS", &[f32], Vec::as_slice);
+    getter!(/** Returns a text list, if present. */ strings, Strings, "STRINGS", &[String], Vec::as_slice);
+    getter!(/** Returns a tensor, if present. */ tensor, Tensor, "TENSOR", &Tensor, |v| v);
+    getter!(/** Returns a subgraph, if present. */ graph, Graph, "GRAPH", &Graph, Box::as_ref);
 
-    /// An attribute that must be there, as one of the getters found it.
+    /// Returns the value of a mandatory attribute, from the result of a getter.
     ///
     /// # Errors
-    /// When it is absent.
+    /// Fails if the attribute is missing.
     pub fn required<T>(name: &str, found: Option<T>) -> Result<T, AttrError> {
         found.ok_or_else(|| AttrError::Missing { name: name.to_owned() })
     }

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::{Attr, Graph, Node, ValueId, ValueType};
 
-/// Lists longer than this are cut in a dump.
+/// Maximum number of elements of a list in a dump.
 const LONGEST_LIST: usize = 8;
 
 impl fmt::Display for ValueType {
@@ -84,7 +84,7 @@ impl Graph {
     }
 }
 
-/// One line per input, constant, node and output; subgraphs indented.
+/// One line for each input, constant, node and output; subgraphs are indented.
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = String::new();

@@ -1,103 +1,103 @@
-//! What can be wrong with a graph.
+//! Errors of graphs.
 
 use ortrain_onnx::OnnxError;
 
 use crate::{AttrError, TensorError};
 
-/// Why a message is not a graph, or a graph cannot become a message.
+/// Error of importing or exporting a graph.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// The message's payload cannot be read.
+    /// The payload of a tensor cannot be read.
     #[error(transparent)]
     Onnx(#[from] OnnxError),
-    /// A tensor contradicts itself.
+    /// A tensor is inconsistent.
     #[error("tensor {name:?}: {source}")]
     Tensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// What is wrong.
+        /// The inconsistency.
         source: TensorError,
     },
     /// The model has no graph.
     #[error("the model has no graph")]
     NoGraph,
-    /// One set of operators is imported in two versions.
+    /// The model imports one operator set in two versions.
     #[error("the model imports operator set {domain:?} in versions {} and {}", .versions.0, .versions.1)]
     TwoVersions {
-        /// The domain.
+        /// Domain of the operator set.
         domain: String,
-        /// The versions.
+        /// Both versions.
         versions: (i64, i64),
     },
-    /// A node uses a value that nothing makes.
+    /// A node uses a value that has no producer.
     #[error("{node} uses {value:?}, which is no input, initializer or output of another node")]
     UndefinedValue {
-        /// The node, or the graph's outputs.
+        /// Label of the node, or the list of the graph's outputs.
         node: String,
-        /// The value.
+        /// Name of the value.
         value: String,
     },
-    /// Two things make one value.
+    /// A value has two producers.
     #[error("{value:?} is made twice: {second} makes it again")]
     DuplicateValue {
-        /// The value.
+        /// Name of the value.
         value: String,
-        /// The second maker.
+        /// Label of the second producer.
         second: String,
     },
-    /// Nodes wait for each other.
+    /// The graph has a cycle.
     #[error("the graph has a cycle through {}", listed(.nodes))]
     Cycle {
-        /// The nodes that wait.
+        /// Labels of the nodes that depend on the cycle or belong to it.
         nodes: Vec<String>,
     },
-    /// A type that no value can have here.
+    /// The type of a value is not supported.
     #[error(
         "{value:?} has type {found}, which is not supported{}; tensors of numbers and sequences of them are{}",
         used_by(.users),
         helps(.found)
     )]
     UnsupportedType {
-        /// The value.
+        /// Name of the value.
         value: String,
-        /// The type.
+        /// Type of the value.
         found: String,
-        /// The nodes that use it.
+        /// Labels of the nodes that use the value.
         users: Vec<String>,
     },
-    /// An attribute that a node has twice, which may contradict each other.
+    /// A node has an attribute twice. The two values may differ.
     #[error("attribute {attribute:?} of {node} is given twice; a node has each attribute once")]
     DuplicateAttribute {
-        /// The attribute.
+        /// Name of the attribute.
         attribute: String,
-        /// The node.
+        /// Label of the node.
         node: String,
     },
-    /// An attribute that cannot be represented.
+    /// An attribute cannot be represented.
     #[error("attribute {attribute:?} of {node} is of a kind that is not supported ({kind})")]
     UnsupportedAttribute {
-        /// The node.
+        /// Label of the node.
         node: String,
-        /// The attribute.
+        /// Name of the attribute.
         attribute: String,
-        /// Its kind.
+        /// Kind of the attribute.
         kind: String,
     },
-    /// An attribute is absent or of the wrong kind.
+    /// An attribute is missing or has the wrong kind.
     #[error("{node}: {source}")]
     Attribute {
-        /// The node.
+        /// Label of the node.
         node: String,
-        /// What is wrong.
+        /// Error of the attribute.
         source: AttrError,
     },
 }
 
-/// The most nodes that a message names.
+/// Maximum number of nodes that a message lists.
 const NAMED: usize = 3;
 
-/// The list of the nodes of a message: at most three of them, and the number of the others.
+/// Lists nodes for a message: at most three, then the number of the others.
 ///
 /// ```
 /// use ortrain_graph::listed;
@@ -114,7 +114,7 @@ pub fn listed(nodes: &[String]) -> String {
     }
 }
 
-/// The advice for a value that cannot have a type, as the end of a sentence.
+/// Returns advice for a value of an unsupported type, as the end of a sentence.
 fn helps(found: &str) -> &'static str {
     if found.starts_with("string") {
         "; number texts outside of the model (scikit-learn: encode columns before the pipeline, fit with numbers as classes)"

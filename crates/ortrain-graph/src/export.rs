@@ -1,4 +1,4 @@
-//! From a graph to messages.
+//! Export of graphs to ONNX messages.
 
 use ortrain_onnx::AttributeType;
 use ortrain_onnx::proto::{
@@ -9,7 +9,8 @@ use ortrain_onnx::proto::{
 use crate::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 impl Graph {
-    /// The message of this graph: constants become initializers, captured values of subgraphs names of outer ones.
+    /// Returns the ONNX message of this graph. Constants become initializers, and subgraphs refer to captured values by
+    /// their outer names.
     #[must_use]
     pub fn to_proto(&self) -> GraphProto {
         self.to_proto_without(0)
@@ -65,7 +66,7 @@ impl Graph {
         }
     }
 
-    /// The declaration of a value.
+    /// Returns the declaration of a value.
     #[must_use]
     pub fn value_info(&self, id: ValueId) -> ValueInfoProto {
         let value = self.value(id);
@@ -104,7 +105,7 @@ fn shape_to_proto(shape: &Shape) -> TensorShapeProto {
     TensorShapeProto { dim: shape.iter().map(dim).collect() }
 }
 
-/// The message of a tensor.
+/// Returns the ONNX message of a tensor.
 #[must_use]
 pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> TensorProto {
     TensorProto {
@@ -136,7 +137,7 @@ fn attr_to_proto(name: &str, value: &Attr, captured: &[&str]) -> AttributeProto 
             AttributeType::Tensor
         }
         Attr::Graph(graph) => {
-            // Captured values go by the names they have outside. Values of the branch that have such a name make way.
+            // Captured values get their outer names. A value of the branch with this name is renamed.
             let mut graph = graph.as_ref().clone();
             let first = graph.inputs.len() - captured.len();
             for (k, outer) in captured.iter().enumerate() {

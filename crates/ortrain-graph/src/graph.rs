@@ -1,4 +1,4 @@
-//! Values, nodes and the graph they form.
+//! Graphs of values and nodes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,30 +8,30 @@ use smallvec::SmallVec;
 
 use crate::{Attr, Attrs, DType, Dim, Shape, Tensor};
 
-/// A value of a [`Graph`].
+/// Identifier of a value in a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
-/// What is known of a value's type.
+/// Type of a value, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum ValueType {
-    /// Nothing yet.
+    /// Unknown type.
     #[default]
     Unknown,
-    /// A tensor. The shape is `None` while not even the rank is known.
+    /// Tensor. The shape is `None` if the rank is unknown.
     Tensor(DType, Option<Shape>),
-    /// A sequence of tensors of one element type. Bound to a state it is a whole plane of it.
+    /// Sequence of tensors with one element type. Bound to a training state, a sequence is a complete plane.
     Sequence(DType),
 }
 
 impl ValueType {
-    /// A tensor whose sizes are numbers.
+    /// Returns the type of a tensor with known sizes.
     #[must_use]
     pub fn tensor(dtype: DType, dims: &[usize]) -> ValueType {
         ValueType::Tensor(dtype, Some(Shape::known(dims)))
     }
 
-    /// The element type, if known.
+    /// Returns the element type, if it is known.
     #[must_use]
     pub fn dtype(&self) -> Option<DType> {
         match self {
@@ -40,7 +40,7 @@ impl ValueType {
         }
     }
 
-    /// The shape, if at least the rank is known.
+    /// Returns the shape, if at least the rank is known.
     #[must_use]
     pub fn shape(&self) -> Option<&Shape> {
         match self {
@@ -50,53 +50,54 @@ impl ValueType {
     }
 }
 
-/// A value: named, typed as far as is known, perhaps constant.
+/// Value with a name, a type and, if constant, its content.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Its name, unique in the graph.
+    /// Name, unique in the graph.
     pub name: Arc<str>,
-    /// Its type.
+    /// Type, as far as it is known.
     pub ty: ValueType,
-    /// Its content, if it is an initializer or was folded.
+    /// Content of an initializer or a folded value.
     pub constant: Option<Tensor>,
-    /// Its elements, where they are sizes of axes (a vector or scalar of int64 computed from shapes).
+    /// Elements, if they are sizes of axes: an int64 vector or scalar computed from shapes.
     pub sizes: Option<Vec<Dim>>,
-    /// Its content, if a node makes it of nothing, or if it is a captured constant of an outer graph. It is no initializer.
+    /// Content, if a node without inputs produces it, or if it is a captured constant of an outer graph. It is not
+    /// exported as an initializer.
     pub made: Option<Tensor>,
 }
 
 impl Value {
-    /// Its content, if that is known.
+    /// Returns the content, if it is known.
     #[must_use]
     pub fn content(&self) -> Option<&Tensor> {
         self.constant.as_ref().or(self.made.as_ref())
     }
 }
 
-/// Inputs or outputs of a node; `None` is an optional one that is left out.
+/// Inputs or outputs of a node; `None` is an omitted optional one.
 pub type Ports = SmallVec<[Option<ValueId>; 4]>;
 
-/// One application of an operator.
+/// Node: one application of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Its name; may be empty.
+    /// Name; may be empty.
     pub name: Arc<str>,
-    /// The operator's domain; empty for `ai.onnx`.
+    /// Domain of the operator; empty for `ai.onnx`.
     pub domain: Arc<str>,
-    /// The operator's name.
+    /// Name of the operator.
     pub op: Arc<str>,
-    /// Inputs. For a node with subgraphs the outer values that they use follow the operator's own inputs.
+    /// Inputs. Outer values that subgraphs use follow the operator's own inputs.
     pub inputs: Ports,
     /// Outputs.
     pub outputs: Ports,
     /// Attributes.
     pub attrs: Attrs,
-    /// How many of the last inputs are outer values used in subgraphs. Every subgraph has an input for each, last.
+    /// Number of trailing inputs that subgraphs capture. The last inputs of every subgraph correspond to them.
     pub captures: usize,
 }
 
 impl Node {
-    /// A node without a name.
+    /// Creates a node without a name.
     #[must_use]
     pub fn new(
         domain: &str,
@@ -116,7 +117,7 @@ impl Node {
         }
     }
 
-    /// A node and its outputs, all named after `label`; `value` makes a value of a name.
+    /// Creates a node and its outputs, with names derived from `label`. `value` creates a value with a name.
     pub fn labelled(
         label: &str,
         domain: &str,
@@ -134,7 +135,7 @@ impl Node {
         (node, ids)
     }
 
-    /// The operator with its domain, as messages show it.
+    /// Returns the operator with its domain, as messages show it.
     #[must_use]
     pub fn op_label(&self) -> String {
         let mut label = String::with_capacity(self.domain.len() + self.op.len() + 1);
@@ -144,23 +145,23 @@ impl Node {
         label + &self.op
     }
 
-    /// The inputs that are there.
+    /// Iterates over the inputs that are not omitted.
     pub fn present_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.iter().copied().flatten()
     }
 
-    /// The outputs that are there.
+    /// Iterates over the outputs that are not omitted.
     pub fn present_outputs(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.outputs.iter().copied().flatten()
     }
 }
 
-/// A graph: values and the nodes that compute them, in an order in which every value is made before it is used.
+/// Graph of values and nodes, in topological order.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Graph {
-    /// Its name.
+    /// Name of the graph.
     pub name: String,
-    /// Version of each domain's operators that the nodes are written in.
+    /// Operator-set version of the nodes, by domain.
     pub opsets: BTreeMap<String, i64>,
     values: Vec<Value>,
     /// Nodes in topological order.
@@ -173,8 +174,10 @@ pub struct Graph {
     numbers: Numbers,
 }
 
-/// For names that were varied, a number below which no variation is free: of many values with one name, each would
-/// otherwise try those of all others. Says nothing that the names do not say.
+/// Lower bound of the free suffixes, by name without suffix.
+///
+/// Without this cache, each of many values with one name would try the suffixes of all others. The cache is derived
+/// from the names, so that comparisons ignore it.
 #[derive(Clone, Debug, Default)]
 struct Numbers(FxHashMap<Arc<str>, u32>);
 
@@ -189,7 +192,7 @@ impl Numbers {
         self.0.get(hint).copied().unwrap_or(2)
     }
 
-    /// A name that is free again.
+    /// Marks a name as free again.
     fn forget(&mut self, name: &str) {
         if let Some((hint, number)) = name.rsplit_once('_')
             && let Some(first) = self.0.get_mut(hint)
@@ -201,64 +204,63 @@ impl Numbers {
 }
 
 impl Graph {
-    /// An empty graph.
+    /// Creates an empty graph.
     #[must_use]
     pub fn new(name: &str) -> Graph {
         Graph { name: name.to_owned(), ..Graph::default() }
     }
 
-    /// A value.
+    /// Returns a value.
     #[must_use]
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }
 
-    /// A value, to change what is known of it. Its name changes by [`Graph::rename`].
+    /// Returns a value for changes. [`Graph::rename`] changes its name.
     pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
         &mut self.values[id.0 as usize]
     }
 
-    /// The number of values ever made.
+    /// Returns the number of values ever created.
     #[must_use]
     pub fn value_count(&self) -> usize {
         self.values.len()
     }
 
-    /// Every value.
+    /// Iterates over all values.
     pub fn value_ids(&self) -> impl Iterator<Item = ValueId> + use<> {
         (0..self.values.len() as u32).map(ValueId)
     }
 
-    /// The name of a value.
+    /// Returns the name of a value.
     #[must_use]
     pub fn name_of(&self, id: ValueId) -> &str {
         &self.value(id).name
     }
 
-    /// The value of this name.
+    /// Returns the value with this name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<ValueId> {
         self.names.get(name).copied()
     }
 
-    /// Lets the elements of its constants, without those of subgraphs, lie at multiples of `alignment`, where they do not
-    /// yet: see [`Tensor::aligned`].
+    /// Aligns the elements of all constants to multiples of `alignment`, except in subgraphs: see [`Tensor::aligned`].
     ///
     /// # Panics
-    /// When `alignment` is no power of two.
+    /// Panics if `alignment` is not a power of two.
     pub fn align_constants(&mut self, alignment: usize) {
         for constant in self.values.iter_mut().filter_map(|value| value.constant.as_mut()) {
             *constant = constant.aligned(alignment);
         }
     }
 
-    /// A name that no value has yet: `hint`, or `hint_2`, `hint_3`, ...
+    /// Returns an unused name: `hint`, or `hint_2`, `hint_3`, ...
     #[must_use]
     pub fn unused_name(&self, hint: &str) -> Arc<str> {
         self.unused(hint).0
     }
 
-    /// The same, and its number, if it has one.
+    /// Like [`Graph::unused_name`], with the suffix, if the name has one.
     fn unused(&self, hint: &str) -> (Arc<str>, Option<u32>) {
         if !hint.is_empty() && !self.names.contains_key(hint) {
             return (hint.into(), None);
@@ -269,7 +271,7 @@ impl Graph {
             .expect("there are more numbers than values")
     }
 
-    /// The same; the next one will be another one.
+    /// Like [`Graph::unused_name`], but also reserves the suffix, so that the next call returns another name.
     fn take_name(&mut self, hint: &str) -> Arc<str> {
         let (name, number) = self.unused(hint);
         if let Some(number) = number {
@@ -278,7 +280,7 @@ impl Graph {
         name
     }
 
-    /// A new value; its name is `hint` or a variation that is not in use.
+    /// Adds a value. Its name is `hint`, or `hint` with an unused suffix.
     pub fn add_value(&mut self, hint: &str, ty: ValueType) -> ValueId {
         let name = self.take_name(hint);
         let id = ValueId(self.values.len() as u32);
@@ -287,14 +289,14 @@ impl Graph {
         id
     }
 
-    /// A new constant.
+    /// Adds a constant. Its name is `hint`, or `hint` with an unused suffix.
     pub fn add_constant(&mut self, hint: &str, tensor: Tensor) -> ValueId {
         let id = self.add_value(hint, ValueType::tensor(tensor.dtype(), tensor.dims()));
         self.value_mut(id).constant = Some(tensor);
         id
     }
 
-    /// Gives a value another name, or a variation of it that is not in use.
+    /// Renames a value to `hint`, or to `hint` with an unused suffix.
     pub fn rename(&mut self, id: ValueId, hint: &str) {
         if self.name_of(id) == hint {
             return;
@@ -315,7 +317,7 @@ impl Graph {
         self.names.insert(name_a, b);
     }
 
-    /// The node (index) that makes each value, where one does.
+    /// Returns the index of the node that produces each value, if a node does.
     #[must_use]
     pub fn producers(&self) -> Vec<Option<usize>> {
         let mut producers = vec![None; self.values.len()];
@@ -327,7 +329,7 @@ impl Graph {
         producers
     }
 
-    /// Replaces every use of a value (by nodes and as graph output) by another.
+    /// Replaces every use of a value, by nodes and as a graph output, by another value.
     pub fn replace_uses(&mut self, from: ValueId, to: ValueId) {
         let swap = |id: &mut ValueId| {
             if *id == from {
@@ -352,7 +354,8 @@ impl Graph {
         self.nodes.retain(|_| kept.next() == Some(true));
     }
 
-    /// The label of a node in a message: `node "fc" (MatMul)`, or `MatMul -> "fc_y"`, with its first output, if it has no name.
+    /// Returns the label of a node in a message: `node "fc" (MatMul)`. A node without a name is shown with its first
+    /// output: `MatMul -> "fc_y"`.
     #[must_use]
     pub fn node_label(&self, node: &Node) -> String {
         let op = node.op_label();
@@ -365,7 +368,7 @@ impl Graph {
         }
     }
 
-    /// The subgraphs of a node, with the names of their attributes.
+    /// Iterates over the subgraphs of a node, with the names of their attributes.
     pub fn subgraphs(node: &Node) -> impl Iterator<Item = (&str, &Graph)> {
         node.attrs.0.iter().filter_map(|(name, attr)| match attr {
             Attr::Graph(graph) => Some((name.as_str(), graph.as_ref())),
@@ -374,9 +377,9 @@ impl Graph {
     }
 }
 
-/// Nodes and values to be put into a graph: what a rewrite returns.
+/// Result of a rewrite: nodes and values to be inserted into a graph.
 ///
-/// A patch refers to values of its graph and to new ones of its own; nothing changes until it is applied.
+/// A patch refers to values of its graph and to its own new values. The graph changes only when the patch is applied.
 #[derive(Debug)]
 pub struct Patch {
     base: u32,
@@ -384,14 +387,14 @@ pub struct Patch {
     values: Vec<Value>,
     /// New nodes, in order.
     pub nodes: Vec<Node>,
-    /// `(old, new)`: everything that used `old` uses `new` afterwards.
+    /// Pairs `(old, new)`: every use of `old` becomes a use of `new`.
     replaced: Vec<(ValueId, ValueId)>,
     /// Prefix of new names.
     prefix: String,
 }
 
 impl Patch {
-    /// A patch for a graph whose new values and nodes are named after `prefix`.
+    /// Creates a patch for a graph. Names of new values and nodes begin with `prefix`.
     #[must_use]
     pub fn new(graph: &Graph, prefix: &str) -> Patch {
         Patch {
@@ -403,20 +406,20 @@ impl Patch {
         }
     }
 
-    /// A new value's record, or the graph's.
+    /// Returns a value of this patch or of the graph.
     #[must_use]
     pub fn value<'a>(&'a self, graph: &'a Graph, id: ValueId) -> &'a Value {
         if id.0 < self.base { graph.value(id) } else { &self.values[(id.0 - self.base) as usize] }
     }
 
-    /// A new value. `name` is a hint, used as it is.
+    /// Adds a value. `name` is a hint that does not get the patch's prefix.
     pub fn add_value(&mut self, name: &str, ty: ValueType) -> ValueId {
         let id = ValueId(self.base + self.values.len() as u32);
         self.values.push(Value { name: name.into(), ty, constant: None, sizes: None, made: None });
         id
     }
 
-    /// A new constant, named after the patch.
+    /// Adds a constant, named with the patch's prefix.
     pub fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId {
         let id = self
             .add_value(&format!("{}{name}", self.prefix), ValueType::tensor(tensor.dtype(), tensor.dims()));
@@ -424,12 +427,12 @@ impl Patch {
         id
     }
 
-    /// A new node with one output, which is returned. Its name and its output's come from the patch's prefix.
+    /// Adds a node with one output, and returns the output. Both names begin with the patch's prefix.
     pub fn node(&mut self, domain: &str, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
         self.node_with_outputs(domain, op, inputs, 1, attrs)[0]
     }
 
-    /// A new node with `outputs` outputs.
+    /// Adds a node with `outputs` outputs, and returns them.
     pub fn node_with_outputs(
         &mut self,
         domain: &str,
@@ -446,21 +449,26 @@ impl Patch {
         ids
     }
 
-    /// Adds a node as it is (its values are the graph's or this patch's).
+    /// Adds a node unchanged. Its values belong to the graph or to this patch.
     pub fn push(&mut self, node: Node) {
         self.nodes.push(node);
     }
 
-    /// Says that every use of `old` shall use `new`. If a node of this patch makes `new`, it takes over the name;
-    /// otherwise `old` must not be an output of the graph, which would change its name.
+    /// Replaces every use of `old` by `new` when the patch is applied.
+    ///
+    /// If a node of this patch produces `new`, the value takes over the name of `old`. Otherwise `old` must not be an
+    /// output of the graph, because the output would change its name.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         self.replaced.push((old, new));
     }
 
-    /// Applies the patch in place of the nodes `remove` (ascending); the new nodes go where the first of them stood,
-    /// or to the end if there is none. Values that were replaced keep their identity: the new node makes them.
+    /// Applies the patch in place of the nodes `remove` (ascending indices).
+    ///
+    /// The new nodes are inserted at the first removed node, or at the end if no node is removed. Replaced values keep
+    /// their identity: the new node produces them.
     pub fn apply(mut self, graph: &mut Graph, remove: &[usize]) {
-        // A value made here that replaces an old one *becomes* the old one, so names, outputs and users stay.
+        // A value produced here that replaces an old one *becomes* the old one, so that its name, uses and role as an
+        // output stay.
         let mut becomes: FxHashMap<ValueId, ValueId> = FxHashMap::default();
         let mut pass_through = Vec::new();
         for &(old, new) in &self.replaced {
@@ -502,15 +510,15 @@ impl Patch {
         graph.nodes.splice(at..at, self.nodes);
     }
 
-    /// What new names begin with.
+    /// Returns the prefix of new names.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 }
 
-/// A name between quotation marks, as `{name:?}` writes it: most have nothing that must be escaped, and need no look at every
-/// character.
+/// Quotes a name like `{name:?}`. Most names need no escapes, so that a check of their bytes replaces the slower
+/// formatting of characters.
 fn quoted(name: &str) -> String {
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
     if name.bytes().all(is_plain) { ["\"", name, "\""].concat() } else { format!("{name:?}") }
@@ -529,7 +537,7 @@ mod tests {
         }
     }
 
-    /// The least number that is free, as if all were tried.
+    /// The suffix is the smallest free number, as if all numbers were tried.
     #[test]
     fn names_are_varied_by_the_least_free_number() {
         let mut graph = Graph::new("names");
@@ -545,7 +553,7 @@ mod tests {
         assert_eq!(add(&mut graph, "x_3").1, "x_3");
         assert_eq!(add(&mut graph, "x").1, "x_4");
         assert_eq!(add(&mut graph, "x_3").1, "x_3_2");
-        // Names that become free are used again.
+        // Names that become free are reused.
         graph.rename(second, "y");
         graph.rename(first, "y");
         assert_eq!(["x", "x", "x"].map(|hint| add(&mut graph, hint).1), ["x", "x_2", "x_5"]);
@@ -553,7 +561,7 @@ mod tests {
         assert_eq!(&*graph.unused_name(""), "_2");
     }
 
-    /// As many as there are searches would take minutes.
+    /// Quadratic search for free names would take minutes.
     #[test]
     fn many_values_of_one_name() {
         const COUNT: usize = 200_000;

@@ -1,4 +1,4 @@
-//! From messages to a graph.
+//! Import of graphs from ONNX messages.
 
 use std::sync::Arc;
 
@@ -13,17 +13,19 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{Attr, Attrs, DType, Dim, Graph, GraphError, Node, Tensor, ValueId, ValueType};
 
-/// Initializers of this size or more are not copied but shared with the loaded file; smaller ones neither, so this is
-/// only a bound on how many elements a sparse initializer may have when it is written out.
+/// Maximum size in bytes of a sparse initializer after its conversion to a dense tensor. Dense initializers need no
+/// limit, because they share the bytes of the loaded file.
 const SPARSE_LIMIT: usize = 1 << 30;
 
 impl Graph {
-    /// The graph of a model. Nodes are brought into topological order; initializers become constants, also those
-    /// listed as inputs; the outer values a subgraph uses become inputs of its node ([`Node::captures`]).
+    /// Imports the graph of a model.
+    ///
+    /// Nodes are sorted topologically. Initializers become constants, even if they are listed as inputs. Outer values
+    /// that a subgraph uses become inputs of its node ([`Node::captures`]).
     ///
     /// # Errors
-    /// When the model contradicts itself or holds what no graph can: undefined or doubly made values, cycles, types
-    /// other than tensors of numbers and sequences of them.
+    /// Fails if the model is inconsistent: undefined values, values with two producers, or cycles. Supported
+    /// types are tensors of numbers, and sequences of these tensors.
     pub fn from_model(model: &LoadedModel) -> Result<Graph, GraphError> {
         let proto = model.proto.graph.as_ref().ok_or(GraphError::NoGraph)?;
         let mut graph = import(model, proto, &FxHashMap::default())?;
@@ -40,10 +42,10 @@ impl Graph {
         Ok(graph)
     }
 
-    /// The tensor of a message of a model.
+    /// Imports a tensor of a model.
     ///
     /// # Errors
-    /// When its payload cannot be read or contradicts its shape and type.
+    /// Fails if the payload cannot be read, or contradicts shape and type.
     pub fn tensor_from_proto(model: &LoadedModel, proto: &TensorProto) -> Result<Tensor, GraphError> {
         let dtype = DType::from_onnx(proto.data_type).ok_or_else(|| GraphError::UnsupportedType {
             value: proto.name.clone(),
@@ -57,7 +59,7 @@ impl Graph {
     }
 }
 
-/// Types of outer values, by name: what a subgraph may capture.
+/// Types of the outer values that a subgraph may capture, by name.
 type Outer = FxHashMap<String, ValueType>;
 
 fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Graph, GraphError> {
@@ -92,18 +94,18 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     }
     let mut declared: FxHashMap<&str, ValueType> = FxHashMap::default();
     for info in proto.value_info.iter().chain(&proto.output) {
-        // A type that cannot be represented is found by inference if the value matters.
+        // An unsupported type counts as unknown. Type inference reports the value if it is used.
         declared.insert(&info.name, declared_value_type(info).unwrap_or_default());
     }
 
-    // Every output gets its value first, so that order does not matter; the nodes are sorted afterwards.
+    // All outputs are defined first, because the nodes are not sorted yet.
     for node in &proto.node {
         for name in node.output.iter().filter(|name| !name.is_empty()) {
             let ty = declared.get(name.as_str()).cloned().unwrap_or_default();
             define(&mut graph, name, ty, &label(node))?;
         }
     }
-    // Outer values that this graph's own subgraphs may see.
+    // Outer values for the subgraphs of this graph.
     let mut visible = outer.clone();
     for id in graph.value_ids() {
         visible.insert(graph.name_of(id).to_owned(), graph.value(id).ty.clone());
@@ -132,7 +134,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
                 });
             }
         }
-        // One order, whatever the order of the attributes.
+        // Sorted, so that the order does not depend on the order of the attributes.
         free.sort();
         align_captures(&mut attrs, node, &free, &visible);
 
@@ -192,7 +194,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     Ok(graph)
 }
 
-/// The number of inputs a subgraph declares itself.
+/// Returns the number of inputs that a subgraph declares itself.
 fn formal_inputs(attribute: &AttributeProto) -> usize {
     attribute.g.as_ref().map_or(0, |graph| {
         let constants: FxHashSet<&str> =
@@ -210,7 +212,7 @@ fn align_captures(attrs: &mut Attrs, node: &NodeProto, free: &[String], visible:
         for name in free {
             let known = subgraph.inputs.iter().copied().find(|&id| subgraph.name_of(id) == name);
             let id = known.unwrap_or_else(|| {
-                // Not used in this branch; its name may be taken by one of the branch's own values.
+                // This branch does not use the value. One of the branch's own values may have its name.
                 let ty = visible.get(name).cloned().unwrap_or_default();
                 subgraph.add_value(name, ty)
             });
@@ -236,7 +238,7 @@ fn define(graph: &mut Graph, name: &str, ty: ValueType, maker: &str) -> Result<V
     Ok(graph.add_value(name, ty))
 }
 
-/// An error about the type of a value, with the nodes of a graph that use it.
+/// Adds the nodes that use a value to an error about its type.
 fn with_users(mut error: GraphError, graph: &GraphProto) -> GraphError {
     if let GraphError::UnsupportedType { value, users, .. } = &mut error {
         let found = graph.node.iter().filter(|node| node.input.contains(value));
@@ -245,12 +247,12 @@ fn with_users(mut error: GraphError, graph: &GraphProto) -> GraphError {
     error
 }
 
-/// The name of an element type that is not supported.
+/// Returns the name of an unsupported element type.
 fn type_name(number: i32) -> String {
     DType::unsupported_name(number).map_or_else(|| format!("number {number}"), str::to_owned)
 }
 
-/// How a message declares a tensor of such a type.
+/// Returns the declared type and shape of a tensor, for a message.
 fn declared_type(info: &ValueInfoProto, number: i32) -> String {
     let name = type_name(number);
     let Some(type_proto::Value::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref())
@@ -273,7 +275,7 @@ fn declared_type(info: &ValueInfoProto, number: i32) -> String {
 /// Returns the declared type of a value; `Unknown` without a declaration.
 ///
 /// # Errors
-/// When the type is unknown here.
+/// Fails if the type is not supported.
 pub fn declared_value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
     let Some(ty) = &info.r#type else { return Ok(ValueType::Unknown) };
     let unsupported = |found: &str| GraphError::UnsupportedType {
@@ -291,7 +293,7 @@ pub fn declared_value_type(info: &ValueInfoProto) -> Result<ValueType, GraphErro
             }
             let dtype = tensor_dtype(tensor.elem_type)?;
             let Some(shape) = &tensor.shape else { return Ok(ValueType::Tensor(dtype, None)) };
-            // Exporters write -1, or a name like "?", for an axis that is open. Two of them need not have one size.
+            // Exporters write -1, or a name like "?", for an open axis. Two open axes may have different sizes.
             let known = |dim: &dimension::Value| match dim {
                 dimension::Value::DimValue(size) => usize::try_from(*size).ok().map(Dim::Known),
                 dimension::Value::DimParam(name) => {
@@ -354,7 +356,7 @@ fn attr(
     })
 }
 
-/// Brings the nodes into an order in which every value is made before it is used, moving as few as possible.
+/// Sorts the nodes topologically. Of all nodes that are ready, the first one in the old order comes next.
 fn sort(graph: &mut Graph) -> Result<(), GraphError> {
     let producers = graph.producers();
     let mut waiting: Vec<usize> = Vec::with_capacity(graph.nodes.len());

@@ -1,6 +1,6 @@
-//! The graph of an ONNX model: element types, symbolic shapes, attributes, values and nodes, and their text dump.
+//! Graph of an ONNX model: element types, symbolic shapes, attributes, values, nodes, and a text dump.
 //!
-//! Nothing here knows an operator: what one means is said in `ortrain-ops`.
+//! This crate does not know any operator. `ortrain-ops` defines their meaning.
 #![forbid(unsafe_code)]
 
 mod attr;

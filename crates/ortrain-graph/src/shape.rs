@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// The size of one axis.
+/// Size of one axis.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dim {
-    /// A number.
+    /// Known size.
     Known(usize),
-    /// A name: equal names are equal sizes; different names may or may not be.
+    /// Symbolic size. Equal names are equal sizes; different names may be equal or different sizes.
     Symbol(Arc<str>),
 }
 
 impl Dim {
-    /// The size, if it is a number.
+    /// Returns the size, if it is known.
     #[must_use]
     pub fn known(&self) -> Option<usize> {
         match self {
@@ -24,13 +24,13 @@ impl Dim {
         }
     }
 
-    /// A symbol.
+    /// Creates a symbolic size.
     #[must_use]
     pub fn symbol(name: &str) -> Dim {
         Dim::Symbol(name.into())
     }
 
-    /// Whether the size is certainly 1.
+    /// Returns true if the size is known to be 1.
     #[must_use]
     pub fn is_one(&self) -> bool {
         *self == Dim::Known(1)
@@ -52,30 +52,30 @@ impl fmt::Display for Dim {
     }
 }
 
-/// The sizes of all axes of a value whose rank is known.
+/// Sizes of all axes of a value with a known rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Shape(pub SmallVec<[Dim; 6]>);
 
 impl Shape {
-    /// The shape of a scalar.
+    /// Returns the shape of a scalar.
     #[must_use]
     pub fn scalar() -> Shape {
         Shape::default()
     }
 
-    /// A shape of numbers.
+    /// Creates a shape with known sizes.
     #[must_use]
     pub fn known(dims: &[usize]) -> Shape {
         dims.iter().map(|&dim| Dim::Known(dim)).collect()
     }
 
-    /// The sizes as numbers, if all are.
+    /// Returns the sizes, if all of them are known.
     #[must_use]
     pub fn concrete(&self) -> Option<Vec<usize>> {
         self.0.iter().map(Dim::known).collect()
     }
 
-    /// The number of axes.
+    /// Returns the number of axes.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.0.len()

@@ -1,4 +1,4 @@
-//! The one tensor type: an immutable array of numbers.
+//! Tensor type of all crates: an immutable array of numbers.
 
 use std::fmt;
 
@@ -7,36 +7,36 @@ use bytes::Bytes;
 
 use crate::DType;
 
-/// What is wrong with a tensor.
+/// Error of creating a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// The number of elements, or of bytes, does not fit the address space.
+    /// The number of elements or bytes does not fit the address space.
     #[error("a tensor of shape {dims:?} and type {dtype} is too large to address")]
     TooLarge {
-        /// The shape.
+        /// Shape of the tensor.
         dims: Vec<usize>,
-        /// The element type.
+        /// Element type.
         dtype: DType,
     },
-    /// The bytes do not match shape and type.
+    /// The number of bytes does not match shape and element type.
     #[error("a tensor of shape {dims:?} and type {dtype} needs {expected} bytes but has {found}")]
     WrongLength {
-        /// The shape.
+        /// Shape of the tensor.
         dims: Vec<usize>,
-        /// The element type.
+        /// Element type.
         dtype: DType,
-        /// Bytes that shape and type ask for.
+        /// Required number of bytes.
         expected: usize,
-        /// Bytes there are.
+        /// Actual number of bytes.
         found: usize,
     },
 }
 
-/// An immutable tensor: element type, shape, and little-endian elements in row-major order.
+/// Immutable tensor: element type, shape, and little-endian elements in row-major order.
 ///
-/// The payload is a reference-counted byte range, so a clone is cheap and a tensor can be a range of a loaded file.
-/// A `bool` is one byte, 0 or 1. The bytes need not be aligned.
+/// The payload is a reference-counted byte range. A clone is therefore cheap, and a tensor can be a range of a loaded
+/// file. A `bool` is one byte, 0 or 1. The bytes need not be aligned.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Tensor {
     dtype: DType,
@@ -44,12 +44,12 @@ pub struct Tensor {
     data: Bytes,
 }
 
-/// The number of bytes of a tensor, or an error when it cannot be addressed.
+/// Returns the number of bytes of a tensor.
 ///
 /// # Errors
-/// [`TensorError::TooLarge`] when the product overflows `isize`.
+/// [`TensorError::TooLarge`] if the product overflows `isize`.
 pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
-    // Zeros are left out of the product: [2^40, 2^40, 0] is empty but still absurd.
+    // Zeros are left out of the product: [2^40, 2^40, 0] has no elements, but must still be refused.
     dims.iter()
         .filter(|&&dim| dim != 0)
         .try_fold(dtype.size(), |total, &dim| {
@@ -59,11 +59,11 @@ pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
         .ok_or_else(|| TensorError::TooLarge { dims: dims.to_vec(), dtype })
 }
 
-/// A copy of bytes that starts at a multiple of `alignment` and shares nothing with what they are a range of. Where there
-/// is no memory for it: the range itself.
+/// Copies bytes to a multiple of `alignment`, so that the result shares no memory with `bytes`. If the allocation
+/// fails, returns `bytes` itself.
 ///
 /// # Panics
-/// When `alignment` is no power of two.
+/// Panics if `alignment` is not a power of two.
 #[must_use]
 pub fn aligned_copy(bytes: &Bytes, alignment: usize) -> Bytes {
     assert!(alignment.is_power_of_two(), "an alignment of {alignment}");
@@ -77,7 +77,7 @@ pub fn aligned_copy(bytes: &Bytes, alignment: usize) -> Bytes {
     Bytes::from(room).slice(skipped..)
 }
 
-/// The bytes of a number, rounded to an element type.
+/// Rounds a number to an element type, and returns its bytes.
 fn rounded(dtype: DType, value: f64) -> Vec<u8> {
     match dtype {
         DType::F32 => (value as f32).to_le_bytes().to_vec(),
@@ -97,10 +97,10 @@ fn rounded(dtype: DType, value: f64) -> Vec<u8> {
 }
 
 impl Tensor {
-    /// A tensor from its little-endian bytes.
+    /// Creates a tensor from its little-endian bytes.
     ///
     /// # Errors
-    /// When the length of `data` is not what `dtype` and `dims` ask for.
+    /// Fails if the length of `data` does not match `dtype` and `dims`.
     pub fn new(dtype: DType, dims: Vec<usize>, data: Bytes) -> Result<Tensor, TensorError> {
         let expected = byte_length(dtype, &dims)?;
         if data.len() != expected {
@@ -109,54 +109,56 @@ impl Tensor {
         Ok(Tensor { dtype, dims, data })
     }
 
-    /// A tensor of zeros.
+    /// Creates a tensor of zeros.
     ///
     /// # Errors
-    /// [`TensorError::TooLarge`] when it cannot be addressed.
+    /// [`TensorError::TooLarge`] if the tensor cannot be addressed.
     pub fn zeros(dtype: DType, dims: Vec<usize>) -> Result<Tensor, TensorError> {
         let bytes = byte_length(dtype, &dims)?;
         Tensor::new(dtype, dims, Bytes::from(vec![0; bytes]))
     }
 
-    /// A tensor of any plain elements whose layout is that of `dtype` (`half::f16` for [`DType::F16`], `u8` for
-    /// [`DType::Bool`]).
+    /// Creates a tensor from plain elements with the layout of `dtype`: `half::f16` for [`DType::F16`], `u8` for
+    /// [`DType::Bool`].
     ///
     /// # Panics
-    /// When the number of bytes is not what `dtype` and `dims` ask for: a mistake of the caller, not of its input.
+    /// Panics if the number of bytes does not match `dtype` and `dims`. This is a bug of the caller, not an error of
+    /// its input.
     #[must_use]
     pub fn from_slice<T: Pod>(dtype: DType, dims: &[usize], elements: &[T]) -> Tensor {
         let data = Bytes::copy_from_slice(bytemuck::cast_slice(elements));
         Tensor::new(dtype, dims.to_vec(), data).expect("elements match dtype and dims")
     }
 
-    /// A float32 tensor.
+    /// Creates a float32 tensor.
     ///
     /// # Panics
-    /// When the number of elements is not the product of `dims`.
+    /// Panics if the number of elements is not the product of `dims`.
     #[must_use]
     pub fn f32(dims: &[usize], elements: &[f32]) -> Tensor {
         Tensor::from_slice(DType::F32, dims, elements)
     }
 
-    /// An int64 tensor.
+    /// Creates an int64 tensor.
     ///
     /// # Panics
-    /// When the number of elements is not the product of `dims`.
+    /// Panics if the number of elements is not the product of `dims`.
     #[must_use]
     pub fn i64(dims: &[usize], elements: &[i64]) -> Tensor {
         Tensor::from_slice(DType::I64, dims, elements)
     }
 
-    /// A scalar (rank 0) of a float or integer type, rounded to it from `value`.
+    /// Creates a scalar (rank 0) with `value` rounded to `dtype`.
     #[must_use]
     pub fn scalar(dtype: DType, value: f64) -> Tensor {
         Tensor::filled(dtype, &[], value)
     }
 
-    /// A tensor whose elements are all `value`, rounded to `dtype` (`bool`: whether it is not zero).
+    /// Creates a tensor with all elements equal to `value`, rounded to `dtype`. For `bool`, every nonzero value becomes
+    /// true.
     ///
     /// # Panics
-    /// When the tensor cannot be addressed.
+    /// Panics if the tensor cannot be addressed.
     #[must_use]
     pub fn filled(dtype: DType, dims: &[usize], value: f64) -> Tensor {
         let bytes = byte_length(dtype, dims).expect("the caller's shape is addressable");
@@ -164,56 +166,57 @@ impl Tensor {
         Tensor { dtype, dims: dims.to_vec(), data: element.repeat(bytes / dtype.size()).into() }
     }
 
-    /// A tensor of the given elements, each rounded to `dtype` (`bool`: whether it is not zero).
+    /// Creates a tensor from elements that are rounded to `dtype`. For `bool`, every nonzero value becomes true.
     ///
     /// # Panics
-    /// When the number of elements is not the product of `dims`.
+    /// Panics if the number of elements is not the product of `dims`.
     #[must_use]
     pub fn from_f64(dtype: DType, dims: Vec<usize>, elements: &[f64]) -> Tensor {
         let data: Vec<u8> = elements.iter().flat_map(|&value| rounded(dtype, value)).collect();
         Tensor::new(dtype, dims, data.into()).expect("the caller's elements fit its shape")
     }
 
-    /// The same elements, each rounded to `dtype` (64-bit integers by way of `f64`).
+    /// Converts the elements to `dtype`, each rounded. 64-bit integers are converted through `f64`.
     #[must_use]
     pub fn converted(&self, dtype: DType) -> Tensor {
         Tensor::from_f64(dtype, self.dims.clone(), &self.to_f64())
     }
 
-    /// The element type.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The shape.
+    /// Returns the shape.
     #[must_use]
     pub fn dims(&self) -> &[usize] {
         &self.dims
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.data.len() / self.dtype.size()
     }
 
-    /// Whether there are no elements.
+    /// Returns true if the tensor has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// The elements' little-endian bytes, row-major.
+    /// Returns the little-endian bytes of the elements, in row-major order.
     #[must_use]
     pub fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// The same tensor, whose first byte lies at a multiple of `alignment`: itself, or a copy ([`aligned_copy`]).
+    /// Returns this tensor with its first byte at a multiple of `alignment`. A tensor that is not aligned is copied
+    /// ([`aligned_copy`]).
     ///
     /// # Panics
-    /// When `alignment` is no power of two.
+    /// Panics if `alignment` is not a power of two.
     #[must_use]
     pub fn aligned(&self, alignment: usize) -> Tensor {
         if self.data.as_ptr().addr().is_multiple_of(alignment) {
@@ -222,25 +225,25 @@ impl Tensor {
         Tensor { dtype: self.dtype, dims: self.dims.clone(), data: aligned_copy(&self.data, alignment) }
     }
 
-    /// The same elements under another shape of as many elements.
+    /// Returns the same elements with another shape.
     ///
     /// # Errors
-    /// When the numbers of elements differ.
+    /// Fails if the numbers of elements differ.
     pub fn reshaped(&self, dims: Vec<usize>) -> Result<Tensor, TensorError> {
         Tensor::new(self.dtype, dims, self.data.clone())
     }
 
-    /// The elements as `T`, whose layout must be that of the element type.
+    /// Returns the elements as `T`, which must have the layout of the element type.
     ///
     /// # Panics
-    /// When the size of `T` is not that of an element.
+    /// Panics if the sizes of `T` and of an element differ.
     #[must_use]
     pub fn to_vec<T: Pod>(&self) -> Vec<T> {
         assert_eq!(size_of::<T>(), self.dtype.size(), "the Rust type has the size of {}", self.dtype);
         bytemuck::pod_collect_to_vec(&self.data)
     }
 
-    /// Every element as `f64`, whatever the type (64-bit integers are rounded).
+    /// Converts every element of any type to `f64`. 64-bit integers are rounded.
     #[must_use]
     pub fn to_f64(&self) -> Vec<f64> {
         match self.dtype {
@@ -259,7 +262,8 @@ impl Tensor {
         }
     }
 
-    /// Every element as `i64` if the type is an integer or `bool` (`uint64` above `i64::MAX` wraps), else `None`.
+    /// Converts every element to `i64`, or returns `None` for a floating-point type. `uint64` values above `i64::MAX`
+    /// wrap around.
     #[must_use]
     pub fn to_i64(&self) -> Option<Vec<i64>> {
         Some(match self.dtype {
@@ -308,7 +312,7 @@ mod tests {
                 assert_eq!(aligned.data().as_ptr().addr() % 4096, 0);
                 assert_ne!(data.as_ptr(), aligned.data().as_ptr());
             }
-            // Once is enough.
+            // An aligned tensor is not copied again.
             assert_eq!(aligned.aligned(4096).data().as_ptr(), aligned.data().as_ptr());
         }
     }

@@ -1,4 +1,4 @@
-//! Models that contradict themselves are refused with a sentence; the others survive the way in and out.
+//! Inconsistent models are refused with a message. Other models survive an import and an export.
 
 use ortrain_graph::{Attr, Graph};
 use ortrain_onnx::proto::{
@@ -63,7 +63,7 @@ fn a_value_made_twice_is_named() {
     assert_eq!(message, "\"y\" is made twice: node \"b\" (Abs) makes it again");
 }
 
-/// Also where both are graphs and one takes fewer inputs than the other.
+/// The check covers two graphs, too, and graphs with different numbers of inputs.
 #[test]
 fn an_attribute_that_is_given_twice_is_named() {
     let body = |inputs: &[&str]| AttributeProto {
@@ -139,7 +139,7 @@ fn initializers_listed_as_inputs_are_constants() {
     assert_eq!(weight.constant.as_ref().map(ortrain_graph::Tensor::to_f64), Some(vec![2.0]));
 }
 
-/// What branches use from outside becomes inputs of the node, and goes by its outer name again on the way out.
+/// Outer values that branches use become inputs of the node. The export restores their outer names.
 #[test]
 fn captured_values_become_inputs() {
     let branch = |op: &str, uses: &[&str]| GraphProto {
@@ -202,6 +202,6 @@ fn axes_of_no_size_are_open() {
     proto.graph.as_mut().unwrap().input = vec![x];
     let graph = import(proto).unwrap();
     let shape = graph.value(graph.inputs[0]).ty.shape().unwrap().to_string();
-    // Each has a symbol of its own.
+    // Each open axis has its own symbol.
     assert_eq!(shape, "[x.0, x.1, x.2, x.3, x.4, x.5, 0, batch]");
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::gemm::tiles::amx;
+use crate::huge_pages::prefer_large_pages;
 use crate::isa::bf16::{Bf16Unit, Unit};
 use crate::isa::{CHAINS, Isa, Kind, Level, Work, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{avx2, avx512};
-use crate::pages::prefer_large_pages;
 use crate::pool::Pool;
 
 /// The limits of all threads of a pool together.

@@ -5,21 +5,23 @@ mod cut;
 use ortrain_expr::{Access, Nest, OutOfRange};
 
 use crate::pool::{Pool, pause};
-use crate::squares::Squares;
-use crate::tape::memory::width;
-use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Head, Plan, Site, Stage, Tape, Total, ops};
-use crate::turned::Turned;
-use crate::views::{Bases, Parts, RunScalars, Scratch};
+use crate::row_norms::Squares;
+use crate::scratch::{Bases, Parts, RunScalars, Scratch};
+use crate::tile::memory::width;
+use crate::tile::strided_iter::StridedIter;
+use crate::tile::{
+    ALIGN, Compiler, ExecContext, Failure, Head, LoopOrder, PairwiseSum, Plan, Stage, TileProgram, Total, ops,
+};
+use crate::transpose::Turned;
 use cut::{Cut, Long, Piece, Task, Wave};
 
 /// Tiles, and blocks of rows, between two questions whether a long run goes on.
 const TILES_TO_PAUSE: usize = 1024;
 
 /// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
-const GRAIN: usize = 64 * 1024;
+const MIN_TASK_WORK: usize = 64 * 1024;
 /// Tasks that are plenty for any number of cores.
-const PLENTY: usize = 16;
+const MAX_TASKS: usize = 16;
 /// Most parts that one reduction is split into.
 const MAX_SPLITS: usize = 64;
 /// Rows that `Col` adds up before it adds the sum to the total: two short sums are more exact than a long one.
@@ -39,7 +41,7 @@ pub enum Order {
 /// A compiled [`Nest`].
 #[derive(Debug)]
 pub struct NestKernel {
-    tape: Tape,
+    tape: TileProgram,
     shape: Shape,
     buffers: usize,
     reductions: usize,
@@ -113,7 +115,7 @@ impl NestKernel {
         order: Order,
         overlaps: &dyn Fn(usize, usize) -> bool,
     ) -> Result<NestKernel, String> {
-        if let Some(fault) = nest.fault() {
+        if let Some(fault) = nest.validate() {
             return Err(fault);
         }
         if nest.accumulators() > 0 {
@@ -125,37 +127,37 @@ impl NestKernel {
         let outer: usize = nest.outer_dims().iter().product();
         let inner: usize = nest.inner_dims().iter().product();
         let (tape, shape) = if let Some(segments) = &nest.segments {
-            let plan = Plan { nest, drive: Drive::Row, outside: &[0], along: &[1] };
-            let tape = Tape::in_place(&plan, compiler, overlaps)?;
+            let plan = Plan { nest, drive: LoopOrder::Row, outside: &[0], along: &[1] };
+            let tape = TileProgram::in_place(&plan, compiler, overlaps)?;
             let cut = Cut::new(segments, nest, &tape);
             (tape, Shape::Segments(Box::new(cut)))
         } else if let Some(first) = rows_of_map(nest) {
             // Rows that reduce nothing.
             let (outside, along) = outer_axes.split_at(first);
-            let plan = Plan { nest, drive: Drive::Row, outside, along };
-            let tape = Tape::new(&plan, compiler)?;
+            let plan = Plan { nest, drive: LoopOrder::Row, outside, along };
+            let tape = TileProgram::new(&plan, compiler)?;
             let count = |axes: &[usize]| axes.iter().map(|&axis| nest.dims[axis]).product::<usize>();
             let (outer, inner) = (count(outside), count(along));
-            let rows = (GRAIN / inner.saturating_mul(tape.cost)).max(1);
+            let rows = (MIN_TASK_WORK / inner.saturating_mul(tape.cost)).max(1);
             (tape, Shape::Row { outer, inner, rows, piece: None })
         } else if nest.inner == 0 {
-            let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes };
-            let tape = Tape::new(&plan, compiler)?;
+            let plan = Plan { nest, drive: LoopOrder::Map, outside: &[], along: &outer_axes };
+            let tape = TileProgram::new(&plan, compiler)?;
             let shape = Turned::of(nest).map_or_else(
                 || {
-                    let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
+                    let chunk = (MIN_TASK_WORK / tape.cost).max(1).next_multiple_of(tape.tile);
                     Shape::Map { count: outer, chunk }
                 },
                 |turned| Shape::Turned(Box::new(turned)),
             );
             (tape, shape)
         } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {
-            let plan = Plan { nest, drive: Drive::Row, outside: &outer_axes, along: &inner_axes };
-            let tape = Tape::new(&plan, compiler)?;
+            let plan = Plan { nest, drive: LoopOrder::Row, outside: &outer_axes, along: &inner_axes };
+            let tape = TileProgram::new(&plan, compiler)?;
             let work = inner.saturating_mul(tape.cost);
-            let rows = (GRAIN / work.max(1)).max(1);
-            let splits = (work / GRAIN).min(MAX_SPLITS);
-            let piece = (outer < PLENTY && splits >= 4 && inner > tape.tile)
+            let rows = (MIN_TASK_WORK / work.max(1)).max(1);
+            let splits = (work / MIN_TASK_WORK).min(MAX_SPLITS);
+            let piece = (outer < MAX_TASKS && splits >= 4 && inner > tape.tile)
                 .then(|| inner.div_ceil(splits).next_multiple_of(tape.tile));
             let squares = if order == Order::Auto { Squares::of(nest) } else { None };
             (tape, squares.map_or(Shape::Row { outer, inner, rows, piece }, Shape::Squares))
@@ -165,14 +167,14 @@ impl NestKernel {
                 outer_axes.retain(|&other| other != axis);
                 outer_axes.push(axis);
             }
-            let plan = Plan { nest, drive: Drive::Col, outside: &inner_axes, along: &outer_axes };
-            let tape = Tape::new(&plan, compiler)?;
+            let plan = Plan { nest, drive: LoopOrder::Col, outside: &inner_axes, along: &outer_axes };
+            let tape = TileProgram::new(&plan, compiler)?;
             let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
             let (mut tile, mut piece) = (tape.tile, None);
-            if work > GRAIN {
-                let wanted = (work / GRAIN).min(PLENTY);
-                let splits = (work / GRAIN).min(inner / (2 * BLOCK)).min(MAX_SPLITS / 2);
-                let splits = if splits >= 2 && outer.div_ceil(tile) < PLENTY { splits } else { 1 };
+            if work > MIN_TASK_WORK {
+                let wanted = (work / MIN_TASK_WORK).min(MAX_TASKS);
+                let splits = (work / MIN_TASK_WORK).min(inner / (2 * BLOCK)).min(MAX_SPLITS / 2);
+                let splits = if splits >= 2 && outer.div_ceil(tile) < MAX_TASKS { splits } else { 1 };
                 if splits > 1 {
                     piece = Some(inner.div_ceil(splits).next_multiple_of(BLOCK));
                 }
@@ -340,7 +342,7 @@ fn rows_of_map(nest: &Nest) -> Option<usize> {
     };
     let outer = |first: usize| nest.dims[..first].iter().product::<usize>();
     let inner = |first: usize| nest.dims[first..].iter().product::<usize>();
-    let best = (1..rank).filter(|&first| inner(first) >= LONG && outer(first) >= PLENTY);
+    let best = (1..rank).filter(|&first| inner(first) >= LONG && outer(first) >= MAX_TASKS);
     // Of equal gains that of the longest rows.
     best.map(|first| (gain(first), std::cmp::Reverse(first)))
         .max()
@@ -367,7 +369,7 @@ fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
     let kept = nest.dims.len() - nest.inner;
     let axes = || (kept..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);
     let in_pieces = nest.loaded().any(|load| {
-        let walk = Walk::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
+        let walk = StridedIter::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
         walk.is_ok_and(|walk| walk.piece().is_some_and(|piece| piece < SMALL_PIECE))
     });
     let short = if in_pieces { SHORT_IN_PIECES } else { SHORT };
@@ -408,13 +410,13 @@ impl Values {
 }
 
 impl<'a> Run<'a> {
-    fn tape(&self) -> &'a Tape {
+    fn tape(&self) -> &'a TileProgram {
         &self.kernel.tape
     }
 
-    fn site(&self, worker: usize) -> Site<'_> {
+    fn site(&self, worker: usize) -> ExecContext<'_> {
         let kept = self.tape().kept;
-        Site {
+        ExecContext {
             tape: self.tape(),
             bases: match kept {
                 0 => self.bases.0,
@@ -497,7 +499,7 @@ impl<'a> Run<'a> {
     }
 
     /// A site on which the operations that are done once per task are done.
-    unsafe fn start(&self, worker: usize) -> Site<'_> {
+    unsafe fn start(&self, worker: usize) -> ExecContext<'_> {
         let site = self.site(worker);
         // SAFETY: the worker's own frame; these operations load from index zero only, and the space has one.
         unsafe { site.run(&self.tape().once, 0, 0, self.tape().tile) };
@@ -520,11 +522,11 @@ impl<'a> Run<'a> {
     }
 
     /// A stage of one row, or of a piece of it: leaves the partial results in the chains.
-    unsafe fn row_body(&self, site: &Site<'_>, stage: &Stage, row: usize, begin: usize, end: usize) {
+    unsafe fn row_body(&self, site: &ExecContext<'_>, stage: &Stage, row: usize, begin: usize, end: usize) {
         // SAFETY: the caller's contract; chains are initialised before values are pushed.
         unsafe {
             for total in &stage.totals {
-                (*site.at::<Chain>(total.state)).reset();
+                (*site.at::<PairwiseSum>(total.state)).reset();
             }
             if !stage.body.is_empty() {
                 for (number, (start, n)) in self.tape().tiles(begin, end).enumerate() {
@@ -551,7 +553,7 @@ impl<'a> Run<'a> {
 
     /// All stages of one row.
     #[inline]
-    unsafe fn row(&self, site: &Site<'_>, row: usize, begin: usize, end: usize) {
+    unsafe fn row(&self, site: &ExecContext<'_>, row: usize, begin: usize, end: usize) {
         let tape = self.tape();
         // SAFETY: the caller's contract; results of a stage are there when the next one begins.
         unsafe {
@@ -559,7 +561,8 @@ impl<'a> Run<'a> {
                 site.run(&stage.pre, row, 0, tape.tile.min(end - begin));
                 self.row_body(site, stage, row, begin, end);
                 for total in &stage.totals {
-                    *site.at(total.result) = (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                    *site.at(total.result) =
+                        (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
                 }
             }
             site.run(&tape.post, row, 0, 1);
@@ -611,7 +614,8 @@ impl<'a> Run<'a> {
                 let stage = &tape.stages[stage];
                 self.row_body(&site, stage, cut.long[long].segment, begin, end);
                 for (i, total) in stage.totals.iter().enumerate() {
-                    *partial.at(k * width + i) = (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                    *partial.at(k * width + i) =
+                        (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
                 }
             }
         };
@@ -655,7 +659,7 @@ impl<'a> Run<'a> {
                 for (i, total) in stage.totals.iter().enumerate() {
                     // SAFETY: all tasks are done; this thread is worker 0.
                     unsafe {
-                        let chain = &mut *site.at::<Chain>(total.state);
+                        let chain = &mut *site.at::<PairwiseSum>(total.state);
                         chain.reset();
                         for k in of.first..of.last {
                             chain.push(total.op, total.ty, *partial.at(k * width + i));
@@ -720,7 +724,7 @@ impl<'a> Run<'a> {
                     self.row_body(&site, stage, row, split * piece, inner.min((split + 1) * piece));
                     for (i, total) in stage.totals.iter().enumerate() {
                         *partial.at(task * width + i) =
-                            (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                            (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
                     }
                 }
             });
@@ -729,7 +733,7 @@ impl<'a> Run<'a> {
                 for (i, total) in stage.totals.iter().enumerate() {
                     // SAFETY: all tasks are done; this thread is worker 0.
                     unsafe {
-                        let chain = &mut *site.at::<Chain>(total.state);
+                        let chain = &mut *site.at::<PairwiseSum>(total.state);
                         chain.reset();
                         for split in 0..splits {
                             chain.push(total.op, total.ty, *partial.at((row * splits + split) * width + i));
@@ -751,7 +755,7 @@ impl<'a> Run<'a> {
     /// A stage of some columns over the reduced indices `begin..end`: leaves the results in their registers.
     unsafe fn col_body(
         &self,
-        site: &Site<'_>,
+        site: &ExecContext<'_>,
         stage: &Stage,
         (start, n): (usize, usize),
         begin: usize,

@@ -4,8 +4,8 @@ use ortrain_expr::DType;
 
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::tape::number::{Brain, Half, Number, Stored};
-use crate::views::Bases;
+use crate::scratch::Bases;
+use crate::tile::number::{Bf16, F16, Number, Stored};
 
 /// `out[o, index[j], i] += src[o, j, i]` for all o, j, i: contiguous buffers of shapes `[outer, size, inner]`,
 /// `[count]` and `[outer, count, inner]`.
@@ -41,7 +41,7 @@ pub struct ScatterKernel {
 }
 
 /// Elements of a task, about.
-const GRAIN: usize = 32 * 1024;
+const MIN_TASK_WORK: usize = 32 * 1024;
 /// Fewest adjacent elements of a task: less would be all reading of indices.
 const NARROW: usize = 64;
 
@@ -65,7 +65,8 @@ impl ScatterKernel {
         if elements(desc.size).is_none() || elements(desc.count).is_none() {
             return Err("a buffer too large to count".to_owned());
         }
-        let width = (GRAIN / desc.count.max(1)).max(NARROW).next_multiple_of(NARROW).min(desc.inner.max(1));
+        let width =
+            (MIN_TASK_WORK / desc.count.max(1)).max(NARROW).next_multiple_of(NARROW).min(desc.inner.max(1));
         Ok(ScatterKernel { desc, isa, width })
     }
 
@@ -111,8 +112,8 @@ impl ScatterKernel {
             match (last, dtype, dtype.size()) {
                 (false, DType::F32, _) => by_index!(Add, f32),
                 (false, DType::F64, _) => by_index!(Add, f64),
-                (false, DType::F16, _) => by_index!(Add, Half),
-                (false, DType::BF16, _) => by_index!(Add, Brain),
+                (false, DType::F16, _) => by_index!(Add, F16),
+                (false, DType::BF16, _) => by_index!(Add, Bf16),
                 (false, DType::I32, _) => by_index!(Add, i32),
                 (false, DType::I64, _) => by_index!(Add, i64),
                 (true, _, 1) => by_index!(Write, u8),
@@ -168,7 +169,7 @@ impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
         unsafe {
             self.0.lines(|out, src| {
                 for i in 0..width {
-                    let sum = out.add(i).read_unaligned().decode().plus(src.add(i).read_unaligned().decode());
+                    let sum = out.add(i).read_unaligned().decode().add(src.add(i).read_unaligned().decode());
                     out.add(i).write_unaligned(S::encode(sum));
                 }
             });

@@ -9,82 +9,85 @@ use bytemuck::allocation::try_zeroed_slice_box;
 
 use crate::memory::{ALIGNMENT, OutOfMemory};
 
-/// Alignment of memory that is larger than two of these: that of the large pages of most machines. What a large page
-/// holds is there after one page fault instead of hundreds.
+/// Alignment of memory of at least this size, in bytes: the large pages of most machines. One page fault makes a large
+/// page available, instead of hundreds for small pages.
 const LARGE: usize = 2 << 20;
 
-/// The smallest page of any machine.
+/// Smallest page size of any machine, in bytes.
 const PAGE: usize = 4 << 10;
 
 const WORD: usize = size_of::<u64>();
-/// Words of a block, which has the size of [`ALIGNMENT`].
+/// Number of words of a block. A block has [`ALIGNMENT`] bytes.
 const BLOCK: usize = ALIGNMENT / WORD;
 
-/// Memory of somebody else, who lends it: an array of NumPy, a buffer of another library.
+/// Memory lent by another owner: a NumPy array, or a buffer of another library.
 ///
-/// The bytes are atomic because the owner may write to them at any time, from any thread. They may start at any address
-/// and end anywhere; they stay valid, and stay where they are, as long as the lender lives, and a [`HostMemory`] made of a
-/// lender keeps it alive.
+/// The bytes are atomic, because the owner may write to them at any time, from any thread. They may start and end at
+/// any address. They stay valid and do not move as long as the lender lives. A [`HostMemory`] with a lender keeps the
+/// lender alive.
 pub trait LentMemory: Send + Sync + Debug {
-    /// The bytes, always the same ones.
+    /// Returns the bytes; always the same ones.
     fn bytes(&self) -> &[AtomicU8];
 
-    /// Whether nobody may write to them here.
+    /// Returns true if borrowers must not write to the bytes.
     fn is_read_only(&self) -> bool;
 
-    /// Copies bytes out, each as it is at some moment of the call. Lenders may know a quicker way than byte by byte.
+    /// Copies bytes out. Each byte has the value of some moment of the call. Implementations may replace the slow copy
+    /// of single bytes.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if the range ends after the memory.
     fn read(&self, offset: usize, bytes: &mut [u8]) {
         let lent = &self.bytes()[offset..][..bytes.len()];
         lent.iter().zip(bytes).for_each(|(lent, byte)| *byte = lent.load(Ordering::Relaxed));
     }
 
-    /// Copies bytes in; those beside them are not touched. Called only where writing is allowed.
+    /// Copies bytes in, without touching the bytes beside them. Called only if writing is allowed.
     ///
     /// # Panics
-    /// When they do not fit.
+    /// Panics if the range ends after the memory.
     fn write(&self, offset: usize, bytes: &[u8]) {
         let lent = &self.bytes()[offset..][..bytes.len()];
         lent.iter().zip(bytes).for_each(|(lent, &byte)| lent.store(byte, Ordering::Relaxed));
     }
 }
 
-/// A region of this process that never moves and may be read and written from several places at once: of its own, zeroed and 256-byte
-/// aligned ([`HostMemory::try_new`]), or lent by somebody, at any address ([`HostMemory::lent`]).
+/// Region of this process that never moves and may be read and written concurrently.
 ///
-/// Rust code outside the kernels reaches it by copies through relaxed atomic words or bytes; kernels and NumPy views reach
-/// it through [`HostMemory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
-/// Rust reference into the contents exists.
+/// The region is either owned, zeroed and 256-byte aligned ([`HostMemory::try_new`]), or lent, at any address
+/// ([`HostMemory::lent`]).
 ///
-/// The zeros are the system's, which gives pages when they are first touched: what is never used costs nothing, and
-/// what is used later costs nothing now.
+/// Rust code outside the kernels copies from and to the region by relaxed atomic words or bytes. Kernels and NumPy
+/// views use [`HostMemory::as_ptr`]. Concurrent writes have no defined order, but cause no undefined behavior, because
+/// no Rust reference into the content exists.
+///
+/// The operating system supplies zeroed pages on first touch. Memory that is never touched therefore costs nothing.
 pub struct HostMemory {
     home: Home,
     bytes: usize,
-    /// Bytes that the region may grow to where it lies.
+    /// Capacity in bytes to which the region can grow in place.
     room: usize,
-    /// Whether somebody has taken it upon himself to touch every page.
+    /// True if a caller has claimed the first touch of all pages.
     claimed: AtomicBool,
 }
 
-/// Whose memory it is.
+/// Owner of the memory.
 enum Home {
     Own(Words),
     Lent(Arc<dyn LentMemory>),
 }
 
-/// Whole blocks of memory of our own.
+/// Owned memory of complete blocks.
 #[derive(Default)]
 struct Words {
-    /// A little more than was asked for: allocators give zeros of the system's only where they need not align them.
+    /// Zeroed words, more than requested, to align the region. Allocators get zeroed pages from the system only for
+    /// requests without alignment.
     words: Box<[AtomicU64]>,
-    /// The first word of the region.
+    /// Index of the first word of the region.
     first: usize,
 }
 
-/// Bytes of a range before its first whole block, and how many whole blocks there are.
+/// Returns the number of bytes of a range before its first complete block, and the number of complete blocks.
 fn parts(offset: usize, len: usize) -> (usize, usize) {
     let head = (offset.next_multiple_of(ALIGNMENT) - offset).min(len);
     (head, (len - head) / ALIGNMENT)
@@ -102,12 +105,12 @@ impl Words {
         Ok(Words { words, first })
     }
 
-    /// Whole blocks, from the first one on; perhaps more than were asked for.
+    /// Returns the words of the region from its first block on. There may be more blocks than requested.
     fn region(&self) -> &[AtomicU64] {
         &self.words[self.first..]
     }
 
-    /// Those of the blocks from this one on.
+    /// Returns the blocks of the region from index `first` on.
     fn blocks(&self, first: usize) -> &[[AtomicU64; BLOCK]] {
         self.region()[first * BLOCK..].as_chunks().0
     }
@@ -126,7 +129,7 @@ impl Words {
         self.write_words(offset + head + middle.len(), last);
     }
 
-    /// Word by word, of which the first and the last may be parts.
+    /// Writes word by word. The first and last word may be written in part.
     fn write_words(&self, mut position: usize, mut rest: &[u8]) {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
@@ -167,37 +170,37 @@ impl Words {
         }
     }
 
-    /// Writes to every page of a range of bytes what it holds.
+    /// Writes to every page of a range of bytes, without changing the content.
     fn touch(&self, range: Range<usize>) {
         for byte in range.step_by(PAGE) {
-            // Zero for zero is a write even so; anything else was written before.
+            // Replacing zero by zero counts as a write. A word that is not zero was written before.
             let _ = self.region()[byte / WORD].compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
 impl HostMemory {
-    /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
+    /// Allocates a zeroed region of at least `bytes` bytes, rounded up to complete blocks.
     ///
     /// # Errors
-    /// When the system does not give that much.
+    /// Fails if the system does not provide the memory.
     pub fn try_new(bytes: usize) -> Result<HostMemory, OutOfMemory> {
         HostMemory::with_room(bytes, bytes)
     }
 
-    /// The same, and it can [`HostMemory::grow`] to `room` bytes where it lies: what it does not reach yet takes addresses and no
-    /// memory.
+    /// Like [`HostMemory::try_new`], with a capacity of `room` bytes for [`HostMemory::grow`]. The unused capacity
+    /// takes address space, but no memory.
     ///
     /// # Errors
-    /// When the system does not give that much.
+    /// Fails if the system does not provide the memory.
     pub fn with_room(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
         let room = room.max(bytes);
         let home = Home::Own(Words::try_new(room)?);
         Ok(HostMemory { home, bytes, room, claimed: AtomicBool::new(false) })
     }
 
-    /// Makes it at least `bytes` bytes long, if there is room: what is there stays, what comes to it is zero. Returns false, and
-    /// changes nothing, if there is less room.
+    /// Extends the region to at least `bytes` bytes, within its capacity. The content is preserved, and new bytes are
+    /// zero. Returns false, and changes nothing, if the capacity is too small.
     pub fn grow(&mut self, bytes: usize) -> bool {
         let fits = bytes <= self.room;
         if fits {
@@ -206,48 +209,50 @@ impl HostMemory {
         fits
     }
 
-    /// The same for sizes that are no larger than what the process holds already.
+    /// Like [`HostMemory::try_new`], for a size that does not exceed the memory that the process already holds.
     ///
     /// # Panics
-    /// When the system does not give that much.
+    /// Panics if the system does not provide the memory.
     #[must_use]
     pub fn new(bytes: usize) -> HostMemory {
         HostMemory::try_new(bytes).expect("the system has memory for a copy of what it holds")
     }
 
-    /// The region that somebody lends, and keeps until this is dropped: exactly its bytes, wherever they lie.
+    /// Wraps the bytes of a lender at their address. The lender lives until this region is dropped.
     #[must_use]
     pub fn lent(lender: Arc<dyn LentMemory>) -> HostMemory {
         let bytes = lender.bytes().len();
         HostMemory { home: Home::Lent(lender), bytes, room: bytes, claimed: AtomicBool::new(false) }
     }
 
-    /// The number of bytes asked for.
+    /// Returns the requested number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// True without any byte.
+    /// Returns true if the region has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Whether it is somebody else's, who may look at it and write to it at any time.
+    /// Returns true if the region belongs to a lender. The owner may read and write it at any time.
     #[must_use]
     pub fn is_lent(&self) -> bool {
         matches!(self.home, Home::Lent(_))
     }
 
-    /// True for memory that is lent for reading alone.
+    /// Returns true if the region is lent for reading only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         matches!(&self.home, Home::Lent(lender) if lender.is_read_only())
     }
 
-    /// The first byte. Valid for reads of [`HostMemory::len`] bytes, and for writes unless [`HostMemory::is_read_only`], as long as
-    /// the memory lives, by anyone who makes no Rust reference of it.
+    /// Returns a pointer to the first byte.
+    ///
+    /// The pointer is valid for reads of [`HostMemory::len`] bytes as long as the memory lives, and for writes unless
+    /// [`HostMemory::is_read_only`]. Users must not create Rust references into the memory.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.home {
@@ -259,7 +264,7 @@ impl HostMemory {
     /// Copies bytes in.
     ///
     /// # Panics
-    /// When they do not fit, or nobody may write here.
+    /// Panics if the range ends after the region, or if the region is read-only.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes into {}", offset, bytes.len(), self.bytes);
         match &self.home {
@@ -274,7 +279,7 @@ impl HostMemory {
     /// Copies bytes out.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if the range ends after the region.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes of {}", offset, bytes.len(), self.bytes);
         match &self.home {
@@ -283,7 +288,7 @@ impl HostMemory {
         }
     }
 
-    /// True if all bytes are zero. Memory that nobody has touched stays with the system.
+    /// Returns true if all bytes are zero. The check does not allocate pages that were never touched.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         match &self.home {
@@ -294,10 +299,10 @@ impl HostMemory {
         }
     }
 
-    /// A copy of a range.
+    /// Returns a copy of a range.
     ///
     /// # Panics
-    /// When there are fewer bytes.
+    /// Panics if the range ends after the region.
     #[must_use]
     pub fn to_vec(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -305,23 +310,25 @@ impl HostMemory {
         bytes
     }
 
-    /// True the first time: whoever asks then should [`HostMemory::touch`] all of it, if it is going to be written. Never for
-    /// memory that is lent, whose pages are its owner's concern.
+    /// Returns true at the first call. That caller should [`HostMemory::touch`] the region if it is going to be
+    /// written.
+    ///
+    /// Always returns false for a lent region, because its pages are the owner's concern.
     #[must_use]
-    pub fn claim(&self) -> bool {
+    pub fn prefault(&self) -> bool {
         !self.is_lent()
             && !self.claimed.load(Ordering::Relaxed)
             && !self.claimed.swap(true, Ordering::Relaxed)
     }
 
-    /// Writes to every page of a range what it holds; to no page that is lent.
+    /// Writes to every page of a range without changing the content. Lent pages are not written.
     ///
-    /// The system gives a page that was read before it was written twice: one of zeros that all such pages share, and at
-    /// the first write one of its own, for which all cores must stop to forget the other one. Several threads may touch
+    /// A page that is read before its first write is mapped twice. The read maps a page of zeros that all such pages
+    /// share. The write then maps a private page, and all cores must drop the old mapping. Several threads may touch
     /// parts of the memory at once, even while others write there.
     ///
     /// # Panics
-    /// When the memory ends before the range.
+    /// Panics if the range ends after the region.
     pub fn touch(&self, range: Range<usize>) {
         assert!(range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
         if let Home::Own(words) = &self.home {
@@ -329,10 +336,10 @@ impl HostMemory {
         }
     }
 
-    /// Sets everything to zero.
+    /// Sets all bytes to zero.
     ///
     /// # Panics
-    /// When nobody may write here.
+    /// Panics if the region is read-only.
     pub fn clear(&self) {
         match &self.home {
             Home::Own(words) => {
@@ -361,7 +368,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes from the `from`th on.
+    /// Lender of the bytes from index `from` on.
     #[derive(Debug)]
     struct Lender {
         bytes: Vec<AtomicU8>,
@@ -402,12 +409,12 @@ mod tests {
                 assert_eq!(memory.to_vec(len - 1, 1), expected[len - 1..]);
                 lender.bytes()[0].store(0xF3, Ordering::Relaxed);
                 assert_eq!(memory.to_vec(0, 1), [0xF3]);
-                assert!(!memory.claim());
+                assert!(!memory.prefault());
                 memory.touch(0..len);
                 assert!(!memory.is_zero());
                 memory.clear();
                 assert!(memory.is_zero());
-                // What lies before is not lent.
+                // Bytes before the lent range are unchanged.
                 assert!((0..from).all(|i| lender.bytes[i].load(Ordering::Relaxed) == (i % 251) as u8));
             }
         }
@@ -475,7 +482,7 @@ mod tests {
         }
     }
 
-    /// Pages of this process that are in memory and belong to no file.
+    /// Returns the resident anonymous memory of this process in KiB.
     #[cfg(target_os = "linux")]
     fn resident_kib() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -505,7 +512,7 @@ mod tests {
         let before = resident_kib();
         let memory = HostMemory::new(BYTES);
         memory.write(BYTES / 2, &[1]);
-        // Other tests run meanwhile, in threads of this process.
+        // Other tests run at the same time, in threads of this process.
         assert!(resident_kib() < before + (BYTES >> 10) / 2);
         assert_eq!(memory.to_vec(BYTES / 2, 1), [1]);
     }
@@ -517,11 +524,11 @@ mod tests {
         let memory = HostMemory::new(BYTES);
         memory.write(BYTES / 2 + 5, &[1, 2, 3]);
         let before = resident_kib();
-        assert!(memory.claim());
-        assert!(!memory.claim());
+        assert!(memory.prefault());
+        assert!(!memory.prefault());
         memory.touch(1..BYTES / 2);
         memory.touch(BYTES / 2..BYTES);
-        // Other tests run meanwhile, in threads of this process.
+        // Other tests run at the same time, in threads of this process.
         assert!(resident_kib() > before + (BYTES >> 10) / 2);
         assert_eq!(memory.to_vec(BYTES / 2 + 4, 5), [0, 1, 2, 3, 0]);
         HostMemory::new(0).touch(0..0);

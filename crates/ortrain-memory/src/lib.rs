@@ -1,8 +1,8 @@
 //! Memory of planes and workspaces, in this process and on devices.
 //!
-//! - [`Memory`]: what programs run on. Its copies can fail, for it may lie on a device.
-//! - [`HostMemory`]: bytes of this process, of its own or [lent](LentMemory) by somebody.
-//! - [`DeviceMemory`]: what a backend implements whose memory lies elsewhere.
+//! - [`Memory`]: memory that programs run on. Its copies can fail, because it may be on a device.
+//! - [`HostMemory`]: memory of this process, owned or [lent](LentMemory).
+//! - [`DeviceMemory`]: trait for the memory of a backend on another device.
 #![forbid(unsafe_code)]
 
 mod host_memory;

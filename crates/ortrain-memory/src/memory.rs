@@ -1,4 +1,4 @@
-//! Memory that planes and workspaces are made of.
+//! Memory of planes and workspaces.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -9,40 +9,40 @@ use crate::host_memory::{HostMemory, LentMemory};
 /// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
 pub const ALIGNMENT: usize = 256;
 
-/// Bytes that are copied at once within this process: they stay in a cache.
+/// Number of bytes that a copy within this process moves at a time. They fit into a cache.
 const PIECE: usize = 1 << 12;
 
-/// The name of the device that is the memory of this process.
+/// Name of the device that is the memory of this process.
 pub const HOST: &str = "cpu";
 
-/// The next multiple of the alignment.
+/// Rounds up to the next multiple of the alignment.
 #[must_use]
 pub fn align(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// The system does not give as much memory as is asked for.
+/// Failed allocation of memory in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the system does not give {bytes} bytes of memory")]
 pub struct OutOfMemory {
-    /// The bytes that were asked for.
+    /// Requested number of bytes.
     pub bytes: usize,
 }
 
-/// Memory that a backend does not give.
+/// Failed allocation of memory by a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocationError {
-    /// The system has no more.
+    /// The system has no more memory.
     #[error(transparent)]
     Host(#[from] OutOfMemory),
-    /// The device has no more, or none of this size in one piece.
+    /// The device has no more memory, or no contiguous range of this size.
     #[error("the device {device:?} does not give {bytes} bytes of memory{}", in_one_piece(.most))]
     OnDevice {
-        /// The name of the device.
+        /// Name of the device.
         device: String,
-        /// The bytes that were asked for.
+        /// Requested number of bytes.
         bytes: usize,
-        /// The most bytes that it ever gives in one piece, if that is less.
+        /// Maximum number of bytes of a contiguous range, if that is less than requested.
         most: Option<u64>,
     },
     /// The device failed.
@@ -54,89 +54,89 @@ fn in_one_piece(most: &Option<u64>) -> String {
     most.map_or_else(String::new, |most| format!(", of which one piece has at most {most}"))
 }
 
-/// A call on a device that failed.
+/// Failed call on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the device {device:?} failed: {reason}")]
 pub struct DeviceError {
-    /// The name of the device.
+    /// Name of the device.
     pub device: String,
-    /// The message of its driver.
+    /// Message of the device's driver.
     pub reason: String,
 }
 
-/// Memory that lies on a device, out of reach of this process but for copies.
+/// Memory on a device, which this process can access only by copies.
 ///
-/// A device has one queue: copies and runs happen in the order of the calls. A write may return before it has happened; a read
-/// waits. Offsets and lengths are any numbers of bytes inside the memory: [`Memory`] has checked them.
+/// A device has one queue: copies and runs are executed in the order of the calls. A write may return before it is
+/// executed; a read waits. [`Memory`] has checked that offsets and lengths, in bytes, are inside the memory.
 pub trait DeviceMemory: Send + Sync + Debug {
-    /// The name of the device.
+    /// Returns the name of the device.
     fn device(&self) -> &str;
 
-    /// The number of bytes asked for.
+    /// Returns the requested number of bytes.
     fn size(&self) -> usize;
 
     /// Copies bytes in.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// Copies bytes out.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Sets everything to zero.
+    /// Sets all bytes to zero.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn clear(&self) -> Result<(), DeviceError>;
 
-    /// A copy of a range, on the device. It returns before it has happened.
+    /// Copies a range on the device. The call returns before the copy is executed.
     ///
     /// # Errors
-    /// When the device has no more memory, or fails.
+    /// Fails if the device has no more memory, or fails.
     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError>;
 
-    /// The memory as its backend knows it.
+    /// Returns the memory for a downcast to the backend's type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A region of bytes that planes and workspaces are made of, in this process or on a device.
+/// Region of bytes for planes and workspaces, in this process or on a device.
 #[derive(Debug)]
 pub enum Memory {
-    /// In this process.
+    /// Memory of this process.
     Host(HostMemory),
-    /// On a device.
+    /// Memory on a device.
     Device(Arc<dyn DeviceMemory>),
 }
 
 impl Memory {
-    /// A region of this process of at least `bytes` bytes, all zero.
+    /// Allocates a zeroed region of at least `bytes` bytes in this process.
     ///
     /// # Errors
-    /// When the system does not give that much.
+    /// Fails if the system does not provide the memory.
     pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
         HostMemory::try_new(bytes).map(Memory::Host)
     }
 
-    /// The same for sizes that are no larger than what the process holds already.
+    /// Like [`Memory::try_new`], for a size that does not exceed the memory that the process already holds.
     ///
     /// # Panics
-    /// When the system does not give that much.
+    /// Panics if the system does not provide the memory.
     #[must_use]
     pub fn new(bytes: usize) -> Memory {
         Memory::Host(HostMemory::new(bytes))
     }
 
-    /// The region that somebody lends: see [`HostMemory::lent`].
+    /// Wraps the bytes of a lender: see [`HostMemory::lent`].
     #[must_use]
     pub fn lent(lender: Arc<dyn LentMemory>) -> Memory {
         Memory::Host(HostMemory::lent(lender))
     }
 
-    /// The memory, if it lies in this process.
+    /// Returns the memory, if it belongs to this process.
     #[must_use]
     pub fn host(&self) -> Option<&HostMemory> {
         match self {
@@ -145,7 +145,7 @@ impl Memory {
         }
     }
 
-    /// The name of the device that it lies on: [`HOST`] for memory of this process.
+    /// Returns the name of the memory's device: [`HOST`] for memory of this process.
     #[must_use]
     pub fn device(&self) -> &str {
         match self {
@@ -154,7 +154,7 @@ impl Memory {
         }
     }
 
-    /// The number of bytes asked for.
+    /// Returns the requested number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -163,20 +163,20 @@ impl Memory {
         }
     }
 
-    /// True without any byte.
+    /// Returns true if the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// True for memory that is lent for reading alone.
+    /// Returns true if the memory is lent for reading only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.host().is_some_and(HostMemory::is_read_only)
     }
 
-    /// Makes it at least `bytes` bytes long, if there is room: what is there stays, what comes to it is zero. Returns false, and
-    /// changes nothing, if there is less room.
+    /// Extends the memory to at least `bytes` bytes, within its capacity. The content is preserved, and new bytes are
+    /// zero. Returns false, and changes nothing, if the capacity is too small.
     pub fn grow(&mut self, bytes: usize) -> bool {
         match self {
             Memory::Host(memory) => memory.grow(bytes),
@@ -184,7 +184,7 @@ impl Memory {
         }
     }
 
-    /// Checks that a range lies inside.
+    /// Asserts that a range is inside the memory.
     fn check(&self, offset: usize, bytes: usize) {
         assert!(offset + bytes <= self.len(), "{offset}+{bytes} bytes of {}", self.len());
     }
@@ -192,10 +192,10 @@ impl Memory {
     /// Copies bytes in.
     ///
     /// # Errors
-    /// When the memory lies on a device, and that fails.
+    /// Fails if the memory is on a device that fails.
     ///
     /// # Panics
-    /// When they do not fit, or nobody may write here.
+    /// Panics if the range ends after the memory, or if the memory is read-only.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         match self {
             Memory::Host(memory) => memory.write(offset, bytes),
@@ -210,10 +210,10 @@ impl Memory {
     /// Copies bytes out.
     ///
     /// # Errors
-    /// When the memory lies on a device, and that fails.
+    /// Fails if the memory is on a device that fails.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if the range ends after the memory.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         match self {
             Memory::Host(memory) => memory.read(offset, bytes),
@@ -225,26 +225,26 @@ impl Memory {
         Ok(())
     }
 
-    /// A copy of a range.
+    /// Returns a copy of a range.
     ///
     /// # Errors
-    /// When the memory lies on a device, and that fails.
+    /// Fails if the memory is on a device that fails.
     ///
     /// # Panics
-    /// When there are fewer bytes.
+    /// Panics if the range ends after the memory.
     pub fn to_vec(&self, offset: usize, len: usize) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// A copy of a range in memory of its own, where this memory lies.
+    /// Copies a range to new memory on the same device.
     ///
     /// # Errors
-    /// When there is no more memory there, or the device fails.
+    /// Fails if the device has no more memory, or fails.
     ///
     /// # Panics
-    /// When there are fewer bytes.
+    /// Panics if the range ends after the memory.
     pub fn copy(&self, offset: usize, bytes: usize) -> Result<Memory, AllocationError> {
         match self {
             Memory::Host(memory) => {
@@ -264,10 +264,11 @@ impl Memory {
         }
     }
 
-    /// True if all bytes are zero. Memory of this process that nobody has touched stays with the system.
+    /// Returns true if all bytes are zero. For memory of this process, the check does not allocate pages that were
+    /// never touched.
     ///
     /// # Errors
-    /// When the memory lies on a device, and that fails.
+    /// Fails if the memory is on a device that fails.
     pub fn is_zero(&self) -> Result<bool, DeviceError> {
         match self {
             Memory::Host(memory) => Ok(memory.is_zero()),
@@ -275,13 +276,13 @@ impl Memory {
         }
     }
 
-    /// Sets everything to zero.
+    /// Sets all bytes to zero.
     ///
     /// # Errors
-    /// When the memory lies on a device, and that fails.
+    /// Fails if the memory is on a device that fails.
     ///
     /// # Panics
-    /// When nobody may write here.
+    /// Panics if the memory is read-only.
     pub fn clear(&self) -> Result<(), DeviceError> {
         match self {
             Memory::Host(memory) => memory.clear(),

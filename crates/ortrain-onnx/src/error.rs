@@ -1,233 +1,233 @@
-//! What can be wrong with a model file, said so that its owner knows what to do.
+//! Errors of model files. Their messages tell the owner of the file how to repair it.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a model could not be read, resolved or written.
+/// Error of reading, resolving or writing a model.
 ///
-/// Texts name the file as the caller named it, and the tensor as the model names it.
+/// Messages name the file as the caller named it, and the tensor as the model names it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnnxError {
-    /// The operating system refused to read a file.
+    /// The operating system reported an error while reading a file.
     #[error("cannot read {}: {error}", .path.display())]
     Read {
-        /// The file, as the caller or the model named it.
+        /// Path of the file, as the caller or the model named it.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
 
-    /// The operating system refused to write a file; under its name is the old file or the new one, never a part.
+    /// The operating system reported an error while writing a file. The path has the complete old or new file.
     #[error("cannot write {}: {error}", .path.display())]
     Write {
-        /// The file, as the caller named it.
+        /// Path of the file, as the caller named it.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
 
-    /// The file holds no bytes.
+    /// The file is empty.
     #[error("{file} is empty; an ONNX model was expected")]
     Empty {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
     },
 
-    /// The bytes are not an ONNX model at all.
+    /// The bytes are not an ONNX model.
     #[error("{file} is not an ONNX model: {reason}")]
     NotAModel {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
-        /// What it seems to be.
+        /// Likely format of the bytes.
         reason: &'static str,
     },
 
-    /// The file ends before its contents do.
+    /// The file is truncated.
     #[error(
         "{file} is cut short: {place}, at byte {offset} of {size}, is longer than what is left; \
          was the file copied or downloaded completely?"
     )]
     CutShort {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
-        /// The field that does not fit.
+        /// Field that does not fit.
         place: String,
-        /// Where the field's length stands.
+        /// Offset of the field's length.
         offset: usize,
-        /// How many bytes there are.
+        /// Number of bytes of the file.
         size: usize,
     },
 
     /// The file contradicts the ONNX format.
     #[error("{file} is damaged: {what} (at byte {offset})")]
     Malformed {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
-        /// Where.
+        /// Offset of the contradiction.
         offset: usize,
-        /// What is wrong there.
+        /// Description of the contradiction.
         what: String,
     },
 
     /// A text in the file is not UTF-8, or another value cannot be decoded.
     #[error("{file} is damaged: {reason}")]
     Decode {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
-        /// What the decoder said.
+        /// Message of the decoder.
         reason: String,
     },
 
-    /// Messages nested deeper than any reader of protobuf accepts.
+    /// Messages are nested deeper than any reader of protobuf accepts.
     #[error("{file} nests its messages more than {limit} deep; subgraphs within subgraphs must be fewer")]
     TooDeep {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
-        /// The greatest depth that is read.
+        /// Maximum depth.
         limit: u32,
     },
 
-    /// The file would need far more memory than its size justifies.
+    /// The decoded file would need far more memory than its size justifies.
     #[error(
         "{file} has {size} bytes but describes {needed} bytes of nodes and names, which no exporter does; it was refused"
     )]
     Bomb {
-        /// The file, or what stands for it.
+        /// Name of the file, or a description of the bytes.
         file: String,
-        /// Bytes of the file.
+        /// Number of bytes of the file.
         size: usize,
-        /// Bytes it would take when decoded.
+        /// Number of bytes of the decoded file.
         needed: u64,
     },
 
-    /// A dimension is below zero, or larger than this machine can address.
+    /// A dimension is negative, or larger than this machine can address.
     #[error(
         "{tensor} has the dimension {value} on axis {axis}; a stored tensor has dimensions of zero or more"
     )]
     Dimension {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The axis.
+        /// Axis of the dimension.
         axis: usize,
-        /// The value found.
+        /// Value of the dimension.
         value: i64,
     },
 
     /// The product of the dimensions cannot be addressed.
     #[error("{tensor} has the dimensions {dims:?}, which are more elements than can be addressed")]
     TooManyElements {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// Its dimensions, the first few.
+        /// First dimensions of the tensor, at most 16.
         dims: Vec<i64>,
     },
 
-    /// An element type that is not a number ortrain stores.
+    /// The element type is not one of the numbers that ortrain stores.
     #[error(
         "{tensor} has the element type {element_type}; supported are FLOAT, DOUBLE, FLOAT16, BFLOAT16, BOOL, \
          INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32 and UINT64"
     )]
     ElementType {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The type by its ONNX name.
+        /// ONNX name of the element type.
         element_type: String,
     },
 
-    /// The data does not have the size that dimensions and type ask for.
+    /// The size of the data does not match dimensions and element type.
     #[error("{tensor} should have {expected} {unit} by its dimensions and type, but {field} holds {found}")]
     DataLength {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The field of the message that holds the data.
+        /// Field of the message that holds the data.
         field: &'static str,
-        /// What is counted: `bytes` or `elements`.
+        /// Unit of the numbers: `bytes` or `elements`.
         unit: &'static str,
-        /// How many there should be.
+        /// Required number of units.
         expected: usize,
-        /// How many there are.
+        /// Actual number of units.
         found: usize,
     },
 
-    /// The data is given in more than one field.
+    /// More than one field holds data.
     #[error("{tensor} holds data in both {first} and {second}; only one may be used")]
     DataTwice {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// One field with data.
+        /// A field with data.
         first: &'static str,
-        /// Another.
+        /// Another field with data.
         second: &'static str,
     },
 
     /// The data is in a field that is not used for its element type.
     #[error("{tensor} has the element type {element_type}, whose values cannot be in {field}")]
     DataField {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The type by its ONNX name.
+        /// ONNX name of the element type.
         element_type: &'static str,
-        /// The field with data.
+        /// Field with data.
         field: &'static str,
     },
 
     /// A value does not fit the element type.
     #[error("{tensor} holds the value {value} at element {index}, which does not fit {element_type}")]
     ValueRange {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The type by its ONNX name.
+        /// ONNX name of the element type.
         element_type: &'static str,
-        /// Which element.
+        /// Index of the element.
         index: usize,
-        /// The value found.
+        /// Value of the element.
         value: i128,
     },
 
-    /// The tensor is stored in segments, which no version of ONNX ever put to use.
+    /// The tensor is stored in segments, which no version of ONNX has ever used.
     #[error("{tensor} is stored in segments, which are not supported")]
     Segments {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
     },
 
-    /// The model was not loaded from a folder, so external data cannot be found.
+    /// The model was not loaded from a folder, so that external data cannot be found.
     #[error(
         "{tensor} has its data in the file `{location}`, but the model was given as bytes; \
          load it from its path, name its folder, or provide the file's bytes"
     )]
     NoFolder {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The file as the model names it.
+        /// File, as the model names it.
         location: String,
     },
 
     /// The location of external data is not a plain path inside the model's folder.
     #[error("{tensor} has its data in the file `{location}`, which is refused: {reason}")]
     Location {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The file as the model names it.
+        /// File, as the model names it.
         location: String,
-        /// Why.
+        /// Reason of the refusal.
         reason: &'static str,
     },
 
-    /// The file with external data is not there.
+    /// The file with external data is missing or cannot be read.
     #[error(
         "{tensor} has its data in the file `{location}`, which cannot be read: {error}; \
          it must lie beside the model"
     )]
     ExternalFile {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The file as the model names it.
+        /// File, as the model names it.
         location: String,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
@@ -235,86 +235,86 @@ pub enum OnnxError {
     /// An entry of the external data is missing or not a number.
     #[error("{tensor} has a wrong description of its external data: {reason}")]
     ExternalEntry {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// What is wrong.
+        /// Description of the wrong entry.
         reason: String,
     },
 
-    /// The external data lies beyond the end of its file.
+    /// The range of external data is beyond the end of its file.
     #[error(
         "{tensor} should have {length} bytes at offset {offset} of the file `{location}`, which has only {size} bytes; \
          was it copied or downloaded completely?"
     )]
     ExternalRange {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The file as the model names it.
+        /// File, as the model names it.
         location: String,
-        /// The first byte.
+        /// First byte of the range.
         offset: u64,
-        /// The number of bytes.
+        /// Number of bytes of the range.
         length: u64,
-        /// The size of the file.
+        /// Number of bytes of the file.
         size: u64,
     },
 
-    /// A sparse tensor contradicts itself.
+    /// A sparse tensor is inconsistent.
     #[error("{tensor} is a damaged sparse tensor: {reason}")]
     Sparse {
-        /// The tensor of its values.
+        /// Label of the tensor of its values.
         tensor: String,
-        /// What is wrong.
+        /// Description of the inconsistency.
         reason: String,
     },
 
-    /// A sparse tensor would be too large when written out.
+    /// A sparse tensor is too large to convert to a dense one.
     #[error("{tensor} is sparse and needs {needed} bytes when written out, more than the limit of {limit}")]
     SparseTooLarge {
-        /// The tensor of its values.
+        /// Label of the tensor of its values.
         tensor: String,
-        /// The bytes of the dense tensor.
+        /// Number of bytes of the dense tensor.
         needed: usize,
-        /// The bytes allowed.
+        /// Maximum number of bytes.
         limit: usize,
     },
 
-    /// Memory for a payload could not be had.
+    /// Memory for a payload could not be allocated.
     #[error("{tensor} needs {bytes} bytes of memory, which could not be allocated")]
     OutOfMemory {
-        /// The tensor.
+        /// Label of the tensor.
         tensor: String,
-        /// The bytes asked for.
+        /// Requested number of bytes.
         bytes: usize,
     },
 
-    /// A protobuf message cannot be larger than 2 GiB.
+    /// The protobuf message would be larger than 2 GiB.
     #[error(
         "the model takes {size} bytes, but one message of ONNX holds at most 2 GiB; only written to a path, with its \
          weights in a file beside it, can a model be larger"
     )]
     TooLarge {
-        /// The bytes the message would take.
+        /// Number of bytes of the message.
         size: usize,
     },
 
-    /// What is left of a model without its weights is larger than 2 GiB.
+    /// A model without its weights is larger than 2 GiB.
     #[error(
         "{} takes {size} bytes without the weights that lie in the file beside it, but one message of ONNX holds at most \
          2 GiB; its nodes hold large constants: make initializers of them", .path.display()
     )]
     TooLargeInside {
-        /// The file that was to be written.
+        /// Path of the model to be written.
         path: PathBuf,
-        /// The bytes the message would take.
+        /// Number of bytes of the message.
         size: usize,
     },
 
-    /// The path to save to is no place for a file.
+    /// A file cannot be written to the path.
     #[error(transparent)]
     Unwritable(ortrain_files::Error),
 
-    /// The path to save to does not name a file.
+    /// The path does not end in a file name.
     #[error("cannot save to {}: the path does not end in a file name", .path.display())]
     FileName {
         /// The path.
@@ -332,10 +332,10 @@ impl From<ortrain_files::Error> for OnnxError {
     }
 }
 
-/// How much of a stranger's text is repeated in a message.
+/// Maximum number of characters of an untrusted text in a message.
 const SHOWN: usize = 120;
 
-/// A stranger's text, made safe to show: escaped, and not longer than a line or two.
+/// Makes an untrusted text safe to show: escaped, and not longer than a line or two.
 pub(crate) fn shown(text: &str) -> String {
     let mut out: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN).is_some() {

@@ -1,4 +1,4 @@
-//! Data that a model keeps in files beside it.
+//! External data of a model, in files beside it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,11 +14,11 @@ use crate::mapped;
 use crate::payload::label;
 use crate::{OnnxError, TensorProto};
 
-/// Where the external data of a model is found: a folder, bytes provided by the caller, both, or neither.
+/// Source of a model's external data: a folder, bytes of the caller, both, or neither.
 ///
-/// Files are opened when first asked for and stay open, a few at a time. Nothing outside the model's folder is read: a
-/// location that is absolute, has `..`, or is a link leading elsewhere is refused. (If the model's own path is a link,
-/// as in download caches, links into the folder it leads to are fine.)
+/// A file is opened when first needed. A few files stay open at a time. Files outside the model's folder are not read:
+/// an absolute location, a location with `..`, or a link out of the folder is refused. If the model's own path is a
+/// link, as in download caches, links into the folder of its target are accepted.
 #[derive(Debug, Default)]
 pub struct ExternalData {
     folders: Option<Folders>,
@@ -27,26 +27,26 @@ pub struct ExternalData {
     open: Mutex<HashMap<String, Arc<Source>>>,
 }
 
-/// How the bytes of files come into memory.
+/// Method of bringing files into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Storage {
-    /// Files are read. The default: what was read stays what it is.
+    /// Reads files. This is the default: data in memory no longer depends on the file.
     #[default]
     Read,
-    /// Files are mapped, so that weights take memory only where they are used.
+    /// Maps files, so that only used weights take memory.
     ///
-    /// While the model or any payload of it lives, **no process may write to the files or cut them short**: numbers
-    /// would change under the program, and reading past the new end kills the process. Files that are replaced as
-    /// this crate saves them (written beside, then renamed) are fine.
+    /// While the model or any payload of it lives, **no process may write to the files or truncate them**. Otherwise,
+    /// numbers change while the program uses them, or reading past the new end kills the process. Replacing files as
+    /// this crate saves them (written beside, then renamed) is fine.
     Mapped,
 }
 
 #[derive(Debug)]
 struct Folders {
-    /// The folder of the path the caller gave, absolute: the program may change its working directory.
+    /// Absolute folder of the caller's path. The program may change its working directory.
     given: PathBuf,
-    /// The folder of the file that path leads to, when it is a link.
+    /// Folder of the target, if the caller's path is a link.
     behind_link: Option<PathBuf>,
 }
 
@@ -56,42 +56,43 @@ enum Source {
     File { file: Mutex<File>, size: u64 },
 }
 
-/// Models exported with a file per tensor have thousands of files; a process may open about a thousand.
+/// Maximum number of open files. A model may have a file for each of thousands of tensors, but a process may open only
+/// about a thousand files.
 const MAX_OPEN: usize = 32;
 
-/// What is read from a file starts at a multiple of this, so that whoever computes on it need not copy it.
+/// Alignment in memory of data read from files, in bytes. Computations can use the data without another copy.
 const READ_ALIGNMENT: usize = 256;
 
 impl ExternalData {
-    /// No folder and no bytes: a tensor with external data is an error.
+    /// Creates a source without folder and bytes. Reading external data from it is an error.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Files in `folder`.
+    /// Creates a source of files in `folder`.
     pub fn in_folder(folder: impl Into<PathBuf>, storage: Storage) -> Self {
         let folders = Folders { given: absolute(folder.into()), behind_link: None };
         Self { folders: Some(folders), storage, ..Self::default() }
     }
 
-    /// Files beside the model at `path`.
+    /// Creates a source of files beside the model at `path`.
     pub fn beside(path: &Path, storage: Storage) -> Self {
         let given = absolute(folder(path).to_owned());
         let behind_link = std::fs::canonicalize(path).ok().and_then(|real| Some(real.parent()?.to_owned()));
         Self { folders: Some(Folders { given, behind_link }), storage, ..Self::default() }
     }
 
-    /// Bytes that stand for the file `location`, as the model names it; they go before a file of that name.
+    /// Provides the bytes of the file `location`, as the model names it. They take precedence over a file of that name.
     pub fn provide(&mut self, location: impl Into<String>, bytes: impl Into<Bytes>) {
         self.provided.insert(location.into(), bytes.into());
     }
 
-    /// The folder that is searched.
+    /// Returns the folder of the files.
     pub fn folder(&self) -> Option<&Path> {
         self.folders.as_ref().map(|folders| folders.given.as_path())
     }
 
-    /// The external bytes of `tensor`, which by its type and dimensions are `expected`.
+    /// Reads the external data of `tensor`. Its type and dimensions require `expected` bytes.
     pub(crate) fn read(&self, tensor: &TensorProto, expected: usize) -> Result<Bytes, OnnxError> {
         let Range { location, offset, length } = Range::of(tensor)?;
         let length = length.unwrap_or(expected as u64);
@@ -116,7 +117,7 @@ impl ExternalData {
             });
         }
         match &*source {
-            // The range is inside, so both fit `usize`.
+            // The range is inside the bytes, so that both numbers fit `usize`.
             Source::Memory(bytes) => Ok(bytes.slice(offset as usize..offset as usize + expected)),
             Source::File { file, .. } => {
                 let mut bytes: Vec<u8> = Vec::new();
@@ -131,7 +132,7 @@ impl ExternalData {
                     .and_then(|_| file.by_ref().take(length).read_to_end(&mut bytes))
                     .map_err(|error| unreadable(tensor, location, error))?;
                 if read != expected {
-                    // Cut short since it was opened.
+                    // The file was truncated after it was opened.
                     let size = offset + read as u64;
                     return Err(OnnxError::ExternalRange {
                         tensor: label(tensor),
@@ -146,7 +147,8 @@ impl ExternalData {
         }
     }
 
-    /// The file that holds the external bytes of `tensor`, with all links followed, and where in it they begin.
+    /// Returns the path of the file with the external data of `tensor`, after following all links, and the offset of
+    /// the data.
     pub(crate) fn locate(&self, tensor: &TensorProto) -> Result<Option<(PathBuf, u64)>, OnnxError> {
         let Range { location, offset, .. } = Range::of(tensor)?;
         if self.provided.contains_key(location) || self.folders.is_none() {
@@ -171,7 +173,7 @@ impl ExternalData {
         Ok(source)
     }
 
-    /// The path of a plain file inside the model's folder, with all links followed.
+    /// Returns the path of a regular file inside the model's folder, after following all links.
     fn path_of(&self, tensor: &TensorProto, location: &str) -> Result<PathBuf, OnnxError> {
         let refuse =
             |reason| OnnxError::Location { tensor: label(tensor), location: shown(location), reason };
@@ -187,7 +189,7 @@ impl ExternalData {
         if !inside {
             return Err(refuse("it is a link that leads out of the model's folder"));
         }
-        // Before opening: to open a pipe is to wait for its writer.
+        // Checked before opening, because opening a pipe waits for its writer.
         if !path.metadata().map_err(failed)?.is_file() {
             return Err(refuse("it is not a plain file"));
         }
@@ -217,7 +219,7 @@ impl Source {
     }
 }
 
-/// What `external_data` says.
+/// Entries of `external_data`.
 pub(crate) struct Range<'a> {
     pub(crate) location: &'a str,
     pub(crate) offset: u64,
@@ -240,7 +242,7 @@ impl<'a> Range<'a> {
                 "location" => location = Some(entry.value.as_str()),
                 "offset" => offset = number("offset", &entry.value)?,
                 "length" => length = Some(number("length", &entry.value)?),
-                // `checksum` and `basepath` are optional and checked by nobody.
+                // `checksum` and `basepath` are optional, and are not checked.
                 _ => {}
             }
         }
@@ -253,7 +255,7 @@ fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// Accepts what means the same inside a folder on every system.
+/// Accepts a location that names the same file inside a folder on every system.
 fn plain_relative(location: &str) -> Result<&Path, &'static str> {
     if location.is_empty() {
         return Err("it is empty");

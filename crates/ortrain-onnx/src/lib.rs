@@ -1,7 +1,7 @@
-//! ONNX messages: load them, find the numbers of their tensors, save them.
+//! Loads and saves ONNX messages, and decodes the numbers of their tensors.
 //!
-//! [`LoadedModel`] is a [`ModelProto`] and the place its external data is found in. Payloads are [`bytes::Bytes`]:
-//! ranges of the buffer the file was read into, not copies of it.
+//! [`LoadedModel`] is a [`ModelProto`] with the source of its external data. Payloads are [`bytes::Bytes`]: ranges of
+//! the file's buffer, without copies.
 //!
 //! ```
 //! use ortrain_onnx::{ExternalData, GraphProto, LoadedModel, ModelProto, encode};
@@ -14,17 +14,17 @@
 //! # Ok::<(), ortrain_onnx::OnnxError>(())
 //! ```
 //!
-//! # Strangers' files
+//! # Untrusted files
 //!
-//! Whatever the bytes are, loading returns a model or an [`OnnxError`] that says what is wrong: it does not panic, does
-//! not overflow the stack, and takes no more memory than a small multiple of the file's size. No file outside the
-//! model's folder is opened.
+//! For any bytes, loading returns a model or an [`OnnxError`] with the reason. It does not panic, does not overflow the
+//! stack, and takes at most a small multiple of the file's size as memory. No file outside the model's folder is
+//! opened.
 //!
-//! # What is lost
+//! # Lost information
 //!
-//! Fields that `generate/onnx.proto3` does not define are dropped, and [`LoadedModel::unknown_fields`] counts them.
-//! Scalars that are present but equal to their default (an empty text, a zero, also a float attribute of -0.0) are
-//! written as absent, which means the same to every reader of ONNX.
+//! Fields that `generate/onnx.proto3` does not define are dropped. [`LoadedModel::unknown_fields`] counts them. Scalars
+//! with their default value (an empty text, a zero, also a float attribute of -0.0) are written as absent. Every reader
+//! of ONNX treats both the same.
 
 #![deny(unsafe_code)]
 

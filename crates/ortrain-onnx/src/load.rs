@@ -1,4 +1,4 @@
-//! From bytes to a model.
+//! Loading of models from bytes and files.
 
 use std::fs::File;
 use std::io;
@@ -11,18 +11,19 @@ use crate::wire::{self, Fault, MAX_DEPTH};
 use crate::{ExternalData, FunctionProto, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
 use crate::{mapped, payload, sparse};
 
-/// A model and the place its external data is found in.
+/// Model with the source of its external data.
 ///
-/// Change [`proto`](Self::proto) as you like; payloads are resolved by what it says at the time.
+/// [`proto`](Self::proto) may be changed. Payloads are resolved by its content at the time of the call.
 #[derive(Debug, Clone)]
 pub struct LoadedModel {
-    /// The message.
+    /// ONNX message of the model.
     pub proto: ModelProto,
     external: Arc<ExternalData>,
     unknown_fields: u64,
 }
 
-/// Refuses a pipe or a device before it is opened: opening a pipe waits for its writer. A folder fails when it is read.
+/// Returns an error for a pipe or a device before it is opened, because opening a pipe waits for its writer. A folder
+/// passes, and fails when it is read.
 fn check_regular(path: &Path) -> io::Result<()> {
     let kind = path.metadata()?.file_type();
     if kind.is_file() || kind.is_dir() {
@@ -32,20 +33,20 @@ fn check_regular(path: &Path) -> io::Result<()> {
 }
 
 impl LoadedModel {
-    /// Loads a model from a file, which is read completely; external data is read when asked for.
+    /// Loads a model from a file, which is read completely. External data is read on request.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is no regular file, or does not hold an ONNX model.
+    /// Fails if the file cannot be read, is not a regular file, or does not hold an ONNX model.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, OnnxError> {
         Self::load_with(path, Storage::Read)
     }
 
-    /// Loads a model from a file by the way of your choice; read what [`Storage::Mapped`] asks of you.
+    /// Loads a model from a file, by reading or mapping. [`Storage::Mapped`] has requirements for the caller.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is no regular file, or does not hold an ONNX model.
+    /// Fails if the file cannot be read, is not a regular file, or does not hold an ONNX model.
     pub fn load_with(path: impl AsRef<Path>, storage: Storage) -> Result<Self, OnnxError> {
         let path = path.as_ref();
         let bytes = check_regular(path).and_then(|()| match storage {
@@ -56,66 +57,66 @@ impl LoadedModel {
         Self::from_buffer(&bytes, &path.display().to_string(), ExternalData::beside(path, storage))
     }
 
-    /// Loads a model from bytes; payloads are ranges of them.
+    /// Loads a model from bytes. Payloads are ranges of the bytes.
     ///
-    /// `external` says where the model's external data is: [`ExternalData::none`] if it has none.
+    /// `external` is the source of the model's external data: [`ExternalData::none`] if there is no such data.
     ///
     /// # Errors
     ///
-    /// The bytes are not an ONNX model.
+    /// Fails if the bytes are not an ONNX model.
     pub fn from_bytes(bytes: impl Into<Bytes>, external: ExternalData) -> Result<Self, OnnxError> {
         Self::from_buffer(&bytes.into(), "the model", external)
     }
 
-    /// A model made by the program.
+    /// Wraps a message that the program has built.
     pub fn from_proto(proto: ModelProto, external: ExternalData) -> Self {
         Self { proto, external: Arc::new(external), unknown_fields: 0 }
     }
 
-    /// Another model, made from this one, whose tensors may refer to the same external data.
+    /// Wraps another message with the external data of this model.
     pub fn with_proto(&self, proto: ModelProto) -> Self {
         Self { proto, external: Arc::clone(&self.external), unknown_fields: self.unknown_fields }
     }
 
-    /// Where external data is found.
+    /// Returns the source of external data.
     pub fn external(&self) -> &Arc<ExternalData> {
         &self.external
     }
 
-    /// The folder the model was loaded from.
+    /// Returns the folder of the model's file.
     pub fn folder(&self) -> Option<&Path> {
         self.external.folder()
     }
 
-    /// How many fields the file had that this version of ONNX does not define; they were dropped.
+    /// Returns the number of fields in the file that this version of ONNX does not define. They were dropped.
     pub fn unknown_fields(&self) -> u64 {
         self.unknown_fields
     }
 
-    /// The elements of one of the model's tensors; see [`tensor_payload`](crate::tensor_payload).
+    /// Returns the elements of a tensor of the model; see [`tensor_payload`](crate::tensor_payload).
     ///
     /// # Errors
     ///
-    /// Dimensions, type, size or place of the data may be wrong; the error names the tensor and says how.
+    /// Fails if dimensions, type, size or location of the data are wrong. The error names the tensor and the reason.
     pub fn tensor_payload(&self, tensor: &TensorProto) -> Result<Bytes, OnnxError> {
         payload::tensor_payload(tensor, &self.external)
     }
 
-    /// The file that holds the external data of one of the model's tensors, with all links followed, and where in it the
-    /// data begins; `None` if it has none, or none in a file.
+    /// Returns the path of the file with a tensor's external data, after following all links, and the offset of the
+    /// data. Returns `None` if the tensor has no external data, or if its data is not in a file.
     ///
     /// # Errors
     ///
-    /// The file is not there, or not inside the model's folder.
+    /// Fails if the file does not exist, or is not inside the model's folder.
     pub fn external_file(&self, tensor: &TensorProto) -> Result<Option<(PathBuf, u64)>, OnnxError> {
         if payload::is_external(tensor) { self.external.locate(tensor) } else { Ok(None) }
     }
 
-    /// One of the model's sparse tensors, written out; see [`densify`](crate::densify).
+    /// Converts a sparse tensor of the model to a dense one; see [`densify`](crate::densify).
     ///
     /// # Errors
     ///
-    /// The tensor contradicts itself, or would take more than `limit` bytes.
+    /// Fails if the tensor is inconsistent, or would take more than `limit` bytes.
     pub fn densify(&self, tensor: &SparseTensorProto, limit: usize) -> Result<TensorProto, OnnxError> {
         sparse::densify(tensor, &self.external, limit)
     }
@@ -126,7 +127,7 @@ impl LoadedModel {
     }
 }
 
-/// The least memory that any file may ask for, and how many bytes each byte of a larger one may.
+/// Limit of the decoded size in bytes: a base for every file, plus a multiple of the file's size.
 const MEMORY_BASE: u64 = 64 << 20;
 const MEMORY_PER_BYTE: u64 = 64;
 
@@ -145,26 +146,26 @@ fn decode(bytes: &Bytes, name: &str) -> Result<(ModelProto, u64), OnnxError> {
     Ok((proto, unknown))
 }
 
-/// Reads a model from the bytes of its message; payloads are ranges of them.
+/// Decodes a model from the bytes of its message. Payloads are ranges of the bytes.
 ///
 /// # Errors
 ///
-/// The bytes are not a model of ONNX.
+/// Fails if the bytes are not an ONNX model.
 pub fn decode_model(bytes: impl Into<Bytes>) -> Result<ModelProto, OnnxError> {
     Ok(decode(&bytes.into(), "the model")?.0)
 }
 
-/// Reads a function from the bytes of its message; payloads are ranges of them.
+/// Decodes a function from the bytes of its message. Payloads are ranges of the bytes.
 ///
 /// # Errors
 ///
-/// The bytes are not a function of ONNX.
+/// Fails if the bytes are not an ONNX function.
 pub fn decode_function(bytes: impl Into<Bytes>) -> Result<FunctionProto, OnnxError> {
     let bytes = bytes.into();
     Ok(read(&bytes, "the function", wire::scan_function(&bytes))?.0)
 }
 
-/// A message whose bytes were walked over, and how many fields of it are unknown.
+/// Decodes a message after its scan, and returns it with the number of its unknown fields.
 fn read<M: prost::Message + Default>(
     bytes: &Bytes,
     name: &str,
@@ -188,7 +189,7 @@ fn read<M: prost::Message + Default>(
     Ok((proto, report.unknown))
 }
 
-/// What bytes that are no model seem to be.
+/// Guesses the format of bytes that are not a model.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     const BY_START: [(&[u8], &str); 9] = [
         (b"\x89PNG", "it is a PNG image"),
@@ -210,14 +211,14 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
         Some(b"TFL3") => return Some("it is a TensorFlow Lite model; convert it to ONNX first"),
         _ => {}
     }
-    // A header of JSON after its length.
+    // A safetensors file starts with the length of its JSON header.
     if bytes.get(8) == Some(&b'{') && bytes.get(4..8) == Some(&[0; 4]) {
         return Some("it is a safetensors file, which has tensors but no graph");
     }
     let start = &bytes[..bytes.len().min(256)];
     let text = match std::str::from_utf8(start) {
         Ok(_) => true,
-        // A letter may be cut in two.
+        // The cut after 256 bytes may split a character.
         Err(error) => error.error_len().is_none(),
     };
     let printed = |&byte: &u8| byte >= 0x20 && byte != 0x7f || matches!(byte, b'\n' | b'\r' | b'\t');

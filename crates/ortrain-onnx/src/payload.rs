@@ -1,4 +1,4 @@
-//! The numbers of a tensor, wherever the message keeps them, as little-endian bytes.
+//! Numbers of a tensor as little-endian bytes, from every field that can hold them.
 
 use bytes::Bytes;
 
@@ -6,21 +6,21 @@ use crate::error::shown;
 use crate::proto::tensor_proto::{DataLocation, DataType};
 use crate::{ExternalData, OnnxError, TensorProto};
 
-/// The dimensions of a stored tensor.
+/// Returns the dimensions of a stored tensor.
 ///
 /// # Errors
 ///
-/// A negative dimension, and dimensions whose product does not fit an address, are refused.
+/// Fails for a negative dimension, or if the product of the dimensions does not fit an address.
 pub fn tensor_dims(tensor: &TensorProto) -> Result<Vec<usize>, OnnxError> {
     checked_dims(&tensor.dims, || label(tensor))
 }
 
-/// The element type of a stored tensor, one of the types that [`tensor_payload`] can hand out:
-/// `Float`, `Double`, `Float16`, `Bfloat16`, `Bool`, `Int8` to `Int64` and `Uint8` to `Uint64`.
+/// Returns the element type of a stored tensor, if [`tensor_payload`] supports it: `Float`, `Double`, `Float16`,
+/// `Bfloat16`, `Bool`, `Int8` to `Int64` and `Uint8` to `Uint64`.
 ///
 /// # Errors
 ///
-/// Other types (text, complex, 8-bit floats, packed 4-bit and smaller types) are refused by name.
+/// Fails for other types (text, complex, 8-bit floats, packed 4-bit and smaller types), and names the type.
 pub fn element_type(tensor: &TensorProto) -> Result<DataType, OnnxError> {
     let refuse = |name: String| OnnxError::ElementType { tensor: label(tensor), element_type: name };
     let Ok(data_type) = DataType::try_from(tensor.data_type) else {
@@ -32,7 +32,7 @@ pub fn element_type(tensor: &TensorProto) -> Result<DataType, OnnxError> {
     }
 }
 
-/// Bytes per element of the types that [`tensor_payload`] can hand out, `None` for all others.
+/// Returns the bytes per element of a type that [`tensor_payload`] supports, `None` for all others.
 pub fn element_size(data_type: DataType) -> Option<usize> {
     match data_type {
         DataType::Bool | DataType::Int8 | DataType::Uint8 => Some(1),
@@ -43,15 +43,15 @@ pub fn element_size(data_type: DataType) -> Option<usize> {
     }
 }
 
-/// The elements of a tensor in row-major order, as little-endian bytes of its element type.
+/// Returns the elements of a tensor in row-major order, as little-endian bytes of its element type.
 ///
-/// The result has exactly the bytes that [`tensor_dims`] and [`element_type`] ask for. Data in `raw_data` is handed out
-/// as a range of the file's buffer, without a copy and therefore **without any alignment**; data in typed fields is
-/// converted; external data is read now. A boolean is a byte; in typed fields any value but zero becomes 1.
+/// The number of bytes matches [`tensor_dims`] and [`element_type`]. Data in `raw_data` is returned as a range of the
+/// file's buffer, without a copy and therefore **without any alignment**. Data in typed fields is converted. External
+/// data is read by this call. A boolean is a byte. In typed fields, every nonzero value becomes 1.
 ///
 /// # Errors
 ///
-/// Dimensions, type, size or place of the data may be wrong; the error names the tensor and says how.
+/// Fails if dimensions, type, size or location of the data are wrong. The error names the tensor and the reason.
 pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<Bytes, OnnxError> {
     let data_type = element_type(tensor)?;
     let size = element_size(data_type).unwrap_or(1);
@@ -88,7 +88,7 @@ pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<B
     }
 }
 
-/// As a message names a tensor.
+/// Returns the label of a tensor in a message.
 pub(crate) fn label(tensor: &TensorProto) -> String {
     label_of(&tensor.name)
 }
@@ -124,7 +124,7 @@ pub(crate) fn too_many(dims: &[i64], tensor: String) -> OnnxError {
     OnnxError::TooManyElements { tensor, dims: dims.iter().copied().take(16).collect() }
 }
 
-/// Elements and bytes of a tensor whose elements take `bits` each.
+/// Returns the numbers of elements and bytes of a tensor with `bits` per element.
 pub(crate) fn counts(tensor: &TensorProto, bits: usize) -> Result<(usize, usize), OnnxError> {
     let dims = tensor_dims(tensor)?;
     let elements = if dims.contains(&0) { 0 } else { dims.iter().product::<usize>() };
@@ -148,7 +148,7 @@ fn check_place(tensor: &TensorProto) -> Result<(), OnnxError> {
     Ok(())
 }
 
-/// The fields of the message that hold data.
+/// Returns the names of the fields that hold data.
 fn fields_with_data(tensor: &TensorProto) -> Vec<&'static str> {
     [
         ("raw_data", tensor.raw_data.is_empty()),
@@ -203,7 +203,7 @@ fn typed(
         index,
         value,
     };
-    // Small integers are accepted in either reading of their bits, as every runtime does: 255 is -1 as INT8.
+    // Small integers may be stored as signed or unsigned numbers, as in every runtime: 255 is -1 as INT8.
     let small = |low: i32, high: i32| {
         let wrong = tensor.int32_data.iter().position(|value| !(low..=high).contains(value));
         wrong.map_or(Ok(()), |index| Err(out_of_range(index, tensor.int32_data[index].into())))
@@ -233,13 +233,13 @@ fn typed(
     Ok(bytes.into())
 }
 
-/// External data of any type with a fixed size, as it is stored: for saving what only passes through.
+/// Reads external data of any type with a fixed size, without conversion. Saving uses it for data that it only copies.
 pub(crate) fn stored_bytes(tensor: &TensorProto, external: &ExternalData) -> Result<Bytes, OnnxError> {
     check_place(tensor)?;
     external.read(tensor, stored_size(tensor)?)
 }
 
-/// How many bytes [`stored_bytes`] are, by dimensions and type.
+/// Returns the number of bytes of [`stored_bytes`], by dimensions and type.
 pub(crate) fn stored_size(tensor: &TensorProto) -> Result<usize, OnnxError> {
     let bits = match DataType::try_from(tensor.data_type) {
         Ok(DataType::Complex64) => 64,

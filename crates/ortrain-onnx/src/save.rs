@@ -1,4 +1,4 @@
-//! From a model to bytes and files.
+//! Saving of models to bytes and files.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,23 +16,24 @@ use crate::proto::tensor_proto::{DataLocation, DataType};
 use crate::tensors::{TensorRole, visit_tensors_mut};
 use crate::{ExternalData, LoadedModel, ModelProto, OnnxError, StringStringEntryProto, TensorProto};
 
-/// The largest protobuf message that its readers accept, in bytes.
+/// Maximum number of bytes of a protobuf message that readers accept.
 pub const LARGEST_MESSAGE: usize = i32::MAX as usize;
 
-/// Initializers of fewer bytes stay in the message when others leave it: shapes are made of them, which some readers
-/// want to know before they look for other files.
+/// Minimum number of bytes of an initializer that moves to a data file. Smaller initializers often determine shapes,
+/// which some readers need before they open other files.
 pub const EXTERNAL_FROM: usize = 1024;
 
-/// Offsets of external tensors are multiples of this, and those of large ones of a page, so that they can be mapped.
+/// Alignment of external tensors in bytes. Tensors of at least `LARGE` bytes are aligned to a page, so that they can be
+/// mapped.
 const ALIGNMENT: u64 = 64;
 const PAGE: u64 = 4096;
 const LARGE: usize = 1 << 20;
 
-/// The bytes of a model as one protobuf message, fields in the order of their numbers: equal messages, equal bytes.
+/// Encodes a model as one protobuf message, with fields in the order of their numbers. Equal messages give equal bytes.
 ///
 /// # Errors
 ///
-/// [`OnnxError::TooLarge`] when there are more than 2 GiB of them.
+/// [`OnnxError::TooLarge`] if the message exceeds 2 GiB.
 pub fn encode(model: &ModelProto) -> Result<Vec<u8>, OnnxError> {
     let size = model.encoded_len();
     if size > LARGEST_MESSAGE {
@@ -41,12 +42,12 @@ pub fn encode(model: &ModelProto) -> Result<Vec<u8>, OnnxError> {
     Ok(model.encode_to_vec())
 }
 
-/// The bytes that a model takes as one protobuf message, without its external data.
+/// Returns the number of bytes of a model as one protobuf message, without its external data.
 pub fn message_size(model: &ModelProto) -> usize {
     model.encoded_len()
 }
 
-/// The bytes that a model takes with its external data, which is only looked at.
+/// Returns the number of bytes of a model with its external data. The external data is not read.
 fn whole_size(message: &mut ModelProto) -> Result<u64, OnnxError> {
     let mut size = message.encoded_len() as u64;
     visit_tensors_mut(message, |tensor, _| {
@@ -56,76 +57,78 @@ fn whole_size(message: &mut ModelProto) -> Result<u64, OnnxError> {
     Ok(size)
 }
 
-/// Writes a message as it is; external data it refers to must be there already.
+/// Writes a message unchanged. External data that it refers to must already exist.
 ///
-/// The file is written beside, flushed to the disk and renamed: at every moment `path` is the old file or the new one.
+/// The file is written beside `path`, flushed to the disk and renamed. At every moment, `path` is the old file or the
+/// new one.
 ///
 /// # Errors
 ///
-/// The message is larger than 2 GiB, or the file cannot be written.
+/// Fails if the message is larger than 2 GiB, or if the file cannot be written.
 pub fn save(model: &ModelProto, path: impl AsRef<Path>) -> Result<(), OnnxError> {
     let path = path.as_ref();
-    // One with a second file may have been killed here.
+    // A killed save with a data file may have left a temporary file.
     sweep(&resolved(&data_beside(path)?));
     Ok(written(&encode(model)?, path)?.place()?)
 }
 
-/// The external data of models that are written: where it goes, and when.
+/// Options for the external data of models to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct DataFile<'a> {
-    /// The file, in the folder of the models.
+    /// Path of the data file, in the folder of the models.
     pub path: &'a Path,
-    /// Initializers go there if a model would take more bytes than these without it; [`LARGEST_MESSAGE`] at most.
+    /// Number of bytes of a model above which its initializers move to the data file; at most [`LARGEST_MESSAGE`].
     pub above: u64,
-    /// Initializers of fewer bytes stay in the message: [`EXTERNAL_FROM`].
+    /// Minimum number of bytes of an initializer that moves to the data file; usually [`EXTERNAL_FROM`].
     pub from: usize,
-    /// Whether tensors that have external data keep it, which is then where their model will look for it. Otherwise it is
-    /// taken in, or goes to the file with all other.
+    /// True if tensors with external data keep it. The written models then look for it beside themselves. Otherwise,
+    /// this data is stored in the message or in the data file.
     pub keep: bool,
 }
 
-/// A model to be written.
+/// Model to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct ToWrite<'a> {
-    /// The message.
+    /// ONNX message of the model.
     pub model: &'a ModelProto,
-    /// The folder of its external data.
+    /// Source of its external data.
     pub external: &'a ExternalData,
-    /// The file.
+    /// Path of the model.
     pub path: &'a Path,
 }
 
-/// Models, and the external data that they share, on the disk beside their places. They vanish unless they are placed
-/// there. Made by [`stage`].
+/// Models and their shared external data, written beside their destinations by [`stage`].
+///
+/// The files are removed unless [`StagedModels::place`] moves them to their destinations.
 #[derive(Debug)]
 pub struct StagedModels {
     models: Vec<Staged>,
     data: Option<StagedData>,
-    /// The place of external data, if there is any.
+    /// Destination of the external data, if there is any.
     data_place: PathBuf,
 }
 
 #[derive(Debug)]
 struct StagedData {
     file: Staged,
-    /// Whether it can wait for its place in the folder of the models.
+    /// True if the data file can have a temporary name in the folder of the models.
     can_wait: bool,
-    /// The name under which it waits.
+    /// Temporary name of the data file.
     waiting: PathBuf,
-    /// The models that look for it there.
+    /// Models that refer to the temporary name.
     models: Vec<Staged>,
 }
 
-/// Writes models beside their places and flushes them, and beside them the initializers that they do not hold themselves:
-/// one file, in which what several models have lies once.
+/// Writes models beside their destinations and flushes them. Initializers that leave the messages are written to one
+/// data file, in which data shared by several models occurs once.
 ///
-/// Offsets in it are multiples of 64, those of tensors of a MiB and more multiples of 4096.
+/// Offsets in the data file are multiples of 64, and multiples of 4096 for tensors of at least 1 MiB.
 ///
 /// # Errors
 ///
-/// External data cannot be read, what stays in a message is larger than 2 GiB, or a file cannot be written.
+/// Fails if external data cannot be read, if a message would exceed 2 GiB, or if a file cannot be written.
 pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels, OnnxError> {
-    // What is no place for a file is found before the work.
+    // Invalid paths fail before any other work.
     models.iter().try_for_each(|model| named(model.path).map(drop))?;
     let mut messages: Vec<ModelProto> = models.iter().map(|model| model.model.clone()).collect();
     let data_place = resolved(data.path);
@@ -135,7 +138,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
         outside |= size > data.above;
     }
     if !outside {
-        // A larger one may have been killed here.
+        // A killed save of a larger model may have left a temporary data file.
         sweep(&data_place);
         let staged = messages.iter_mut().zip(models).map(|(message, model)| {
             if !data.keep {
@@ -173,7 +176,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
         })?;
     }
     let Some(file) = side.finished()? else {
-        // All of it is small, or constants of nodes.
+        // All data is small or belongs to constants of nodes.
         let staged =
             messages.iter().zip(models).map(|(message, model)| written(&encode(message)?, model.path));
         let models = staged.collect::<Result<_, _>>()?;
@@ -182,7 +185,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     staged_with_data(models, messages, data, file, data_place)
 }
 
-/// The end of [`stage`]: the models, which name a file that is written.
+/// Finishes [`stage`]: writes models that refer to the finished data file.
 fn staged_with_data(
     models: &[ToWrite<'_>],
     mut messages: Vec<ModelProto>,
@@ -213,16 +216,18 @@ fn staged_with_data(
 }
 
 impl StagedModels {
-    /// Replaces what is there. At every moment, each model that is there finds the data that belongs to it: where older
-    /// data has to make way, the new data waits under a name of its own, which the new models know; it gets its place as a
-    /// second name, then the models know that one, and the first one goes.
+    /// Replaces the old files. At every moment, each model finds its own data.
     ///
-    /// Where files cannot have two names, the data stays under the first one. Where the data's place is a link that leads
-    /// to another folder, the old models meet the new data for a moment.
+    /// If older data exists, the new data first gets a temporary name, and models that refer to this name replace the
+    /// old models. Then a hard link gives the data its final name, and models that refer to the final name follow.
+    /// Finally, the temporary name is removed.
+    ///
+    /// On a file system without hard links, the data keeps its temporary name. If the data's destination is a link to
+    /// another folder, the old models refer to the new data for a moment.
     ///
     /// # Errors
     ///
-    /// The operating system refuses.
+    /// Fails if the operating system reports an error.
     pub fn place(self) -> Result<(), OnnxError> {
         let StagedModels { models, data, data_place } = self;
         if let Some(StagedData { mut file, can_wait, waiting, models: at_waiting }) = data {
@@ -235,7 +240,7 @@ impl StagedModels {
             } else {
                 file.rename(&waiting)?;
                 flush_folder(&waiting)?;
-                // From the first of them on it is needed.
+                // The first placed model needs the data file.
                 file.keep();
                 place_all(at_waiting)?;
                 if !file.link_to_place()? {
@@ -243,7 +248,7 @@ impl StagedModels {
                 }
                 flush_folder(&data_place)?;
                 place_all(models)?;
-                // What cannot be removed is swept by the next one.
+                // A file that cannot be removed is swept by the next save.
                 let _ = fs::remove_file(&waiting);
             }
         } else {
@@ -258,7 +263,7 @@ fn place_all(files: Vec<Staged>) -> Result<(), OnnxError> {
     Ok(files.into_iter().try_for_each(Staged::place)?)
 }
 
-/// A number that no other save has, here or in another process.
+/// Returns a number that other saves, in this or another process, are unlikely to use.
 fn a_number() -> u32 {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
@@ -266,7 +271,7 @@ fn a_number() -> u32 {
     mixed.wrapping_mul(0x9e37_79b1)
 }
 
-/// A finished file, flushed, beside its place.
+/// Writes and flushes a file beside its destination.
 fn written(bytes: &[u8], path: &Path) -> Result<Staged, OnnxError> {
     let mut file = Staged::beside(path)?;
     file.append(bytes)?;
@@ -274,60 +279,61 @@ fn written(bytes: &[u8], path: &Path) -> Result<Staged, OnnxError> {
     Ok(file)
 }
 
-/// The file with the data of one model.
+/// Returns the path of the data file of one model.
 fn data_beside(path: &Path) -> Result<PathBuf, OnnxError> {
     Ok(path.with_file_name(format!("{}.data", named(path)?)))
 }
 
-/// The name of a file. Locations are texts; a name that is none could not be found again.
+/// Returns the name of a file. Locations are texts, so that a name that is not UTF-8 is an error.
 fn named(path: &Path) -> Result<&str, OnnxError> {
     let name = path.file_name().and_then(|name| name.to_str());
     name.ok_or_else(|| OnnxError::FileName { path: path.to_owned() })
 }
 
 impl LoadedModel {
-    /// Saves the model as one file that needs no other: external data is taken in.
+    /// Saves the model as one file that needs no other file. External data is stored in the message.
     ///
-    /// The file is written beside, flushed to the disk and renamed: at every moment `path` is the old file or the new
-    /// one.
+    /// The file is written beside `path`, flushed to the disk and renamed. At every moment, `path` is the old file or
+    /// the new one.
     ///
     /// # Errors
     ///
-    /// External data cannot be read, the message is larger than 2 GiB, or the file cannot be written.
+    /// Fails if external data cannot be read, if the message is larger than 2 GiB, or if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), OnnxError> {
         let mut model = self.proto.clone();
         visit_tensors_mut(&mut model, |tensor, _| take_in(tensor, self.external()))?;
         save(&model, path)
     }
 
-    /// Saves the model with the data of every initializer of at least `threshold` bytes in a file beside it, named as
-    /// the model with `.data` appended, and replaced if it is there. Other external data is taken into the model.
+    /// Saves the model with the data of every initializer of at least `threshold` bytes in a data file. Its path is
+    /// the model's path with `.data` appended. An old data file is replaced. Other external data is stored in the
+    /// message.
     ///
-    /// How: see [`stage`] and [`StagedModels::place`].
+    /// [`stage`] and [`StagedModels::place`] describe the steps.
     ///
     /// # Errors
     ///
-    /// External data cannot be read, what stays in the message is larger than 2 GiB, or a file cannot be written.
+    /// Fails if external data cannot be read, if the message would exceed 2 GiB, or if a file cannot be written.
     pub fn save_with_external_data(&self, path: impl AsRef<Path>, threshold: usize) -> Result<(), OnnxError> {
         self.save_as(path.as_ref(), 0, threshold)
     }
 
-    /// Saves the model as one file, if that takes no more than `above` bytes, and otherwise as
-    /// [`LoadedModel::save_with_external_data`] does, with initializers of at least [`EXTERNAL_FROM`] bytes outside.
-    /// [`LARGEST_MESSAGE`] is the most that one file can hold.
+    /// Saves the model as one file of at most `above` bytes. A larger model is saved like
+    /// [`LoadedModel::save_with_external_data`] with a threshold of [`EXTERNAL_FROM`]. One file can hold at most
+    /// [`LARGEST_MESSAGE`] bytes.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Fails like [`LoadedModel::save_with_external_data`].
     pub fn save_above(&self, path: impl AsRef<Path>, above: u64) -> Result<(), OnnxError> {
         self.save_as(path.as_ref(), above, EXTERNAL_FROM)
     }
 
-    /// The second file that [`LoadedModel::save_above`] writes, if it writes one.
+    /// Returns the path of the data file that [`LoadedModel::save_above`] writes, if there is one.
     ///
     /// # Errors
     ///
-    /// The path does not end in a file name, or the model has data of unknown size.
+    /// Fails if the path does not end in a file name, or if the model has data of unknown size.
     pub fn data_file_above(&self, path: impl AsRef<Path>, above: u64) -> Result<Option<PathBuf>, OnnxError> {
         let data = data_beside(path.as_ref())?;
         let size = whole_size(&mut self.proto.clone())?;
@@ -343,14 +349,14 @@ impl LoadedModel {
     }
 }
 
-/// A file of external data while it is written.
+/// Data file that is being written.
 struct Side<'a> {
     file: BufWriter<Staged>,
     path: &'a Path,
     length: u64,
-    /// Where payloads lie that are ranges of the messages' buffers, by address and length.
+    /// Offsets of payloads that are ranges of the messages' buffers, by address and length.
     ranges: HashMap<(usize, usize), u64>,
-    /// Where payloads lie that were put together from typed fields, by name.
+    /// Payloads decoded from typed fields and their offsets, by name.
     made: HashMap<String, (Bytes, u64)>,
 }
 
@@ -360,7 +366,8 @@ impl<'a> Side<'a> {
         Side { file, path, length: 0, ranges: HashMap::new(), made: HashMap::new() }
     }
 
-    /// The place of a payload in the file. What is there already, from another model, is not written again.
+    /// Stores a payload, and returns its `offset` and `length` entries. A payload that is already stored is not written
+    /// again.
     fn put(
         &mut self,
         tensor: &TensorProto,
@@ -397,7 +404,7 @@ impl<'a> Side<'a> {
         Ok(start)
     }
 
-    /// The flushed file; `None` if there is nothing in it.
+    /// Flushes and returns the file, or returns `None` if it is empty.
     fn finished(self) -> Result<Option<Staged>, OnnxError> {
         let path = self.path;
         let failed = |error| OnnxError::Write { path: path.to_owned(), error };
@@ -410,7 +417,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// The data of an initializer that goes to the side file.
+/// Returns the data of an initializer that moves to the data file, or `None` if it stays in the message.
 fn movable(tensor: &TensorProto, external: &ExternalData, from: usize) -> Result<Option<Bytes>, OnnxError> {
     let number = DataType::try_from(tensor.data_type).ok().and_then(element_size).is_some();
     let payload = if number {
@@ -423,7 +430,7 @@ fn movable(tensor: &TensorProto, external: &ExternalData, from: usize) -> Result
     Ok((!payload.is_empty() && payload.len() >= from).then_some(payload))
 }
 
-/// Makes external data internal.
+/// Stores external data in the message.
 fn take_in(tensor: &mut TensorProto, external: &ExternalData) -> Result<(), OnnxError> {
     if is_external(tensor) {
         let payload = stored_bytes(tensor, external)?;
@@ -433,7 +440,7 @@ fn take_in(tensor: &mut TensorProto, external: &ExternalData) -> Result<(), Onnx
     Ok(())
 }
 
-/// Forgets a tensor's data, wherever it is.
+/// Removes the data of a tensor from every field.
 fn clear(tensor: &mut TensorProto) {
     tensor.raw_data = Bytes::new();
     tensor.float_data = Vec::new();

@@ -1,4 +1,4 @@
-//! Sparse tensors, written out.
+//! Conversion of sparse tensors to dense tensors.
 
 use bytes::Bytes;
 
@@ -6,15 +6,15 @@ use crate::payload::{checked_dims, element_size, element_type, label, label_of, 
 use crate::proto::tensor_proto::DataType;
 use crate::{ExternalData, OnnxError, SparseTensorProto, TensorProto};
 
-/// A sparse tensor as a plain one of the same name, type and dimensions, its data in `raw_data`.
+/// Converts a sparse tensor to a dense one with the same name, type and dimensions, and its data in `raw_data`.
 ///
-/// A file of a hundred bytes can describe a sparse tensor of any size, so the caller says how many bytes the dense
-/// tensor may take.
+/// A file of a hundred bytes can describe a sparse tensor of any size. `limit` is therefore the maximum number of bytes
+/// of the dense tensor.
 ///
 /// # Errors
 ///
-/// The values or indices are missing, damaged, out of range, or not in ascending order; the dense tensor would take more
-/// than `limit` bytes.
+/// Fails if the values or indices are missing, damaged, out of range or not in ascending order. A dense tensor of more
+/// than `limit` bytes is an error too.
 pub fn densify(
     tensor: &SparseTensorProto,
     external: &ExternalData,
@@ -70,7 +70,7 @@ enum Fault {
     Tensor(OnnxError),
 }
 
-/// The places of the values in the dense tensor, each below its number of elements.
+/// Returns the linear indices of the values in the dense tensor, each less than its number of elements.
 fn positions(
     tensor: &SparseTensorProto,
     external: &ExternalData,

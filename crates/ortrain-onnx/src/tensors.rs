@@ -1,16 +1,16 @@
-//! Every tensor of a model, wherever it hides.
+//! Traversal of all tensors of a model.
 
 use crate::{AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto};
 
-/// What a tensor is to the model.
+/// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TensorRole {
-    /// An initializer of a graph or subgraph.
+    /// Initializer of a graph or subgraph.
     Initializer,
-    /// The values or indices of a sparse initializer.
+    /// Values or indices of a sparse initializer.
     SparseInitializer,
-    /// In an attribute, as of a Constant node.
+    /// Tensor in an attribute, for example of a Constant node.
     Attribute,
 }
 
@@ -19,7 +19,7 @@ pub enum TensorRole {
 ///
 /// # Errors
 ///
-/// The first error of `visit` ends the walk.
+/// Stops at the first error of `visit`, and returns it.
 pub fn visit_tensors_mut<E>(
     model: &mut ModelProto,
     mut visit: impl FnMut(&mut TensorProto, TensorRole) -> Result<(), E>,

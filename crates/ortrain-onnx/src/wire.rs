@@ -1,16 +1,16 @@
-//! A walk over the bytes of a message before anything is built from them.
+//! Scan of the bytes of a message before it is decoded.
 //!
-//! prost checks lengths and bounds recursion, but two bytes on the wire can become a struct of hundreds of bytes in
-//! memory. This walk adds up what the decoded message will occupy, so that a file of a few megabytes cannot ask for
-//! gigabytes, and it finds the exact place where a damaged file stops making sense.
+//! prost checks lengths and limits recursion. But two bytes on the wire can become a struct of hundreds of bytes in
+//! memory. This scan sums up the memory of the decoded message, so that a file of a few megabytes cannot request
+//! gigabytes. The scan also finds the exact position of damage in a file.
 
 use crate::generated::schema;
 
-/// What is known about one kind of message.
+/// Schema of a message.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) name: &'static str,
-    /// Size of the Rust struct.
+    /// Size of the Rust struct in bytes.
     pub(crate) size: usize,
     pub(crate) fields: &'static [Field],
 }
@@ -22,7 +22,7 @@ pub(crate) struct Field {
     pub(crate) kind: Kind,
 }
 
-/// What a field holds; the plural ones are repeated fields, and `Varints` carries the size of a decoded element.
+/// Kind of a field. The plural variants are repeated fields. `Varints` holds the size of a decoded element in bytes.
 #[derive(Debug)]
 pub(crate) enum Kind {
     Varint,
@@ -38,18 +38,18 @@ pub(crate) enum Kind {
     Messages(&'static Message),
 }
 
-/// What a walk found.
+/// Result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// An upper bound for the heap bytes of the decoded message, payloads (which stay in the file buffer) not counted.
+    /// Upper bound of the heap bytes of the decoded message, without payloads, which stay in the file's buffer.
     pub(crate) memory: u64,
-    /// Fields that the schema does not know; decoding drops them.
+    /// Number of fields that the schema does not define. Decoding drops them.
     pub(crate) unknown: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The message says it goes on, but the bytes end: where, and in what.
+    /// The message declares more bytes than there are. `offset` and `place` locate the field.
     CutShort {
         offset: usize,
         place: String,
@@ -63,18 +63,18 @@ pub(crate) enum Fault {
     },
 }
 
-/// Nested messages prost (and every other reader of protobuf) accepts.
+/// Maximum nesting depth of messages in prost and every other reader of protobuf.
 pub(crate) const MAX_DEPTH: u32 = 100;
 
-/// More than any message of the schema has fields; a test keeps it true.
+/// Upper bound of the number of fields of a message in the schema. A test checks it.
 const MAX_FIELDS: usize = 32;
 
-/// Walks over a `ModelProto`.
+/// Scans a `ModelProto`.
 pub(crate) fn scan(bytes: &[u8]) -> Result<Report, Fault> {
     scan_as(&schema::MODEL_PROTO, bytes)
 }
 
-/// [`scan`] for the bytes of a function.
+/// Scans the bytes of a function.
 pub(crate) fn scan_function(bytes: &[u8]) -> Result<Report, Fault> {
     scan_as(&schema::FUNCTION_PROTO, bytes)
 }
@@ -142,14 +142,14 @@ impl Walk<'_> {
                 Kind::Varint | Kind::Fixed32 | Kind::Text | Kind::Bytes | Kind::Message(_) => continue,
             };
             if count > 0 {
-                // As a growing `Vec` does it.
+                // A growing `Vec` has this capacity.
                 self.report.memory += count.max(4).next_power_of_two() * size as u64;
             }
         }
         Ok(())
     }
 
-    /// Walks over one field and returns the number of elements it adds.
+    /// Scans one field, and returns the number of elements that it adds.
     fn field(
         &mut self,
         message: &Message,
@@ -217,7 +217,7 @@ impl Walk<'_> {
         Err(self.malformed(start, format!("{place} holds a number that is too long")))
     }
 
-    /// A length that the rest of the enclosing message can hold.
+    /// Reads a length, and checks that the rest of the enclosing message can hold it.
     fn length(&mut self, end: usize, place: &str) -> Result<usize, Fault> {
         let start = self.at;
         let length = self.varint(end, place)?;
@@ -270,9 +270,9 @@ mod tests {
 
     #[test]
     fn finds_where_a_message_is_cut_short() {
-        // graph (7), three bytes promised, one there.
+        // Field graph (7) declares three bytes, but has one.
         assert_eq!(scan(&[0x3a, 3, 0x12]).unwrap_err(), Fault::CutShort { offset: 1, place: "graph".into() });
-        // A varint that never ends.
+        // A varint without its last byte.
         assert_eq!(
             scan(&[0x08, 0x80]).unwrap_err(),
             Fault::CutShort { offset: 1, place: "ir_version".into() }

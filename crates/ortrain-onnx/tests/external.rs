@@ -1,4 +1,4 @@
-//! Data in files beside the model, inside its folder and nowhere else.
+//! External data is read from files inside the model's folder only.
 
 #![allow(clippy::unwrap_used)]
 
@@ -77,7 +77,7 @@ fn ranges_are_checked() {
             && error.ends_with("; it must lie beside the model"),
         "{error}"
     );
-    // More than any file has, and more than memory: refused before anything is allocated.
+    // The size exceeds the file and all memory. It is refused before anything is allocated.
     assert!(matches!(
         at(folder.path(), &external("w", &[1 << 50], &[("location", "w")])),
         Err(OnnxError::ExternalRange { .. })
@@ -111,7 +111,7 @@ fn stays_in_the_folder() {
     refused(&folder, "", "it is empty");
     refused(&folder, "a\0b", "it contains a zero byte");
     refused(&folder, ".", "it is not a plain file");
-    // Names that only look dangerous.
+    // This name looks dangerous, but is harmless.
     std::fs::write(folder.join("..w"), floats(&[2.0])).unwrap();
     assert!(at(&folder, &external("w", &[1], &[("location", "..w")])).is_ok());
 }
@@ -143,7 +143,7 @@ fn links_stay_in_the_folder() {
     assert_eq!(at(&folder, &external("w", &[1], &[("location", "inner")])).unwrap(), floats(&[2.0]));
 }
 
-/// As the caches of model hubs keep their files: links into a folder of blobs, the model a link as well.
+/// Caches of model hubs contain links into a folder of blobs. The model itself is a link, too.
 #[cfg(unix)]
 #[test]
 fn a_linked_model_may_have_linked_data() {

@@ -1,4 +1,4 @@
-//! Models and bytes that are none.
+//! Loading of models, and of bytes that are not models.
 
 #![allow(clippy::unwrap_used)]
 
@@ -87,7 +87,7 @@ fn says_what_a_file_is_if_no_model() {
         (b"\x18\0\0\0ODTC\0\0", "it is a training checkpoint, not a model"),
         (b"\x1f\x8b\x08\0", "it is compressed with gzip; unpack it first"),
         (b"\xff\xfe\xfd\xfc\xfb", "its first bytes are not those of an ONNX model"),
-        // A version and nothing more.
+        // Only a version.
         (b"\x08\x07", "it has no graph"),
     ];
     for (bytes, reason) in cases {
@@ -119,7 +119,7 @@ fn a_file_cut_short_is_called_so() {
         ),
     );
     for length in 0..bytes.len() {
-        // A cut between two fields can be a model still.
+        // A model that is truncated between two fields may still be valid.
         if let Ok(loaded) = load(bytes[..length].to_vec()) {
             assert!(loaded.proto.graph.is_some());
         }
@@ -170,7 +170,7 @@ fn unknown_fields_are_counted() {
     assert_eq!(loaded.proto, small());
 }
 
-/// A model whose graph holds `levels` graphs, each in an attribute of a node of the one before.
+/// Returns a model with `levels` nested graphs, each in an attribute of a node of the enclosing graph.
 fn nested(levels: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let wrap = |bytes: &mut Vec<u8>, field: u8| {
@@ -194,7 +194,7 @@ fn nested(levels: usize) -> Vec<u8> {
 
 #[test]
 fn nesting_is_bounded() {
-    // 1 + 3 levels each: the last accepted is 100 deep, as in prost.
+    // The depth is 1 + 3 * `levels`. The last accepted depth is 100, as in prost.
     let loaded = load(nested(33)).unwrap();
     assert!(loaded.proto.graph.is_some());
     for levels in [34, 5000] {

@@ -1,4 +1,4 @@
-//! The numbers of tensors, from every field that may hold them.
+//! Numbers of tensors, from every field that may hold them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -78,7 +78,7 @@ fn dimensions_are_checked() {
                 than can be addressed";
     says(tensor_dims(&tensor("t", DataType::Float, &[max, max])), many);
     says(payload(&tensor("t", DataType::Float, &[max, max])), many);
-    // The elements could be counted, the bytes cannot.
+    // The number of elements fits an address, the number of bytes does not.
     assert!(matches!(
         payload(&tensor("t", DataType::Float, &[1 << 62])),
         Err(OnnxError::TooManyElements { .. })

@@ -1,4 +1,4 @@
-//! Files that are there completely or not at all.
+//! Saved files are complete, or do not exist.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,7 @@ fn says_where_it_could_not_write() {
     let error = save(&weights(), &path).unwrap_err().to_string();
     assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
     says(save(&weights(), "/"), "cannot save to /: the path does not end in a file name");
-    // The target is a folder: nothing is left behind.
+    // The target is a folder. No temporary file remains.
     let path = folder.path().join("sub");
     std::fs::create_dir_all(path.join("x")).unwrap();
     says(
@@ -72,7 +72,7 @@ fn says_where_it_could_not_write() {
 
 #[test]
 fn two_gigabytes_need_external_data() {
-    // One buffer, shared by all.
+    // All tensors share one buffer.
     let buffer = Bytes::from(vec![0; 1 << 20]);
     let many = (0..2048).map(|i| raw(&i.to_string(), DataType::Uint8, &[1 << 20], buffer.clone())).collect();
     let error = encode(&model(many)).unwrap_err();
@@ -107,10 +107,10 @@ fn external_data_goes_out_and_comes_back() {
             assert_eq!(loaded.tensor_payload(tensor).unwrap(), original.tensor_payload(old).unwrap());
         }
     }
-    // Attributes stay: few readers look for external data there.
+    // Attributes stay in the message, because few readers look for external data there.
     assert_eq!(graph.node, original.proto.graph.as_ref().unwrap().node);
 
-    // Back into one file, elsewhere; the typed field has become raw data.
+    // The model is saved as one file in another folder. The typed field has become raw data.
     let single = folder.path().join("single");
     std::fs::create_dir(&single).unwrap();
     loaded.save(single.join("s.onnx")).unwrap();
@@ -187,7 +187,7 @@ fn every_tensor_is_visited() {
     assert_eq!(names, [["outer"].as_slice(), &part, &part].concat());
 }
 
-/// A model whose weights are all `value`, and which says so.
+/// Returns a model with the weights `value`, and with `value` as its producer version.
 fn marked(value: u8) -> LoadedModel {
     let proto = ModelProto {
         producer_version: value.to_string(),
@@ -196,7 +196,7 @@ fn marked(value: u8) -> LoadedModel {
     LoadedModel::from_proto(proto, ExternalData::none())
 }
 
-/// What the model at a path says of its weights, which must be so.
+/// Returns the producer version of the model at a path, after checking that the weights match it.
 fn mark(path: &std::path::Path) -> String {
     let loaded = LoadedModel::load(path).unwrap();
     let weights = loaded.tensor_payload(&loaded.proto.graph.as_ref().unwrap().initializer[0]).unwrap();
@@ -205,8 +205,8 @@ fn mark(path: &std::path::Path) -> String {
     loaded.proto.producer_version
 }
 
-/// A disk that fails from some step on, before each of them, as when the process is killed there: the model that is there
-/// has the data that belongs to it.
+/// The disk fails from each possible step on, as if the process were killed there. The model on disk then has its own
+/// data.
 #[test]
 fn at_every_moment_a_model_has_its_own_data() {
     let mut marks = Vec::new();
@@ -220,7 +220,7 @@ fn at_every_moment_a_model_has_its_own_data() {
             assert_eq!(mark(&path), "2");
             break;
         }
-        // The next save finds nothing that is in its way, and leaves nothing.
+        // The next save succeeds, and leaves no temporary file.
         marked(3).save_with_external_data(&path, 1000).unwrap();
         assert_eq!(mark(&path), "3");
         assert_eq!(files(folder.path()), ["m.onnx", "m.onnx.data"], "failed at {failing}");
@@ -240,7 +240,7 @@ fn data_goes_out_above_a_limit_only() {
     model.save_above(&path, size - 1).unwrap();
     assert_eq!(files(folder.path()), ["m.onnx", "m.onnx.data"]);
     assert_eq!(mark(&path), "7");
-    // Data that lies outside counts as much as if it lay inside.
+    // External data counts like data in the message.
     let loaded = LoadedModel::load(&path).unwrap();
     let again = folder.path().join("again.onnx");
     loaded.save_above(&again, 5000).unwrap();
@@ -287,7 +287,7 @@ fn models_share_what_they_have_in_common() {
             assert_eq!(loaded.tensor_payload(tensor).unwrap(), want.tensor_payload(old).unwrap());
         }
     }
-    // What names a file keeps it; staged and not placed, nothing is there.
+    // Existing external data keeps its file. Staged files that are not placed are removed.
     let kept = LoadedModel::load(&train_path).unwrap().proto.graph.unwrap().initializer.remove(3);
     assert_eq!(kept, there);
     std::fs::remove_file(&data).unwrap();
@@ -333,7 +333,7 @@ mod unix {
 
     type Writer = fn(&Path) -> Result<(), OnnxError>;
 
-    /// Every way to a model file.
+    /// Every function that writes a model file.
     const WRITERS: [(&str, Writer); 3] = [
         ("message", |path| save(&marked(1).proto, path)),
         ("one file", |path| marked(1).save(path)),
@@ -378,7 +378,7 @@ mod unix {
                 write(Path::new("/dev/null")),
                 "cannot write /dev/null: it is a device, and only regular files are replaced; name another file",
             );
-            // Also where the data belongs.
+            // The path of the data file is checked, too.
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("m.onnx");
             symlink("/dev/null", folder.path().join("m.onnx.data")).unwrap();
@@ -410,7 +410,7 @@ mod unix {
             write(&long).unwrap();
             assert_eq!(mark(&long), "1", "{name}");
             assert!(files(folder.path()).iter().all(|name| !name.ends_with(".tmp")), "{name}");
-            // As versions before called what they were writing.
+            // Versions before 0.2 used this name for a file that was being written.
             fs::write(folder.path().join(".s.onnx.77-0.tmp"), "half of").unwrap();
             write(&folder.path().join("s.onnx")).unwrap();
             assert!(files(folder.path()).iter().all(|name| !name.ends_with(".tmp")), "{name}");

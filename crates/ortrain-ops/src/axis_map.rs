@@ -10,13 +10,13 @@ use crate::lower::{Lower, NestBuilder, around};
 /// Weights that differ by less are one weight: differences this small come from rounding their formula.
 const SAME_WEIGHT: f64 = 1e-12;
 /// Rows that lie this far apart or less may have the same weights (a factor of 2 has two phases).
-const MOST_PHASES: usize = 8;
+const MAX_PHASES: usize = 8;
 /// More pieces than this are not worth an instruction each.
-const MOST_PIECES: usize = 16;
+const MAX_PIECES: usize = 16;
 /// More terms than this are a loop instead.
-const MOST_TERMS: usize = 16;
+const MAX_TERMS: usize = 16;
 /// Terms of all rows, at most: tables hold them.
-pub(crate) const MOST_TAPS: usize = 1 << 24;
+pub(crate) const MAX_TAPS: usize = 1 << 24;
 
 /// One term of a row: an element of the source and its weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -146,8 +146,8 @@ impl AxisMap {
     /// The rows as few pieces, if they are so regular.
     fn pieces(&self) -> Option<Vec<Piece>> {
         let mut best: Option<Vec<Piece>> = None;
-        for step in 1..=MOST_PHASES.min(self.len()) {
-            let most = best.as_ref().map_or(MOST_PIECES, |best| best.len() - 1);
+        for step in 1..=MAX_PHASES.min(self.len()) {
+            let most = best.as_ref().map_or(MAX_PIECES, |best| best.len() - 1);
             if let Some(pieces) = self.pieces_of(step, most) {
                 best = Some(pieces);
             }
@@ -161,7 +161,7 @@ impl AxisMap {
         for phase in 0..step {
             let mut first = phase;
             while first < self.len() {
-                if pieces.len() == most || self.row(first).len() > MOST_TERMS {
+                if pieces.len() == most || self.row(first).len() > MAX_TERMS {
                     return None;
                 }
                 let piece = self.piece_at(first, step);
@@ -251,7 +251,7 @@ impl AxisMap {
     ) -> Result<(), OpError> {
         let rows = self.len();
         let width = (0..rows).map(|k| self.row(k).len()).max().unwrap_or(0).max(1);
-        let entries = rows.checked_mul(width).filter(|&entries| entries <= MOST_TAPS);
+        let entries = rows.checked_mul(width).filter(|&entries| entries <= MAX_TAPS);
         let entries = entries.ok_or_else(|| {
             OpError::unsupported(format!(
                 "an axis of {} made from one of {} takes up to {width} terms for each element, which is too much",

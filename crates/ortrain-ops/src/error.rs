@@ -45,7 +45,7 @@ impl OpError {
 }
 
 /// The most inputs that a message names.
-const MOST_INPUTS: usize = 16;
+const MAX_INPUTS: usize = 16;
 
 /// Why a model cannot be prepared, differentiated, rewritten or run.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -144,11 +144,11 @@ impl Error {
     pub fn at(graph: &Graph, node: &Node, source: OpError) -> Error {
         // What a subgraph captures may be an input of the node's own, too.
         let (own, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
-        let named = |port: &&Option<ValueId>| !own[..own.len().min(MOST_INPUTS)].contains(port);
+        let named = |port: &&Option<ValueId>| !own[..own.len().min(MAX_INPUTS)].contains(port);
         let ports = || own.iter().chain(captured.iter().filter(named));
-        let more = ports().nth(MOST_INPUTS).is_some().then(|| "…".to_owned());
+        let more = ports().nth(MAX_INPUTS).is_some().then(|| "…".to_owned());
         let inputs: Vec<String> = ports()
-            .take(MOST_INPUTS)
+            .take(MAX_INPUTS)
             .map(|port| {
                 port.map_or("none".to_owned(), |id| format!("{}: {}", graph.name_of(id), graph.value(id).ty))
             })

@@ -3,7 +3,7 @@
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
-use crate::passes::infer::MOST_AXES;
+use crate::passes::infer::MAX_AXES;
 
 /// The symbol for a size of -1, which Reshape finds out. No file can name an axis like this and mean it.
 pub(crate) const OPEN: &str = "<open>";
@@ -257,7 +257,7 @@ impl<'a> Infer<'a> {
     #[must_use]
     pub fn unknown_shape(&self, k: usize, rank: usize) -> Shape {
         // A rank may come from a file, too; one of more axes than there may be is refused by whoever sees the shape.
-        (0..rank.min(MOST_AXES + 1)).map(|axis| self.unknown_dim(k, axis)).collect()
+        (0..rank.min(MAX_AXES + 1)).map(|axis| self.unknown_dim(k, axis)).collect()
     }
 
     /// The shape that the given inputs broadcast to, if all ranks are known.

@@ -74,16 +74,16 @@ impl Sample {
 }
 
 /// Most inputs that are tried.
-const MOST_INPUTS: usize = 16;
+const MAX_INPUTS: usize = 16;
 
 /// Most needed inputs.
-const MOST_NEEDED: usize = 6;
+const MAX_NEEDED: usize = 6;
 
 /// Most outputs that are tried.
-const MOST_OUTPUTS: usize = 8;
+const MAX_OUTPUTS: usize = 8;
 
 /// Most attributes that are made up.
-const MOST_ATTRIBUTES: usize = 8;
+const MAX_ATTRIBUTES: usize = 8;
 
 /// The ranks that are tried.
 const RANKS: [usize; 5] = [2, 3, 4, 1, 0];
@@ -172,7 +172,7 @@ impl Probe<'_> {
         let known = [Size::Known(4), Size::Known(2), Size::Known(1)];
         let alike = known.into_iter().flat_map(|size| (0..RANKS.len()).map(move |digit| (size, digit)));
         let found = alike.into_iter().find_map(|(size, digit)| with(size, &vec![digit; open.len()]));
-        if found.is_some() || open.len() > MOST_NEEDED {
+        if found.is_some() || open.len() > MAX_NEEDED {
             return found;
         }
         let count = RANKS.len().pow(open.len() as u32);
@@ -184,7 +184,7 @@ impl Probe<'_> {
 
     /// The same; attributes that the node misses are made up.
     fn accepted(&self, sample: &mut Sample) -> Option<(Graph, Vec<Option<ValueId>>)> {
-        for _ in 0..=MOST_ATTRIBUTES {
+        for _ in 0..=MAX_ATTRIBUTES {
             let error = match self.graph(sample) {
                 Ok(found) => return Some(found),
                 Err(Error::Node { source: OpError::Attr(error), .. }) => error,
@@ -207,7 +207,7 @@ impl Probe<'_> {
             return self.accepted(&mut given).map(|_| given);
         }
         let choices = choices();
-        for count in 0..=MOST_NEEDED {
+        for count in 0..=MAX_NEEDED {
             let mut digits = vec![0; count];
             loop {
                 let inputs = digits.iter().map(|&digit: &usize| choices[digit].clone()).collect();
@@ -228,7 +228,7 @@ impl Probe<'_> {
         let mut sample = least.clone();
         let mut kept = sample.inputs.len();
         // What is captured by subgraphs comes last.
-        while sample.captures == 0 && sample.inputs.len() < MOST_INPUTS {
+        while sample.captures == 0 && sample.inputs.len() < MAX_INPUTS {
             let next = choices().into_iter().find_map(|choice| {
                 let mut longer = sample.clone();
                 longer.inputs.push(choice);
@@ -372,7 +372,7 @@ impl Probe<'_> {
         let floats = fewer.inputs.iter().filter(|ty| is_float(ty)).count();
         let is_open = |k: &usize| matches!(fewer.inputs[*k], Some(ValueType::Tensor(_, None)));
         let open: Vec<usize> = (0..count).filter(is_open).collect();
-        if open.len() > MOST_NEEDED {
+        if open.len() > MAX_NEEDED {
             return None;
         }
         let mut best: Option<Best> = None;
@@ -506,7 +506,7 @@ impl Definition {
         })?;
         // Nobody checks the inputs of a node that is rewritten anyway.
         let mut most = if self.rewritten { least.clone() } else { introspect.most(&least) };
-        let variadic = most.captures == 0 && most.inputs.len() == MOST_INPUTS;
+        let variadic = most.captures == 0 && most.inputs.len() == MAX_INPUTS;
         let mut typed = most.inputs.len() - most.captures;
         if variadic {
             // Two inputs stand for any number of them.
@@ -527,13 +527,13 @@ impl Definition {
                 Placement::Program => Runs::Instructions,
                 Placement::Composition => Runs::Decomposition,
                 Placement::Host(_) => Runs::Host,
-                Placement::If { .. } | Placement::Repeat(_) | Placement::HandOver => Runs::ControlFlow,
+                Placement::If { .. } | Placement::Repeat(_) | Placement::Yield => Runs::ControlFlow,
             }
         };
         let mut found = introspect.differentiable(&least, &most).unwrap_or_default();
         // Some inputs matter to further outputs alone.
         let wider =
-            (introspect.outputs + 1..=MOST_OUTPUTS).rev().map(|outputs| Probe { outputs, ..introspect });
+            (introspect.outputs + 1..=MAX_OUTPUTS).rev().map(|outputs| Probe { outputs, ..introspect });
         let wider = wider.into_iter().find(|wider| wider.accepted(&mut most.clone()).is_some());
         if let Some(wider) = wider {
             found.extend(wider.differentiable(&least, &most).unwrap_or_default());

@@ -8,8 +8,8 @@ use ortrain_expr::{
 };
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, ProgramBuilder,
-    SEED_FACTOR,
+    BufferId, Conv, GradientMode, GradientModes, Instruction, Load, MatMul, Nest, Operand, PlaneId,
+    ProgramBuilder, SEED_FACTOR,
 };
 use rustc_hash::FxHashMap;
 
@@ -315,15 +315,15 @@ impl Lower<'_> {
     /// # Errors
     /// When it is faulty.
     pub fn emit(&mut self, instruction: Instruction) -> Result<(), OpError> {
-        Ok(self.builder.emit(instruction, Entries::ALL, &self.label)?)
+        Ok(self.builder.emit(instruction, GradientModes::ALL, &self.label)?)
     }
 
     /// Emits an instruction for one entry.
     ///
     /// # Errors
     /// When it is faulty.
-    pub fn emit_for(&mut self, entry: Entry, instruction: Instruction) -> Result<(), OpError> {
-        Ok(self.builder.emit(instruction, Entries::only(entry), &self.label)?)
+    pub fn emit_for(&mut self, entry: GradientMode, instruction: Instruction) -> Result<(), OpError> {
+        Ok(self.builder.emit(instruction, GradientModes::only(entry), &self.label)?)
     }
 
     /// Starts a nest over `dims`, of whose axes the last `inner` are reduced.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, Node, ValueId};
-use ortrain_program::{Along, HostFunction};
+use ortrain_program::{HostFunction, ScanAxis};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -107,7 +107,7 @@ pub enum Placement {
     /// As a schedule that is run again and again.
     Repeat(Repetition),
     /// As the point at which the caller takes over: an instruction where all else is one program, or a segment of its own.
-    HandOver,
+    Yield,
 }
 
 /// How a node repeats a subgraph. The node's own inputs are, where it runs while a condition holds, the largest number
@@ -124,9 +124,9 @@ pub struct Repetition {
     /// How many values are carried.
     pub carried: usize,
     /// The axes of what is scanned.
-    pub scanned: Vec<Along>,
+    pub scanned: Vec<ScanAxis>,
     /// The axes of what is collected.
-    pub stacked: Vec<Along>,
+    pub stacked: Vec<ScanAxis>,
 }
 
 impl Repetition {

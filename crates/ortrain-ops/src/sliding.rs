@@ -12,7 +12,7 @@ use ortrain_graph::{Attrs, Dim, Shape};
 use crate::OpError;
 
 /// The most padding at one end of an axis. Outputs of windows over padding alone are of no use, but there would be as many.
-const MOST_PADDING: i64 = 1 << 24;
+const MAX_PADDING: i64 = 1 << 24;
 
 /// Who chooses the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,9 +171,9 @@ impl Sliding {
         };
         let far = output * stride + cells * dilation + before + behind + size;
         let (front, back) = self.padding(k, axes);
-        if isize::try_from(far).is_ok() && front.max(back) > MOST_PADDING {
+        if isize::try_from(far).is_ok() && front.max(back) > MAX_PADDING {
             return Err(OpError::unsupported(format!(
-                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MOST_PADDING} \
+                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MAX_PADDING} \
                  are the most at one end"
             )));
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Bindings, Entry, Given, Memory, Reference, RunError, Runner, Scalars, Schedule, Turn, Workspace,
+    Bindings, Given, GradientMode, Memory, Reference, RunContext, RunError, Scalars, Schedule,
+    ScheduleExecutor, Workspace,
 };
 
 use crate::passes::differentiate::backpropagate;
@@ -120,8 +121,8 @@ pub(crate) fn run_specialised(
 ) -> Result<(Arc<Schedule>, Vec<Tensor>), Failure> {
     let schedule = specialiser.schedule(inputs)?.schedule().clone();
     let mut work = Workspace::new(Arc::new(Reference));
-    let runner =
-        Runner::new(Arc::new(Reference), schedule.clone()).expect("the reference runs every instruction");
+    let runner = ScheduleExecutor::new(Arc::new(Reference), schedule.clone())
+        .expect("the reference runs every instruction");
     let given: Vec<Given<'_>> = inputs
         .iter()
         .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
@@ -129,7 +130,7 @@ pub(crate) fn run_specialised(
     let mut results: Vec<Option<Tensor>> = vec![None; specialiser.graph().outputs.len()];
     runner
         .run(
-            Turn::new(&Bindings { planes }, &mut work, Entry::Overwrite, scalars),
+            RunContext::new(&Bindings { planes }, &mut work, GradientMode::Overwrite, scalars),
             &given,
             &mut |k, dtype, dims, value| {
                 results[k] = Some(value.to_tensor(dtype, dims)?);

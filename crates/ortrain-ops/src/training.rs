@@ -274,7 +274,7 @@ pub fn append_accumulators(
 
 /// Appends the point at which a graph hands its outputs over to its caller, who comes back with the gradients of those at
 /// some places, floats. Returns these outputs, each with its gradient, `<output>_grad`.
-pub fn append_hand_over(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId, ValueId)> {
+pub fn append_yield(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId, ValueId)> {
     let outputs = graph.outputs.clone();
     let mut seeds = Vec::with_capacity(differentiable.len());
     for &k in differentiable {
@@ -299,7 +299,7 @@ pub fn append_hand_over(graph: &mut Graph, differentiable: &[usize]) -> Vec<(Val
 
 /// The values that a graph hands over to its caller, and the places of those whose gradients the caller comes back with.
 #[must_use]
-pub fn hand_over_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
+pub fn yield_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
     let node = graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == YIELD)?;
     let others = node.attrs.ints("non_differentiable_outputs").ok().flatten().unwrap_or_default();
     let given: Vec<ValueId> = node.present_inputs().collect();

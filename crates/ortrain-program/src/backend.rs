@@ -13,8 +13,8 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    AllocationError, Bindings, Buffer, BufferId, Entry, HOST, HostMemory, Interrupt, Memory, Part, Program,
-    RunError, is_work,
+    AllocationError, Bindings, Buffer, BufferId, GradientMode, HOST, HostMemory, Interrupt, Memory, Part,
+    Program, RunError, is_work,
 };
 
 /// Scalars that are the same for a whole run.
@@ -49,7 +49,7 @@ pub const ITERATION_LIMIT: u64 = 1_000_000;
 
 /// The most bytes that a value in a loop may take whose size grows from iteration to iteration, where no limit is set: a
 /// value that doubles has them after a few dozen.
-pub const MOST_GROWN: usize = 64 << 20;
+pub const MAX_GROWN: usize = 64 << 20;
 
 /// The room of a workspace, as a multiple of the bytes that it was made for. Batches and sequences change in size; a workspace
 /// that grows where it lies keeps the pages that it has, which the system takes longer to give than a program takes to plan.
@@ -104,9 +104,9 @@ impl Workspace {
     }
 
     /// The most bytes that a value in a loop may take whose size grows from iteration to iteration: what a limit leaves, or
-    /// [`MOST_GROWN`].
+    /// [`MAX_GROWN`].
     pub(crate) fn most_grown(&self) -> usize {
-        self.limit.unwrap_or(MOST_GROWN)
+        self.limit.unwrap_or(MAX_GROWN)
     }
 
     /// Called when a run begins.
@@ -398,7 +398,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
-        entry: Entry,
+        entry: GradientMode,
         part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
@@ -412,7 +412,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
-        entry: Entry,
+        entry: GradientMode,
         scalars: Scalars,
     ) -> Result<(), RunError> {
         self.run_observed(bindings, work, entry, Part::Whole, scalars, None)

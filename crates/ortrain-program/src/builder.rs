@@ -13,7 +13,9 @@ use crate::operand::only_moves;
 use crate::passes::{self, PassLog};
 use crate::target::Target;
 use crate::versions::Versions;
-use crate::{Buffer, BufferId, Entries, Instruction, Operand, Place, PlaneId, Program, ScheduledInstruction};
+use crate::{
+    Buffer, BufferId, GradientModes, Instruction, Operand, Place, PlaneId, Program, ScheduledInstruction,
+};
 
 /// Collects buffers and instructions; [`ProgramBuilder::finish`] makes a program of them.
 #[derive(Debug, Default)]
@@ -101,13 +103,13 @@ impl ProgramBuilder {
     pub fn emit(
         &mut self,
         instruction: Instruction,
-        entries: Entries,
+        entries: GradientModes,
         node: &Arc<str>,
     ) -> Result<(), ProgramError> {
-        if let Some(fault) = instruction.fault(&self.buffers) {
+        if let Some(fault) = instruction.validate(&self.buffers) {
             return Err(ProgramError::faulty(node, &instruction, fault));
         }
-        let hands_over = |instruction: &Instruction| matches!(instruction, Instruction::HandOver(_));
+        let hands_over = |instruction: &Instruction| matches!(instruction, Instruction::Yield(_));
         if hands_over(&instruction) && self.instructions().any(hands_over) {
             let fault = "a second point at which the caller takes over".to_owned();
             return Err(ProgramError::faulty(node, &instruction, fault));
@@ -130,7 +132,7 @@ impl ProgramBuilder {
 
     /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
     /// the same ones.
-    fn is_checked(&self, instruction: &Instruction, entries: Entries) -> bool {
+    fn is_checked(&self, instruction: &Instruction, entries: GradientModes) -> bool {
         let Some(guard) = instruction.as_map() else { return false };
         let made_here =
             |from: &Operand| matches!(self.buffer(from.buffer).place, Place::Work(_) | Place::Constant(_));
@@ -187,7 +189,7 @@ mod tests {
     use ortrain_expr::{Builder, Type};
 
     use super::*;
-    use crate::{HandOver, Load, Nest, Part, RunError};
+    use crate::{Load, Nest, Part, RunError, Yield};
 
     const N: usize = 100;
 
@@ -214,7 +216,7 @@ mod tests {
         let node: Arc<str> = "node".into();
         let [used, unused] = ["used", "unused"].map(|name| b.constant(name, &constant));
         let y = b.work("y", DType::F32, N);
-        b.emit(copy(used, y), Entries::ALL, &node).unwrap();
+        b.emit(copy(used, y), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![], vec![y]).unwrap();
         let of = |id: BufferId| match program.buffer(id).place {
             Place::Constant(number) => &program.constants[number],
@@ -231,14 +233,14 @@ mod tests {
         let ids = ["x", "y", "dy", "dx"].map(|name| b.work(name, DType::F32, N));
         let [x, y, dy, dx] = ids;
         let node: Arc<str> = "node".into();
-        b.emit(copy(x, y), Entries::ALL, &node).unwrap();
+        b.emit(copy(x, y), GradientModes::ALL, &node).unwrap();
         b.emit(
-            Instruction::HandOver(HandOver { given: vec![y], taken: vec![dy] }),
-            Entries::ALL,
+            Instruction::Yield(Yield { outputs: vec![y], inputs: vec![dy] }),
+            GradientModes::ALL,
             &"yield".into(),
         )
         .unwrap();
-        b.emit(copy(dy, dx), Entries::ALL, &node).unwrap();
+        b.emit(copy(dy, dx), GradientModes::ALL, &node).unwrap();
         (b, ids)
     }
 
@@ -246,8 +248,8 @@ mod tests {
     fn parts_of_a_program_end_and_begin_where_the_caller_takes_over() {
         let (b, [x, .., dx]) = two_parts();
         let program = b.finish(vec![x], vec![dx]).unwrap();
-        let (at, hand_over) = program.hand_over().unwrap();
-        assert_eq!((hand_over.given.len(), hand_over.taken.len()), (1, 1));
+        let (at, yielded) = program.yield_values().unwrap();
+        assert_eq!((yielded.outputs.len(), yielded.inputs.len()), (1, 1));
         let end = program.instructions.len();
         assert_eq!(program.part(Part::Before), Ok(0..at));
         assert_eq!(program.part(Part::After), Ok(at + 1..end));
@@ -255,27 +257,27 @@ mod tests {
         assert!(error.starts_with("yield hands over to the caller"), "{error}");
         // What is given stays until then, though nobody else reads it; what is taken has bytes of its own there.
         let place = |id: BufferId| program.buffer(id).place;
-        assert_ne!(place(hand_over.given[0]), place(hand_over.taken[0]));
+        assert_ne!(place(yielded.outputs[0]), place(yielded.inputs[0]));
         // It is no instruction that may run twice.
-        assert_eq!(program.within(0).hand_over().map(|(_, h)| h.taken.len()), Some(1));
+        assert_eq!(program.within(0).yield_values().map(|(_, h)| h.inputs.len()), Some(1));
 
         let mut b = ProgramBuilder::new();
         let [x, y] = ["x", "y"].map(|name| b.work(name, DType::F32, N));
-        b.emit(copy(x, y), Entries::ALL, &"node".into()).unwrap();
+        b.emit(copy(x, y), GradientModes::ALL, &"node".into()).unwrap();
         let program = b.finish(vec![x], vec![y]).unwrap();
-        assert_eq!(program.part(Part::Before), Err(RunError::NoHandOver));
+        assert_eq!(program.part(Part::Before), Err(RunError::NoYield));
     }
 
     #[test]
     fn the_caller_takes_over_once_and_hands_in_values_of_the_arena() {
         let (mut b, [x, y, ..]) = two_parts();
-        let again = Instruction::HandOver(HandOver { given: vec![x], taken: vec![y] });
-        let error = b.emit(again, Entries::ALL, &"yield".into()).unwrap_err().to_string();
+        let again = Instruction::Yield(Yield { outputs: vec![x], inputs: vec![y] });
+        let error = b.emit(again, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("a second point at which the caller takes over"), "{error}");
         let mut b = ProgramBuilder::new();
         let weight = b.plane("weight", DType::F32, N, PlaneId(0), 0);
-        let wrong = Instruction::HandOver(HandOver { given: Vec::new(), taken: vec![weight] });
-        let error = b.emit(wrong, Entries::ALL, &"yield".into()).unwrap_err().to_string();
+        let wrong = Instruction::Yield(Yield { outputs: Vec::new(), inputs: vec![weight] });
+        let error = b.emit(wrong, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("\"weight\" cannot be handed in: it is no value of the arena"), "{error}");
     }
 
@@ -284,7 +286,7 @@ mod tests {
         let mut b = ProgramBuilder::new();
         let constant = b.constant("one", &Tensor::f32(&[N], &[1.0; N]));
         let x = b.work("x", DType::F32, N);
-        let error = b.emit(copy(x, constant), Entries::ALL, &"node".into()).unwrap_err();
+        let error = b.emit(copy(x, constant), GradientModes::ALL, &"node".into()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "node was lowered to a faulty Map instruction: a result that is the constant \"one\""

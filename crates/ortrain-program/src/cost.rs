@@ -120,7 +120,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Conv, Entries, Instruction, ProgramBuilder, Window};
+    use crate::{Conv, GradientModes, Instruction, ProgramBuilder, Window};
 
     /// A buffer read by two accesses, one broadcast, and a function of each channel that is computed once for it.
     #[test]
@@ -146,7 +146,7 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![operand(y, [12, 4, 1], 24)],
         };
-        b.emit(Instruction::from(nest), Entries::ALL, &node).unwrap();
+        b.emit(Instruction::from(nest), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![x, s], vec![y]).unwrap();
         let cost = program.instructions[0].instruction.cost(&program);
         assert_eq!(cost, Cost { flops: 3 + 24, bytes: 4 * (24 + 3 + 24) });
@@ -183,11 +183,11 @@ mod tests {
         let [a, filter, _] = shape.operands();
         let (a, filter) = (Operand::whole(x, DType::F32, &a), Operand::whole(f, DType::F32, &filter));
         let conv = Conv { shape, a, b: filter, precision: Precision::F32, epilogue };
-        b.emit(Instruction::from(conv), Entries::ALL, &node).unwrap();
+        b.emit(Instruction::from(conv), GradientModes::ALL, &node).unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
         let [source, target] = [y, z].map(|id| Operand::whole(id, DType::F32, &[48]));
         let window = Window { shape, source, index: None, target };
-        b.emit(Instruction::from(window), Entries::ALL, &node).unwrap();
+        b.emit(Instruction::from(window), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![x, f], vec![z]).unwrap();
         let costs: Vec<Cost> = program.instructions.iter().map(|i| i.instruction.cost(&program)).collect();
         // Ten of twelve places along each axis lie over the input.

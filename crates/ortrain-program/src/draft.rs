@@ -87,7 +87,7 @@ impl Draft {
     /// The first fault.
     pub(crate) fn check(&self) -> Result<(), ProgramError> {
         for ScheduledInstruction { instruction, node, .. } in &self.instructions {
-            if let Some(fault) = instruction.fault(&self.buffers) {
+            if let Some(fault) = instruction.validate(&self.buffers) {
                 return Err(ProgramError::faulty(node, instruction, fault));
             }
         }
@@ -117,7 +117,7 @@ impl Draft {
         for ScheduledInstruction { instruction, .. } in instructions {
             instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
             // What is handed over is read where it lies.
-            is_early &= !matches!(instruction, Instruction::HandOver(_));
+            is_early &= !matches!(instruction, Instruction::Yield(_));
             instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
         }
         outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));

@@ -9,11 +9,11 @@ use smallvec::SmallVec;
 use crate::align;
 use crate::buffer::{Buffer, BufferId, BufferIds, flags, is_work};
 use crate::draft::Draft;
-use crate::entries::Entries;
+use crate::gradient_modes::GradientModes;
 use crate::instruction::Instruction;
 use crate::liveness::AliveTree;
 use crate::operand::{Load, Nest, written_by};
-use crate::rewrite::splice::with_results;
+use crate::rewrite::inline_nest::with_results;
 use crate::scheduled::ScheduledInstruction;
 use crate::uses::{Places, Uses};
 use crate::versions::Version;
@@ -25,7 +25,7 @@ pub(crate) const PLACES: usize = 2;
 const NODES: &str = " + ";
 
 /// More nodes are not named.
-const MOST_NODES: usize = 4;
+const MAX_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
 /// New instructions for some places; `None` empties a place.
@@ -176,7 +176,7 @@ impl<'a> Editor<'a> {
     }
 
     /// Whether instructions of some entries between two places are among these.
-    pub(crate) fn between(&self, set: &Places, from: usize, to: usize, entries: Entries) -> bool {
+    pub(crate) fn between(&self, set: &Places, from: usize, to: usize, entries: GradientModes) -> bool {
         let runs = |at: usize| {
             let scheduled = self.slots[at].as_ref();
             scheduled.is_some_and(|scheduled| !scheduled.entries.and(entries).is_empty())
@@ -185,7 +185,13 @@ impl<'a> Editor<'a> {
     }
 
     /// Whether buffers hold the same at both places in runs of some entries.
-    pub(crate) fn unchanged(&self, reads: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
+    pub(crate) fn unchanged(
+        &self,
+        reads: &[BufferId],
+        from: usize,
+        to: usize,
+        entries: GradientModes,
+    ) -> bool {
         reads.iter().all(|&id| !self.between(self.writers(id), from, to, entries))
     }
 
@@ -207,7 +213,13 @@ impl<'a> Editor<'a> {
     }
 
     /// Whether nobody between two places reads or writes the buffers in runs of some entries.
-    pub(crate) fn untouched(&self, writes: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
+    pub(crate) fn untouched(
+        &self,
+        writes: &[BufferId],
+        from: usize,
+        to: usize,
+        entries: GradientModes,
+    ) -> bool {
         self.unchanged(writes, from, to, entries)
             && writes.iter().all(|&id| !self.between(self.readers(id), from, to, entries))
     }
@@ -264,7 +276,7 @@ pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction
 }
 
 /// The nodes between [`NODES`]. To look for one character of that is faster than to look for all of it.
-fn each_node(mut nodes: &str) -> SmallVec<[&str; MOST_NODES + 1]> {
+fn each_node(mut nodes: &str) -> SmallVec<[&str; MAX_NODES + 1]> {
     let (mut each, mut from) = (SmallVec::new(), 0);
     while let Some(plus) = nodes[from..].find('+') {
         from += plus + 1;
@@ -283,12 +295,12 @@ fn each_node(mut nodes: &str) -> SmallVec<[&str; MOST_NODES + 1]> {
 pub(crate) fn node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<str> {
     let mut nodes: Vec<&str> = Vec::new();
     for node in of.into_iter().flat_map(each_node) {
-        if nodes.len() <= MOST_NODES && !nodes.contains(&node) {
+        if nodes.len() <= MAX_NODES && !nodes.contains(&node) {
             nodes.push(node);
         }
     }
-    if nodes.len() > MOST_NODES {
-        nodes.truncate(MOST_NODES);
+    if nodes.len() > MAX_NODES {
+        nodes.truncate(MAX_NODES);
         nodes.push(MORE_NODES);
     }
     nodes.join(NODES).into()

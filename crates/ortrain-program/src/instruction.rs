@@ -6,7 +6,7 @@ use ortrain_expr::Precision;
 
 use crate::buffer::{Buffer, BufferId, BufferIds, Place, Renaming};
 use crate::cost::{Cost, Traffic};
-use crate::instructions::{Attention, Body, Conv, HandOver, MatMul, NestGroup, ScatterAdd, Window};
+use crate::instructions::{Attention, Body, Conv, MatMul, NestGroup, ScatterAdd, Window, Yield};
 use crate::operand::{Nest, Use};
 
 /// An instruction. The set is closed: every backend matches on all of it. Copies share their body until one of them changes it.
@@ -28,7 +28,7 @@ pub enum Instruction {
     /// Sums at given rows.
     ScatterAdd(Arc<ScatterAdd>),
     /// The end of one part of a run and the start of the other. It computes nothing.
-    HandOver(HandOver),
+    Yield(Yield),
 }
 
 macro_rules! from_bodies {
@@ -54,7 +54,7 @@ impl Instruction {
             Instruction::Attention(attention) => &**attention,
             Instruction::Window(window) => &**window,
             Instruction::ScatterAdd(sums) => &**sums,
-            Instruction::HandOver(hand_over) => hand_over,
+            Instruction::Yield(yielded) => yielded,
         }
     }
 
@@ -68,7 +68,7 @@ impl Instruction {
             Instruction::Attention(attention) => &mut *Arc::make_mut(attention),
             Instruction::Window(window) => &mut *Arc::make_mut(window),
             Instruction::ScatterAdd(sums) => &mut *Arc::make_mut(sums),
-            Instruction::HandOver(hand_over) => hand_over,
+            Instruction::Yield(yielded) => yielded,
         }
     }
 
@@ -206,7 +206,7 @@ impl Instruction {
 
     /// Whether it stays in a program whose results nobody needs.
     pub(crate) fn must_stay(&self) -> bool {
-        self.can_fail() || matches!(self, Instruction::HandOver(_))
+        self.can_fail() || matches!(self, Instruction::Yield(_))
     }
 
     /// Whether a run of it can fail.
@@ -216,11 +216,11 @@ impl Instruction {
     }
 
     /// The first fault: an access outside a buffer, or parts that contradict each other.
-    pub(crate) fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    pub(crate) fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let is_constant = |id: &&BufferId| matches!(buffers[id.0 as usize].place, Place::Constant(_));
         if let Some(id) = self.writes().iter().find(is_constant) {
             return Some(format!("a result that is the constant {:?}", buffers[id.0 as usize].label));
         }
-        self.body().fault(buffers)
+        self.body().validate(buffers)
     }
 }

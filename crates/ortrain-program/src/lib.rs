@@ -14,8 +14,8 @@ mod builder;
 mod cost;
 mod draft;
 mod editor;
-mod entries;
 mod error;
+mod gradient_modes;
 mod instruction;
 mod instructions;
 mod interrupt;
@@ -26,19 +26,19 @@ mod program;
 pub mod reference;
 mod repeat;
 mod rewrite;
+mod run_context;
 mod run_error;
 mod schedule;
 mod scheduled;
 mod spans;
 mod target;
 mod text;
-mod turn;
 mod uses;
 mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MOST_GROWN, Observer, Scalars,
+    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MAX_GROWN, Observer, Scalars,
     UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub use bindings::Bindings;
@@ -46,12 +46,12 @@ pub(crate) use buffer::is_work;
 pub use buffer::{Buffer, BufferId, BufferIds, Place, PlaneId};
 pub use builder::ProgramBuilder;
 pub use cost::Cost;
-pub use entries::{Entries, Entry};
 pub use error::ProgramError;
+pub use gradient_modes::{GradientMode, GradientModes};
 pub use instruction::Instruction;
 pub use instructions::{
-    Attention, AttentionGradients, AttentionPass, Conv, HandOver, MatMul, NestGroup, ScatterAdd, Window,
-    WindowIndex,
+    Attention, AttentionGradients, AttentionPass, Conv, MatMul, NestGroup, ScatterAdd, Window, WindowIndex,
+    Yield,
 };
 pub use interrupt::{Interrupt, Marks, Watch, interruptible};
 pub use operand::{Load, Nest, Operand, Use};
@@ -63,12 +63,12 @@ pub use ortrain_memory::{
 pub use passes::{PASSES, Pass, PassLog, PassRecord};
 pub use program::{Part, PlaneUse, Program};
 pub use reference::Reference;
-pub use repeat::{Along, Count, SEED_FACTOR, Stacked, iteration_seed};
+pub use repeat::{Count, SEED_FACTOR, ScanAxis, Stacked, iteration_seed};
+pub use run_context::{Delivered, RunContext};
 pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, place};
 pub use schedule::{
-    Branch, BranchSource, Branches, Deliver, Given, Handed, HostFunction, PlanePlace, Repeat, Runner,
-    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Suspended,
+    Branch, BranchSource, Branches, Deliver, ForwardState, Given, Handed, HostFunction, PlanePlace, Repeat,
+    Schedule, ScheduleExecutor, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised,
 };
 pub use scheduled::ScheduledInstruction;
 pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};
-pub use turn::{Delivered, Turn};

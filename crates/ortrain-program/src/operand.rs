@@ -35,7 +35,7 @@ impl Operand {
     }
 
     /// The fault of an access that is not one to its buffer.
-    pub(crate) fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    pub(crate) fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let (buffer, access) = (&buffers[self.buffer.0 as usize], &self.access);
         ((access.len, access.dtype) != (buffer.len, buffer.dtype)).then(|| {
             format!(

@@ -7,20 +7,20 @@ use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, BufferId, Place, PlaneId, share_bytes};
 use crate::cost::Cost;
-use crate::entries::Entry;
+use crate::gradient_modes::GradientMode;
 use crate::instruction::Instruction;
-use crate::instructions::HandOver;
+use crate::instructions::Yield;
 use crate::run_error::RunError;
 use crate::scheduled::{FinalVersions, ScheduledInstruction};
 
 /// The part of a program, or of a schedule, that a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// All of it. It has no [`HandOver`].
+    /// All of it. It has no [`Yield`].
     Whole,
-    /// Everything before its [`HandOver`].
+    /// Everything before its [`Yield`].
     Before,
-    /// Everything after its [`HandOver`], in the workspace of the run before.
+    /// Everything after its [`Yield`], in the workspace of the run before.
     After,
 }
 
@@ -29,13 +29,13 @@ impl Part {
     pub(crate) fn ends<'a, T>(
         self,
         [inputs, outputs]: [&'a [T]; 2],
-        hand_over: Option<&'a HandOver<T>>,
+        yielded: Option<&'a Yield<T>>,
     ) -> Result<[&'a [T]; 2], RunError> {
-        match (self, hand_over) {
+        match (self, yielded) {
             (Part::Whole, _) => Ok([inputs, outputs]),
-            (Part::Before, Some(here)) => Ok([inputs, &here.given]),
-            (Part::After, Some(here)) => Ok([&here.taken, outputs]),
-            (Part::Before | Part::After, None) => Err(RunError::NoHandOver),
+            (Part::Before, Some(here)) => Ok([inputs, &here.outputs]),
+            (Part::After, Some(here)) => Ok([&here.inputs, outputs]),
+            (Part::Before | Part::After, None) => Err(RunError::NoYield),
         }
     }
 }
@@ -104,7 +104,7 @@ pub struct Program {
 impl Program {
     /// What the instructions of an entry cost together.
     #[must_use]
-    pub fn cost(&self, entry: Entry) -> Cost {
+    pub fn cost(&self, entry: GradientMode) -> Cost {
         let mut total = Cost::default();
         self.entry(entry).for_each(|scheduled| total += scheduled.instruction.cost(self));
         total
@@ -136,9 +136,9 @@ impl Program {
 
     /// Where the caller takes over, if it does: the place of the instruction, and what changes hands.
     #[must_use]
-    pub fn hand_over(&self) -> Option<(usize, &HandOver)> {
+    pub fn yield_values(&self) -> Option<(usize, &Yield)> {
         self.instructions.iter().enumerate().find_map(|(at, scheduled)| match &scheduled.instruction {
-            Instruction::HandOver(hand_over) => Some((at, hand_over)),
+            Instruction::Yield(yielded) => Some((at, yielded)),
             _ => None,
         })
     }
@@ -146,28 +146,28 @@ impl Program {
     /// The places of the instructions of a part.
     ///
     /// # Errors
-    /// [`RunError::HandOver`] when the program cannot be run in this part.
+    /// [`RunError::Yield`] when the program cannot be run in this part.
     pub fn part(&self, part: Part) -> Result<Range<usize>, RunError> {
         let end = self.instructions.len();
         let node = |at: usize| self.instructions[at].node.to_string();
-        match (part, self.hand_over()) {
+        match (part, self.yield_values()) {
             (Part::Whole, None) => Ok(0..end),
             (Part::Before, Some((at, _))) => Ok(0..at),
             (Part::After, Some((at, _))) => Ok(at + 1..end),
-            (Part::Whole, Some((at, _))) => Err(RunError::HandOver { node: node(at) }),
-            (Part::Before | Part::After, None) => Err(RunError::NoHandOver),
+            (Part::Whole, Some((at, _))) => Err(RunError::Yield { node: node(at) }),
+            (Part::Before | Part::After, None) => Err(RunError::NoYield),
         }
     }
 
     /// The ends of a part: what it takes, and what it gives.
     pub(crate) fn ends(&self, part: Part) -> Result<[&[BufferId]; 2], RunError> {
         // A whole run, an iteration of a loop say, does not look for it.
-        let hand_over = if part == Part::Whole { None } else { self.hand_over() };
-        part.ends([&self.inputs, &self.outputs], hand_over.map(|(_, hand_over)| hand_over))
+        let yielded = if part == Part::Whole { None } else { self.yield_values() };
+        part.ends([&self.inputs, &self.outputs], yielded.map(|(_, yielded)| yielded))
     }
 
     /// The instructions of an entry.
-    pub fn entry(&self, entry: Entry) -> impl Iterator<Item = &ScheduledInstruction> {
+    pub fn entry(&self, entry: GradientMode) -> impl Iterator<Item = &ScheduledInstruction> {
         self.instructions.iter().filter(move |scheduled| scheduled.entries.contains(entry))
     }
 }

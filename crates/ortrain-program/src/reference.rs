@@ -15,9 +15,10 @@ use rustc_hash::FxHashSet;
 
 use crate::buffer::distinct;
 use crate::{
-    Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
-    Instruction, Load, Marks, MatMul, Nest, Observer, Operand, OutOfMemory, Part, Place, Program, RunError,
-    Scalars, ScatterAdd, Target, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
+    Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Executable,
+    GradientMode, Instruction, Load, Marks, MatMul, Nest, Observer, Operand, OutOfMemory, Part, Place,
+    Program, RunError, Scalars, ScatterAdd, Target, UnsupportedOnBackend, UnsupportedPrecision, Window,
+    Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -69,7 +70,7 @@ impl Executable for ReferenceExecutable {
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
-        entry: Entry,
+        entry: GradientMode,
         part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
@@ -120,7 +121,7 @@ impl Executable for ReferenceExecutable {
 /// The buffers that hold something when a part begins, and those that must when it has ended.
 fn touched(program: &Program, part: Part) -> Result<[Vec<BufferId>; 2], RunError> {
     let mut touched = program.ends(part)?.map(<[BufferId]>::to_vec);
-    let Some((at, _)) = program.hand_over() else { return Ok(touched) };
+    let Some((at, _)) = program.yield_values() else { return Ok(touched) };
     let (before, after) = program.instructions.split_at(at);
     let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
@@ -152,7 +153,7 @@ pub fn evaluate(
         assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
         run.buffers[id.0 as usize].clone_from(elements);
     }
-    run.execute(Entry::Overwrite, program.part(Part::Whole)?, None, &mut |_| Ok(()))?;
+    run.execute(GradientMode::Overwrite, program.part(Part::Whole)?, None, &mut |_| Ok(()))?;
     Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
 }
 
@@ -271,7 +272,7 @@ impl<'a> Run<'a> {
     /// `before` is called before each instruction.
     fn execute(
         &mut self,
-        entry: Entry,
+        entry: GradientMode,
         places: Range<usize>,
         mut observer: Option<&mut dyn Observer>,
         before: &mut dyn FnMut(usize) -> Result<(), RunError>,
@@ -293,7 +294,7 @@ impl<'a> Run<'a> {
                 Instruction::Attention(a) => self.attention(a),
                 Instruction::Window(w) => self.window(w),
                 Instruction::ScatterAdd(s) => self.scatter(s),
-                Instruction::HandOver(_) => Ok(()),
+                Instruction::Yield(_) => Ok(()),
             };
             outcome.map_err(|failure| RunError::out_of_range(scheduled, failure))?;
             if let Some(observer) = &mut observer {

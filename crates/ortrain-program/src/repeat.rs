@@ -9,14 +9,14 @@ use std::sync::Arc;
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
-use crate::turn::Turn;
+use crate::run_context::RunContext;
 use crate::{
     Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, Part, RunError, Scalars,
 };
 
 /// An axis along which the values of the iterations lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Along {
+pub struct ScanAxis {
     /// The axis; counted from the end if it is negative.
     pub axis: i64,
     /// Whether the value of the first iteration is the last one.
@@ -29,7 +29,7 @@ pub struct Stacked {
     /// Its name.
     pub label: Arc<str>,
     /// Where the values lie in it.
-    pub along: Along,
+    pub along: ScanAxis,
     /// The element type, and what is known of the shape of one value: for a run without iterations.
     pub element: (DType, Option<Vec<Option<usize>>>),
 }
@@ -63,7 +63,7 @@ pub struct Repeat<B> {
     /// The names of the values that each iteration hands to the next one.
     pub carried: Vec<Arc<str>>,
     /// Values of which each iteration gets a slice.
-    pub scanned: Vec<Along>,
+    pub scanned: Vec<ScanAxis>,
     /// Results that collect a value of every iteration.
     pub stacked: Vec<Stacked>,
     /// The plane in which the body finds the first of the last inputs; the others follow.
@@ -95,7 +95,7 @@ impl<B> fmt::Display for Repeat<B> {
     }
 }
 
-impl Along {
+impl ScanAxis {
     /// Where iteration `index` of `count` lies.
     fn position(self, index: u64, count: u64) -> u64 {
         if self.reversed { count - 1 - index } else { index }
@@ -111,7 +111,7 @@ impl Along {
 /// A value of which each iteration gets a slice.
 struct Source<'a> {
     tensor: &'a Tensor,
-    along: Along,
+    along: ScanAxis,
     /// Parts of a slice, the number of slices, and the bytes of a part that lies together.
     around: (usize, usize, usize),
     /// The shape of a slice.
@@ -119,7 +119,7 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn new(tensor: &'a Tensor, along: Along) -> Result<Source<'a>, String> {
+    fn new(tensor: &'a Tensor, along: ScanAxis) -> Result<Source<'a>, String> {
         let mut dims = tensor.dims().to_vec();
         let axis = along
             .of_axes(dims.len())
@@ -170,7 +170,7 @@ impl<'a> Stack<'a> {
     fn make_room(
         &mut self,
         node: &str,
-        turn: &mut Turn<'_, '_>,
+        turn: &mut RunContext<'_, '_>,
         (dtype, dims): (DType, &[usize]),
     ) -> Result<(), RunError> {
         let Stack { spec: Stacked { label, along, .. }, done, .. } = self;
@@ -257,7 +257,8 @@ pub(crate) trait Repeated {
     fn single(&self) -> Option<&dyn Executable>;
 
     /// Runs on tensors, one for each input of the schedule.
-    fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError>;
+    fn run_tensors(&self, turn: &mut RunContext<'_, '_>, given: Vec<Tensor>)
+    -> Result<Vec<Tensor>, RunError>;
 
     /// The name of an input, and its type and shape if they are known.
     fn input(&self, k: usize) -> (&str, Option<&(DType, Vec<usize>)>);
@@ -272,7 +273,7 @@ impl<B> Repeat<B> {
         &self,
         label: &str,
         body: &dyn Repeated,
-        turn: &mut Turn<'_, '_>,
+        turn: &mut RunContext<'_, '_>,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
         // The values that stay the same get planes of their own beside those of the state.
@@ -297,7 +298,7 @@ impl<B> Repeat<B> {
         let observer = turn.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
         let between = turn.between + bytes;
         let (entry, work) = (turn.entry, &mut *turn.work);
-        let mut inner = Turn { bindings: &bindings, work, entry, scalars, observer, between };
+        let mut inner = RunContext { bindings: &bindings, work, entry, scalars, observer, between };
         self.iterations(label, body, inputs).map_err(RunError::about(label))?.run(&mut inner)
     }
 
@@ -361,7 +362,7 @@ struct Iterations<'a> {
 
 impl Iterations<'_> {
     /// The results.
-    fn run(mut self, turn: &mut Turn<'_, '_>) -> Result<Vec<Tensor>, RunError> {
+    fn run(mut self, turn: &mut RunContext<'_, '_>) -> Result<Vec<Tensor>, RunError> {
         let says = RunError::about(self.label);
         let mut results = match self.body.single() {
             Some(executable) => {
@@ -387,8 +388,8 @@ impl Iterations<'_> {
     /// Runs iterations, as long as there is a next one.
     fn repeat(
         &mut self,
-        turn: &mut Turn<'_, '_>,
-        mut iteration: impl FnMut(&mut Self, &mut Turn<'_, '_>, u64) -> Result<(), RunError>,
+        turn: &mut RunContext<'_, '_>,
+        mut iteration: impl FnMut(&mut Self, &mut RunContext<'_, '_>, u64) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let (base, limit) = (turn.scalars.seed, turn.work.iterations);
         let mut index = 0;
@@ -431,7 +432,7 @@ impl Iterations<'_> {
     /// An iteration of a body that is one program.
     fn run_program(
         &mut self,
-        turn: &mut Turn<'_, '_>,
+        turn: &mut RunContext<'_, '_>,
         executable: &dyn Executable,
         buffers: &mut [Vec<u8>],
         index: u64,
@@ -470,7 +471,7 @@ impl Iterations<'_> {
     /// An iteration of any body.
     fn run_body(
         &mut self,
-        turn: &mut Turn<'_, '_>,
+        turn: &mut RunContext<'_, '_>,
         carried: &mut [Tensor],
         index: u64,
     ) -> Result<(), RunError> {

@@ -209,7 +209,7 @@ pub enum RunError {
     #[error(
         "{node} hands over to the caller, who runs the model forward and then backward; it cannot be run as a whole"
     )]
-    HandOver {
+    Yield {
         /// The node.
         node: String,
     },
@@ -217,7 +217,7 @@ pub enum RunError {
     #[error(
         "nothing in the model hands over to the caller, so that it cannot be run forward and then backward"
     )]
-    NoHandOver,
+    NoYield,
 }
 
 impl RunError {

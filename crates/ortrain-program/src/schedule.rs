@@ -10,10 +10,10 @@ use ortrain_graph::Tensor;
 
 use crate::interrupt::interruptible;
 use crate::repeat::{self, Repeated};
-use crate::turn::Turn;
+use crate::run_context::RunContext;
 use crate::{
-    Backend, Bindings, Copied, Delivered, DeviceError, Executable, HandOver, MemoryNeed, Part, PlaneId,
-    Program, RunError, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, Part, PlaneId, Program,
+    RunError, UnsupportedOnBackend, Workspace, Yield,
 };
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
@@ -69,7 +69,7 @@ pub trait Specialise: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub struct Specialised {
     schedule: Arc<Schedule>,
-    runner: OnceLock<Arc<Runner>>,
+    runner: OnceLock<Arc<ScheduleExecutor>>,
 }
 
 impl Specialised {
@@ -87,7 +87,7 @@ impl Specialised {
 
     /// What runs it, if it was made ready.
     #[must_use]
-    pub fn ready(&self) -> Option<&Arc<Runner>> {
+    pub fn ready(&self) -> Option<&Arc<ScheduleExecutor>> {
         self.runner.get()
     }
 
@@ -96,11 +96,11 @@ impl Specialised {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn runner<E>(
+    pub fn executor<E>(
         &self,
         backend: &Arc<dyn Backend>,
-        make: impl FnOnce(Arc<Schedule>) -> Result<Runner, E>,
-    ) -> Result<Arc<Runner>, E> {
+        make: impl FnOnce(Arc<Schedule>) -> Result<ScheduleExecutor, E>,
+    ) -> Result<Arc<ScheduleExecutor>, E> {
         if let Some(runner) = self.ready()
             && Arc::ptr_eq(&runner.backend, backend)
         {
@@ -197,7 +197,7 @@ pub enum Segment {
     /// Instructions on the backend, specialised already; with the shapes of their results.
     Program(Arc<Program>, Vec<Vec<usize>>),
     /// Instructions that are specialised when they are reached: their shapes depend on values computed before.
-    Late(Arc<dyn Specialise>),
+    Deferred(Arc<dyn Specialise>),
     /// A function on the host, with the node it came from.
     Host(Arc<dyn HostFunction>, Arc<str>),
     /// One of two schedules, by the first input (a `bool`); with the node it came from.
@@ -205,12 +205,12 @@ pub enum Segment {
     /// A schedule that is run again and again; with the node it came from.
     Repeat(Box<Repeat>, Arc<str>),
     /// The caller takes over: it is given the inputs and hands the outputs in. With the node it came from.
-    HandOver(Arc<str>),
+    Yield(Arc<str>),
 }
 
-/// The values that change hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of
+/// The values that change hands where the caller of a schedule takes over: in a [`Segment::Yield`], or in the middle of
 /// its only program, by an instruction.
-pub type Handed = HandOver<SlotId>;
+pub type Handed = Yield<SlotId>;
 
 /// Segments in order, and the values that pass between them.
 #[derive(Clone, Debug, Default)]
@@ -259,7 +259,7 @@ impl Schedule {
                     programs.extend(made.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
-                Segment::Late(_) | Segment::Host(..) | Segment::HandOver(_) => {}
+                Segment::Deferred(_) | Segment::Host(..) | Segment::Yield(_) => {}
             }
         }
         programs
@@ -278,11 +278,11 @@ impl fmt::Display for Schedule {
         for (k, SegmentNode { inputs, outputs, segment }) in self.segments.iter().enumerate() {
             let (kind, label, inside) = match segment {
                 Segment::Program(program, _) => ("program".into(), None, program.to_string()),
-                Segment::Late(late) => {
+                Segment::Deferred(late) => {
                     ("program, specialised when it is reached".into(), None, late.describe())
                 }
                 Segment::Host(_, label) => ("host".into(), Some(label), String::new()),
-                Segment::HandOver(label) => ("hand-over".into(), Some(label), String::new()),
+                Segment::Yield(label) => ("hand-over".into(), Some(label), String::new()),
                 Segment::If(branches, label) => ("if".into(), Some(label), branches.to_string()),
                 Segment::Repeat(repeat, label) => (repeat.to_string(), Some(label), repeat.body.to_string()),
             };
@@ -333,16 +333,16 @@ impl<'a> From<&'a Tensor> for Given<'a> {
 /// Takes the results of a run: position, element type, shape, elements. An error of its ends the run.
 pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) -> Result<(), DeviceError> + 'a;
 
-/// What a run keeps while its caller has taken over: see [`Runner::run_before`].
+/// What a run keeps while its caller has taken over: see [`ScheduleExecutor::run_before`].
 #[derive(Debug, Default)]
-pub struct Suspended {
+pub struct ForwardState {
     /// The values between segments. Those of a single program lie in the workspace.
     values: Vec<Option<Tensor>>,
     /// Their bytes.
     between: usize,
 }
 
-impl Suspended {
+impl ForwardState {
     /// Bytes of the values that it keeps outside of the workspace.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -381,7 +381,7 @@ fn fitted(work: &Workspace, program: &Program, scratch: usize) -> Option<Program
 
 /// A schedule prepared for a backend.
 #[derive(Debug)]
-pub struct Runner {
+pub struct ScheduleExecutor {
     schedule: Arc<Schedule>,
     backend: Arc<dyn Backend>,
     prepared: Vec<Prepared>,
@@ -391,15 +391,15 @@ pub struct Runner {
 enum Prepared {
     Program(Box<dyn Executable>),
     If([PreparedBranch; 2]),
-    Repeat(Box<Runner>),
+    Repeat(Box<ScheduleExecutor>),
     /// There is nothing to prepare.
     Nothing,
 }
 
 /// A branch that is prepared when it is taken first.
-type PreparedBranch = OnceLock<Result<Box<Runner>, String>>;
+type PreparedBranch = OnceLock<Result<Box<ScheduleExecutor>, String>>;
 
-impl Repeated for Runner {
+impl Repeated for ScheduleExecutor {
     fn single(&self) -> Option<&dyn Executable> {
         match (self.prepared.as_slice(), self.schedule.single()) {
             ([Prepared::Program(executable)], Some(_)) => Some(executable.as_ref()),
@@ -407,7 +407,11 @@ impl Repeated for Runner {
         }
     }
 
-    fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
+    fn run_tensors(
+        &self,
+        turn: &mut RunContext<'_, '_>,
+        given: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
         turn.between += bytes_of(&given);
         let results = self.run_counted(turn, given)?;
@@ -425,37 +429,40 @@ impl Repeated for Runner {
     }
 }
 
-impl Runner {
+impl ScheduleExecutor {
     /// Prepares every program that is specialised already.
     ///
     /// # Errors
     /// When the backend cannot run an instruction.
-    pub fn new(backend: Arc<dyn Backend>, schedule: Arc<Schedule>) -> Result<Runner, UnsupportedOnBackend> {
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        schedule: Arc<Schedule>,
+    ) -> Result<ScheduleExecutor, UnsupportedOnBackend> {
         let prepare = |node: &SegmentNode| {
             Ok(match &node.segment {
                 Segment::Program(program, _) => Prepared::Program(backend.compile(program.clone())?),
-                Segment::Late(_) | Segment::Host(..) | Segment::HandOver(_) => Prepared::Nothing,
+                Segment::Deferred(_) | Segment::Host(..) | Segment::Yield(_) => Prepared::Nothing,
                 Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
-                    Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
+                    Prepared::Repeat(Box::new(ScheduleExecutor::new(backend.clone(), repeat.body.clone())?))
                 }
             })
         };
         let prepared = schedule.segments.iter().map(prepare).collect::<Result<_, _>>()?;
-        Ok(Runner { schedule, backend, prepared })
+        Ok(ScheduleExecutor { schedule, backend, prepared })
     }
 
-    /// As [`Runner::new`], and within the limit of a workspace where that is possible: what a program would take beyond
+    /// As [`ScheduleExecutor::new`], and within the limit of a workspace where that is possible: what a program would take beyond
     /// it is computed again instead of kept ([`Program::within`]). Results have the same bits.
     ///
     /// # Errors
-    /// As [`Runner::new`].
+    /// As [`ScheduleExecutor::new`].
     pub fn within(
         backend: Arc<dyn Backend>,
         schedule: Arc<Schedule>,
         work: &Workspace,
-    ) -> Result<Runner, UnsupportedOnBackend> {
-        let mut runner = Runner::new(backend, schedule)?;
+    ) -> Result<ScheduleExecutor, UnsupportedOnBackend> {
+        let mut runner = ScheduleExecutor::new(backend, schedule)?;
         for (k, prepared) in runner.prepared.iter_mut().enumerate() {
             if let Prepared::Program(executable) = prepared
                 && let Some(less) = fitted(work, executable.program(), executable.scratch_bytes())
@@ -470,7 +477,7 @@ impl Runner {
     }
 
     /// Checks that the programs of a schedule that are known already can be run within the limit of a workspace, as they
-    /// are or as [`Runner::within`] makes them. Nothing is compiled: kernels are made by the sizes of what they compute.
+    /// are or as [`ScheduleExecutor::within`] makes them. Nothing is compiled: kernels are made by the sizes of what they compute.
     ///
     /// # Errors
     /// [`RunError::OverLimit`].
@@ -480,9 +487,13 @@ impl Runner {
     }
 
     /// The runner of a branch, made ready now if it was not before.
-    fn branch<'r>(&self, prepared: &'r PreparedBranch, branch: &Branch) -> Result<&'r Runner, String> {
+    fn branch<'r>(
+        &self,
+        prepared: &'r PreparedBranch,
+        branch: &Branch,
+    ) -> Result<&'r ScheduleExecutor, String> {
         let prepare = || {
-            let runner = Runner::new(self.backend.clone(), branch.schedule()?.clone());
+            let runner = ScheduleExecutor::new(self.backend.clone(), branch.schedule()?.clone());
             runner.map(Box::new).map_err(|error| error.to_string())
         };
         prepared.get_or_init(prepare).as_deref().map_err(Clone::clone)
@@ -524,42 +535,42 @@ impl Runner {
     /// When the number or the sizes of the given values are not those the schedule was made for.
     pub fn run(
         &self,
-        turn: Turn<'_, '_>,
+        turn: RunContext<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        self.run_part(turn, Part::Whole, Suspended::default(), given, deliver).map(drop)
+        self.run_part(turn, Part::Whole, ForwardState::default(), given, deliver).map(drop)
     }
 
     /// Runs an entry up to where the caller takes over, and hands what it is given to `deliver`. The rest of the run,
-    /// [`Runner::run_after`], needs the workspace as it is then.
+    /// [`ScheduleExecutor::run_after`], needs the workspace as it is then.
     ///
     /// # Errors
-    /// [`RunError`]; [`RunError::NoHandOver`] when the caller never takes over.
+    /// [`RunError`]; [`RunError::NoYield`] when the caller never takes over.
     ///
     /// # Panics
-    /// As [`Runner::run`].
+    /// As [`ScheduleExecutor::run`].
     pub fn run_before(
         &self,
-        turn: Turn<'_, '_>,
+        turn: RunContext<'_, '_>,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
-    ) -> Result<Suspended, RunError> {
-        self.run_part(turn, Part::Before, Suspended::default(), given, deliver)
+    ) -> Result<ForwardState, RunError> {
+        self.run_part(turn, Part::Before, ForwardState::default(), given, deliver)
     }
 
-    /// Runs the rest of what [`Runner::run_before`] began, in the same workspace, on what the caller hands in, and hands
+    /// Runs the rest of what [`ScheduleExecutor::run_before`] began, in the same workspace, on what the caller hands in, and hands
     /// every result to `deliver`. Bindings, entry and scalars are to be those of the first part.
     ///
     /// # Errors
-    /// As [`Runner::run`].
+    /// As [`ScheduleExecutor::run`].
     ///
     /// # Panics
     /// When the number or the sizes of the values are not those the schedule was made for.
     pub fn run_after(
         &self,
-        suspended: Suspended,
-        turn: Turn<'_, '_>,
+        suspended: ForwardState,
+        turn: RunContext<'_, '_>,
         taken: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
@@ -569,32 +580,32 @@ impl Runner {
     /// Runs a part on what it takes, after what was kept before it, and returns what is to be kept behind it.
     fn run_part(
         &self,
-        mut turn: Turn<'_, '_>,
+        mut turn: RunContext<'_, '_>,
         part: Part,
-        Suspended { mut values, between }: Suspended,
+        ForwardState { mut values, between }: ForwardState,
         taken: &[Given<'_>],
         deliver: &mut Deliver<'_>,
-    ) -> Result<Suspended, RunError> {
+    ) -> Result<ForwardState, RunError> {
         let Schedule { inputs, outputs, handed, .. } = &*self.schedule;
         let [takes, gives] = part.ends([inputs, outputs], handed.as_ref())?;
         turn.guarded(|turn| {
             if let Some(executable) = self.single() {
                 self.run_single(turn, executable, part, taken, gives, deliver)?;
-                return Ok(Suspended::default());
+                return Ok(ForwardState::default());
             }
-            let hands_over = |node: &SegmentNode| matches!(node.segment, Segment::HandOver(_));
-            let hand_over = self.schedule.segments.iter().position(hands_over).ok_or(RunError::NoHandOver);
+            let hands_over = |node: &SegmentNode| matches!(node.segment, Segment::Yield(_));
+            let yielded = self.schedule.segments.iter().position(hands_over).ok_or(RunError::NoYield);
             let places = match part {
                 Part::Whole => 0..self.prepared.len(),
-                Part::Before => 0..hand_over?,
-                Part::After => hand_over? + 1..self.prepared.len(),
+                Part::Before => 0..yielded?,
+                Part::After => yielded? + 1..self.prepared.len(),
             };
             let taken = tensors_of(taken);
             turn.between = between + bytes_of(&taken);
             self.put(&mut values, takes, taken);
             self.run_segments(turn, &mut values, places)?;
             deliver_all(&self.fetch_all(turn.bindings, &values, gives)?, deliver)?;
-            Ok(Suspended { values, between: turn.between })
+            Ok(ForwardState { values, between: turn.between })
         })
     }
 
@@ -603,8 +614,8 @@ impl Runner {
     /// # Panics
     /// When the caller never takes over, or was given less.
     #[must_use]
-    pub fn given<'s>(&'s self, suspended: &'s Suspended, k: usize) -> (DType, &'s [usize]) {
-        let slot = self.schedule.handed.as_ref().expect("the caller has taken over").given[k].0 as usize;
+    pub fn given<'s>(&'s self, suspended: &'s ForwardState, k: usize) -> (DType, &'s [usize]) {
+        let slot = self.schedule.handed.as_ref().expect("the caller has taken over").outputs[k].0 as usize;
         match (suspended.values.get(slot), &self.schedule.slots[slot].ty) {
             (Some(Some(tensor)), _) => (tensor.dtype(), tensor.dims()),
             (_, Some((dtype, dims))) => (*dtype, dims),
@@ -615,7 +626,7 @@ impl Runner {
     /// Runs a part of the only program, which gives these values.
     fn run_single(
         &self,
-        turn: &mut Turn<'_, '_>,
+        turn: &mut RunContext<'_, '_>,
         executable: &dyn Executable,
         part: Part,
         given: &[Given<'_>],
@@ -641,7 +652,11 @@ impl Runner {
     }
 
     /// As [`Repeated::run_tensors`], with tensors that are counted between the segments already.
-    fn run_counted(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
+    fn run_counted(
+        &self,
+        turn: &mut RunContext<'_, '_>,
+        given: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.between;
         let mut values = Vec::new();
         self.put(&mut values, &self.schedule.inputs, given);
@@ -681,12 +696,16 @@ impl Runner {
     }
 
     /// What runs a late segment. A schedule that takes more memory than there may be is refused before it is made ready.
-    fn runner_of(&self, late: &Specialised, turn: &Turn<'_, '_>) -> Result<Arc<Runner>, RunError> {
-        late.runner(&self.backend, |schedule| {
+    fn runner_of(
+        &self,
+        late: &Specialised,
+        turn: &RunContext<'_, '_>,
+    ) -> Result<Arc<ScheduleExecutor>, RunError> {
+        late.executor(&self.backend, |schedule| {
             for program in schedule.programs() {
                 turn.work.check(program, 0, turn.between)?;
             }
-            Runner::new(self.backend.clone(), schedule)
+            ScheduleExecutor::new(self.backend.clone(), schedule)
                 .map_err(|error| RunError::Specialise(error.to_string()))
         })
     }
@@ -694,7 +713,7 @@ impl Runner {
     /// Runs the segments at some places.
     fn run_segments(
         &self,
-        turn: &mut Turn<'_, '_>,
+        turn: &mut RunContext<'_, '_>,
         values: &mut [Option<Tensor>],
         places: Range<usize>,
     ) -> Result<(), RunError> {
@@ -705,7 +724,7 @@ impl Runner {
                 (Segment::Program(_, shapes), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
-                (Segment::Late(late), _) => {
+                (Segment::Deferred(late), _) => {
                     let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;
                     self.runner_of(&specialised, turn)?.run_counted(turn, inputs)?
                 }
@@ -733,8 +752,8 @@ impl Runner {
                 (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
                     repeat.run(label, &**body, turn, &inputs)?
                 }
-                (Segment::HandOver(label), _) => {
-                    return Err(RunError::HandOver { node: label.to_string() });
+                (Segment::Yield(label), _) => {
+                    return Err(RunError::Yield { node: label.to_string() });
                 }
                 _ => unreachable!("every segment was prepared as what it is"),
             };

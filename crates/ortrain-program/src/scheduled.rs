@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::buffer::{Buffer, BufferId, Place, cells, distinct};
-use crate::entries::{Entries, Entry};
 use crate::error::ProgramError;
+use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 use crate::operand::Nest;
 use crate::versions::{Seen, Version, Versions, always, entries_of};
@@ -15,7 +15,7 @@ pub struct ScheduledInstruction {
     /// What to do.
     pub instruction: Instruction,
     /// When.
-    pub entries: Entries,
+    pub entries: GradientModes,
     /// The node, as messages name it.
     pub node: Arc<str>,
     /// Which writes it sees of what it reads.
@@ -84,7 +84,7 @@ impl<'a> Current<'a> {
         self.of_cells[self.cells[id.0 as usize]]
     }
 
-    fn write(&mut self, id: BufferId, version: Version, entries: Entries) {
+    fn write(&mut self, id: BufferId, version: Version, entries: GradientModes) {
         let seen = &mut self.of_cells[self.cells[id.0 as usize]];
         entries_of(entries).for_each(|entry| seen[entry] = Some(version));
     }
@@ -130,7 +130,8 @@ pub(crate) fn check(
     for ScheduledInstruction { instruction, entries, node, versions } in instructions {
         // A buffer whose version nobody has noted is as bad as one of another version.
         let unknown = versions.unknown(instruction);
-        let seen = |id: BufferId, entry: Entry| current.of(id)[entry as usize].unwrap_or(Version::BEFORE);
+        let seen =
+            |id: BufferId, entry: GradientMode| current.of(id)[entry as usize].unwrap_or(Version::BEFORE);
         let stale = versions.stale(*entries, seen);
         if let Some(id) = unknown.or(stale) {
             let label = label(id);
@@ -169,7 +170,7 @@ mod tests {
             BufferId(self.buffers.len() as u32 - 1)
         }
 
-        fn map(&mut self, reads: &[BufferId], to: BufferId, entries: Entries) {
+        fn map(&mut self, reads: &[BufferId], to: BufferId, entries: GradientModes) {
             let mut b = Builder::new();
             let mut sum = b.constant(Type::F32, 1.0);
             for slot in 0..reads.len() {
@@ -196,7 +197,7 @@ mod tests {
             });
         }
 
-        fn fault(&self, last: &FinalVersions) -> Option<String> {
+        fn validate(&self, last: &FinalVersions) -> Option<String> {
             check(&self.instructions, &self.buffers, last).err().map(|error| error.to_string())
         }
     }
@@ -205,10 +206,10 @@ mod tests {
     fn updated() -> (Sketch, FinalVersions) {
         let mut s = Sketch::default();
         let [x, before, after] = ["x", "before", "after"].map(|label| s.buffer(label, Place::Work(0)));
-        s.map(&[], x, Entries::ALL);
-        s.map(&[x], before, Entries::ALL);
-        s.map(&[x], x, Entries::ALL);
-        s.map(&[x], after, Entries::ALL);
+        s.map(&[], x, GradientModes::ALL);
+        s.map(&[x], before, GradientModes::ALL);
+        s.map(&[x], x, GradientModes::ALL);
+        s.map(&[x], after, GradientModes::ALL);
         let last = number(&mut s.instructions, &s.buffers, &[before, after]);
         (s, last)
     }
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn a_program_as_it_was_put_together_is_sound() {
         let (s, last) = updated();
-        assert_eq!(s.fault(&last), None);
+        assert_eq!(s.validate(&last), None);
     }
 
     #[test]
@@ -228,7 +229,7 @@ mod tests {
                 "{node} was lowered to a faulty Map instruction: a read of \"x\" from before or after the update that it was \
                  given"
             );
-            assert_eq!(s.fault(&last), Some(want));
+            assert_eq!(s.validate(&last), Some(want));
         }
     }
 
@@ -236,7 +237,7 @@ mod tests {
     fn an_instruction_that_makes_what_another_reads_is_missed() {
         let (mut s, last) = updated();
         s.instructions.remove(2);
-        assert!(s.fault(&last).is_some());
+        assert!(s.validate(&last).is_some());
     }
 
     #[test]
@@ -244,13 +245,13 @@ mod tests {
         let mut s = Sketch::default();
         let state = s.buffer("state", Place::Plane(PlaneId(0), 0));
         let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
-        s.map(&[x], state, Entries::ALL);
-        s.map(&[y], state, Entries::ALL);
+        s.map(&[x], state, GradientModes::ALL);
+        s.map(&[y], state, GradientModes::ALL);
         let last = number(&mut s.instructions, &s.buffers, &[]);
-        assert_eq!(s.fault(&last), None);
+        assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
         let want = "\"state\" would not hold the last of its updates at the end of the program";
-        assert_eq!(s.fault(&last).as_deref(), Some(want));
+        assert_eq!(s.validate(&last).as_deref(), Some(want));
     }
 
     #[test]
@@ -259,12 +260,12 @@ mod tests {
         let whole = s.buffer("whole", Place::Plane(PlaneId(0), 0));
         let half = s.buffer("half", Place::Plane(PlaneId(0), 4 * N / 2));
         let x = s.buffer("x", Place::Work(0));
-        s.map(&[x], half, Entries::ALL);
-        s.map(&[whole], x, Entries::ALL);
+        s.map(&[x], half, GradientModes::ALL);
+        s.map(&[whole], x, GradientModes::ALL);
         let last = number(&mut s.instructions, &s.buffers, &[x]);
-        assert_eq!(s.fault(&last), None);
+        assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
-        assert!(s.fault(&last).is_some());
+        assert!(s.validate(&last).is_some());
     }
 
     /// Each entry sees its own updates.
@@ -272,16 +273,16 @@ mod tests {
     fn entries_are_apart() {
         let mut s = Sketch::default();
         let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
-        s.map(&[], x, Entries::ALL);
-        s.map(&[x], x, Entries::only(Entry::Accumulate));
-        s.map(&[x], y, Entries::only(Entry::Overwrite));
+        s.map(&[], x, GradientModes::ALL);
+        s.map(&[x], x, GradientModes::only(GradientMode::Accumulate));
+        s.map(&[x], y, GradientModes::only(GradientMode::Overwrite));
         let last = number(&mut s.instructions, &s.buffers, &[x, y]);
-        assert_eq!(s.fault(&last), None);
+        assert_eq!(s.validate(&last), None);
         // They do not run in one entry, so their order does not matter.
         s.instructions.swap(1, 2);
-        assert_eq!(s.fault(&last), None);
+        assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
-        assert!(s.fault(&last).is_some());
+        assert!(s.validate(&last).is_some());
     }
 
     /// A map that reads a result of another one as it is after an update is not joined with it.
@@ -289,9 +290,9 @@ mod tests {
     fn what_is_updated_in_between_is_not_taken_from_where_it_is_made() {
         let (s, _) = updated();
         let [maker, reader] = [&s.instructions[0], &s.instructions[3]].map(|i| &i.versions);
-        assert!(maker.followed_by(reader, Entries::ALL).is_none());
+        assert!(maker.followed_by(reader, GradientModes::ALL).is_none());
         let [maker, reader] = [&s.instructions[0], &s.instructions[1]].map(|i| &i.versions);
-        assert!(maker.followed_by(reader, Entries::ALL).is_some());
+        assert!(maker.followed_by(reader, GradientModes::ALL).is_some());
         // Nor can an instruction see a buffer both before and after an update.
         let [before, after] = [&s.instructions[1], &s.instructions[3]].map(|i| &i.versions);
         assert!(before.clone().reading_also(after).is_none());

@@ -7,7 +7,7 @@ use rustc_hash::FxHashSet;
 use crate::buffer::{Buffer, BufferId, Place};
 use crate::cost::Cost;
 use crate::draft::Draft;
-use crate::entries::{Entries, Entry};
+use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 use crate::operand::Nest;
 use crate::program::{PlaneUse, Program};
@@ -23,7 +23,7 @@ impl Display for Program {
             self.work_bytes,
             self.constant_bytes()
         )?;
-        let Cost { flops, bytes } = self.cost(Entry::Accumulate);
+        let Cost { flops, bytes } = self.cost(GradientMode::Accumulate);
         writeln!(f, "  a run takes {flops} flops and moves at least {bytes} bytes")?;
         for PlaneUse { plane, bytes, .. } in &self.planes {
             writeln!(f, "  plane {}: {bytes} bytes", plane.0)?;
@@ -86,8 +86,8 @@ fn write_instructions(
 ) -> fmt::Result {
     for (k, ScheduledInstruction { instruction, entries, node, .. }) in instructions.iter().enumerate() {
         let when = match *entries {
-            Entries::ALL => "",
-            other if other.contains(Entry::Overwrite) => " (overwrite)",
+            GradientModes::ALL => "",
+            other if other.contains(GradientMode::Overwrite) => " (overwrite)",
             _ => " (accumulate)",
         };
         let list =

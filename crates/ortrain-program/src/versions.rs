@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::buffer::{BufferId, Renaming, distinct};
-use crate::entries::{Entries, Entry};
+use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 
 /// The number of a write. A buffer holds version 0 until something writes it.
@@ -18,7 +18,7 @@ pub(crate) struct Version(pub(crate) u32);
 /// What a read sees in each entry; nothing in entries that the instruction does not belong to.
 pub(crate) type Seen = [Option<Version>; ENTRIES.len()];
 
-const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
+const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
 /// A version that is the same in every entry.
 pub(crate) fn always(version: Version) -> Seen {
@@ -61,7 +61,7 @@ impl Versions {
     }
 
     /// The version of a buffer that is read, if it is the same in all of some entries.
-    pub(crate) fn read_everywhere(&self, id: BufferId, entries: Entries) -> Option<Version> {
+    pub(crate) fn read_everywhere(&self, id: BufferId, entries: GradientModes) -> Option<Version> {
         let seen = self.seen(id)?;
         let mut versions = entries_of(entries).map(|entry| seen[entry]);
         let first = versions.next()??;
@@ -119,7 +119,7 @@ impl Versions {
     /// Those of an instruction and of another one that follows it at once and takes the results of the first from where
     /// they are made. `None` where the two see different versions of a buffer, or the second one sees another version of
     /// a result than the first makes.
-    pub(crate) fn followed_by(&self, follower: &Versions, entries: Entries) -> Option<Versions> {
+    pub(crate) fn followed_by(&self, follower: &Versions, entries: GradientModes) -> Option<Versions> {
         let mut both = self.clone();
         for &(id, seen) in &follower.reads {
             let fits = match self.written(id) {
@@ -178,8 +178,8 @@ impl Versions {
     /// A buffer that holds another version than the one that is read.
     pub(crate) fn stale(
         &self,
-        entries: Entries,
-        current: impl Fn(BufferId, Entry) -> Version,
+        entries: GradientModes,
+        current: impl Fn(BufferId, GradientMode) -> Version,
     ) -> Option<BufferId> {
         let stale = |&(id, seen): &(BufferId, Seen)| {
             entries_of(entries)
@@ -191,7 +191,7 @@ impl Versions {
 }
 
 /// The numbers of some entries.
-pub(crate) fn entries_of(entries: Entries) -> impl Iterator<Item = usize> {
+pub(crate) fn entries_of(entries: GradientModes) -> impl Iterator<Item = usize> {
     (0..ENTRIES.len()).filter(move |&entry| entries.contains(ENTRIES[entry]))
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use ortrain_expr::{Access, Builder, DType, Type};
-use ortrain_program::{Entries, Instruction, Load, Nest, Operand, ProgramBuilder};
+use ortrain_program::{GradientModes, Instruction, Load, Nest, Operand, ProgramBuilder};
 
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
@@ -28,7 +28,7 @@ fn refused(strides: [isize; 2]) -> Option<String> {
         stores: vec![to],
     };
     let node = "node \"turned\" (Reverse)".into();
-    b.emit(Instruction::from(nest), Entries::ALL, &node).err().map(|error| error.to_string())
+    b.emit(Instruction::from(nest), GradientModes::ALL, &node).err().map(|error| error.to_string())
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use ortrain_expr::{Builder, DType, Mode, Reg, Scalar, Type};
 use ortrain_program::reference::evaluate;
 use ortrain_program::{
-    BufferId, Cost, Entries, Instruction, Load, Nest, NestGroup, Operand, PlaneId, ProgramBuilder, Scalars,
+    BufferId, Cost, GradientModes, Instruction, Load, Nest, NestGroup, Operand, PlaneId, ProgramBuilder,
+    Scalars,
 };
 
 const LEN: usize = 4;
@@ -39,7 +40,7 @@ fn each_nest_computes_what_it_computes_alone() {
     let mut b = ProgramBuilder::new();
     let [x, y, z] = ["x", "y", "z"].map(|label| b.work(label, DType::F32, LEN));
     let doubled = map(&[x], z, |b, x| b.add(x[0], x[0]));
-    b.emit(group(vec![negated(x, y), doubled]), Entries::ALL, &"node".into()).unwrap();
+    b.emit(group(vec![negated(x, y), doubled]), GradientModes::ALL, &"node".into()).unwrap();
     let program = b.finish(vec![x], vec![y, z]).unwrap();
     let inputs = [[1.0, 2.0, 3.0, 4.0].map(Scalar::F32).to_vec()];
     let results = evaluate(&program, Mode::Exact, &inputs, Scalars::default()).unwrap();
@@ -65,7 +66,9 @@ fn refused(nests: Nests) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, LEN));
     let [v, w] = [("v", 0), ("w", 8)].map(|(label, at)| b.plane(label, DType::F32, LEN, PlaneId(0), at));
-    b.emit(group(nests([x, y, v, w])), Entries::ALL, &"the node".into()).err().map(|error| error.to_string())
+    b.emit(group(nests([x, y, v, w])), GradientModes::ALL, &"the node".into())
+        .err()
+        .map(|error| error.to_string())
 }
 
 #[test]

@@ -7,7 +7,8 @@ use ortrain_expr::{
     WindowShape,
 };
 use ortrain_program::{
-    Conv, Entries, Instruction, Load, MatMul, Nest, Operand, ProgramBuilder, ScatterAdd, Window, WindowIndex,
+    Conv, GradientModes, Instruction, Load, MatMul, Nest, Operand, ProgramBuilder, ScatterAdd, Window,
+    WindowIndex,
 };
 
 /// The sizes of the factors of a product, which are square.
@@ -19,7 +20,7 @@ fn floats(b: &mut ProgramBuilder, name: &str, dims: &[usize]) -> Operand {
 
 /// The sentence by which an instruction is refused; `None` if it is taken.
 fn refused(mut b: ProgramBuilder, instruction: Instruction) -> Option<String> {
-    b.emit(instruction, Entries::ALL, &"node \"y\" (Op)".into()).err().map(|error| error.to_string())
+    b.emit(instruction, GradientModes::ALL, &"node \"y\" (Op)".into()).err().map(|error| error.to_string())
 }
 
 fn faulty(instruction: &str, fault: &str) -> Option<String> {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ortrain_expr::{Access, Builder, DType, Mode, ReduceOp, Reduction, Reg, Scalar, Segments, Type, UnaryOp};
 use ortrain_program::reference::evaluate;
 use ortrain_program::{
-    BufferId, Cost, Entries, Instruction, Load, Nest, Operand, Part, Program, ProgramBuilder, ProgramError,
-    Scalars,
+    BufferId, Cost, GradientModes, Instruction, Load, Nest, Operand, Part, Program, ProgramBuilder,
+    ProgramError, Scalars,
 };
 
 /// Three segments of a plane, one of them empty, with gaps.
@@ -80,7 +80,7 @@ const SETTINGS: [f32; 6] = [0.0, 2.0, 0.0, 3.0, 0.0, 5.0];
 fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
     let mut b = ProgramBuilder::new();
     let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
-    b.emit(Instruction::from(scaled(x, settings)), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(scaled(x, settings)), GradientModes::ALL, &node()).unwrap();
     let program = b.finish(vec![x, settings], vec![x]).unwrap();
     let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
     assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
@@ -103,7 +103,7 @@ fn reductions_are_over_the_points_of_a_segment() {
         let reductions = vec![(ReduceOp::Sum, x[0]), (ReduceOp::Sum, rest), (ReduceOp::Max, x[0])];
         (vec![rest, sum, second, most], reductions)
     });
-    b.emit(Instruction::from(row), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(row), GradientModes::ALL, &node()).unwrap();
     let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
     let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
@@ -121,7 +121,7 @@ fn refused(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<Str
     let tail = b.plane("tail", DType::F32, LEN - 4, ortrain_program::PlaneId(0), 16);
     let table = b.work("table", DType::F32, 32);
     let other = b.work("other", DType::F32, LEN);
-    match b.emit(instruction([plane, table, tail, other]), Entries::ALL, &node()) {
+    match b.emit(instruction([plane, table, tail, other]), GradientModes::ALL, &node()) {
         Ok(()) => None,
         Err(ProgramError::Faulty { fault, .. }) => Some(fault),
         Err(other) => Some(other.to_string()),
@@ -198,16 +198,16 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
     let [x, y, z] = ["x", "y", "z"].map(|name| b.work(name, DType::F32, LEN));
     let (settings, unread) = (b.work("settings", DType::F32, 6), b.work("unread", DType::F32, 3));
     let sums = b.work("sums", DType::F32, 3);
-    b.emit(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
-    b.emit(Instruction::from(scaled(y, settings)), Entries::ALL, &node()).unwrap();
-    b.emit(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
+    b.emit(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), GradientModes::ALL, &node()).unwrap();
+    b.emit(Instruction::from(scaled(y, settings)), GradientModes::ALL, &node()).unwrap();
+    b.emit(map(y, z, |b, y| b.mul(y, y)), GradientModes::ALL, &node()).unwrap();
     let stores = [unread, sums].map(|buffer| Operand { buffer, access: access([1, 0], 0, 3) });
     let row = nest(1, vec![in_plane(z)], stores.to_vec(), |b, x| {
         let (sum, most) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
         (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
     });
-    b.emit(Instruction::from(row), Entries::ALL, &node()).unwrap();
-    b.emit(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
+    b.emit(Instruction::from(row), GradientModes::ALL, &node()).unwrap();
+    b.emit(map(z, z, |b, z| b.add(z, z)), GradientModes::ALL, &node()).unwrap();
     finish(b, vec![x, settings], vec![z, sums])
 }
 

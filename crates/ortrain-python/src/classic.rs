@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::Arc;
 
-use crate::door::Door;
 use crate::error::{detached, raise};
+use crate::gil::Exclusive;
 use crate::tools::{Held, Source, module_options};
 use crate::value::{OrtValue, described};
 
@@ -100,7 +100,7 @@ fn given(values: &HashMap<String, Py<OrtValue>>) -> PyResult<BTreeMap<String, Te
 /// A model, its gradients and its optimizer.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct ClassicSession {
-    session: Door<ortrain::classic::TrainingSession>,
+    session: Exclusive<ortrain::classic::TrainingSession>,
 }
 
 #[pymethods]
@@ -140,43 +140,43 @@ impl ClassicSession {
             }
             Ok(session)
         })?;
-        Ok(ClassicSession { session: Door::new(session) })
+        Ok(ClassicSession { session: Exclusive::new(session) })
     }
 
     /// Its name, and that of what multiplies bfloat16.
     fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
         self.session
-            .pass(py, |session| Ok((session.module().precision().name(), session.module().bf16_unit())))
+            .enter(py, |session| Ok((session.module().precision().name(), session.module().bf16_unit())))
     }
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.pass(py, |session| Ok(session.inputs().to_vec()))?;
+        let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.pass(py, |session| Ok(session.outputs().to_vec()))?;
+        let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.pass(py, |session| Ok(session.overridable_initializers().to_vec()))?;
+        let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let meta = self.session.pass(py, |session| Ok(session.meta().clone()))?;
+        let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
         let texts =
             [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
         (texts, meta.version, meta.custom).into_pyobject(py)
     }
 
     fn loss_scale_input_name(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
-        self.session.pass(py, |session| Ok(session.loss_scale_input_name()))
+        self.session.enter(py, |session| Ok(session.loss_scale_input_name()))
     }
 
     fn is_output_fp32_node(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        self.session.pass(py, |session| session.is_output_fp32_node(name))
+        self.session.enter(py, |session| session.is_output_fp32_node(name))
     }
 
     /// A run: the outputs at these positions, each where its value lies; those without one come back.
@@ -200,7 +200,7 @@ impl ClassicSession {
         };
         let rooms = outputs.iter().map(room).collect::<PyResult<Vec<(usize, Option<Room>)>>>()?;
         let options = RunOptions { only_execute_path_to_fetches: restricted, training_mode };
-        let found = self.session.pass(py, |session| {
+        let found = self.session.enter(py, |session| {
             let fetches: Vec<Fetch<'_>> = rooms
                 .iter()
                 .map(|(output, room)| Fetch {
@@ -215,21 +215,21 @@ impl ClassicSession {
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.pass(py, |session| session.state()).map(values)
+        self.session.enter(py, |session| session.state()).map(values)
     }
 
     /// The gradients that are summed so far for the next update, by weight.
     fn gathered(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.pass(py, |session| session.gathered()).map(values)
+        self.session.enter(py, |session| session.gathered()).map(values)
     }
 
     fn load_gathered(&self, py: Python<'_>, sums: HashMap<String, Py<OrtValue>>) -> PyResult<()> {
         let sums = given(&sums)?;
-        self.session.pass(py, |session| session.load_gathered(&sums))
+        self.session.enter(py, |session| session.load_gathered(&sums))
     }
 
     fn running_statistics(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.pass(py, |session| session.running_statistics()).map(values)
+        self.session.enter(py, |session| session.running_statistics()).map(values)
     }
 
     fn load_running_statistics(
@@ -238,43 +238,43 @@ impl ClassicSession {
         given_values: HashMap<String, Py<OrtValue>>,
     ) -> PyResult<()> {
         let given_values = given(&given_values)?;
-        self.session.pass(py, |session| session.load_running_statistics(&given_values))
+        self.session.enter(py, |session| session.load_running_statistics(&given_values))
     }
 
     /// The number of runs that computed gradients.
     fn train_steps(&self, py: Python<'_>) -> PyResult<u64> {
-        self.session.pass(py, |session| Ok(session.train_steps()))
+        self.session.enter(py, |session| Ok(session.train_steps()))
     }
 
     fn set_train_steps(&self, py: Python<'_>, count: u64) -> PyResult<()> {
-        self.session.pass(py, |session| {
+        self.session.enter(py, |session| {
             session.set_train_steps(count);
             Ok(())
         })
     }
 
     fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
-        self.session.pass(py, |session| session.model_state(include_mixed_precision_weights)).map(states)
+        self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(states)
     }
 
     fn optimizer_state(&self, py: Python<'_>) -> PyResult<States> {
-        self.session.pass(py, |session| session.optimizer_states()).map(states)
+        self.session.enter(py, |session| session.optimizer_states()).map(states)
     }
 
     fn load_state(&self, py: Python<'_>, state: HashMap<String, Py<OrtValue>>, strict: bool) -> PyResult<()> {
         let state = given(&state)?;
-        self.session.pass(py, |session| session.load_state(&state, strict))
+        self.session.enter(py, |session| session.load_state(&state, strict))
     }
 
     fn set_seed(&self, py: Python<'_>, seed: i64) -> PyResult<()> {
-        self.session.pass(py, |session| {
+        self.session.enter(py, |session| {
             session.set_seed(seed);
             Ok(())
         })
     }
 
     fn begin_trace(&self, py: Python<'_>) -> PyResult<()> {
-        self.session.pass(py, |session| {
+        self.session.enter(py, |session| {
             session.begin_trace();
             Ok(())
         })
@@ -282,10 +282,10 @@ impl ClassicSession {
 
     /// The trace of runs, as JSON.
     fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        self.session.pass(py, |session| Ok(session.end_trace()))
+        self.session.enter(py, |session| Ok(session.end_trace()))
     }
 
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.session.pass(py, |session| Ok(session.dump()))
+        self.session.enter(py, |session| Ok(session.dump()))
     }
 }

@@ -24,7 +24,7 @@ const VERSIONED: &CStr = c"dltensor_versioned";
 const VERSION: [u32; 2] = [1, 0];
 const READ_ONLY: u64 = 1;
 /// More axes than any library gives a tensor.
-const MOST_AXES: i32 = 64;
+const MAX_AXES: i32 = 64;
 
 /// Memory of the processor.
 pub(crate) const CPU: i32 = 1;
@@ -165,7 +165,7 @@ unsafe fn described(header: &Header) -> PyResult<Described> {
     })?;
     let malformed = |what: &str| InvalidArgumentError::new_err(format!("the DLPack tensor {what}"));
     let rank = match header.ndim {
-        rank @ 0..=MOST_AXES => rank as usize,
+        rank @ 0..=MAX_AXES => rank as usize,
         rank => return Err(malformed(&format!("has {rank} axes"))),
     };
     let axes = |from: *mut i64| match NonNull::new(from) {

@@ -5,9 +5,9 @@
 mod classic;
 mod device;
 mod dlpack;
-mod door;
 mod error;
 mod forward_backward;
+mod gil;
 mod gradient;
 mod lent;
 mod optim;

@@ -7,8 +7,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use crate::door::Door;
 use crate::error::raise;
+use crate::gil::Exclusive;
 use crate::training::Optimizer;
 
 /// A schedule: names, settings and formulas are the core's.
@@ -93,7 +93,7 @@ fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Set
 /// A schedule at work on an optimizer.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct LrScheduler {
-    state: Arc<Door<ortrain::CheckpointState>>,
+    state: Arc<Exclusive<ortrain::CheckpointState>>,
     scheduler: Mutex<ortrain::LrScheduler>,
 }
 
@@ -102,7 +102,7 @@ impl LrScheduler {
     #[new]
     fn new(py: Python<'_>, optimizer: &Optimizer, schedule: &Schedule, lr: f32) -> PyResult<LrScheduler> {
         let state = optimizer.state.clone();
-        let scheduler = state.pass(py, |state| ortrain::LrScheduler::new(state, schedule.0.clone(), lr))?;
+        let scheduler = state.enter(py, |state| ortrain::LrScheduler::new(state, schedule.0.clone(), lr))?;
         Ok(LrScheduler { state, scheduler: Mutex::new(scheduler) })
     }
 
@@ -110,13 +110,13 @@ impl LrScheduler {
     #[staticmethod]
     fn resume(py: Python<'_>, optimizer: &Optimizer) -> PyResult<LrScheduler> {
         let state = optimizer.state.clone();
-        let scheduler = state.pass(py, |state| ortrain::LrScheduler::resume(state))?;
+        let scheduler = state.enter(py, |state| ortrain::LrScheduler::resume(state))?;
         Ok(LrScheduler { state, scheduler: Mutex::new(scheduler) })
     }
 
     /// A step, with a metric or a factor where the schedule needs one.
     fn step(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
-        self.state.pass(py, |state| {
+        self.state.enter(py, |state| {
             // The lock of the state is held, so nobody waits here.
             let mut scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
             match value {

@@ -7,13 +7,13 @@ use ortrain::{Destination, DetachedSession, Error};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::door::Door;
 use crate::error::warn;
+use crate::gil::Exclusive;
 use crate::optim::spec_of;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
-use crate::training::Under;
+use crate::training::StateGuarded;
 use crate::value::{OrtValue, Room, check_apart, described, elements, given, tensors, vector};
 
 /// Frames of Python between a step and the line of the user.
@@ -22,8 +22,8 @@ const CALLER_OF_STEP: i32 = 3;
 /// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct TrainingSession {
-    state: Arc<Door<ortrain::CheckpointState>>,
-    session: Under<Option<DetachedSession>>,
+    state: Arc<Exclusive<ortrain::CheckpointState>>,
+    session: StateGuarded<Option<DetachedSession>>,
 }
 
 impl TrainingSession {
@@ -34,7 +34,7 @@ impl TrainingSession {
         work: impl FnOnce(&mut ortrain::TrainingSession<&mut ortrain::CheckpointState>) -> ortrain::Result<R>
         + Send,
     ) -> PyResult<R> {
-        self.state.pass(py, |state| {
+        self.state.enter(py, |state| {
             self.session.with(|slot| {
                 let closed =
                     || Error::State("the training session is closed; make another one on its state".into());
@@ -78,16 +78,16 @@ impl TrainingSession {
             detect_anomaly,
         )?;
         let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
-        let session = state.door.pass(py, |state| {
+        let session = state.door.enter(py, |state| {
             let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;
             Ok(session.detach().1)
         })?;
-        Ok(TrainingSession { state: state.door.clone(), session: Under::new(Some(session)) })
+        Ok(TrainingSession { state: state.door.clone(), session: StateGuarded::new(Some(session)) })
     }
 
     /// Waits for the call that is under way.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let session = self.state.pass(py, |_| Ok(self.session.with(Option::take)))?;
+        let session = self.state.enter(py, |_| Ok(self.session.with(Option::take)))?;
         py.detach(|| drop(session));
         Ok(())
     }

@@ -11,8 +11,8 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 
 use crate::device::planes;
-use crate::door::Door;
 use crate::error::{OutOfRangeError, raise};
+use crate::gil::Exclusive;
 use crate::tools::backend;
 use crate::value::{OrtValue, view};
 
@@ -27,7 +27,7 @@ type Plane = (String, usize, Vec<(String, Vec<usize>, usize)>);
 /// A state behind its lock.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct CheckpointState {
-    pub(crate) door: Arc<Door<ortrain::CheckpointState>>,
+    pub(crate) door: Arc<Exclusive<ortrain::CheckpointState>>,
 }
 
 #[pymethods]
@@ -35,14 +35,14 @@ impl CheckpointState {
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<CheckpointState> {
         let state = py.detach(|| ortrain::CheckpointState::load(path)).map_err(raise)?;
-        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+        Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
     #[staticmethod]
     fn from_bytes(py: Python<'_>, content: PyBackedBytes) -> PyResult<CheckpointState> {
         let content = Bytes::from_owner(content);
         let state = py.detach(|| ortrain::CheckpointState::from_bytes(content)).map_err(raise)?;
-        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+        Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
     /// A state of values: name, value, and true for a parameter that is trained; slots by parameter, then by name.
@@ -68,11 +68,11 @@ impl CheckpointState {
         let optimizer = OptimizerValues { step, train_step, learning_rate, slots };
         let state =
             py.detach(|| ortrain::CheckpointState::from_values(parameters, optimizer)).map_err(raise)?;
-        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+        Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
     fn to_bytes<'py>(&self, py: Python<'py>, include_optimizer_state: bool) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = self.door.pass(py, |state| state.to_bytes(include_optimizer_state))?;
+        let bytes = self.door.enter(py, |state| state.to_bytes(include_optimizer_state))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -84,7 +84,7 @@ impl CheckpointState {
         include_optimizer_state: bool,
         external_above: Option<u64>,
     ) -> PyResult<()> {
-        self.door.pass(py, |state| match external_above {
+        self.door.enter(py, |state| match external_above {
             None => state.save(path, include_optimizer_state),
             Some(above) => state.save_with_external_data(path, include_optimizer_state, above),
         })
@@ -96,7 +96,7 @@ impl CheckpointState {
         path: PathBuf,
         strict: bool,
     ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
-        self.door.pass(py, |state| Ok(parts(state.load_parameters(path, strict)?)))
+        self.door.enter(py, |state| Ok(parts(state.load_parameters(path, strict)?)))
     }
 
     fn load_safetensors(
@@ -107,7 +107,7 @@ impl CheckpointState {
         strict: bool,
     ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
         let names = names.into_iter().collect();
-        self.door.pass(py, |state| Ok(parts(state.load_safetensors(path, &names, strict)?)))
+        self.door.enter(py, |state| Ok(parts(state.load_safetensors(path, &names, strict)?)))
     }
 
     fn save_safetensors(
@@ -117,53 +117,53 @@ impl CheckpointState {
         names: HashMap<String, String>,
     ) -> PyResult<()> {
         let names = names.into_iter().collect();
-        self.door.pass(py, |state| state.save_safetensors(path, &names))
+        self.door.enter(py, |state| state.save_safetensors(path, &names))
     }
 
     fn require_values(&self, py: Python<'_>) -> PyResult<()> {
         self.door
-            .pass(py, |state| if state.is_nominal() { Err(ortrain::Error::NominalState) } else { Ok(()) })
+            .enter(py, |state| if state.is_nominal() { Err(ortrain::Error::NominalState) } else { Ok(()) })
     }
 
     fn parameter_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.door.pass(py, |state| Ok(state.names().map(str::to_owned).collect()))
+        self.door.enter(py, |state| Ok(state.names().map(str::to_owned).collect()))
     }
 
     fn has_parameter(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        self.door.pass(py, |state| Ok(state.contains(name)))
+        self.door.enter(py, |state| Ok(state.contains(name)))
     }
 
     fn requires_grad(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        self.door.pass(py, |state| state.requires_grad(name))
+        self.door.enter(py, |state| state.requires_grad(name))
     }
 
     /// The element type of a parameter, and its shape as far as it is known.
     fn type_of(&self, py: Python<'_>, name: &str) -> PyResult<(&'static str, Option<Vec<usize>>)> {
-        self.door.pass(py, |state| {
+        self.door.enter(py, |state| {
             let (dtype, dims) = state.type_of(name)?;
             Ok((dtype.name(), dims.map(<[usize]>::to_vec)))
         })
     }
 
     fn device(&self, py: Python<'_>) -> PyResult<String> {
-        self.door.pass(py, |state| Ok(state.device().to_owned()))
+        self.door.enter(py, |state| Ok(state.device().to_owned()))
     }
 
     fn to(&self, py: Python<'_>, device: &str) -> PyResult<()> {
         let backend = py.detach(|| backend(device, 0))?;
-        self.door.pass(py, |state| state.to(&backend))
+        self.door.enter(py, |state| state.to(&backend))
     }
 
     fn is_nominal(&self, py: Python<'_>) -> PyResult<bool> {
-        self.door.pass(py, |state| Ok(state.is_nominal()))
+        self.door.enter(py, |state| Ok(state.is_nominal()))
     }
 
     fn seed(&self, py: Python<'_>) -> PyResult<i64> {
-        self.door.pass(py, |state| Ok(state.seed()))
+        self.door.enter(py, |state| Ok(state.seed()))
     }
 
     fn set_seed(&self, py: Python<'_>, seed: i64) -> PyResult<()> {
-        self.door.pass(py, |state| {
+        self.door.enter(py, |state| {
             state.set_seed(seed);
             Ok(())
         })
@@ -171,48 +171,48 @@ impl CheckpointState {
 
     /// Train steps and optimizer steps that were done on it.
     fn steps(&self, py: Python<'_>) -> PyResult<(u64, i64)> {
-        self.door.pass(py, |state| Ok((state.train_step_count(), state.optimizer_step_count())))
+        self.door.enter(py, |state| Ok((state.train_step_count(), state.optimizer_step_count())))
     }
 
     /// The scheduler of the learning rate, as text.
     fn scheduler(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        self.door.pass(py, |state| Ok(state.scheduler_text()))
+        self.door.enter(py, |state| Ok(state.scheduler_text()))
     }
 
     fn learning_rate(&self, py: Python<'_>) -> PyResult<Option<f32>> {
-        self.door.pass(py, |state| Ok(state.learning_rate()))
+        self.door.enter(py, |state| Ok(state.learning_rate()))
     }
 
     fn parameter<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let part: ParameterView = self.door.pass(py, |state| state.parameter(name))?;
+        let part: ParameterView = self.door.enter(py, |state| state.parameter(name))?;
         view(py, part)
     }
 
     fn set_parameter(&self, py: Python<'_>, name: &str, value: &OrtValue) -> PyResult<()> {
         let tensor = value.tensor()?;
-        self.door.pass(py, |state| state.set_parameter(name, &tensor))
+        self.door.enter(py, |state| state.set_parameter(name, &tensor))
     }
 
     fn gradient<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let part = self.door.pass(py, |state| state.gradient(name))?;
+        let part = self.door.enter(py, |state| state.gradient(name))?;
         part.map(|part| view(py, part)).transpose()
     }
 
     /// Copies of the slots of the optimizer for a parameter.
     fn slots(&self, py: Python<'_>, name: &str) -> PyResult<Vec<(String, OrtValue)>> {
-        let slots = self.door.pass(py, |state| state.slots(name))?;
+        let slots = self.door.enter(py, |state| state.slots(name))?;
         Ok(slots.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
     }
 
     /// A copy of the average of the weights of a parameter.
     fn average(&self, py: Python<'_>, name: &str) -> PyResult<OrtValue> {
-        Ok(OrtValue::of(self.door.pass(py, |state| state.average(name))?))
+        Ok(OrtValue::of(self.door.enter(py, |state| state.average(name))?))
     }
 
     /// A state with the averages in place of the weights.
     fn averaged(&self, py: Python<'_>) -> PyResult<CheckpointState> {
-        let state = self.door.pass(py, |state| state.averaged())?;
-        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+        let state = self.door.enter(py, |state| state.averaged())?;
+        Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
     /// Of trained and of frozen planes: element type, elements, and name, shape and first element of each tensor.
@@ -224,7 +224,7 @@ impl CheckpointState {
                 tensors.map(|tensor| (tensor.name.to_string(), tensor.dims.clone(), tensor.offset / size));
             (layout.dtype.name().to_owned(), layout.bytes / size, tensors.collect())
         };
-        self.door.pass(py, |state| {
+        self.door.enter(py, |state| {
             let layout = state.layout()?;
             Ok((layout.trainable.iter().map(plane).collect(), layout.frozen.iter().map(plane).collect()))
         })
@@ -233,7 +233,7 @@ impl CheckpointState {
     /// Live views of the planes of trained, or of frozen, parameters.
     fn planes<'py>(&self, py: Python<'py>, trainable: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.require_values(py)?;
-        let parts = self.door.pass(py, |state| {
+        let parts = self.door.enter(py, |state| {
             let layout = state.layout()?;
             let (layouts, memories) = match trainable {
                 true => (&layout.trainable, state.trainable_planes()),
@@ -246,11 +246,11 @@ impl CheckpointState {
     }
 
     fn property_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.door.pass(py, |state| Ok(state.properties().keys().cloned().collect()))
+        self.door.enter(py, |state| Ok(state.properties().keys().cloned().collect()))
     }
 
     fn property<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.door.pass(py, |state| Ok(state.properties().get(name).cloned()))? {
+        match self.door.enter(py, |state| Ok(state.properties().get(name).cloned()))? {
             None => Ok(None),
             Some(Property::Int(value)) => value.into_bound_py_any(py).map(Some),
             Some(Property::Float(value)) => f64::from(value).into_bound_py_any(py).map(Some),
@@ -274,7 +274,7 @@ impl CheckpointState {
         } else {
             Property::String(value.cast::<PyString>()?.to_cow()?.into_owned())
         };
-        self.door.pass(py, |state| {
+        self.door.enter(py, |state| {
             state.set_property(name, value);
             Ok(())
         })

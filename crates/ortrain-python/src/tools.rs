@@ -12,14 +12,14 @@ use ortrain::artifacts::{
 };
 use ortrain::{
     Backend, Bytes, DType, Fetch, FunctionProto, Given, Gradient, InspectOptions, Lent, Memory, ModelSource,
-    ModuleOptions, OperatorInfo, Runs, Scope, SessionOptions, Stage, Tensor, Value, blocks,
+    ModuleOptions, OperatorInfo, Runs, Scope, SessionOptions, Stage, Tensor, Value, artifact_parts,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::door::Door;
 use crate::error::{InvalidArgumentError, detached, raise, signals};
+use crate::gil::Exclusive;
 use crate::optim::{OwnOptimizer, spec_of};
 use crate::value::{OrtValue, Results, described};
 
@@ -228,7 +228,7 @@ enum Fetched {
 /// A model that runs.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct InferenceSession {
-    session: Door<ortrain::InferenceSession>,
+    session: Exclusive<ortrain::InferenceSession>,
 }
 
 impl InferenceSession {
@@ -238,7 +238,7 @@ impl InferenceSession {
         py: Python<'_>,
         work: impl FnOnce(&mut ortrain::InferenceSession) -> ortrain::Result<R> + Send,
     ) -> PyResult<R> {
-        self.session.pass(py, work)
+        self.session.enter(py, work)
     }
 }
 
@@ -264,26 +264,26 @@ impl InferenceSession {
             session_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
         options.optimized_model = optimized_model;
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
-        Ok(InferenceSession { session: Door::new(session) })
+        Ok(InferenceSession { session: Exclusive::new(session) })
     }
 
     /// Its name, and that of what multiplies bfloat16.
     fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
-        self.session.pass(py, |session| Ok((session.precision().name(), session.bf16_unit())))
+        self.session.enter(py, |session| Ok((session.precision().name(), session.bf16_unit())))
     }
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.pass(py, |session| Ok(session.inputs().to_vec()))?;
+        let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.pass(py, |session| Ok(session.outputs().to_vec()))?;
+        let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let meta = self.session.pass(py, |session| Ok(session.meta().clone()))?;
+        let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
         let texts =
             [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
         (texts, meta.version, meta.custom).into_pyobject(py)
@@ -291,18 +291,18 @@ impl InferenceSession {
 
     /// The initializers that a run may be given.
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.pass(py, |session| Ok(session.overridable_initializers().to_vec()))?;
+        let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
     /// Goes on on another device.
     fn set_device(&self, py: Python<'_>, device: &str, num_threads: usize) -> PyResult<()> {
         let backend = backend(device, num_threads)?;
-        self.session.pass(py, |session| session.set_backend(&backend))
+        self.session.enter(py, |session| session.set_backend(&backend))
     }
 
     fn begin_trace(&self, py: Python<'_>) -> PyResult<()> {
-        self.session.pass(py, |session| {
+        self.session.enter(py, |session| {
             session.begin_trace();
             Ok(())
         })
@@ -310,7 +310,7 @@ impl InferenceSession {
 
     /// The trace of runs, as JSON.
     fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        self.session.pass(py, |session| Ok(session.end_trace()))
+        self.session.enter(py, |session| Ok(session.end_trace()))
     }
 
     /// Runs the model: the outputs at these positions, and nothing that they do not need; or all.
@@ -322,7 +322,7 @@ impl InferenceSession {
         only: Option<Vec<usize>>,
     ) -> PyResult<Vec<Fetched>> {
         let held = held(&feeds)?;
-        let found = self.session.pass(py, |session| {
+        let found = self.session.enter(py, |session| {
             let restricted = only.is_some();
             let wanted = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
             let fetches: Vec<Fetch<'_>> =
@@ -347,7 +347,7 @@ impl InferenceSession {
             Ok((*at, value.as_ref().map(|value| Held::room(value.get())).transpose()?))
         };
         let rooms: Vec<(usize, Option<Held>)> = outputs.iter().map(room).collect::<PyResult<_>>()?;
-        self.session.pass(py, |session| {
+        self.session.enter(py, |session| {
             let rooms = rooms.iter();
             let fetches: Vec<Fetch<'_>> = rooms
                 .map(|(output, room)| Fetch { output: *output, into: room.as_ref().and_then(Held::lent) })
@@ -451,7 +451,7 @@ pub(crate) fn loss_fragment<'py>(
     last: u64,
 ) -> PyResult<(Bound<'py, PyBytes>, String, u64)> {
     let term = term.read()?;
-    let found = detached(py, || blocks::loss(model.0, &term, target_is_there, last))?;
+    let found = detached(py, || artifact_parts::loss(model.0, &term, target_is_there, last))?;
     Ok((message(py, found.graph)?, found.output, found.last))
 }
 
@@ -462,7 +462,7 @@ pub(crate) fn declarations<'py>(
     model: Source,
     names: Vec<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    message(py, detached(py, || blocks::declarations(model.0, &names))?)
+    message(py, detached(py, || artifact_parts::declarations(model.0, &names))?)
 }
 
 /// A model with a new head, as a message.
@@ -552,13 +552,13 @@ pub(crate) fn save_checkpoint(
     path: PathBuf,
     only_names: bool,
 ) -> PyResult<()> {
-    py.detach(|| blocks::save_checkpoint(trainable.0, frozen.0, path, only_names)).map_err(raise)
+    py.detach(|| artifact_parts::save_checkpoint(trainable.0, frozen.0, path, only_names)).map_err(raise)
 }
 
 /// The parameters of a checkpoint as initializers of a message.
 #[pyfunction]
 pub(crate) fn checkpoint_initializers(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyBytes>> {
-    message(py, py.detach(|| blocks::checkpoint_initializers(path)).map_err(raise)?)
+    message(py, py.detach(|| artifact_parts::checkpoint_initializers(path)).map_err(raise)?)
 }
 
 pub(crate) fn batch_norm_of(name: &str) -> PyResult<BatchNormMode> {

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::device::planes;
-use crate::door::Door;
 use crate::error::{raise, warn};
+use crate::gil::Exclusive;
 use crate::optim::spec_of;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
@@ -17,11 +17,11 @@ use crate::value::{OrtValue, Results, described, elements, given, tensors, vecto
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
-pub(crate) struct Under<T>(Mutex<T>);
+pub(crate) struct StateGuarded<T>(Mutex<T>);
 
-impl<T> Under<T> {
-    pub(crate) fn new(value: T) -> Under<T> {
-        Under(Mutex::new(value))
+impl<T> StateGuarded<T> {
+    pub(crate) fn new(value: T) -> StateGuarded<T> {
+        StateGuarded(Mutex::new(value))
     }
 
     /// Called inside the door of the state. A panic has broken the door, and nobody comes here any more.
@@ -33,8 +33,8 @@ impl<T> Under<T> {
 /// A training model on a state.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct Module {
-    state: Arc<Door<ortrain::CheckpointState>>,
-    module: Arc<Under<ortrain::Module>>,
+    state: Arc<Exclusive<ortrain::CheckpointState>>,
+    module: Arc<StateGuarded<ortrain::Module>>,
 }
 
 impl Module {
@@ -44,7 +44,7 @@ impl Module {
         py: Python<'_>,
         work: impl FnOnce(&mut ortrain::Module, &mut ortrain::CheckpointState) -> ortrain::Result<R> + Send,
     ) -> PyResult<R> {
-        self.state.pass(py, |state| self.module.with(|module| work(module, state)))
+        self.state.enter(py, |state| self.module.with(|module| work(module, state)))
     }
 }
 
@@ -79,8 +79,8 @@ impl Module {
         )?;
         let eval = eval_model.map(|source| source.0);
         let module =
-            state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
-        Ok(Module { state: state.door.clone(), module: Arc::new(Under::new(module)) })
+            state.door.enter(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
+        Ok(Module { state: state.door.clone(), module: Arc::new(StateGuarded::new(module)) })
     }
 
     fn step(
@@ -288,9 +288,9 @@ const CALLER_OF_STEP: i32 = 2;
 /// An optimizer model on the state of a module.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct Optimizer {
-    pub(crate) state: Arc<Door<ortrain::CheckpointState>>,
-    module: Arc<Under<ortrain::Module>>,
-    optimizer: Under<ortrain::Optimizer>,
+    pub(crate) state: Arc<Exclusive<ortrain::CheckpointState>>,
+    module: Arc<StateGuarded<ortrain::Module>>,
+    optimizer: StateGuarded<ortrain::Optimizer>,
 }
 
 #[pymethods]
@@ -302,13 +302,13 @@ impl Optimizer {
             false => ortrain::Optimizer::new(model.0, state, module),
             true => ortrain::Optimizer::replacing(model.0, state, module),
         })?;
-        let optimizer = Under::new(optimizer);
+        let optimizer = StateGuarded::new(optimizer);
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
 
     /// A step. Returns why it may not be meant so, if so, and the norm of the gradients, if they are clipped.
     fn step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
-        self.state.pass(py, |state| {
+        self.state.enter(py, |state| {
             self.module.with(|module| {
                 let doubt = module.doubt_of_gradients();
                 let norm = self.optimizer.with(|optimizer| optimizer.step(state, module))?;
@@ -318,28 +318,28 @@ impl Optimizer {
     }
 
     fn learning_rate(&self, py: Python<'_>) -> PyResult<f32> {
-        self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.learning_rate(state)))
+        self.state.enter(py, |state| self.optimizer.with(|optimizer| optimizer.learning_rate(state)))
     }
 
     /// The description of the optimizer as it is now.
     fn spec(&self, py: Python<'_>) -> PyResult<String> {
-        self.state.pass(py, |state| self.optimizer.with(|optimizer| Ok(optimizer.spec(state)?.to_text())))
+        self.state.enter(py, |state| self.optimizer.with(|optimizer| Ok(optimizer.spec(state)?.to_text())))
     }
 
     /// Changes settings.
     fn change(&self, py: Python<'_>, text: &str) -> PyResult<()> {
-        self.state.pass(py, |state| {
+        self.state.enter(py, |state| {
             let changed = spec_of(text)?;
             self.optimizer.with(|optimizer| optimizer.change(state, |spec| *spec = changed))
         })
     }
 
     fn step_count(&self, py: Python<'_>) -> PyResult<i64> {
-        self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.step_count(state)))
+        self.state.enter(py, |state| self.optimizer.with(|optimizer| optimizer.step_count(state)))
     }
 
     fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
-        self.state.pass(py, |state| {
+        self.state.enter(py, |state| {
             self.optimizer.with(|optimizer| optimizer.set_learning_rate(state, learning_rate))
         })
     }
@@ -348,7 +348,7 @@ impl Optimizer {
 /// Learning rates that rise and fall linearly.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct LinearLRScheduler {
-    state: Arc<Door<ortrain::CheckpointState>>,
+    state: Arc<Exclusive<ortrain::CheckpointState>>,
     scheduler: ortrain::LinearLRScheduler,
 }
 
@@ -363,13 +363,13 @@ impl LinearLRScheduler {
         initial_lr: f32,
     ) -> PyResult<LinearLRScheduler> {
         let state = optimizer.state.clone();
-        let scheduler = state.pass(py, |state| {
+        let scheduler = state.enter(py, |state| {
             ortrain::LinearLRScheduler::new(state, warmup_step_count, total_step_count, initial_lr)
         })?;
         Ok(LinearLRScheduler { state, scheduler })
     }
 
     fn step(&self, py: Python<'_>) -> PyResult<()> {
-        self.state.pass(py, |state| self.scheduler.step(state))
+        self.state.enter(py, |state| self.scheduler.step(state))
     }
 }

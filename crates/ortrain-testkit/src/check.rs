@@ -6,7 +6,8 @@ use ortrain_expr::{Mode, Precision, Scalar};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::{Definition, Registry, Role, Specialiser, passes};
 use ortrain_program::{
-    Backend, Bindings, Entry, Given, Program, Runner, Scalars, Schedule, Turn, Workspace, reference,
+    Backend, Bindings, Given, GradientMode, Program, RunContext, Scalars, Schedule, ScheduleExecutor,
+    Workspace, reference,
 };
 
 use crate::{Case, tolerance};
@@ -54,7 +55,7 @@ pub fn run_at(
 ) -> Result<Vec<Tensor>, String> {
     let schedule = specialise(graph.clone(), inputs, precision)?;
     let mut work = Workspace::new(backend.clone());
-    let runner = Runner::new(backend, schedule).map_err(|error| error.to_string())?;
+    let runner = ScheduleExecutor::new(backend, schedule).map_err(|error| error.to_string())?;
     let given: Vec<Given<'_>> = inputs
         .iter()
         .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
@@ -63,7 +64,7 @@ pub fn run_at(
     let bindings = Bindings { planes: &[] };
     runner
         .run(
-            Turn::new(&bindings, &mut work, Entry::Overwrite, Scalars::default()),
+            RunContext::new(&bindings, &mut work, GradientMode::Overwrite, Scalars::default()),
             &given,
             &mut |_, dtype, dims, value| {
                 results.push(value.to_tensor(dtype, dims)?);

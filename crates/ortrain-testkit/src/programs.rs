@@ -9,8 +9,9 @@ use ortrain_expr::{
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, Bindings, BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest, Operand,
-    Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
+    Backend, Bindings, BufferId, Conv, GradientMode, GradientModes, Instruction, Load, MatMul, Memory, Nest,
+    Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, ScatterAdd, Window, WindowIndex,
+    Workspace,
 };
 
 /// `SplitMix64`.
@@ -263,7 +264,7 @@ impl Making {
         b.unary(UnaryOp::Tanh, small)
     }
 
-    fn emit(&mut self, instruction: Instruction, entries: Entries) {
+    fn emit(&mut self, instruction: Instruction, entries: GradientModes) {
         self.builder.emit(instruction, entries, &self.node).expect("random instructions are sound");
     }
 
@@ -320,7 +321,7 @@ impl Making {
             reductions: Vec::new(),
             stores,
         };
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
         self.values.extend(made);
     }
 
@@ -335,7 +336,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![to.reached(store)],
         };
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
         self.values.push(to);
     }
 
@@ -399,7 +400,7 @@ impl Making {
                 reductions: Vec::new(),
                 stores: vec![to.reached(store.clone())],
             };
-            self.emit(Instruction::from(nest), Entries::ALL);
+            self.emit(Instruction::from(nest), GradientModes::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
         }
@@ -439,7 +440,7 @@ impl Making {
             };
             // What is added to itself while it is read has no order.
             if source.id != target.id {
-                self.emit(Instruction::from(sums), Entries::ALL);
+                self.emit(Instruction::from(sums), GradientModes::ALL);
             }
         } else {
             let mut b = Builder::new();
@@ -450,7 +451,7 @@ impl Making {
             let stores = vec![target.whole(&dims)];
             let expr = b.finish(&[result]);
             let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
-            self.emit(Instruction::from(nest), Entries::ALL);
+            self.emit(Instruction::from(nest), GradientModes::ALL);
         }
     }
 
@@ -512,7 +513,7 @@ impl Making {
         let dims = [count, len].into_iter().collect();
         let loads = loads.into_iter().map(Load::Buffer).collect();
         let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -570,7 +571,7 @@ impl Making {
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
         self.values.extend(made);
     }
 
@@ -595,7 +596,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![to.whole(&[c])],
         };
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
         self.values.push(to);
     }
 
@@ -655,7 +656,7 @@ impl Making {
             reductions: Vec::new(),
             stores: vec![store.clone()],
         };
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
         store
     }
 
@@ -686,7 +687,7 @@ impl Making {
                 precision: Precision::F32,
                 epilogue,
             }),
-            Entries::ALL,
+            GradientModes::ALL,
         );
         self.values.push(to);
     }
@@ -737,7 +738,7 @@ impl Making {
         let (epilogue, to) = self.epilogue(&dims, kinds);
         let (a, b) = (a.whole(&a_dims), Operand::whole(weights, DType::F32, &b_dims));
         let conv = Conv { shape, a, b, precision: Precision::F32, epilogue };
-        self.emit(Instruction::from(conv), Entries::ALL);
+        self.emit(Instruction::from(conv), GradientModes::ALL);
         self.values.push(to);
     }
 
@@ -763,7 +764,7 @@ impl Making {
         let to = self.fresh(DType::F32, Kind::Image);
         let (source, target) = (source.whole(&[len]), to.whole(&[len]));
         let window = Window { shape: shape(pass), source, index: positions.clone(), target };
-        self.emit(Instruction::from(window), Entries::ALL);
+        self.emit(Instruction::from(window), GradientModes::ALL);
         if positions.is_some()
             && self.random.chance(70)
             && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
@@ -772,7 +773,7 @@ impl Making {
             let (source, target) = (gradient.whole(&[len]), back.whole(&[len]));
             let shape = shape(WindowPass::MaxGradient);
             let window = Window { shape, source, index: positions, target };
-            self.emit(Instruction::from(window), Entries::ALL);
+            self.emit(Instruction::from(window), GradientModes::ALL);
             self.values.push(back);
         }
         self.values.push(to);
@@ -803,10 +804,10 @@ impl Making {
             })
         };
         if self.random.chance(70) {
-            self.emit(instruction(true), Entries::only(Entry::Accumulate));
-            self.emit(instruction(false), Entries::only(Entry::Overwrite));
+            self.emit(instruction(true), GradientModes::only(GradientMode::Accumulate));
+            self.emit(instruction(false), GradientModes::only(GradientMode::Overwrite));
         } else {
-            self.emit(instruction(true), Entries::ALL);
+            self.emit(instruction(true), GradientModes::ALL);
         }
     }
 }
@@ -919,7 +920,7 @@ pub fn run_program(
     program: &Arc<Program>,
     backend: &Arc<dyn Backend>,
     seed: u64,
-    entry: Entry,
+    entry: GradientMode,
 ) -> Vec<Vec<u8>> {
     let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(PLANE);
     let plane = backend.allocate(bytes, bytes).expect("a little memory");
@@ -935,7 +936,7 @@ pub fn run_program_on(
     program: &Arc<Program>,
     backend: &Arc<dyn Backend>,
     seed: u64,
-    entry: Entry,
+    entry: GradientMode,
     plane: &Memory,
 ) -> Vec<Vec<u8>> {
     let mut random = Random(!seed);

@@ -132,7 +132,7 @@ fn wild_scale() -> impl Strategy<Value = f32> {
 }
 
 /// More elements than this are not made for a test.
-const MOST: usize = 1 << 16;
+const MAX_ELEMENTS: usize = 1 << 16;
 
 /// There is an answer or a sentence: for shapes, instructions, and gradients.
 fn is_answered(mut graph: Graph, inputs: &[Tensor]) -> Result<(), TestCaseError> {
@@ -140,7 +140,7 @@ fn is_answered(mut graph: Graph, inputs: &[Tensor]) -> Result<(), TestCaseError>
         return Ok(());
     }
     let known = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
-    if known.is_some_and(|dims| dims.iter().product::<usize>() > MOST) {
+    if known.is_some_and(|dims| dims.iter().product::<usize>() > MAX_ELEMENTS) {
         return Ok(());
     }
     let roles = |graph: &Graph| vec![Role::User; graph.inputs.len()];

@@ -14,8 +14,8 @@ use ortrain_expr::{
     UnaryOp, philox4x32_10,
 };
 use ortrain_program::{
-    BufferId, Entries, Entry, Instruction, Load, Nest, Operand, PASSES, Place, Program, ProgramBuilder,
-    RunError, Scalars, index_of, reference,
+    BufferId, GradientMode, GradientModes, Instruction, Load, Nest, Operand, PASSES, Place, Program,
+    ProgramBuilder, RunError, Scalars, index_of, reference,
 };
 use ortrain_testkit::c_printer::{PRELUDE, print_map};
 use ortrain_testkit::programs::{Kinds, RandomProgram};
@@ -176,14 +176,14 @@ fn alone(program: &Program, instruction: &Instruction) -> (Vec<BufferId>, Progra
         let is_used = ids.binary_search(&BufferId(k as u32)).is_ok();
         let _ = b.work(&buffer.label, buffer.dtype, if is_used { buffer.len } else { 0 });
     }
-    b.emit(instruction.clone(), Entries::ALL, &"node".into()).expect("it is part of a program");
+    b.emit(instruction.clone(), GradientModes::ALL, &"node".into()).expect("it is part of a program");
     let program = b.finish_unfused(ids.clone(), ids.clone()).expect("it is part of a program");
     (ids, program)
 }
 
 impl Samples {
     /// Goes through a program as the reference does, from what buffers hold before it. Takes down every map.
-    fn follow(&mut self, label: &str, program: &Program, entry: Entry, mut buffers: Vec<Vec<Scalar>>) {
+    fn follow(&mut self, label: &str, program: &Program, entry: GradientMode, mut buffers: Vec<Vec<Scalar>>) {
         for (at, scheduled) in program.entry(entry).enumerate() {
             let (ids, one) = alone(program, &scheduled.instruction);
             let before: Vec<Vec<Scalar>> = ids.iter().map(|id| buffers[id.0 as usize].clone()).collect();
@@ -427,7 +427,7 @@ fn add_cases(samples: &mut Samples) {
                 buffers[id.0 as usize] = Scalar::read_all(input.dtype(), input.data());
             }
             let label = format!("{} ({}), {what}", case.operator, case.name);
-            samples.follow(&label, &program, Entry::Overwrite, buffers);
+            samples.follow(&label, &program, GradientMode::Overwrite, buffers);
         }
     }
 }
@@ -438,7 +438,7 @@ fn add_random_programs(samples: &mut Samples) {
     for seed in 0..RANDOM_PROGRAMS {
         for is_fused in [false, true] {
             let program = RandomProgram::new(seed, kinds).finish(is_fused);
-            for entry in [Entry::Accumulate, Entry::Overwrite] {
+            for entry in [GradientMode::Accumulate, GradientMode::Overwrite] {
                 let mut buffers = untouched(&program);
                 for (k, buffer) in program.buffers.iter().enumerate() {
                     let is_state = matches!(buffer.place, Place::Plane(..));
@@ -528,7 +528,7 @@ impl Maps {
             reductions: Vec::new(),
             stores: vec![Operand::whole(target, to, &self.dims)],
         };
-        self.builder.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("it is sound");
+        self.builder.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("it is sound");
         self.outputs.push(target);
     }
 
@@ -537,7 +537,7 @@ impl Maps {
         let program = self.builder.finish_unfused(ids, self.outputs).expect("it is small");
         let mut buffers = untouched(&program);
         self.inputs.into_iter().for_each(|(id, elements)| buffers[id.0 as usize] = elements);
-        samples.follow(label, &program, Entry::Overwrite, buffers);
+        samples.follow(label, &program, GradientMode::Overwrite, buffers);
     }
 }
 

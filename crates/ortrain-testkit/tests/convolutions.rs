@@ -59,7 +59,7 @@ const LISTS: [&str; 7] =
     ["strides", "dilations", "pads", "kernel_shape", "output_padding", "output_shape", "group"];
 
 /// More elements than this are not made for a test.
-const MOST: usize = 1 << 16;
+const MAX_ELEMENTS: usize = 1 << 16;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
@@ -91,7 +91,7 @@ proptest! {
         let program = forward.single().expect("one program");
         let dims: Vec<usize> = forward.slots[forward.outputs[0].0 as usize].ty.as_ref().expect("known").1.clone();
         prop_assert!(program.instructions.len() <= 1);
-        if dims.iter().product::<usize>() > MOST {
+        if dims.iter().product::<usize>() > MAX_ELEMENTS {
             return Ok(());
         }
         let seed = graph.add_value("seed", ortrain_graph::ValueType::tensor(DType::F32, &dims));

@@ -8,8 +8,8 @@ use ortrain_expr::{
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program,
-    ProgramBuilder, Reference, ScatterAdd, Window, WindowIndex,
+    Backend, BufferId, GradientMode, GradientModes, Instruction, Load, MatMul, Nest, Operand, PlaneId,
+    Program, ProgramBuilder, Reference, ScatterAdd, Window, WindowIndex,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, reference, run_program};
 use ortrain_testkit::suites::random_programs;
@@ -26,7 +26,7 @@ const ALL: Kinds = Kinds {
     segments: false,
     size: Size::Small,
 };
-const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
+const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
 /// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative
 /// zero.
@@ -151,7 +151,7 @@ fn threads_change_no_bit() {
         windows += count("Window");
         let outcomes = [1, 2, 3].map(|threads| {
             ortrain_cpu::Cpu::set_num_threads(threads);
-            run_program(&program, &cpu, seed, Entry::Accumulate)
+            run_program(&program, &cpu, seed, GradientMode::Accumulate)
         });
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "seed {seed}\n{program}");
     }
@@ -204,15 +204,15 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
         target: Operand::whole(value, DType::F32, &[rows * width]),
         last: false,
     };
-    let mut steps = vec![(zeros, Entries::ALL), (Instruction::from(sums), Entries::ALL)];
+    let mut steps = vec![(zeros, GradientModes::ALL), (Instruction::from(sums), GradientModes::ALL)];
     if let Some(op) = between {
         let next = b.work("both", DType::F32, rows * width);
-        steps.push((map(&b, &[other, value], next, |b, x| b.binary(op, x[0], x[1])), Entries::ALL));
+        steps.push((map(&b, &[other, value], next, |b, x| b.binary(op, x[0], x[1])), GradientModes::ALL));
         value = next;
     }
     let add = map(&b, &[total, value], total, |b, x| b.add(x[0], x[1]));
-    steps.push((add, Entries::only(Entry::Accumulate)));
-    steps.push((map(&b, &[value], total, |_, x| x[0]), Entries::only(Entry::Overwrite)));
+    steps.push((add, GradientModes::only(GradientMode::Accumulate)));
+    steps.push((map(&b, &[value], total, |_, x| x[0]), GradientModes::only(GradientMode::Overwrite)));
     for (instruction, entries) in steps {
         b.emit(instruction, entries, &node).expect("it is sound");
     }
@@ -234,8 +234,8 @@ fn sums_at_rows_touch_no_other_row() {
     ] {
         let plain = Arc::new(embedding(false, between));
         let fused = Arc::new(embedding(true, between));
-        assert_eq!(entry_of(&fused, Entry::Accumulate), adding, "{fused}");
-        assert_eq!(entry_of(&fused, Entry::Overwrite), putting, "{fused}");
+        assert_eq!(entry_of(&fused, GradientMode::Accumulate), adding, "{fused}");
+        assert_eq!(entry_of(&fused, GradientMode::Overwrite), putting, "{fused}");
         let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
         for (entry, backend) in
             ENTRIES.into_iter().flat_map(|entry| [(entry, reference()), (entry, cpu.clone())])
@@ -303,7 +303,7 @@ impl Dropping {
             precision: Precision::F32,
             epilogue,
         };
-        self.b.emit(Instruction::from(instruction), Entries::ALL, &self.node).expect("it is sound");
+        self.b.emit(Instruction::from(instruction), GradientModes::ALL, &self.node).expect("it is sound");
         result
     }
 }
@@ -341,14 +341,14 @@ fn masks_come_back_from_their_bits() {
         assert!(fused.buffers.iter().filter(packed).count() >= 2, "{fused}");
         assert!(fused.work_bytes < plain.work_bytes, "{} of {}", fused.work_bytes, plain.work_bytes);
         if rows * columns < 10_000 {
-            let [want, got] =
-                [&plain, &fused].map(|program| run_program(program, &reference(), 5, Entry::Accumulate));
+            let [want, got] = [&plain, &fused]
+                .map(|program| run_program(program, &reference(), 5, GradientMode::Accumulate));
             assert!(got == want, "{rows} by {columns}");
         }
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
                 ortrain_cpu::Cpu::set_num_threads(threads);
-                [&plain, &fused].map(|program| run_program(program, &backend, 5, Entry::Accumulate))
+                [&plain, &fused].map(|program| run_program(program, &backend, 5, GradientMode::Accumulate))
             });
             for [want, got] in &outcomes {
                 assert!(got == want, "{rows} by {columns}");
@@ -375,7 +375,7 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
         let (source, target) = (whole(source), whole(target));
         let index = Some(WindowIndex::elements(whole(index)));
         let instruction = Instruction::from(Window { shape: shape(pass), source, index, target });
-        b.emit(instruction, Entries::ALL, &node).expect("it is sound");
+        b.emit(instruction, GradientModes::ALL, &node).expect("it is sound");
     }
     let (inputs, outputs) = (vec![source, gradient], vec![target, back]);
     if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }.expect("it is small")
@@ -401,11 +401,11 @@ fn cells_say_what_positions_say() {
             (Arc::new(pooling(false, planes, &axes)), Arc::new(pooling(true, planes, &axes)));
         let found = fused.buffers.iter().find(|buffer| &*buffer.label == "positions").map(|b| b.dtype);
         assert_eq!(found, Some(dtype), "{fused}");
-        let want = run_program(&plain, &reference(), 3, Entry::Accumulate);
+        let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
         let backends = common::every_level().into_iter().chain([Arc::new(Reference) as Arc<dyn Backend>]);
         for backend in backends {
             for program in [&plain, &fused] {
-                assert!(run_program(program, &backend, 3, Entry::Accumulate) == want, "{program}");
+                assert!(run_program(program, &backend, 3, GradientMode::Accumulate) == want, "{program}");
             }
         }
     }

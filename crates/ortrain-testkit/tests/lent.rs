@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use ortrain_program::{
-    Backend, Bindings, Entry, Instruction, LentMemory, Memory, Place, Reference, RunError, Scalars, Workspace,
+    Backend, Bindings, GradientMode, Instruction, LentMemory, Memory, Place, Reference, RunError, Scalars,
+    Workspace,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program_on};
 
 mod common;
 
 const PAGE: usize = 1 << 16;
-const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
+const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
 /// Pages between two that nobody may touch: a read before the first byte or behind the last one ends the process.
 #[derive(Debug)]
@@ -120,7 +121,8 @@ fn planes_that_do_not_fit_are_refused() {
             let mut run = |gap, read_only| {
                 let plane = Memory::lent(Arc::new(Guarded::new(bytes, gap, read_only)));
                 let bindings = Bindings { planes: &[&plane] };
-                let outcome = executable.run(&bindings, &mut work, Entry::Accumulate, Scalars::default());
+                let outcome =
+                    executable.run(&bindings, &mut work, GradientMode::Accumulate, Scalars::default());
                 assert!(outcome.is_ok() || plane.is_zero().unwrap());
                 outcome
             };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::every_level;
 use ortrain_graph::{Graph, Tensor, ValueId};
-use ortrain_program::{Entry, Instruction, Precision, Program, Reference};
+use ortrain_program::{GradientMode, Instruction, Precision, Program, Reference};
 use ortrain_testkit::suites::narrowing::{BATCH, Config, INNER, TOKENS, Taken, agree, configs};
 use ortrain_testkit::{check_gradient, check_second_order, gradient_graph, program_at, run, tolerance};
 
@@ -26,7 +26,7 @@ fn flops(config: &Config) -> [u64; 2] {
     let case = config.case();
     let programs =
         [program(case.graph.clone(), &case.inputs), program(gradient_graph(&case).unwrap(), &case.inputs)];
-    programs.map(|program| program.cost(Entry::Accumulate).flops)
+    programs.map(|program| program.cost(GradientMode::Accumulate).flops)
 }
 
 #[test]

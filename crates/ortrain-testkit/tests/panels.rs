@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_expr::Precision;
-use ortrain_program::{Entry, Instruction, Program};
+use ortrain_program::{GradientMode, Instruction, Program};
 use ortrain_testkit::programs::{reference, run_program};
 use ortrain_testkit::suites::panels::{self, nets};
 
@@ -41,12 +41,12 @@ fn panels_change_no_result() {
     let before = ortrain_cpu::Cpu::num_threads();
     for (net, _) in nets().into_iter().filter(|(net, _)| net.precision == Precision::F32) {
         let [plain, fused] = [false, true].map(|fused| Arc::new(net.program(fused)));
-        let want = run_program(&plain, &reference(), 3, Entry::Accumulate);
-        assert!(run_program(&fused, &reference(), 3, Entry::Accumulate) == want, "{net:?}");
+        let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
+        assert!(run_program(&fused, &reference(), 3, GradientMode::Accumulate) == want, "{net:?}");
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
                 ortrain_cpu::Cpu::set_num_threads(threads);
-                run_program(&fused, &backend, 3, Entry::Accumulate)
+                run_program(&fused, &backend, 3, GradientMode::Accumulate)
             });
             assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{net:?}");
         }

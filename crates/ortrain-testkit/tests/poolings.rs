@@ -50,7 +50,7 @@ const WILD: [i64; 18] =
 const LISTS: [&str; 4] = ["strides", "dilations", "pads", "kernel_shape"];
 
 /// More elements than this are not made for a test.
-const MOST: usize = 1 << 16;
+const MAX_ELEMENTS: usize = 1 << 16;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
@@ -85,7 +85,7 @@ proptest! {
             return Ok(());
         }
         let dims = given.value(given.outputs[0]).ty.shape().and_then(Shape::concrete).expect("all are given");
-        if dims.iter().product::<usize>() > MOST {
+        if dims.iter().product::<usize>() > MAX_ELEMENTS {
             return Ok(());
         }
         let roles = |graph: &ortrain_graph::Graph| vec![Role::User; graph.inputs.len()];

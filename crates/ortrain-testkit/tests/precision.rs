@@ -8,7 +8,7 @@ use ortrain_cpu::Cpu;
 use ortrain_expr::Precision;
 use ortrain_graph::{Attrs, DType, Tensor};
 use ortrain_kernels::Isa;
-use ortrain_program::{Backend, Bf16Fallback, Entry, Instruction, Program, Reference};
+use ortrain_program::{Backend, Bf16Fallback, GradientMode, Instruction, Program, Reference};
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, reference, run_program};
 use ortrain_testkit::suites::precision::{ROUNDED, agree, products};
 use ortrain_testkit::{CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance};
@@ -106,12 +106,12 @@ fn random_programs_mean_the_same() {
             let plain = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(false));
             let fused = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(true));
             found += rounding(&fused);
-            let want = run_program(&plain, &reference(), seed, Entry::Overwrite);
+            let want = run_program(&plain, &reference(), seed, GradientMode::Overwrite);
             assert!(
-                run_program(&fused, &reference(), seed, Entry::Overwrite) == want,
+                run_program(&fused, &reference(), seed, GradientMode::Overwrite) == want,
                 "seed {seed}\n{fused}"
             );
-            let got = run_program(&fused, &cpu, seed, Entry::Overwrite);
+            let got = run_program(&fused, &cpu, seed, GradientMode::Overwrite);
             for (k, (got, want)) in got.iter().zip(&want).enumerate() {
                 for (x, y) in numbers(got).zip(numbers(want)) {
                     let close = (x - y).abs() <= tolerance::of_factors(precision) * y.abs().max(1.0);
@@ -136,7 +136,7 @@ fn threads_change_no_bit() {
             found += rounding(&program);
             let outcomes = [1, 2, 3].map(|threads| {
                 Cpu::set_num_threads(threads);
-                run_program(&program, &cpu, seed, Entry::Accumulate)
+                run_program(&program, &cpu, seed, GradientMode::Accumulate)
             });
             assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "seed {seed}\n{program}");
         }

@@ -8,7 +8,7 @@ use ortrain_codegen::{Fault, HostPart, Launch, Lowered, split};
 use ortrain_cpu::Cpu;
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Backend, Bindings, BufferId, Entry, Executable, Marks, Observer, Part, Place, Program, Reference,
+    Backend, Bindings, BufferId, Executable, GradientMode, Marks, Observer, Part, Place, Program, Reference,
     RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
@@ -75,7 +75,7 @@ impl Host {
                 None => own.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?,
             }
         }
-        self.executable.run(&Bindings { planes: &[] }, &mut own, Entry::Overwrite, scalars)?;
+        self.executable.run(&Bindings { planes: &[] }, &mut own, GradientMode::Overwrite, scalars)?;
         for (&id, &output) in self.results.iter().zip(&program.outputs) {
             let buffer = program.buffer(output);
             let bytes = match buffer.place {
@@ -151,7 +151,7 @@ impl WgpuExecutable {
         &self,
         groups: &[wgpu::BindGroup],
         pass: &mut wgpu::ComputePass<'_>,
-        entry: Entry,
+        entry: GradientMode,
         places: &Range<usize>,
     ) {
         for ((launch, kernel), group) in self.lowered.launches.iter().zip(&self.kernels).zip(groups) {
@@ -167,7 +167,7 @@ impl WgpuExecutable {
 
     /// Hands the launches of some instructions of an entry to the device, in a few submissions, so that it begins before all is
     /// recorded.
-    fn submit(&self, groups: &[wgpu::BindGroup], entry: Entry, places: &Range<usize>) {
+    fn submit(&self, groups: &[wgpu::BindGroup], entry: GradientMode, places: &Range<usize>) {
         for part in &self.submissions {
             let part = part.start.max(places.start)..part.end.min(places.end);
             if !part.is_empty() {
@@ -183,7 +183,7 @@ impl WgpuExecutable {
     fn observed(
         &self,
         groups: &[wgpu::BindGroup],
-        entry: Entry,
+        entry: GradientMode,
         places: Range<usize>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
@@ -231,7 +231,7 @@ impl Executable for WgpuExecutable {
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
-        entry: Entry,
+        entry: GradientMode,
         part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,

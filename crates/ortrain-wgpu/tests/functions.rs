@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Reg, Scalar, Type, UnaryOp};
 use ortrain_program::{
-    Backend, BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder, Reference,
+    Backend, BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder, Reference,
 };
 
 use programs::{both, device, run};
@@ -29,7 +29,7 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
         expr.finish(&results.iter().map(|&(reg, _)| reg).collect::<Vec<_>>()),
         made.iter().zip(&types).map(operand).collect(),
     );
-    b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is sound");
     b.finish(given, made).expect("it can be planned")
 }
 

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::updates::writes_state;
-use ortrain_program::{Backend, Delivered, DeviceError, Entry, Given, Memory, Scalars, Workspace, index_of};
+use ortrain_program::{
+    Backend, Delivered, DeviceError, Given, GradientMode, Memory, Scalars, Workspace, index_of,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Result;
-use crate::binding::Planes;
-use crate::runners::Runners;
+use crate::executable_cache::ExecutableCache;
+use crate::parameter_binding::Planes;
 use crate::state::StateLayout;
 
 /// A NaN or an infinity that a step made, and where it comes from: see
@@ -90,7 +92,7 @@ impl fmt::Display for Anomaly {
 }
 
 /// How many nodes are looked into, one inside of the other.
-const MOST_WRITTEN_OUT: usize = 16;
+const MAX_WRITTEN_OUT: usize = 16;
 
 /// The first NaN and the first infinity of a tensor, each with its place among the elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -194,10 +196,10 @@ pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Opt
 
 /// The step to be run again: everything it reads, with copies of what it writes.
 pub(crate) struct Again<'a> {
-    pub(crate) runners: &'a Runners,
+    pub(crate) runners: &'a ExecutableCache,
     pub(crate) backend: &'a Arc<dyn Backend>,
     pub(crate) planes: &'a [&'a Memory],
-    pub(crate) entry: Entry,
+    pub(crate) entry: GradientMode,
     pub(crate) scalars: Scalars,
     pub(crate) inputs: &'a [Given<'a>],
     /// The names and the dimensions of the inputs that planes hold.
@@ -226,12 +228,12 @@ impl Again<'_> {
     pub(crate) fn path(&self) -> Result<Vec<NotFinite>> {
         let mut shown = self.shown(self.runners)?;
         let mut path = traced(self.runners.graph(), &shown.found);
-        let mut written: Option<Runners> = None;
-        for _ in 0..MOST_WRITTEN_OUT {
+        let mut written: Option<ExecutableCache> = None;
+        for _ in 0..MAX_WRITTEN_OUT {
             let runners = written.as_ref().unwrap_or(self.runners);
             let outer = path.iter().filter_map(|(_, node)| *node);
             let next = outer.filter(|&node| has_inside(&runners.graph().nodes[node])).find_map(|node| {
-                runners.written_out(node, &|id| shown.around.get(&id).cloned(), self.backend.clone())
+                runners.inlined(node, &|id| shown.around.get(&id).cloned(), self.backend.clone())
             });
             let Some(next) = next else { break };
             // Where it cannot be run, or sums in another order are finite, the node is what there is to say.
@@ -246,7 +248,7 @@ impl Again<'_> {
     }
 
     /// Runs a graph of the step with every value as a result.
-    fn shown(&self, runners: &Runners) -> Result<Shown> {
+    fn shown(&self, runners: &ExecutableCache) -> Result<Shown> {
         let graph = runners.graph();
         let of_loops = graph.nodes.iter().filter(|node| has_inside(node));
         let around: FxHashSet<ValueId> =
@@ -267,7 +269,7 @@ impl Again<'_> {
             result.around.extend(graph.value(id).content().map(|tensor| (id, tensor.clone())));
         }
         // A workspace of its own, without the limit of the module: a step is run once, to say where it fails.
-        runners.showing(shown.clone(), self.backend.clone()).run(
+        runners.with_outputs(shown.clone(), self.backend.clone()).run(
             &mut Workspace::new(self.backend.clone()),
             self.planes,
             self.entry,
@@ -292,7 +294,7 @@ impl Again<'_> {
     }
 
     /// What is not finite among the inputs of the step, given ones and parameters.
-    fn given(&self, runners: &Runners) -> Result<FxHashMap<ValueId, (Found, Vec<usize>)>> {
+    fn given(&self, runners: &ExecutableCache) -> Result<FxHashMap<ValueId, (Found, Vec<usize>)>> {
         let mut found = FxHashMap::default();
         let graph = runners.graph();
         for (id, given) in runners.user_inputs().zip(self.inputs) {

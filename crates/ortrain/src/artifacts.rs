@@ -26,20 +26,20 @@ use ortrain_ops::training::{
 };
 use rustc_hash::FxHashSet;
 
-use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
 use crate::class_axis;
-use crate::constants::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
+use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
+use crate::file_kind::check_forward;
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
-use crate::kind::check_forward;
+use crate::model_source::make_internal;
 use crate::module::graph_of;
-use crate::nearest::{hint, hint_in};
 use crate::optim::{OptimizerFunction, OptimizerSpec, optimizer_model_of_function};
 use crate::optimizer::check_optimizer_model;
 use crate::origins::Origins;
-use crate::source::make_internal;
+use crate::parameter_binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
 use crate::stops::nothing_trained;
+use crate::suggest::{hint, hint_in};
 use crate::{Error, ModelSource, Result};
-use crate::{scores, tail};
+use crate::{classifier_scores, postprocessing};
 
 /// Which statistics BatchNormalization uses in training.
 ///
@@ -553,7 +553,7 @@ pub(crate) fn generate_loaded(
     }
     let mut origins = Origins::default();
     let mut forward = self_contained_from(label, model, &mut origins)?;
-    let options = &scores::by_default(label, &mut forward, options)?;
+    let options = &classifier_scores::by_default(label, &mut forward, options)?;
     let inner = constants_of_subgraphs(&forward.proto);
     let inner: Vec<&str> =
         options.parameters().filter(|name| inner.iter().any(|inner| inner == name)).collect();
@@ -565,7 +565,7 @@ pub(crate) fn generate_loaded(
         updated_statistics(label, &mut forward, options.batch_norm, &options.trained(), &needed)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
     let computable = make_initializers(label, &mut forward, &wanted, &statistics, &needed)?;
-    let tail = tail::cut(message_graph(label, &mut forward.proto)?, &needed);
+    let tail = postprocessing::cut(message_graph(label, &mut forward.proto)?, &needed);
     let parameters = choose(label, &forward, options, &computable, &statistics)?;
 
     if options.master_weights {
@@ -861,7 +861,7 @@ pub(crate) fn updated_statistics(
     trained: &FxHashSet<&str>,
     needed: &[&str],
 ) -> Result<Vec<String>> {
-    let graph = tail::graph_for(label, model, needed)?;
+    let graph = postprocessing::graph_for(label, model, needed)?;
     let found = running_statistics(&graph, mode, trained).map_err(|source| Error::model(label, source))?;
     let inner: Vec<&str> =
         found.iter().filter(|statistic| statistic.inner).map(|statistic| statistic.name.as_str()).collect();

@@ -6,7 +6,7 @@ use ortrain_cpu::Cpu;
 pub(crate) use ortrain_cpu::UnknownIsa;
 use ortrain_program::{Backend, HOST, Limits, Memory, OutOfMemory, Reference};
 
-use crate::nearest::hint;
+use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// The name of the reference evaluator.
@@ -223,9 +223,9 @@ pub(crate) fn host_memory(bytes: usize) -> std::result::Result<Memory, OutOfMemo
 }
 
 /// Has the system give every page of memory that is about to be written, on all threads.
-pub(crate) fn claim(memory: &Memory) {
+pub(crate) fn prefault(memory: &Memory) {
     if let Some(memory) = memory.host() {
-        ortrain_cpu::claim(memory);
+        ortrain_cpu::prefault(memory);
     }
 }
 

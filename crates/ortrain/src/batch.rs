@@ -9,8 +9,8 @@ use ortrain_ops::training::{
 use rustc_hash::FxHashSet;
 
 use crate::artifacts::{declare, inferred, message_graph, self_contained};
+use crate::batch_independence::{BATCHES, mixed};
 use crate::module::graph_of;
-use crate::rows::{BATCHES, mixed};
 use crate::{Error, ModelSource, Result};
 
 /// The name of the open axis.

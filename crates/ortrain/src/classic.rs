@@ -19,11 +19,11 @@ use ortrain_program::{Deliver, Delivered, Given, Memory};
 pub use layout::StatesByWeight;
 pub use parameters::TrainingParameters;
 
-use crate::bound::rooms;
-use crate::nearest::hint;
+use crate::inference_session::{check_room, check_rooms};
+use crate::io_binding::rooms;
 use crate::optimizer::{GivenGradients, check_rate};
-use crate::session::{check_room, check_rooms};
-use crate::step_inputs::{StepInputs, apart};
+use crate::step_inputs::{StepInputs, split_inputs};
+use crate::suggest::hint;
 use crate::trace::Trace;
 use crate::{
     CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Optimizer, Result,
@@ -668,7 +668,7 @@ impl TrainingSession {
         let inputs = sorted(self.module.inputs(trains), &self.defaults, feeds, options)?;
         let taken: Vec<(usize, usize)> = rooms(places).collect();
         let copies = self.module.copies(&self.checkpoint, &inputs, &taken, trains)?;
-        let (given, lent) = apart(&inputs, &copies);
+        let (given, lent) = split_inputs(&inputs, &copies);
         let inputs = StepInputs { given: &given, lent: &lent };
         if places.iter().any(|fetch| fetch.into.is_some()) {
             let shapes = self.module.output_shapes(inputs, trains)?;

@@ -8,10 +8,10 @@ use ortrain_program::{
     ALIGNMENT, PASSES, PassLog, PassRecord, PlaneId, Schedule, UnsupportedOnBackend, align,
 };
 
-use crate::binding::{RESET_FLAG, parameter_of_gradient};
 use crate::module::graph_of;
-use crate::nearest::hint;
 use crate::optimizer::graph_over_planes;
+use crate::parameter_binding::{RESET_FLAG, parameter_of_gradient};
+use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 
 /// What to print.
@@ -294,7 +294,7 @@ fn kernels(schedule: &Schedule) -> Result<String> {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (&**program, &[][..]),
         };
-        let lowered = lower(shown, checked, &Caps::LEAST, &Wgsl).map_err(|unsupported| {
+        let lowered = lower(shown, checked, &Caps::GUARANTEED, &Wgsl).map_err(|unsupported| {
             let Unsupported { node, instruction, reason } = unsupported;
             UnsupportedOnBackend { backend: "webgpu", node, instruction, reason }
         })?;

@@ -189,7 +189,7 @@ pub enum Error {
     /// A file does not have the parameters of the state.
     #[error(
         "{} does not have the parameters of the state: {}; without strict, what fits is loaded", path.display(),
-        crate::exchange::difference(report)
+        crate::weights_io::difference(report)
     )]
     Names {
         /// The file.
@@ -206,7 +206,7 @@ pub enum Error {
     /// A file lacks parameters of a nominal state, which takes all of them at once or none.
     #[error(
         "the state is nominal and stays so: {} does not have all of its parameters: {}", path.display(),
-        crate::exchange::difference(report)
+        crate::weights_io::difference(report)
     )]
     NominalNames {
         /// The file.

@@ -7,7 +7,7 @@ use ortrain_ops::training::remove_master_weights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::class_axis;
-use crate::nearest::hint_in;
+use crate::suggest::hint_in;
 use crate::{CheckpointState, Error, Result};
 
 /// The model with these outputs and the parameters' values inside; nodes and inputs that the outputs do not need are gone.

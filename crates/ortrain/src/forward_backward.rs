@@ -1,6 +1,6 @@
 //! The forward and the backward pass of a model as two calls, with the weights in the caller's hands.
 //!
-//! Both are one program with a point at which the caller takes over ([`ortrain_program::HandOver`]): what a forward pass
+//! Both are one program with a point at which the caller takes over ([`ortrain_program::Yield`]): what a forward pass
 //! keeps lies where the step of a [`Module`](crate::Module) would keep it, and the results have the same bits.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,28 +13,28 @@ use ortrain_ops::passes::differentiate::{backpropagate, gradients_known, no_path
 use ortrain_ops::passes::functions::write_out;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{
-    Accumulation, BatchNormMode, append_accumulators, append_hand_over, for_training, hand_over_of,
-    running_statistics,
+    Accumulation, BatchNormMode, append_accumulators, append_yield, for_training, running_statistics,
+    yield_of,
 };
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, RunError, Runner,
-    Scalars, Suspended, Turn, Workspace,
+    Backend, Bindings, Deliver, ForwardState, Given, GradientMode, ITERATION_LIMIT, Interrupt, Memory,
+    PlaneId, RunContext, RunError, Scalars, ScheduleExecutor, Workspace,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::artifacts::{opset_of, training_message, updated_statistics};
-use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
-use crate::home::Home;
+use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::executable_cache::{ExecutableCache, interruptible};
+use crate::file_kind::check_forward;
+use crate::inference_session::Parts;
 use crate::inputs::Signature;
-use crate::kind::check_forward;
 use crate::module::graph_to_run;
-use crate::nearest::hint;
-use crate::runners::{Runners, interruptible};
-use crate::session::Parts;
+use crate::placement::Home;
+use crate::suggest::hint;
 use crate::{
     Error, InferenceSession, ModelSource, Result, SessionOptions, ValueInfo, default_backend, over_limit,
-    tail,
+    postprocessing,
 };
 
 /// How many workspaces are kept for forward passes to come.
@@ -257,8 +257,8 @@ struct Pool {
 struct Pass {
     work: Workspace,
     weights: Vec<Arc<Memory>>,
-    suspended: Suspended,
-    runner: Option<Arc<Runner>>,
+    suspended: ForwardState,
+    runner: Option<Arc<ScheduleExecutor>>,
     scalars: Scalars,
     /// What it counts for among the bytes of live passes.
     bytes: usize,
@@ -274,7 +274,7 @@ impl Pool {
         self.live.fetch_sub(std::mem::take(&mut pass.bytes), Ordering::Relaxed);
         self.passes.fetch_sub(1, Ordering::Relaxed);
         pass.weights.clear();
-        pass.suspended = Suspended::default();
+        pass.suspended = ForwardState::default();
         pass.runner = None;
         let mut idle = self.idle();
         if idle.len() < IDLE {
@@ -335,7 +335,7 @@ impl Drop for LiveForward {
 /// What is prepared for shapes as they come.
 #[derive(Debug)]
 struct Prepared {
-    runners: Runners,
+    runners: ExecutableCache,
     signature: Signature,
     /// What programs are planned for: an empty workspace of the same limit.
     plan: Workspace,
@@ -343,9 +343,9 @@ struct Prepared {
 
 impl Prepared {
     /// What runs these inputs, checked.
-    fn runner(&mut self, inputs: &[Given<'_>]) -> Result<Arc<Runner>> {
+    fn executor(&mut self, inputs: &[Given<'_>]) -> Result<Arc<ScheduleExecutor>> {
         self.signature.check(inputs)?;
-        let found = self.runners.runner(&self.plan, inputs);
+        let found = self.runners.executor(&self.plan, inputs);
         found
             .map_err(|error| over_limit::explained(error, &self.runners, &self.signature, &self.plan, inputs))
     }
@@ -466,7 +466,8 @@ impl ForwardBackward {
         lift_from_subgraphs(&label, &mut model.proto, &inner)?;
         let statistics = match options.training {
             Some(mode) => {
-                let outputs: Vec<String> = tail::outputs(&model).into_iter().map(str::to_owned).collect();
+                let outputs: Vec<String> =
+                    postprocessing::outputs(&model).into_iter().map(str::to_owned).collect();
                 let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
                 updated_statistics(
                     &label,
@@ -515,7 +516,7 @@ impl ForwardBackward {
             );
             return Err(Error::WrongModel { model: label, reason });
         }
-        let seeds = append_hand_over(&mut graph, &differentiable);
+        let seeds = append_yield(&mut graph, &differentiable);
         let chosen = wanted_inputs(&label, &inputs, options.inputs.as_deref())?;
         let mut targets: Vec<ValueId> = chosen.iter().map(|&k| user_inputs[k]).collect();
         targets.extend(weights.iter().filter_map(|weight| graph.find(&weight.name)));
@@ -564,7 +565,7 @@ impl ForwardBackward {
         let held = 2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
         let prepared = |graph: Graph, roles: Vec<Role>| {
             Mutex::new(Prepared {
-                runners: Runners::new(graph, roles, backend.clone()).precision(precision),
+                runners: ExecutableCache::new(graph, roles, backend.clone()).precision(precision),
                 signature: Signature::new(inputs.clone()),
                 plan: Workspace::limited(backend.clone(), limit, held).iteration_limit(iterations),
             })
@@ -619,7 +620,7 @@ impl ForwardBackward {
     /// When the session's model has no such point.
     pub fn of_session(session: &InferenceSession) -> Result<ForwardBackward> {
         let Parts { label, graph, backend, precision, limit, iterations, interrupt } = session.parts();
-        let (given, taken) = hand_over_of(graph).ok_or_else(|| Error::WrongModel {
+        let (given, taken) = yield_of(graph).ok_or_else(|| Error::WrongModel {
             model: label.to_owned(),
             reason: "it has no YieldOp, at which the forward pass ends; a training graph of ForwardBackward has one".into(),
         })?;
@@ -628,7 +629,7 @@ impl ForwardBackward {
         let outputs = given.iter().map(info).collect::<Result<Vec<_>>>()?;
         let roles = vec![Role::User; graph.inputs.len()];
         let prepared = Prepared {
-            runners: Runners::new(graph.clone(), roles, backend.clone()).precision(precision),
+            runners: ExecutableCache::new(graph.clone(), roles, backend.clone()).precision(precision),
             signature: Signature::new(inputs.clone()),
             plan: Workspace::limited(backend.clone(), limit, 0).iteration_limit(iterations),
         };
@@ -877,7 +878,7 @@ impl ForwardBackward {
         deliver: &mut Deliver<'_>,
     ) -> Result<LiveForward> {
         self.check_weights(weights, "weight ")?;
-        let runner = lock(&self.training).runner(inputs)?;
+        let runner = lock(&self.training).executor(inputs)?;
         let train_step = self.passes.fetch_add(1, Ordering::Relaxed);
         let scalars = Scalars { seed: self.seed, train_step };
         let mut live = self.begin(weights);
@@ -886,7 +887,7 @@ impl ForwardBackward {
         let planes = self.planes(&pass.weights, &[]);
         let bindings = Bindings { planes: &planes };
         let suspended = runner.run_before(
-            Turn::new(&bindings, &mut pass.work, Entry::Overwrite, scalars),
+            RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars),
             inputs,
             deliver,
         );
@@ -946,7 +947,7 @@ impl ForwardBackward {
         let bindings = Bindings { planes: &planes };
         let suspended = std::mem::take(&mut pass.suspended);
         let scalars = pass.scalars;
-        let turn = Turn::new(&bindings, &mut pass.work, Entry::Overwrite, scalars);
+        let turn = RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars);
         let outcome = runner.run_after(suspended, turn, output_gradients, deliver);
         drop(planes);
         self.pool.give_back(pass);
@@ -978,12 +979,12 @@ impl ForwardBackward {
     ) -> Result<()> {
         self.check_weights(weights, "weight ")?;
         let evaluation = self.evaluation.as_ref().ok_or_else(|| self.has_no_model())?;
-        let runner = lock(evaluation).runner(inputs)?;
+        let runner = lock(evaluation).executor(inputs)?;
         let mut live = self.begin(weights);
         let pass = live.pass.as_mut().expect("it has just begun");
         let planes = self.planes(&pass.weights, &[]);
         let (bindings, scalars) = (Bindings { planes: &planes }, Scalars::default());
-        let turn = Turn::new(&bindings, &mut pass.work, Entry::Overwrite, scalars);
+        let turn = RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars);
         let outcome = runner.run(turn, inputs, deliver);
         outcome.map_err(|error| self.explained(evaluation, error, inputs))
     }
@@ -1008,7 +1009,7 @@ impl ForwardBackward {
                 .iteration_limit(self.iterations)
                 .interrupt(self.interrupt.clone());
             let weights = Vec::with_capacity(self.weights.len());
-            let (suspended, scalars) = (Suspended::default(), Scalars::default());
+            let (suspended, scalars) = (ForwardState::default(), Scalars::default());
             Pass { work, weights, suspended, runner: None, scalars, bytes: 0 }
         });
         pass.weights.extend(weights.iter().map(|lent| lent.memory.clone()));
@@ -1112,7 +1113,12 @@ impl ForwardBackward {
     }
 
     /// Checks that the gradients have the types and shapes of the outputs that a forward pass gave.
-    fn check_gradients(&self, runner: &Runner, suspended: &Suspended, gradients: &[Given<'_>]) -> Result<()> {
+    fn check_gradients(
+        &self,
+        runner: &ScheduleExecutor,
+        suspended: &ForwardState,
+        gradients: &[Given<'_>],
+    ) -> Result<()> {
         if gradients.len() != self.differentiable.len() {
             let names: Vec<&str> = self.differentiable_outputs().map(|info| info.name.as_str()).collect();
             return Err(Error::Argument(format!(
@@ -1171,7 +1177,7 @@ fn reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
         .collect();
     let differentiable: Vec<usize> =
         (0..graph.outputs.len()).filter(|&k| is_float(&graph, graph.outputs[k])).collect();
-    let seeds = append_hand_over(&mut graph, &differentiable);
+    let seeds = append_yield(&mut graph, &differentiable);
     let names: Vec<String> = floats.iter().map(|&id| graph.name_of(id).to_owned()).collect();
     let (reached, _) = gradients_known(&mut graph, &seeds, &floats).map_err(fail)?;
     Ok(names.into_iter().zip(reached).filter_map(|(name, reached)| reached.then_some(name)).collect())
@@ -1245,14 +1251,16 @@ fn accumulated(graph: &mut Graph, weights: &[Weight], gradients: &[ValueId]) -> 
     let mut buffers = Vec::with_capacity(gradients.len());
     for weight in weights {
         let ty = ValueType::tensor(weight.initial.dtype(), weight.initial.dims());
-        let id = graph.add_value(&format!("{}{}", weight.name, crate::binding::BUFFER), ty);
+        let id = graph.add_value(&format!("{}{}", weight.name, crate::parameter_binding::BUFFER), ty);
         graph.inputs.push(id);
         buffers.push(id);
     }
-    let reset = graph.add_value(crate::binding::RESET_FLAG, ValueType::tensor(DType::Bool, &[1]));
+    let reset = graph.add_value(crate::parameter_binding::RESET_FLAG, ValueType::tensor(DType::Bool, &[1]));
     graph.inputs.push(reset);
-    let updated: Vec<String> =
-        weights.iter().map(|weight| format!("{}{}", weight.name, crate::binding::UPDATED)).collect();
+    let updated: Vec<String> = weights
+        .iter()
+        .map(|weight| format!("{}{}", weight.name, crate::parameter_binding::UPDATED))
+        .collect();
     let all: Vec<Accumulation<'_>> = (0..gradients.len())
         .map(|k| Accumulation {
             node: graph.unused_name(&format!("GradientAccumulator{k}")).to_string(),

@@ -27,13 +27,13 @@ use ortrain_ops::{Definition, OpError, Registry};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::{SEPARATE_INITIALIZERS, declare, message_graph, opset_of};
-use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::export::{inputs_of, needed_by};
+use crate::file_kind::some_of;
 use crate::inspect::obstacle;
-use crate::kind::some_of;
-use crate::nearest::hint;
-use crate::source::taken_in;
-use crate::{Error, ErrorKind, ModelChanges, ModelSource, Result, tail};
+use crate::model_source::taken_in;
+use crate::suggest::hint;
+use crate::{Error, ErrorKind, ModelChanges, ModelSource, Result, postprocessing};
 
 /// How messages name the model that a builder is given.
 const LABEL: &str = "the model";
@@ -512,7 +512,7 @@ fn check_results(message: &Message<'_>, of: &[&str], wrt: &[&str], seeds: Seeds)
 fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) -> Result<Graph> {
     let asked: Vec<&str> = of.iter().chain(wrt).copied().collect();
     // What lies behind the values that are asked for does not matter.
-    let shorter = tail::without(model, &asked);
+    let shorter = postprocessing::without(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
     let mut proto = model.proto.clone();
     let mut names = Vec::new();
@@ -528,7 +528,7 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
         all_names(graph, &mut names);
     }
     let mut graph = Graph::from_model(&model.with_proto(proto))
-        .map_err(|source| tail::advised(Error::graph(label, source), model))?;
+        .map_err(|source| postprocessing::advised(Error::graph(label, source), model))?;
     // No name that the message gives to a value of its own, in a subgraph say, is given to another one.
     for name in names {
         if graph.find(&name).is_none() {
@@ -547,7 +547,7 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
     if wrong.is_empty() {
         wrong.push(first);
     }
-    Err(tail::advised(obstructed(label, wrong.iter().map(|error| (error, None)).collect()), model))
+    Err(postprocessing::advised(obstructed(label, wrong.iter().map(|error| (error, None)).collect()), model))
 }
 
 /// The names of all values of a graph and its subgraphs, but of what is kept together with a gradient of the user's.

@@ -15,14 +15,14 @@ use ortrain_ops::training::{
 use ortrain_ops::{Placement, build};
 
 use crate::artifacts::inferred;
-use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
-use crate::kind::{described_inputs, inspect_artifact, inspect_other};
-use crate::nearest::hint_in;
+use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::file_kind::{described_inputs, inspect_artifact, inspect_other};
 use crate::optim::OptimizerSpec;
 use crate::optimizer::optimizer_of_model;
 use crate::step_cost::{Plan, made_for, plan, shapes};
+use crate::suggest::hint_in;
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
-use crate::{scores, tail};
+use crate::{classifier_scores, postprocessing};
 
 /// What becomes of a constant of a model in training.
 ///
@@ -430,15 +430,15 @@ struct Looked {
 /// Everything but a plan.
 fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     // What lies behind the values that are asked for does not matter.
-    let tensors = scores::with_tensors(model);
+    let tensors = classifier_scores::with_tensors(model);
     let model = tensors.as_ref().unwrap_or(model);
-    let outputs = tail::outputs(model);
+    let outputs = postprocessing::outputs(model);
     let asked = match scope {
         Scope::Outputs => outputs,
         Scope::FirstOutput => outputs.into_iter().take(1).collect(),
         Scope::Values(names) => names.iter().map(String::as_str).collect(),
     };
-    let shorter = tail::without(model, &asked);
+    let shorter = postprocessing::without(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
     // Constants of subgraphs are parameters like others.
     let inner = constants_of_subgraphs(&model.proto);
@@ -459,7 +459,8 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         model
     });
     let plain = written_out.as_ref().unwrap_or(model);
-    let raw = Graph::from_model(plain).map_err(|source| tail::advised(Error::graph(label, source), plain))?;
+    let raw = Graph::from_model(plain)
+        .map_err(|source| postprocessing::advised(Error::graph(label, source), plain))?;
     let mut graph = raw.clone();
     let mut wrong = upgrade_known(&mut graph);
     wrong.extend(infer_known(&mut graph));
@@ -467,7 +468,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         None => None,
         Some(first) => {
             let strict = inferred(label, plain).err();
-            Some(tail::advised(strict.unwrap_or_else(|| Error::model(label, first.clone())), plain))
+            Some(postprocessing::advised(strict.unwrap_or_else(|| Error::model(label, first.clone())), plain))
         }
     };
     let whole = graph.clone();
@@ -692,7 +693,7 @@ fn notes(graph: &Graph, inspection: &mut Inspection) {
             what: what.to_owned(),
         };
         match op.placement() {
-            Placement::Program | Placement::Composition | Placement::HandOver => {}
+            Placement::Program | Placement::Composition | Placement::Yield => {}
             Placement::Host(_) => inspection.host_steps.push(note(
                 "it is a function on the host, behind which programs are made when the shapes of its results are known",
             )),

@@ -1,6 +1,6 @@
 //! Train ONNX models where they run: the Rust face of ortrain.
 //!
-//! - [`artifacts`]: from a forward model to the files of a training; [`blocks`]: the parts it is made of.
+//! - [`artifacts`]: from a forward model to the files of a training; [`artifact_parts`]: the parts it is made of.
 //! - [`CheckpointState`]: parameters, optimizer state and properties; it owns the memory they lie in.
 //! - [`Module`], [`Optimizer`], [`LrScheduler`] with a [`Schedule`], [`LinearLRScheduler`]: the loop.
 //! - [`TrainingSession`]: the same loop behind one value, as onnxruntime-training's session in C, C++ and C#.
@@ -67,65 +67,63 @@ mod pages {
 }
 
 mod anomaly;
+pub mod artifact_parts;
 pub mod artifacts;
 mod backend;
 mod batch;
-mod binding;
-pub mod blocks;
-mod bound;
-mod catalogue;
-mod changes;
+mod batch_independence;
 mod class_axis;
 pub mod classic;
-mod constants;
+mod classifier_scores;
+mod computed_parameters;
 mod dump;
 mod error;
-mod exchange;
+mod executable_cache;
 mod export;
+mod file_kind;
 mod forward_backward;
 pub mod gradient;
 mod head;
-mod home;
+mod inference_session;
 mod inputs;
 mod inspect;
-mod kind;
+mod io_binding;
 mod lr_scheduler;
+mod model_edits;
+mod model_source;
 mod module;
-mod nearest;
+mod operator_list;
 mod operators;
 pub mod optim;
 mod optimizer;
 mod origins;
 mod outputs;
 mod over_limit;
+mod parameter_binding;
+mod placement;
+mod postprocessing;
 mod profile;
 mod report;
-mod rows;
-mod runners;
 mod schedule;
 mod schedule_text;
 mod scheduler;
-mod scores;
-mod session;
 mod slots;
-mod source;
 mod state;
 mod step_cost;
 mod step_inputs;
 mod stops;
-mod tail;
+mod suggest;
 mod trace;
 mod training_session;
+mod weights_io;
 
 pub use anomaly::{Anomaly, NotFinite};
 pub use backend::{DeviceInfo, backend, default_backend, devices};
-pub use bound::{Feed, Fetch};
-pub use catalogue::{OperatorInfo, operators};
-pub use changes::ModelChanges;
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
-pub use exchange::LoadReport;
+pub use file_kind::FileKind;
 pub use forward_backward::{ForwardBackward, ForwardBackwardOptions, Lent, LiveForward, Weight};
+pub use inference_session::{InferenceSession, ModelMeta, SessionOptions, Value};
 pub use inputs::ValueInfo;
 #[doc(hidden)]
 pub use inspect::inspect_strictly;
@@ -133,9 +131,12 @@ pub use inspect::{
     Confidence, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope,
     StopCandidate, inspect, inspect_with,
 };
-pub use kind::FileKind;
+pub use io_binding::{Feed, Fetch};
 pub use lr_scheduler::LrScheduler;
+pub use model_edits::ModelChanges;
+pub use model_source::ModelSource;
 pub use module::{MemoryUse, Module, ModuleOptions, Norms};
+pub use operator_list::{OperatorInfo, operators};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
 pub use outputs::{Destination, collect};
@@ -143,11 +144,10 @@ pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use schedule::{Schedule, ScheduleInput, Setting};
 pub use schedule_text::{curve_steps, draw_curve};
 pub use scheduler::LinearLRScheduler;
-pub use session::{InferenceSession, ModelMeta, SessionOptions, Value};
-pub use source::ModelSource;
 pub use state::{CheckpointState, OptimizerValues, ParameterView, PlaneLayout, StateLayout, TensorLayout};
 pub use step_cost::{InspectOptions, StepCost};
 pub use training_session::{DetachedSession, TrainingSession};
+pub use weights_io::LoadReport;
 
 // What values are made of, what backends run, and what files hold.
 
@@ -398,6 +398,8 @@ pub use ortrain_program::ITERATION_LIMIT;
 #[doc(inline)]
 pub use ortrain_program::align;
 
+#[doc(hidden)]
+pub use executable_cache::interruptible;
 /// Ends a run early: see [`ModuleOptions::interrupt`].
 ///
 /// ```
@@ -408,8 +410,6 @@ pub use ortrain_program::align;
 /// ```
 #[doc(inline)]
 pub use ortrain_program::Interrupt;
-#[doc(hidden)]
-pub use runners::interruptible;
 
 /// What runs programs: see [`backend`].
 ///

@@ -13,27 +13,27 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
-    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, HOST,
-    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError,
-    Scalars, Schedule, Turn, Workspace,
+    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Given, GradientMode as ProgramEntry,
+    HOST, ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision,
+    RunContext, RunError, Scalars, Schedule, Workspace,
 };
 
 use crate::anomaly::{self, Again, Anomaly};
 use crate::backend::limits_of;
-use crate::binding::{self, bind, is_gradient};
-use crate::bound::{described, is_read_in_place, whole_copy};
 use crate::class_axis;
-use crate::home::Home;
+use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::inputs::Signature;
+use crate::io_binding::{described, is_read_in_place, whole_copy};
 use crate::outputs::{Fill, check_destinations};
+use crate::parameter_binding::{self, bind, is_gradient};
+use crate::placement::Home;
 use crate::profile::{Collector, Products};
-use crate::runners::{Runners, interruptible};
 use crate::state::{Entry, PlaneLayout, StateLayout};
 use crate::step_inputs::StepInputs;
 use crate::trace::Trace;
 use crate::{
     CheckpointState, Destination, Error, Feed, Lent, ModelSource, ParameterView, Profile, ProfileOptions,
-    Result, ValueInfo, default_backend, export, kind, over_limit, tail,
+    Result, ValueInfo, default_backend, export, file_kind, over_limit, postprocessing,
 };
 
 /// How a [`Module`] is made.
@@ -224,9 +224,9 @@ type Places = Vec<(usize, Vec<usize>)>;
 /// A model that runs: its programs, what it takes, what it gives.
 #[derive(Debug)]
 struct Phase {
-    runners: Runners,
+    runners: ExecutableCache,
     /// Programs for inputs that are read where they lie. The newest are last.
-    lent: Vec<(Places, Runners)>,
+    lent: Vec<(Places, ExecutableCache)>,
     /// Positions of inputs that nodes write to.
     written: Vec<usize>,
     signature: Signature,
@@ -293,7 +293,7 @@ pub struct Module {
 
 /// Reads a model into a graph of the newest versions.
 pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
-    let shorter = tail::without(model, &tail::outputs(model));
+    let shorter = postprocessing::without(model, &postprocessing::outputs(model));
     let mut graph =
         Graph::from_model(shorter.as_ref().unwrap_or(model)).map_err(|source| Error::graph(label, source))?;
     upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
@@ -369,7 +369,7 @@ impl Phase {
         let given = graph.inputs.iter().zip(&roles).filter(|(_, role)| **role == Role::User);
         let inputs = given.map(|(&id, _)| info(id)).collect::<Result<_>>()?;
         let signature = Signature::new(inputs);
-        let runners = Runners::new(graph, roles, backend.clone()).precision(precision);
+        let runners = ExecutableCache::new(graph, roles, backend.clone()).precision(precision);
         let changed = written(runners.graph());
         let written = (runners.user_inputs().enumerate())
             .filter_map(|(k, id)| changed.contains(&id).then_some(k))
@@ -433,7 +433,7 @@ impl Phase {
         inputs: StepInputs<'_>,
         planes: usize,
         backend: &Arc<dyn Backend>,
-    ) -> &mut Runners {
+    ) -> &mut ExecutableCache {
         if inputs.lent.is_empty() {
             return &mut self.runners;
         }
@@ -470,7 +470,7 @@ impl Phase {
         outputs: &[Destination<'_>],
     ) -> Result<bool> {
         check_destinations(&self.outputs, outputs)?;
-        let runner = self.runners.runner(work, inputs)?;
+        let runner = self.runners.executor(work, inputs)?;
         let schedule = runner.schedule();
         let mut sure = true;
         for (slot, (info, output)) in schedule.outputs.iter().zip(self.outputs.iter().zip(outputs)) {
@@ -538,8 +538,8 @@ impl Module {
         let mut graph = graph_to_run(&label, &train)?;
         let open_labels = class_axis::marked(&train.proto);
         drop(train);
-        kind::check_training(&label, &graph, state)?;
-        binding::shapes_from(&graph, state)?;
+        file_kind::check_training(&label, &graph, state)?;
+        parameter_binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), computed, open_labels)?;
 
@@ -554,7 +554,7 @@ impl Module {
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
                 if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {
-                    let reason = kind::lacks_parameter(&graph, missing);
+                    let reason = file_kind::lacks_parameter(&graph, missing);
                     return Err(Error::Mismatch { model: label, reason });
                 }
                 let open_labels = class_axis::marked(&message.proto);
@@ -641,7 +641,7 @@ impl Module {
         self.check_state(state)?;
         // An anomaly is looked for by steps on the same values again.
         let stays_in_place = !self.detect_anomaly && self.backend.device() == HOST;
-        let planes: Vec<(usize, usize)> = binding::planes(state, &self.gradients)
+        let planes: Vec<(usize, usize)> = parameter_binding::planes(state, &self.gradients)
             .into_iter()
             .filter_map(Memory::host)
             .map(|plane| (plane.as_ptr().addr(), plane.as_ptr().addr() + plane.len()))
@@ -754,7 +754,7 @@ impl Module {
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         let runners = phase.runners_of(inputs, planes, &self.backend);
-        let runner = runners.runner(&self.work, inputs.given)?;
+        let runner = runners.executor(&self.work, inputs.given)?;
         let schedule = runner.schedule();
         let shape = |slot: &ortrain_program::SlotId| {
             schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone())
@@ -778,7 +778,7 @@ impl Module {
         // The first step replaces gradients of zero: a training that is resumed has the bits of one that was not interrupted.
         let accumulates = self.accumulate && !(self.is_new && self.gradients_are_zero()?);
         let entry = if accumulates { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
-        let mut planes = binding::planes(state, &self.gradients);
+        let mut planes = parameter_binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();
         self.work.disposable_planes(if accumulates { 0..0 } else { gradients });
         let scalars = scalars(state);
@@ -817,7 +817,7 @@ impl Module {
             planes[k].write(0, &copy.to_vec(0, copy.len())?)?;
         }
         let first = written.start;
-        let again: binding::Planes<'_> = planes[..first].iter().copied().chain(&copies).collect();
+        let again: parameter_binding::Planes<'_> = planes[..first].iter().copied().chain(&copies).collect();
         let (runners, backend, layout) = (&self.train.runners, &self.backend, &*self.layout);
         let again = Again { runners, backend, planes: &again, entry, scalars, inputs, layout };
         Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
@@ -944,7 +944,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
-        let mut planes = binding::planes(state, &self.gradients);
+        let mut planes = parameter_binding::planes(state, &self.gradients);
         let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
         if !self.detect_anomaly {
             let (how, trace) = ((entry, scalars), self.trace.as_mut());
@@ -1037,7 +1037,7 @@ impl Module {
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         phase.check(inputs)?;
-        Ok(phase.runners.runner(&self.work, inputs)?.need(&self.work))
+        Ok(phase.runners.executor(&self.work, inputs)?.need(&self.work))
     }
 
     /// What a step on inputs of these shapes is and takes, without a step.
@@ -1088,7 +1088,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<Profile> {
         self.check_state(state)?;
-        let real = binding::planes(state, &self.gradients);
+        let real = parameter_binding::planes(state, &self.gradients);
         let phase = match options.training {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
@@ -1104,15 +1104,15 @@ impl Module {
         let written = if options.training { trainable..real.len() } else { 0..0 };
         let home = Home::of(&self.backend);
         let copies = written.clone().map(|k| home.copy(real[k])).collect::<Result<Vec<_>>>()?;
-        let mut planes: binding::Planes<'_> = real.iter().copied().collect();
+        let mut planes: parameter_binding::Planes<'_> = real.iter().copied().collect();
         for (k, copy) in written.zip(&copies) {
             planes[k] = copy;
         }
         let bindings = Bindings { planes: &planes };
-        let runner = phase.runners.runner(&self.work, inputs)?;
+        let runner = phase.runners.executor(&self.work, inputs)?;
         let scalars = scalars(state);
         for _ in 0..options.warmup {
-            let turn = Turn::new(&bindings, &mut self.work, entry, scalars);
+            let turn = RunContext::new(&bindings, &mut self.work, entry, scalars);
             runner.run(turn, inputs, &mut |_, _, _, _| Ok(()))?;
         }
         let mut collector = Collector::new();
@@ -1122,7 +1122,8 @@ impl Module {
             let mut results = |at: usize, dtype, dims: &[usize], value: Delivered<'_>| {
                 if last { deliver(at, dtype, dims, value) } else { Ok(()) }
             };
-            let turn = Turn::new(&bindings, &mut self.work, entry, scalars).observed(Some(&mut collector));
+            let turn =
+                RunContext::new(&bindings, &mut self.work, entry, scalars).observed(Some(&mut collector));
             runner.run(turn, inputs, &mut results)?;
             collector.step(start, Instant::now());
         }

@@ -14,13 +14,13 @@ use ortrain_ops::passes::versions::upgrade;
 use ortrain_ops::training::{
     check_sequences, clips_gradients, moments_of_optimizer, onnxruntime_optimizer, uses_onnxruntime_optimizer,
 };
-use ortrain_program::{Entry, Given, PlaneId, Scalars, Workspace};
+use ortrain_program::{Given, GradientMode, PlaneId, Scalars, Workspace};
 use rustc_hash::FxHashMap;
 
-use crate::binding::{Planes, sequence};
+use crate::executable_cache::ExecutableCache;
 use crate::module::graph_of;
-use crate::runners::Runners;
-use crate::slots::Wanted;
+use crate::parameter_binding::{Planes, sequence};
+use crate::slots::RequiredSlots;
 use crate::state::{OptimizerNeeds, OptimizerState, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 
@@ -100,13 +100,13 @@ struct Table {
 #[derive(Debug)]
 pub struct Optimizer {
     layout: Arc<StateLayout>,
-    runners: Runners,
+    runners: ExecutableCache,
     work: Workspace,
     /// Name, settings and groups as the model has them.
     spec: OptimizerSpec,
     /// True if the settings are in the model alone: ONNX Runtime's optimizers.
     in_model: bool,
-    slots: Vec<Wanted>,
+    slots: Vec<RequiredSlots>,
     /// The inputs of the model that are no sequences.
     numbers: Vec<Number>,
     table: Table,
@@ -139,7 +139,7 @@ struct Read {
     in_model: bool,
     /// True if the model is written out for each parameter: a step is not computed element by element.
     is_spread: bool,
-    slots: Vec<Wanted>,
+    slots: Vec<RequiredSlots>,
     columns: Vec<Column>,
 }
 
@@ -226,7 +226,7 @@ impl Optimizer {
                 false => roles_of_planes(&graph, &layout, optimizer, &slots, in_model)?,
                 true => roles_of_tensors(&label, &mut graph, &layout, optimizer, &slots)?,
             };
-            let runners = Runners::new(graph, roles, module.backend().clone());
+            let runners = ExecutableCache::new(graph, roles, module.backend().clone());
             // An update is over soon, and what it overwrites would have to be kept to put it back: it is not
             // interrupted.
             let work = Workspace::new(module.backend().clone());
@@ -341,7 +341,7 @@ impl Optimizer {
         self.runners.run(
             &mut self.work,
             &planes,
-            Entry::Accumulate,
+            GradientMode::Accumulate,
             Scalars::default(),
             &given,
             &mut |_, dtype, dims, value| match (dtype, dims.iter().product::<usize>()) {
@@ -369,7 +369,11 @@ impl Optimizer {
     }
 
     /// The planes of a slot in a state.
-    fn planes_of<'a>(&self, state: &'a CheckpointState, slot: &Wanted) -> &'a [Arc<ortrain_program::Memory>] {
+    fn planes_of<'a>(
+        &self,
+        state: &'a CheckpointState,
+        slot: &RequiredSlots,
+    ) -> &'a [Arc<ortrain_program::Memory>] {
         state.optimizer().map_or(&[], |optimizer| optimizer.slot_planes(&slot.slot.name))
     }
 
@@ -588,7 +592,7 @@ impl Table {
 fn planes_of_sequence<'a>(
     layout: &'a StateLayout,
     optimizer: &'a OptimizerState,
-    slots: &[Wanted],
+    slots: &[RequiredSlots],
     at: usize,
 ) -> Result<(&'a [PlaneLayout], usize)> {
     let first = at * layout.trainable.len();
@@ -602,7 +606,7 @@ fn planes_of_sequence<'a>(
 }
 
 /// The place of a sequence among parameters, gradients and slots.
-fn place_of_sequence(name: &str, slots: &[Wanted]) -> Option<usize> {
+fn place_of_sequence(name: &str, slots: &[RequiredSlots]) -> Option<usize> {
     match name {
         "params" => Some(0),
         "gradients" => Some(1),
@@ -615,7 +619,7 @@ fn roles_of_planes(
     graph: &Graph,
     layout: &StateLayout,
     optimizer: &OptimizerState,
-    slots: &[Wanted],
+    slots: &[RequiredSlots],
     in_model: bool,
 ) -> Result<(Vec<Role>, Vec<Number>)> {
     let mut roles = Vec::with_capacity(graph.inputs.len());
@@ -644,7 +648,7 @@ fn roles_of_tensors(
     graph: &mut Graph,
     layout: &StateLayout,
     optimizer: &OptimizerState,
-    slots: &[Wanted],
+    slots: &[RequiredSlots],
 ) -> Result<(Vec<Role>, Vec<Number>)> {
     let tensors = |name: &str| {
         let at = place_of_sequence(name, slots)?;
@@ -706,7 +710,7 @@ pub(crate) fn optimizer_of_model(label: &str, model: &LoadedModel) -> Result<Opt
 /// number for each parameter. `None` for every other model.
 pub(crate) fn graph_over_planes(label: &str, model: &LoadedModel) -> Option<(Graph, Vec<String>)> {
     let read = read_optimizer(label, model).ok().filter(|read| !read.in_model && !read.is_spread)?;
-    let is_scalar = |slot: &&Wanted| slot.shape().is_ok_and(|shape| shape == SlotShape::Scalar);
+    let is_scalar = |slot: &&RequiredSlots| slot.shape().is_ok_and(|shape| shape == SlotShape::Scalar);
     let scalars = read.slots.iter().filter(is_scalar).map(|slot| slot.slot.name.clone()).collect();
     Some((read.graph, scalars))
 }
@@ -772,9 +776,9 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
         let id = graph.find(name).ok_or_else(|| wrong(format!("it has no input {name:?}")))?;
         let slot = spec.slots.iter().find(|slot| slot.name == *name).cloned();
         let slot = slot.unwrap_or_else(|| SlotSpec::new(name));
-        Ok(Wanted { slot, dtype: graph.value(id).ty.dtype() })
+        Ok(RequiredSlots { slot, dtype: graph.value(id).ty.dtype() })
     });
-    let slots = slots.collect::<Result<Vec<Wanted>>>()?;
+    let slots = slots.collect::<Result<Vec<RequiredSlots>>>()?;
     // Steps that are computed element by element are one instruction over all parameters.
     let mut whole = graph.clone();
     let is_scalar = |name: &str| {
@@ -836,7 +840,8 @@ fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> 
     if graph.outputs.is_empty() {
         return Err(wrong("it has no output that says whether it updated the parameters".into()));
     }
-    let slots =
-        (0..moments).map(|k| Wanted { slot: SlotSpec::new(&format!("momentum{k}")), dtype: None }).collect();
+    let slots = (0..moments)
+        .map(|k| RequiredSlots { slot: SlotSpec::new(&format!("momentum{k}")), dtype: None })
+        .collect();
     Ok(Read { graph, spec, in_model: true, is_spread: false, slots, columns: Vec::new() })
 }

@@ -3,8 +3,8 @@
 use ortrain_program::{Given, RunError, Workspace};
 
 use crate::Error;
+use crate::executable_cache::ExecutableCache;
 use crate::inputs::Signature;
-use crate::runners::Runners;
 
 /// Limits that are tried to name one that is enough: plans settle after a few.
 const LIMITS_TRIED: usize = 8;
@@ -16,7 +16,7 @@ const LARGEST_PLANNED: usize = 1 << 36;
 /// what is needed at least.
 pub(crate) fn explained(
     error: Error,
-    runners: &Runners,
+    runners: &ExecutableCache,
     signature: &Signature,
     work: &Workspace,
     inputs: &[Given<'_>],

@@ -485,7 +485,7 @@ pub(crate) fn json(text: &str) -> String {
 }
 
 /// Parts of planning that take less than one of so many parts of it are not shown.
-const LEAST_PART: u32 = 50;
+const MIN_PART: u32 = 50;
 
 /// The table: what took longest first.
 impl fmt::Display for Profile {
@@ -549,7 +549,7 @@ impl fmt::Display for Profile {
             100.0 * self.bound().as_secs_f64() / sum,
         )?;
         let planning: Duration = self.planning.iter().map(|(_, time)| time).sum();
-        let parts = self.planning.iter().filter(|(_, time)| time.saturating_mul(LEAST_PART) >= planning);
+        let parts = self.planning.iter().filter(|(_, time)| time.saturating_mul(MIN_PART) >= planning);
         let parts: Vec<String> = parts.map(|(name, time)| format!("{name} {:.3}", millis(*time))).collect();
         writeln!(f, "{:9.3} ms to plan for new shapes: {}", millis(planning), parts.join(", "))
     }

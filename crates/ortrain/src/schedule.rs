@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use crate::nearest::hint;
+use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// The steps that a curve shows of a schedule without an end.

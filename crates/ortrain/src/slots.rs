@@ -9,7 +9,7 @@ use ortrain_graph::{DType, Tensor};
 use ortrain_ops::optimizers::{OptimizerSpec, SlotShape, SlotSpec};
 use ortrain_program::{Memory, align};
 
-use crate::home::Home;
+use crate::placement::Home;
 use crate::state::{Entry, PlaneLayout, TensorLayout};
 use crate::{Error, Result, StateLayout};
 
@@ -34,13 +34,13 @@ pub(crate) enum Slots {
 
 /// A slot that an optimizer model asks for.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct RequiredSlots {
     pub(crate) slot: SlotSpec,
     /// The element type; that of moments of ONNX Runtime's optimizers follows from the parameter.
     pub(crate) dtype: Option<DType>,
 }
 
-impl Wanted {
+impl RequiredSlots {
     /// The shape of the slot.
     pub(crate) fn shape(&self) -> Result<SlotShape> {
         SlotShape::of(&self.slot.shape).ok_or_else(|| {
@@ -59,7 +59,12 @@ impl Wanted {
 
 impl Slot {
     /// A slot for every trainable parameter, all zero.
-    fn new(wanted: &Wanted, trainable: &[PlaneLayout], spec: &OptimizerSpec, home: &Home) -> Result<Slot> {
+    fn new(
+        wanted: &RequiredSlots,
+        trainable: &[PlaneLayout],
+        spec: &OptimizerSpec,
+        home: &Home,
+    ) -> Result<Slot> {
         let shape = wanted.shape()?;
         let layout = (trainable.iter())
             .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane, spec))
@@ -227,7 +232,7 @@ impl Slots {
 }
 
 /// The parts of a state that slots are made from.
-pub(crate) struct Ground<'a> {
+pub(crate) struct SlotStorage<'a> {
     pub(crate) layout: &'a StateLayout,
     pub(crate) entries: &'a [Entry],
     pub(crate) trained: &'a [Arc<Memory>],
@@ -235,16 +240,16 @@ pub(crate) struct Ground<'a> {
     pub(crate) home: &'a Home,
 }
 
-impl Ground<'_> {
+impl SlotStorage<'_> {
     /// A slot with the values of the first step.
-    pub(crate) fn started(&self, wanted: &Wanted) -> Result<Slot> {
+    pub(crate) fn started(&self, wanted: &RequiredSlots) -> Result<Slot> {
         let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         slot.start(&wanted.slot.start, self.entries, self.trained, self.spec)?;
         Ok(slot)
     }
 
     /// True if a slot is what is wanted.
-    pub(crate) fn fits(&self, slot: &Slot, wanted: &Wanted) -> bool {
+    pub(crate) fn fits(&self, slot: &Slot, wanted: &RequiredSlots) -> bool {
         let dtypes = self.layout.trainable.iter().map(|plane| wanted.dtype_for(plane.dtype));
         wanted.shape().is_ok_and(|shape| shape == slot.shape)
             && dtypes.eq(slot.layout.iter().map(|plane| plane.dtype))
@@ -254,7 +259,7 @@ impl Ground<'_> {
     ///
     /// # Errors
     /// When a value is missing, or has another type or shape.
-    pub(crate) fn restored(&self, wanted: &Wanted, stored: &[ParameterState]) -> Result<Slot> {
+    pub(crate) fn restored(&self, wanted: &RequiredSlots, stored: &[ParameterState]) -> Result<Slot> {
         let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         let name = &*slot.name;
         for entry in self.entries.iter().filter(|entry| entry.requires_grad) {
@@ -292,7 +297,7 @@ impl Ground<'_> {
 }
 
 /// The error for a state whose slots are those of another optimizer.
-pub(crate) fn of_another(there: (&str, &[&str]), wanted: (&str, &[Wanted])) -> Error {
+pub(crate) fn of_another(there: (&str, &[&str]), wanted: (&str, &[RequiredSlots])) -> Error {
     let keeps: Vec<&str> =
         wanted.1.iter().map(|slot| slot.slot.name.as_str()).filter(|name| there.1.contains(name)).collect();
     let offer = match keeps.as_slice() {

@@ -14,12 +14,12 @@ use ortrain_ops::optimizers::OptimizerSpec;
 use ortrain_program::{Backend, Memory, align};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::backend::claim;
-use crate::home::Home;
-use crate::kind::{told, told_of_bytes};
-use crate::nearest::hint;
+use crate::backend::prefault;
+use crate::file_kind::{told_of_bytes, with_file_kind};
+use crate::placement::Home;
 use crate::scheduler::KIND as LINEAR;
-use crate::slots::{Ground, Slot, Slots, Wanted, of_another};
+use crate::slots::{RequiredSlots, Slot, SlotStorage, Slots, of_another};
+use crate::suggest::hint;
 use crate::{Error, FileKind, LrScheduler, Result};
 
 /// The one group of optimizer state that ONNX Runtime knows. Slots of optimizers that it does not have stand there under
@@ -251,7 +251,7 @@ pub(crate) struct OptimizerNeeds<'a> {
     pub(crate) spec: &'a OptimizerSpec,
     /// True if the settings are in the model alone: ONNX Runtime's optimizers.
     pub(crate) in_model: bool,
-    pub(crate) slots: &'a [Wanted],
+    pub(crate) slots: &'a [RequiredSlots],
 }
 
 /// The state of a training: parameters, optimizer state, properties, and the seed of random numbers.
@@ -318,8 +318,8 @@ impl CheckpointState {
     /// When there is no file, or it is not a sound checkpoint.
     pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
         let path = path.as_ref();
-        let found =
-            ortrain_checkpoint::load(path).map_err(|error| told(error, path, FileKind::Checkpoint))?;
+        let found = ortrain_checkpoint::load(path)
+            .map_err(|error| with_file_kind(error, path, FileKind::Checkpoint))?;
         CheckpointState::from_checkpoint(found)
     }
 
@@ -436,7 +436,7 @@ impl CheckpointState {
         };
         if !nominal {
             state.allocate()?;
-            state.trainable.iter().chain(&state.frozen).for_each(|plane| claim(plane));
+            state.trainable.iter().chain(&state.frozen).for_each(|plane| prefault(plane));
             for (entry, tensor) in state.entries.iter().zip(&tensors) {
                 let tensor = tensor.as_ref().expect("full states have every value");
                 state.memory_of(entry).write(entry.offset, tensor.data())?;
@@ -1371,7 +1371,7 @@ impl CheckpointState {
         let layout = self.layout.clone().ok_or(Error::NominalState)?;
         let unstarted = self.nominal;
         let Some(there) = &self.optimizer else {
-            let ground = Ground {
+            let ground = SlotStorage {
                 layout: &layout,
                 entries: &self.entries,
                 trained: &self.trainable,
@@ -1405,7 +1405,7 @@ impl CheckpointState {
             Some(spec) if same.is_ok() => spec.clone(),
             _ => needs.spec.clone(),
         };
-        let ground = Ground {
+        let ground = SlotStorage {
             layout: &layout,
             entries: &self.entries,
             trained: &self.trainable,

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
 use ortrain_onnx::{LoadedModel, ValueInfoProto};
 use ortrain_ops::training::append_stand_in;
-use ortrain_program::{Entry, Program, Schedule, Segment};
+use ortrain_program::{GradientMode, Program, Schedule, Segment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::{ArtifactOptions, Artifacts, generate_loaded, message_graph};
-use crate::nearest::hint;
-use crate::tail;
+use crate::postprocessing;
+use crate::suggest::hint;
 use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result};
 
 /// What a training step computes and takes, planned but not run. The loss is the sum of the means of the values that it
@@ -218,7 +218,7 @@ pub(crate) fn made_for(
     values: &[(String, ValueType)],
 ) -> Result<Artifacts> {
     let asked: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
-    if let Some(shorter) = tail::without(&model, &asked) {
+    if let Some(shorter) = postprocessing::without(&model, &asked) {
         model = shorter;
     }
     let graph = message_graph(label, &mut model.proto)?;
@@ -278,7 +278,7 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
         without.push("iterations of loops but one each".to_owned());
     }
     let flops = |schedule: &Schedule| {
-        let of = |program: &Arc<Program>| program.cost(Entry::Overwrite).flops;
+        let of = |program: &Arc<Program>| program.cost(GradientMode::Overwrite).flops;
         schedule.programs().into_iter().map(of).fold(0u64, u64::saturating_add)
     };
     let held = module.memory();
@@ -313,8 +313,8 @@ impl Parts {
     fn add(&mut self, schedule: &Schedule) {
         for segment in &schedule.segments {
             match &segment.segment {
-                Segment::Program(..) | Segment::HandOver(_) => {}
-                Segment::Late(_) => self.late += 1,
+                Segment::Program(..) | Segment::Yield(_) => {}
+                Segment::Deferred(_) => self.late += 1,
                 Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
                 Segment::If(branches, label) => {
                     self.labels.insert(label.to_string());

@@ -27,7 +27,7 @@ impl<'a> StepInputs<'a> {
 }
 
 /// Feeds apart: those that are given or have a copy, and those that are lent.
-pub(crate) fn apart<'a>(
+pub(crate) fn split_inputs<'a>(
     feeds: &[Feed<'a>],
     copies: &'a [Option<Tensor>],
 ) -> (Vec<Given<'a>>, Vec<(usize, Lent<'a>)>) {

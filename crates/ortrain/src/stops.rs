@@ -6,7 +6,7 @@ use ortrain_onnx::{GraphProto, LoadedModel};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::inferred;
-use crate::nearest::hint;
+use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// The values of a graph and its subgraphs, by how they come to be.

@@ -9,7 +9,7 @@ use ortrain_program::{Copied, Observer, Program};
 use crate::profile::json;
 
 /// Calls that are taken down at most, so that a process that runs for weeks does not fill its memory.
-const MOST: usize = 1_000_000;
+const MAX_CALLS: usize = 1_000_000;
 
 /// One call.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Trace {
     }
 
     fn add(&mut self, start: Instant, end: Instant, event: impl FnOnce() -> Event) {
-        if self.events.len() < MOST {
+        if self.events.len() < MAX_CALLS {
             let (start, time) = (start.saturating_duration_since(self.origin), end - start);
             self.events.push(Event { start, time, ..event() });
         }
@@ -141,9 +141,9 @@ mod tests {
     fn more_calls_than_may_be_are_left_out() {
         let mut trace = Trace::new();
         let now = Instant::now();
-        for _ in 0..=MOST {
+        for _ in 0..=MAX_CALLS {
             trace.run(now, now);
         }
-        assert_eq!(trace.events.len(), MOST);
+        assert_eq!(trace.events.len(), MAX_CALLS);
     }
 }

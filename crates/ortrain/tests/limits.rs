@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ortrain_graph::{Attr, AttrError, DType, Graph, Tensor, ValueType};
 use ortrain_ops::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use ortrain_ops::{Error, OpError, Registry, Role, Specialiser};
-use ortrain_program::{Bindings, Entry, Given, Runner, Scalars, Turn, Workspace};
+use ortrain_program::{Bindings, Given, GradientMode, RunContext, Scalars, ScheduleExecutor, Workspace};
 
 /// What a node may take beyond what there was before it.
 const MEMORY: usize = 64 << 20;
@@ -35,7 +35,7 @@ const NUMBERS: [i64; 3] = [1 << 31, 1 << 40, 1 << 62];
 const SHARDS: usize = 2;
 
 /// Most attributes of a node that are changed two by two.
-const MOST_PAIRED: usize = 8;
+const MAX_PAIRED: usize = 8;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -170,7 +170,7 @@ fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
                 graph.nodes[0].attrs.0.insert(first.0.clone(), Attr::Ints(list));
                 cases.push((format!("{} begins with {number}", first.0), graph));
             }
-            for second in kinds.iter().take(MOST_PAIRED).skip(k + 1).filter(|_| number > 0) {
+            for second in kinds.iter().take(MAX_PAIRED).skip(k + 1).filter(|_| number > 0) {
                 let mut two = one.clone();
                 with(&mut two, second, number);
                 cases.push((format!("{} and {} are {number}", first.0, second.0), two));
@@ -231,14 +231,14 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
     let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs).ok()?;
     let backend = ortrain::default_backend().ok()?;
     let mut work = Workspace::limited(backend.clone(), Some(MEMORY / 2), 0).iteration_limit(1000);
-    Runner::check(&schedule, &work).ok()?;
-    let runner = Runner::within(backend, schedule.schedule().clone(), &work).ok()?;
+    ScheduleExecutor::check(&schedule, &work).ok()?;
+    let runner = ScheduleExecutor::within(backend, schedule.schedule().clone(), &work).ok()?;
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     let mut types = Vec::new();
     let bindings = Bindings { planes: &[] };
-    let (entry, scalars) = (Entry::Overwrite, Scalars::default());
+    let (entry, scalars) = (GradientMode::Overwrite, Scalars::default());
     runner
-        .run(Turn::new(&bindings, &mut work, entry, scalars), &given, &mut |_, dtype, dims, _| {
+        .run(RunContext::new(&bindings, &mut work, entry, scalars), &given, &mut |_, dtype, dims, _| {
             types.push((dtype, dims.to_vec()));
             Ok(())
         })

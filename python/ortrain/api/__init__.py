@@ -1,4 +1,4 @@
-"""Training on the device: the names and meanings of ``onnxruntime.training.api``.
+"""Training API with the names and meanings of ``onnxruntime.training.api``.
 
 >>> from ortrain.api import CheckpointState, Module, Optimizer
 >>> state = CheckpointState.load_checkpoint("checkpoint")
@@ -12,7 +12,7 @@
 >>> module.export_model_for_inferencing("trained.onnx", ["logits"])
 
 A :class:`CheckpointState` owns the parameters and moments, a :class:`Module` the gradients. One lock guards a state:
-a second thread waits for the first, with the interpreter free meanwhile.
+a second thread waits for the first one and releases the interpreter lock meanwhile.
 """
 
 from ortrain.api.checkpoint_state import CheckpointState, LoadReport, PlaneLayout, StateLayout, TensorLayout

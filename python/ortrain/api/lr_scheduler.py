@@ -1,4 +1,4 @@
-"""Learning rates that change by plan.
+"""Linear learning rate schedule.
 
 >>> from ortrain.api.lr_scheduler import LinearLRScheduler
 >>> scheduler = LinearLRScheduler(optimizer, warmup_step_count=0, total_step_count=100, initial_lr=0.5)
@@ -17,11 +17,12 @@ __all__ = ["LinearLRScheduler"]
 class LinearLRScheduler:
     """Linear warm-up, then linear decay to zero.
 
-    With t completed optimizer steps, W warm-up steps and T steps in all, the rate is ``initial_lr`` times ``t / W``
-    while t < W, and ``max(0, (T - t) / (T - W))`` from then on. Making the scheduler sets the rate for the current t.
+    Let t be the number of completed optimizer steps, W of warm-up steps, and T of all steps. The rate is ``initial_lr``
+    times ``t / W`` while t < W, and times ``max(0, (T - t) / (T - W))`` from then on. Making the scheduler sets the
+    rate for the current t.
 
     Args:
-        optimizer: whose rate it sets.
+        optimizer: the optimizer with the learning rate.
         warmup_step_count: W.
         total_step_count: T.
         initial_lr: the rate at the end of the warm-up.
@@ -57,7 +58,7 @@ class LinearLRScheduler:
         return f"LinearLRScheduler({self._plan}, initial_lr={self._initial_lr})"
 
     def step(self) -> None:
-        """Set the rate for the number of optimizer steps done so far; there is no other counter.
+        """Set the rate for the number of optimizer steps done so far; the scheduler has no counter of its own.
 
         >>> from ortrain.api import LinearLRScheduler
         >>> scheduler = LinearLRScheduler(optimizer, warmup_step_count=4, total_step_count=8, initial_lr=1.0)

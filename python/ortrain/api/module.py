@@ -1,4 +1,4 @@
-"""A model that trains.
+"""Modules: models that train.
 
 >>> from ortrain.api.module import Module
 >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
@@ -31,29 +31,29 @@ __all__ = ["Module"]
 
 
 class Module:
-    """A training model and, optionally, an eval model on one state.
+    """Training model and, optionally, an eval model on one state.
 
-    Two modules may share a state; each has gradients of its own, and :attr:`Parameter.grad
-    <ortrain.api.checkpoint_state.Parameter.grad>` shows those of the newest.
+    Two modules may share a state. Each module has its own gradients, and :attr:`Parameter.grad
+    <ortrain.api.checkpoint_state.Parameter.grad>` shows the gradients of the newest one.
 
     Args:
         train_model_uri: the training model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         state: the parameters.
         eval_model_uri: the eval model, likewise; :meth:`eval` and :meth:`export_model_for_inferencing` need it.
-        device: where it runs: ``"cpu"``, a GPU (``"vulkan"``, ``"metal"``, ``"dx12"``, ``"webgpu"`` for the best one),
-            ``"auto"``, or ``"reference"``, the slow evaluator that says what is right: :func:`ortrain.devices`. The
-            state moves there.
-        session_options: threads, bytes, precision.
-        precision: how exactly inner products are computed, instead of what the session options say:
-            :attr:`SessionOptions.precision <ortrain.SessionOptions.precision>`.
-        bf16_fallback: what may multiply bfloat16 where there is no AMX, likewise.
+        device: the device to run on: ``"cpu"``, a GPU (``"vulkan"``, ``"metal"``, ``"dx12"``, ``"webgpu"`` for the best
+            one), ``"auto"``, or ``"reference"``, the slow evaluator that defines correct results. The names are in
+            :func:`ortrain.devices`. The state moves to the device.
+        session_options: options for threads, memory and precision.
+        precision: the precision of inner products; it overrides :attr:`SessionOptions.precision
+            <ortrain.SessionOptions.precision>`.
+        bf16_fallback: the unit that may multiply bfloat16 without AMX; it overrides the session options, too.
 
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if a model cannot be read or run, or does not fit the
-            state; if the machine has nothing that computes the precision and may be used.
-        InvalidArgumentError: if there is no such device or precision.
-        DeviceUnavailableError: if the device is not here.
-        MemoryLimitError: if not even parameters and gradients are within ``memory_limit``.
+            state; if the machine has no permitted unit for the precision.
+        InvalidArgumentError: if the device or the precision is unknown.
+        DeviceUnavailableError: if this machine does not have the device.
+        MemoryLimitError: if parameters and gradients alone exceed ``memory_limit``.
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
     >>> module = Module("training_model.onnx", state, "eval_model.onnx")
@@ -112,23 +112,26 @@ class Module:
     @overload
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> ArrayResult: ...
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
-        """Run one step: the training model if :attr:`training`, else the eval model.
+        """Run one step: the training model if :attr:`training` is set, else the eval model.
 
-        Inputs are matched by position to :meth:`input_names`, or given by those names. Each is an array, an
-        :class:`~ortrain.OrtValue`, or whatever has ``__array__`` or ``__dlpack__``. Lists and numbers take the type of
-        the input. An array of another type of integers, for an input of integers, or of another type of floats, for one
-        of floats, is converted if no element changes (int32 labels, float64 values that float32 has, too); otherwise
-        the message names the cast. If all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are
-        ndarrays, and a loss is a number, too (:class:`~ortrain.api.Scalar`). One output comes bare, several come as a
-        tuple in the order of :meth:`output_names` (:class:`~ortrain.api.Outputs`), which also finds them by name. A
-        training step adds to the gradients and changes no trainable parameter. A step that is interrupted (Ctrl-C,
-        *interrupt* in a notebook) raises ``KeyboardInterrupt`` and has changed nothing.
+        Inputs are matched by position to :meth:`input_names`, or passed by these names. Each input is an array, an
+        :class:`~ortrain.OrtValue`, or an object with ``__array__`` or ``__dlpack__``. Lists and numbers take the type
+        of the input. Another type of integers for an input of integers, or of floats for an input of floats, is
+        converted if no element changes: int32 labels, float64 values that float32 can hold. For any other array the
+        error message names the cast.
+
+        If all inputs are :class:`~ortrain.OrtValue`, so are the outputs. Otherwise they are ndarrays, and a loss also
+        behaves as a number (:class:`~ortrain.api.Scalar`). A single output is returned bare. Several outputs are a
+        tuple in the order of :meth:`output_names` (:class:`~ortrain.api.Outputs`), with access by name as well.
+
+        A training step adds to the gradients and changes no trainable parameter. An interrupted step (Ctrl-C,
+        *interrupt* in a notebook) raises ``KeyboardInterrupt`` and changes nothing.
 
         Raises:
             AnomalyError: if the step makes NaN or infinities and ``session_options.detect_anomaly`` is set.
-            InvalidArgumentError: for inputs of wrong number, name, type or shape, and labels that are no classes.
-            MemoryLimitError: if the step would take more than ``memory_limit``, even if values are computed again
-                instead of kept.
+            InvalidArgumentError: for a wrong number, name, type or shape of inputs, and for labels that are no classes.
+            MemoryLimitError: if the step would take more than ``memory_limit``, even if values are recomputed instead
+                of stored (rematerialization).
 
         >>> loss = module(x, labels)
         >>> loss.shape, loss.dtype
@@ -142,13 +145,13 @@ class Module:
         results = as_given(outputs, given)
         if len(results) == 1:
             return results[0]
-        # Asked for once: another thread may be at work on the state by now.
+        # Cached: reading the names again would wait for another thread that uses the state.
         if self.training not in self._outputs:
             self._outputs[self.training] = self.output_names()
         return Outputs(results, self._outputs[self.training])
 
     def _in_order(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a step in the model's order. ``None`` by position is as if it were not there."""
+        """Return the inputs of a step in the model's order. A ``None`` by position is ignored."""
         given = [value for value in positional if value is not None]
         if not named:
             return given
@@ -168,21 +171,21 @@ class Module:
         if self.training not in self._inputs:
             self._inputs[self.training] = self._native.inputs(self.training)
         described = self._inputs[self.training]
-        # The core says how many there should be.
+        # The core reports the expected number of inputs.
         if len(given) != len(described):
             return [native_value(value) for value in given]
         return list(map(input_value, given, described))
 
     def profile(self, *user_inputs: Any, steps: int = 10, warmup: int = 1, **named_inputs: Any) -> Profile:
-        """Run steps on these inputs, as a call does, and say where their time goes.
+        """Run steps on these inputs, as a call does, and measure the time of each instruction.
 
-        ``warmup`` steps come before the timed ones. They all are real steps of the current mode, but they change
-        nothing: what a step writes (gradients, running statistics) goes to copies, which take memory for the time of
-        the profile. Parameters, gradients, the count of train steps and a pending :meth:`lazy_reset_grad` stay as they
-        are, and later steps give the same bits as without a profile.
+        ``warmup`` steps run before the timed ones. All of them are real steps of the current mode, but they change
+        nothing: writes of a step (gradients, running statistics) go to copies, which take memory during the profile.
+        Parameters, gradients, the count of training steps and a pending :meth:`lazy_reset_grad` stay as they are. Later
+        steps give the same bits as without a profile.
 
         Raises:
-            InvalidArgumentError: as of a call; for less than one step.
+            InvalidArgumentError: as for a call; for less than one step.
             MemoryLimitError: if the step would take more than ``memory_limit``.
 
         >>> profile = module.profile(x, labels, steps=3)
@@ -198,7 +201,7 @@ class Module:
 
     @property
     def precision(self) -> str:
-        """How exactly inner products are computed: ``"f32"``, ``"bf16"``, ``"bf16x3"`` or ``"bf16x6"``.
+        """Precision of inner products: ``"f32"``, ``"bf16"``, ``"bf16x3"`` or ``"bf16x6"``.
 
         >>> Module("training_model.onnx", state, precision="bf16", bf16_fallback="emulated").precision
         'bf16'
@@ -209,9 +212,9 @@ class Module:
 
     @property
     def bf16_unit(self) -> str | None:
-        """What multiplies bfloat16: ``"amx"``, ``"avx512_bf16"`` or ``"emulated"``.
+        """Unit that multiplies bfloat16: ``"amx"``, ``"avx512_bf16"`` or ``"emulated"``.
 
-        ``None`` at the precision ``"f32"``, and on the reference.
+        ``None`` at the precision ``"f32"``, and on the reference evaluator.
 
         >>> rounded = Module("training_model.onnx", state, precision="bf16x3", bf16_fallback="emulated")
         >>> rounded.bf16_unit in ("amx", "avx512_bf16", "emulated")
@@ -222,13 +225,14 @@ class Module:
         return self._native.precision()[1]
 
     def memory(self, *user_inputs: Any, **named_inputs: Any) -> MemoryUse:
-        """The bytes that the module holds now: after a step, all that the step took.
+        """Return the bytes that the module holds now; after a step, these are all bytes of the step.
 
-        With inputs, those that a step of the current mode on them would take, which is not made. Under a
-        ``memory_limit`` that is what is left once values are computed again instead of kept; results are the same bits.
+        With inputs, return the bytes that a step of the current mode on them would take; the step does not run. Under a
+        ``memory_limit`` this is the memory after rematerialization, which recomputes values instead of storing them.
+        The results are the same bits.
 
         Raises:
-            InvalidArgumentError: for inputs, as of a call.
+            InvalidArgumentError: for inputs, as for a call.
 
         >>> before = module.memory(x, labels)
         >>> _ = module(x, labels)
@@ -264,7 +268,7 @@ class Module:
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Let the next training step overwrite the gradients instead of adding to them. Until then they stay.
+        """Let the next training step overwrite the gradients instead of adding to them. They stay until then.
 
         >>> bias = state.parameters["fc2.bias"]
         >>> _ = module(x, labels)
@@ -280,10 +284,10 @@ class Module:
         self._native.lazy_reset_grad()
 
     def gradient_norms(self) -> dict[str, float]:
-        """The L2 norm of each accumulated gradient, by the names of the parameters, in their order.
+        """Return the L2 norm of each accumulated gradient by the name of the parameter, in their order.
 
-        A layer that learns nothing has zero; one that explodes has a large one. Sums are float64.
-        :func:`ortrain.inspect` of the module shows the norms of the parameters beside them.
+        A layer that learns nothing has norm zero; an exploding layer has a large norm. Sums are float64.
+        :func:`ortrain.inspect` of the module also shows the norms of the parameters.
 
         Raises:
             OrtrainError: if the state is nominal.
@@ -299,7 +303,7 @@ class Module:
         return {name: gradient for name, _, gradient in self._native.norms()}
 
     def input_names(self) -> list[str]:
-        """The inputs that a call takes in the current mode; none in eval mode without an eval model.
+        """Return the inputs of a call in the current mode; an empty list in eval mode without an eval model.
 
         >>> module.input_names()
         ['x', 'labels']
@@ -307,14 +311,14 @@ class Module:
         return self._native.input_names(self.training)
 
     def output_names(self) -> list[str]:
-        """The outputs that a call returns in the current mode; none in eval mode without an eval model.
+        """Return the outputs of a call in the current mode; an empty list in eval mode without an eval model.
 
         >>> (loss,) = module.output_names()
         """
         return self._native.output_names(self.training)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """The number of elements of all (trainable) parameters.
+        """Return the number of elements of all (trainable) parameters.
 
         >>> module.get_parameters_size()
         7210
@@ -322,7 +326,7 @@ class Module:
         return self._native.parameters_size(trainable_only)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> OrtValue:
-        """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy.
+        """Return a copy of all (trainable) parameters as a float32 vector, in the order of the training model's inputs.
 
         Raises:
             InvalidArgumentError: for a parameter that is not float32.
@@ -335,12 +339,12 @@ class Module:
         return OrtValue(self._native.copy_parameters_to_buffer(trainable_only))
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set the (trainable) parameters from a vector packed as by :meth:`get_contiguous_parameters`.
+        """Set the (trainable) parameters from a vector in the layout of :meth:`get_contiguous_parameters`.
 
         Args:
-            buffer: an :class:`~ortrain.OrtValue`, an array, or whatever has ``__array__`` or ``__dlpack__``: float32 of
-                as many elements as :meth:`get_parameters_size` says.
-            trainable_only: whether it holds the trainable ones alone.
+            buffer: an :class:`~ortrain.OrtValue`, an array, or an object with ``__array__`` or ``__dlpack__``. It is a
+                float32 vector with :meth:`get_parameters_size` elements.
+            trainable_only: True if the vector has only the trainable parameters.
 
         Raises:
             InvalidArgumentError: for another type or number of elements.
@@ -352,7 +356,7 @@ class Module:
         self._native.copy_buffer_to_parameters(native_value(buffer), trainable_only)
 
     def get_contiguous_gradients(self) -> OrtValue:
-        """All gradients, packed as :meth:`get_contiguous_parameters` packs the trainable parameters: a copy.
+        """Return a copy of all gradients as a vector, in the layout of :meth:`get_contiguous_parameters`.
 
         Raises:
             InvalidArgumentError: for a parameter that is not float32.
@@ -366,9 +370,9 @@ class Module:
         return OrtValue(self._native.copy_gradients_to_buffer())
 
     def copy_buffer_to_gradients(self, buffer: Any) -> None:
-        """Set the gradients from a vector packed as by :meth:`get_contiguous_gradients`, a mean over workers, say.
+        """Set the gradients from a vector in the layout of :meth:`get_contiguous_gradients`, such as a mean over workers.
 
-        ``buffer`` is what :meth:`copy_buffer_to_parameters` takes. A pending :meth:`lazy_reset_grad` stays pending.
+        ``buffer`` is as for :meth:`copy_buffer_to_parameters`. A pending :meth:`lazy_reset_grad` stays pending.
 
         Raises:
             InvalidArgumentError: for another type or number of elements.
@@ -381,7 +385,7 @@ class Module:
 
     @property
     def device(self) -> str:
-        """Where it runs, by the name that :func:`ortrain.devices` has.
+        """Device of the module, with its name in :func:`ortrain.devices`.
 
         >>> module.device
         'cpu'
@@ -389,13 +393,14 @@ class Module:
         return self._device
 
     def gradient_planes(self) -> list[Any]:
-        """Live views of the memory that all gradients lie in: a vector for each element type.
+        """Return live views of the memory of all gradients: a vector for each element type.
 
-        On a device each is a :class:`~ortrain.DeviceArray`.
+        On a device each view is a :class:`~ortrain.DeviceArray`.
 
-        They have the layout of the planes of the trainable parameters, element for element:
-        :meth:`CheckpointState.layout <ortrain.api.CheckpointState.layout>`. NumPy arrays speak DLPack, so that an
-        all-reduce over workers needs neither copies nor names. What lies between tensors is zero and has to stay so.
+        The views have the layout of the planes of the trainable parameters, element for element:
+        :meth:`CheckpointState.layout <ortrain.api.CheckpointState.layout>`. NumPy arrays support DLPack, so an
+        all-reduce over workers needs neither copies nor names. The elements between tensors are zero and must stay
+        zero.
 
         >>> _ = module(x, labels)
         >>> for plane in module.gradient_planes():
@@ -413,20 +418,19 @@ class Module:
         *,
         average: bool = False,
     ) -> None:
-        """Write the eval model with the current parameters in it, cut down to what the named values need.
+        """Write the eval model with the current parameters, reduced to the nodes that the named values need.
 
         A model of more than 2 GiB has all its weights in a second file, ``<inference_model_uri>.data``; move and copy
-        both. At every moment the model that is there has the weights that belong to it.
+        both. At every moment the model on disk has the weights that belong to it.
 
         Args:
-            inference_model_uri: the file; one that is there is replaced.
-            graph_output_names: the outputs: any values of the eval model, also intermediate ones.
-            external_data: whether the weights lie in a second file also where one file could hold them.
-            average: whether the averages that the optimizer keeps (:attr:`Parameter.average`) stand in the place of
-                the weights.
+            inference_model_uri: the file. An existing file is replaced.
+            graph_output_names: the outputs: any values of the eval model, including intermediate ones.
+            external_data: True to store the weights in a second file even if one file could hold them.
+            average: True to replace the weights by averages of the optimizer (:attr:`Parameter.average`).
 
         Raises:
-            InvalidArgumentError: for a name that no value has, or without any.
+            InvalidArgumentError: for an unknown name, and for an empty list.
             OrtrainError: without an eval model, if the file cannot be written, or if there are no averages.
 
         >>> import ortrain

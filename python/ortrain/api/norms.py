@@ -1,4 +1,4 @@
-"""The norms of parameters and of their gradients, side by side.
+"""Norms of parameters and of their gradients.
 
 >>> import ortrain
 >>> _ = module(x, labels)
@@ -16,7 +16,7 @@ __all__ = ["Norms", "ParameterNorms"]
 
 @dataclass(frozen=True)
 class ParameterNorms:
-    """The L2 norms of a parameter that is trained, and of its accumulated gradient.
+    """L2 norms of a trained parameter and of its accumulated gradient.
 
     >>> import ortrain
     >>> _ = module(x, labels)
@@ -34,7 +34,7 @@ class ParameterNorms:
 
     @property
     def ratio(self) -> float:
-        """The norm of the gradient beside that of the parameter; times the rate, what a plain step changes of it.
+        """Gradient norm divided by parameter norm; times the rate, the relative change by a step of plain SGD.
 
         >>> import ortrain
         >>> _ = module(x, labels)
@@ -47,10 +47,10 @@ class ParameterNorms:
 
 
 class Norms(Sequence[ParameterNorms]):
-    """What :func:`ortrain.inspect` shows of a module: the norms of each parameter. ``str`` of it is a table.
+    """Norms of the parameters of a module, as :func:`ortrain.inspect` returns them. ``str`` of it is a table.
 
-    A parameter whose gradient is zero is not reached by the loss, or behind a layer that gives zero for every row; one
-    whose gradient is large beside it explodes.
+    A gradient of zero means that the loss does not reach the parameter, or that the parameter follows a layer with zero
+    output for every row. A gradient that is large relative to its parameter explodes.
 
     >>> import ortrain
     >>> _ = module(x, labels)
@@ -90,7 +90,7 @@ class Norms(Sequence[ParameterNorms]):
         return "\n".join([head, *rows])
 
     def _repr_html_(self) -> str:
-        # Only a notebook needs it.
+        # Only notebooks need this module.
         from ortrain._html import table
 
         rows = [(row.name, f"{row.parameter:.4g}", f"{row.gradient:.4g}", f"{row.ratio:.4g}") for row in self._rows]

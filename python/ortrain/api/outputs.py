@@ -1,4 +1,4 @@
-"""What a step gives: a loss, or several outputs with their names.
+"""Results of a step: a loss, or several outputs with their names.
 
 >>> from ortrain.api.outputs import Scalar
 >>> loss = module(x, labels)
@@ -32,9 +32,9 @@ Tensor = TypeVar("Tensor")
 
 
 class Scalar(np.ndarray[Any, Any]):
-    """One number, such as a loss: an array without axes that is also rounded, compared and printed as a number.
+    """Single number, such as a loss: an array without axes that is rounded, compared and printed as a number.
 
-    It is an ``ndarray`` of shape ``()``, as in onnxruntime-training. Arithmetic gives scalars of NumPy. For JSON, take
+    It is an ``ndarray`` of shape ``()``, as in onnxruntime-training. Arithmetic returns NumPy scalars. For JSON, use
     ``float(loss)``.
 
     >>> loss = module(x, labels)
@@ -44,7 +44,7 @@ class Scalar(np.ndarray[Any, Any]):
     ('2.27', True, True)
     """
 
-    # A subclass says how results of arithmetic are wrapped: not at all.
+    # Results of arithmetic are plain NumPy values, not instances of this class.
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:
             return self
@@ -62,12 +62,12 @@ class Scalar(np.ndarray[Any, Any]):
         return self.view(np.ndarray).__reduce__()
 
 
-# For type checkers: beside a tuple it is nothing else.
+# For type checkers: an instance cannot also be an instance of another built-in type, such as an array.
 @disjoint_base
 class Outputs(tuple[Tensor, ...], Generic[Tensor]):
-    """The outputs of a step, in the order of :meth:`Module.output_names <ortrain.api.Module.output_names>`.
+    """Outputs of a step, in the order of :meth:`Module.output_names <ortrain.api.Module.output_names>`.
 
-    A tuple, as in onnxruntime-training, whose elements are also found by their names.
+    They are a tuple, as in onnxruntime-training, with access to the elements by name as well.
 
     >>> from ortrain import artifacts
     >>> kinds = artifacts.LossType
@@ -95,12 +95,12 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
         made.names = tuple(names)
         return made
 
-    # Names are no keys of a tuple.
+    # The type of the key is Any, because a tuple does not accept names.
     def __getitem__(self, key: Any) -> Any:
-        """An output by its name, or one or several by position.
+        """Return an output by its name, or one or several outputs by position.
 
         Raises:
-            KeyError: for a name that no output has.
+            KeyError: if no output has this name.
 
         >>> from ortrain.api.outputs import Outputs
         >>> outputs = Outputs([0.5, 3], ["loss", "count"])
@@ -115,7 +115,7 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
         return super().__getitem__(self.names.index(key))
 
     def asdict(self) -> dict[str, Tensor]:
-        """The outputs by name.
+        """Return the outputs by name.
 
         >>> from ortrain.api.outputs import Outputs
         >>> Outputs([0.5, 3], ["loss", "count"]).asdict()
@@ -131,9 +131,9 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
 
 
 class ArrayResult(Protocol):
-    """For type checkers: a :class:`Scalar`, or the :class:`Outputs` of a model that has several.
+    """Type of a result for type checkers: a :class:`Scalar`, or :class:`Outputs` of a model with several outputs.
 
-    How many outputs there are says the model, so that this has what either of the two has.
+    Only the model determines the number of outputs, so this protocol has the members of both classes.
     """
 
     def __float__(self) -> float: ...
@@ -167,7 +167,7 @@ class ArrayResult(Protocol):
 
 
 class OrtValueResult(Protocol):
-    """For type checkers: an :class:`~ortrain.OrtValue`, or the :class:`Outputs` of a model that has several."""
+    """Type of a result for type checkers: an :class:`~ortrain.OrtValue`, or :class:`Outputs` of several values."""
 
     def numpy(self) -> npt.NDArray[Any]: ...
     def __array__(self) -> npt.NDArray[Any]: ...

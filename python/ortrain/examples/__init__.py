@@ -1,7 +1,6 @@
-"""Small untrained ONNX models that come with the package, to try things with.
+"""Small untrained ONNX models in the package, for experiments.
 
-They are files like those of any exporter. Each function returns the path of one, which everything that reads a model
-takes.
+Each function returns the path of an ordinary ONNX file. Every function of ortrain that reads a model accepts the path.
 
 >>> import ortrain
 >>> ortrain.inspect(ortrain.examples.perceptron()).kind
@@ -14,7 +13,7 @@ __all__ = ["convnet", "perceptron", "transformer"]
 
 
 def convnet() -> Path:
-    """Path of a convolution network that names the class, of ten, of an image of 8 x 8 numbers.
+    """Returns the path of a convolutional network that classifies an 8 x 8 image into ten classes.
 
     Input ``x``: float32 of shape ``(batch, 1, 8, 8)``. Output ``logits``: ``(batch, 10)``. Three convolutions
     (``block1``, ``block2``, ``block3``), each with BatchNormalization and Relu, and one dense layer (``fc``).
@@ -28,7 +27,7 @@ def convnet() -> Path:
 
 
 def perceptron() -> Path:
-    """Path of a perceptron that names the class, of ten, of 64 numbers.
+    """Returns the path of a perceptron that classifies 64 numbers into ten classes.
 
     Input ``x``: float32 of shape ``(batch, 64)``. Output ``logits``: ``(batch, 10)``. Two dense layers (``fc1``, with
     Relu, and ``fc2``).
@@ -42,12 +41,12 @@ def perceptron() -> Path:
 
 
 def transformer() -> Path:
-    """Path of a transformer that names the class, of two, of a text of at most 32 bytes.
+    """Returns the path of a transformer that classifies a text of at most 32 bytes into two classes.
 
     Inputs: ``tokens``, int64 of shape ``(batch, length)``, the bytes of the text; and ``mask``, float32 of the same
     shape, 1 for a byte of the text and 0 for padding. Output ``logits``: ``(batch, 2)``. An embedding
     (``embedding.*``), two layers of attention with two heads (``layer1.*``, ``layer2.*``) and one dense layer
-    (``head.*``) over the mean of all positions that are no padding.
+    (``head.*``) over the mean of all positions without padding.
 
     >>> session = ortrain.InferenceSession(ortrain.examples.transformer())
     >>> tokens = np.array([list(b"good"), list(b"bad ")])

@@ -1,9 +1,9 @@
-"""The gradient itself: of any model, as a model.
+"""Gradients of models, as ONNX models.
 
-:func:`grad` adds the gradients of some values with respect to others to a model, :func:`vjp` the products of vectors
-with its Jacobian, :class:`GradientGraphBuilder` those of a loss, by the names that onnxruntime-training has for it.
-What comes out is plain ONNX, which any runtime runs. :class:`OrtGradientForwardBackward` runs the forward and the
-backward pass as a pair of calls.
+:func:`grad` adds the gradients of values with respect to other values to a model, and :func:`vjp` adds vector-Jacobian
+products. :class:`GradientGraphBuilder` adds the gradients of a loss, with the interface of onnxruntime-training. The
+result is plain ONNX that any runtime executes. :class:`OrtGradientForwardBackward` runs the forward and the backward
+pass as a pair of calls.
 
 >>> import ortrain
 >>> model = ortrain.gradient.grad(ortrain.examples.perceptron(), of="logits", wrt="x")

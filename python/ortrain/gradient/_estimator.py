@@ -1,4 +1,4 @@
-"""What the estimators that train ONNX models share."""
+"""Base class of the estimators that train ONNX models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Self = TypeVar("Self", bound="Estimator")
 
 
 class Estimator(Parameters):
-    """Parameters as scikit-learn has them, with a ``fit``, and the trained model."""
+    """Base class of estimators: parameters like in scikit-learn, a ``fit`` method, and the trained model."""
 
     model_onnx: onnx.ModelProto
     learning_rate: BaseLearningRate
@@ -43,14 +43,14 @@ class Estimator(Parameters):
         self.model_onnx = model_onnx
         self.learning_rate = BaseLearningRate.select(learning_rate)
         self.device = get_ort_device(device)
-        # A share of the passes, or how many passes lie between two evaluations.
+        # Below 1, the fraction of the passes between two evaluations; otherwise the number of passes.
         every = self.max_iter * validation_every if validation_every < 1 else validation_every
         self.validation_every = max(1, int(every))
 
     def get_params(self, deep: bool = False) -> dict[str, Any]:
-        """The parameters that it was made with; with ``deep`` those of its parts as well, as ``part__parameter``.
+        """Returns the constructor's parameters; with ``deep``, also parameters of parts as ``part__parameter``.
 
-        Names of losses, rates and penalties are the objects that they stand for, the device is a string.
+        A loss, rate or penalty is an object, also if the caller passed a name. The device is a string.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> OrtGradientForwardBackwardOptimizer(model).get_params()["device"]
@@ -59,13 +59,13 @@ class Estimator(Parameters):
         return super().get_params(deep) | {"device": ort_device_to_string(self.device)}
 
     def set_params(self: Self, **params: Any) -> Self:
-        """Sets parameters; ``part__parameter`` sets one of a part, such as ``learning_rate__eta0``.
+        """Sets parameters; ``part__parameter`` sets a parameter of a part, such as ``learning_rate__eta0``.
 
         Returns:
-            The estimator itself.
+            The estimator.
 
         Raises:
-            InvalidArgumentError: for a name that is no parameter, a value that none can have.
+            InvalidArgumentError: for an unknown name or an invalid value.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> OrtGradientForwardBackwardOptimizer(model).set_params(learning_rate__eta0=0.5).learning_rate.value_ is None
@@ -75,14 +75,14 @@ class Estimator(Parameters):
         whole = {name: value for name, value in params.items() if "__" not in name}
         super().set_params(**whole)
         if whole:
-            # As the constructor takes them: names become what they stand for.
+            # The constructor converts names to objects.
             type(self).__init__(self, **self.get_params())
         super().set_params(**{name: value for name, value in params.items() if name not in whole})
         self.build_onnx_function()
         return self
 
     def build_onnx_function(self) -> None:
-        """Builds the functions that the estimator runs; constructor and ``set_params`` do it.
+        """Builds the functions that the estimator runs; the constructor and ``set_params`` call this method.
 
         >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
         >>> OrtGradientOptimizer(model, ["fc2.bias"]).build_onnx_function()
@@ -92,12 +92,12 @@ class Estimator(Parameters):
     def __repr__(self) -> str:
         parts = []
         for name, value in self.get_params().items():
-            # A part is shown as it is, and so is a rate's value.
+            # Parts and rates are shown in full.
             parts.append(f"{name}={value!r}" if isinstance(value, Learning) else f"{name}={shown(value)}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __sklearn_tags__(self) -> Any:
-        # scikit-learn asks whoever is fitted by its searches. It is there when it asks.
+        # Only the searches of scikit-learn call this method, so scikit-learn is installed here.
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
@@ -110,7 +110,7 @@ class Estimator(Parameters):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Parameters and what was learned; what runs is made again.
+        # Stores the parameters and the learned state. Functions are built again on load.
         kept = {name: value for name, value in vars(self).items() if not name.endswith("_") and name != "_logger"}
         kept |= {name: vars(self)[name] for name in ("train_losses_", "validation_losses_") if name in vars(self)}
         return kept | {"device": ort_device_to_string(self.device), "learned": self._learned()}
@@ -123,11 +123,11 @@ class Estimator(Parameters):
             self._learn(state["learned"])
 
     def _learned(self) -> Any:
-        """What was learned, as arrays; ``None`` before ``fit``."""
+        """Returns the learned state as arrays; ``None`` before ``fit``."""
         raise NotImplementedError
 
     def _learn(self, learned: Any) -> None:
-        """Takes over what was learned."""
+        """Restores the learned state."""
         raise NotImplementedError
 
     def _check_optimizer(self) -> None:
@@ -138,7 +138,7 @@ class Estimator(Parameters):
             )
 
     def _passes(self) -> tuple[Iterator[int], Any]:
-        """The numbers of the passes over the data, and the bar that shows them if one was asked for."""
+        """Returns an iterator over the pass indices, and the progress bar if ``verbose`` is set."""
         if not self.verbose:
             return iter(range(self.max_iter)), None
         try:
@@ -149,7 +149,7 @@ class Estimator(Parameters):
         return iter(bar), bar
 
     def _validation(self, number: int) -> bool:
-        """Whether an evaluation follows this pass."""
+        """Returns True if an evaluation follows this pass."""
         return (number + 1) % self.validation_every == 0
 
     def _with_initializers(self, model: onnx.ModelProto | None, values: Mapping[str, OrtValue]) -> onnx.ModelProto:
@@ -163,26 +163,26 @@ class Estimator(Parameters):
 
 
 def random_like(shape: list[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Draws from the standard normal distribution, by ``numpy.random``."""
+    """Draws an array from the standard normal distribution, with ``numpy.random``."""
     return np.asarray(np.random.standard_normal(shape), dtype)  # noqa: NPY002  (np.random.seed is to hold)
 
 
 def finite(loss: npt.NDArray[Any]) -> bool:
-    """Whether a loss is a number."""
+    """Returns True if a loss is finite."""
     return bool(np.isfinite(loss).all())
 
 
 def failed(rate: object, losses: list[Any]) -> str:
-    """The sentence about a loss that is none."""
+    """Returns the message about a loss that is not finite."""
     past = [float(np.asarray(loss).reshape(-1)[0]) for loss in losses[-5:]]
     return f"the loss is no number any more at the learning rate {rate!r}; take a smaller one (losses before: {past})"
 
 
 def names_of(weights: object) -> list[str]:
-    """Names of weights, as a list.
+    """Returns names of weights as a list.
 
     Raises:
-        InvalidArgumentError: for what is no list, tuple or set of strings.
+        InvalidArgumentError: unless the argument is a list, tuple or set of strings.
 
     """
     if isinstance(weights, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in weights):

@@ -1,4 +1,4 @@
-"""Small ONNX functions that the engine runs on values, and what objects with such functions share."""
+"""Small ONNX functions of values, and the base classes of objects with such functions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError
 from ortrain.gradient.utils.onnx_function import function_onnx_graph
 from ortrain.gradient.utils.onnx_helper import proto_type_to_dtype
 
-# How classes are called in the names of files.
+# Abbreviations of class names in file names.
 _SHORT = {"Learning": "L", "OrtGradient": "Grad", "ForwardBackward": "FB"}
-# Longer values are cut in the text of an object.
+# Length above which a value is truncated in the text of an object, and the length of the truncated text.
 _LONGEST, _SHOWN = 50, 10
 
 Self = TypeVar("Self", bound="Parameters")
 
 
 class OnnxFunction:
-    """An ONNX model as a function of values, compiled once; pickled as its bytes."""
+    """ONNX model as a function of values, compiled once; a pickle contains its bytes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._bytes = model.SerializeToString()
@@ -41,13 +41,13 @@ class OnnxFunction:
         return _loaded, (self._bytes,)
 
     def __call__(self, **feeds: OrtValue) -> list[OrtValue]:
-        """The outputs, in the order of the model."""
+        """Returns the outputs, in the order of the model."""
         found = self._session.run(dict(feeds), None)
         assert all(isinstance(value, OrtValue) for value in found)
         return found  # type: ignore[return-value]
 
     def write(self, outputs: Mapping[str, OrtValue], **feeds: OrtValue) -> None:
-        """Writes outputs into values, which may be among those that the function reads."""
+        """Writes outputs into existing values, which may also be inputs of the function."""
         places = [(self._outputs.index(name), value) for name, value in outputs.items()]
         self._session.run_into(dict(feeds), places)
 
@@ -57,9 +57,9 @@ def _loaded(model: bytes) -> OnnxFunction:
 
 
 class Typed:
-    """A function of :mod:`~ortrain.gradient.utils.onnx_function` for each element type, made when such values come.
+    """Function of :mod:`~ortrain.gradient.utils.onnx_function`, compiled for each element type at its first use.
 
-    ``model`` is the one for float32, ``change`` what is done to each before use.
+    ``model`` is the function for float32. ``change`` rewrites the model of each type before its use.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Typed:
         return made if self._change is None else self._change(made)
 
     def of(self, value: OrtValue, whole: bool = False) -> OnnxFunction:
-        """The function for values like this one; ``whole`` if inputs with a default are given, too.
+        """Returns the function for the element type of a value; ``whole`` if the call passes inputs with a default.
 
         Raises:
-            InvalidArgumentError: for elements that are neither float32 nor float64.
+            InvalidArgumentError: for element types other than float32 and float64.
 
         """
         key = (value.element_type(), whole)
@@ -93,16 +93,16 @@ class Typed:
 
 
 class Parameters:
-    """What is made of parameters that are kept as they were given, and can be saved with its functions."""
+    """Base class of objects with constructor parameters, which can save their ONNX functions."""
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        """The parameters of the constructor, with their defaults."""
+        """Returns the parameters of the constructor, with their defaults."""
         found = inspect.signature(cls.__init__).parameters.values()
         return {entry.name: entry.default for entry in found if entry.name != "self"}
 
     def get_params(self, deep: bool = False) -> dict[str, Any]:
-        """The parameters that it was made with; with ``deep`` those of its parts as well, as ``part__parameter``.
+        """Returns the constructor's parameters; with ``deep``, also parameters of parts as ``part__parameter``.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(0.5).get_params()
@@ -116,13 +116,13 @@ class Parameters:
         return found
 
     def set_params(self: Self, **params: Any) -> Self:
-        """Sets parameters; ``part__parameter`` sets one of a part.
+        """Sets parameters; ``part__parameter`` sets a parameter of a part.
 
         Returns:
-            The object itself.
+            The object.
 
         Raises:
-            InvalidArgumentError: for a name that is no parameter.
+            InvalidArgumentError: for an unknown name.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(0.5).set_params(eta0=0.25).eta0
@@ -143,21 +143,21 @@ class Parameters:
     def save_onnx_graph(
         self, folder: PathLike | type[bytes], prefix: str | None = None, suffix: str | None = None
     ) -> dict[str, Any]:
-        """Saves the models that the object has, and those of its parts.
+        """Saves the models of the object, and the models of its parts.
 
         Args:
-            folder: where to; or the type ``bytes``, for the bytes themselves.
-            prefix: before the name of the class in the names of the files.
-            suffix: behind it.
+            folder: the folder of the files; or the type ``bytes``, to return bytes instead.
+            prefix: a text before the class name in the file names.
+            suffix: a text after the class name.
 
         Returns:
-            The path, or the bytes, of each model, by the attribute that has it; of a part a dictionary of these.
+            The path or the bytes of each model, by the name of its attribute. A part has a dictionary of its models.
 
         Raises:
-            NoSuchFileError: for a folder that is not there.
+            NoSuchFileError: if the folder does not exist.
 
         Warns:
-            UserWarning: for a file that is overwritten.
+            UserWarning: for an existing file, which is overwritten.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
@@ -193,8 +193,8 @@ def _save(model: onnx.ModelProto, folder: PathLike, name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """The text of a parameter, cut where it is long."""
-    # The text of a message says what is in it, in every version of protobuf.
+    """Returns the text of a parameter, truncated if it is long."""
+    # `str` of a message shows its content in every version of protobuf.
     text = str(value) if isinstance(value, onnx.ModelProto) else repr(value)
     if len(text) > _LONGEST or "\n" in text:
         return repr(text[:_SHOWN].replace("\n", " ") + "...")
@@ -202,7 +202,7 @@ def shown(value: object) -> str:
 
 
 class Learning(Parameters):
-    """Losses, penalties and learning rates: what is made of parameters, and functions that are built before use."""
+    """Base class of losses, penalties and learning rates: their functions are built before use."""
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
@@ -212,7 +212,7 @@ class Learning(Parameters):
         return ""
 
     def build_onnx_function(self, opset: int, device: _ortrain.OrtDevice, third: Any) -> None:
-        """Builds the functions; without them nothing is computed.
+        """Builds the functions; computations without them are errors.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
@@ -222,10 +222,10 @@ class Learning(Parameters):
 
 
 def built(found: Typed | None, kind: object) -> Typed:
-    """Functions that have been built.
+    """Returns functions that must already be built.
 
     Raises:
-        OrtrainError: for functions that have not.
+        OrtrainError: if the functions are not built.
 
     """
     if found is None:
@@ -237,10 +237,10 @@ Kind = TypeVar("Kind")
 
 
 def chosen(what: str, names: Mapping[Any, Kind], name: object) -> Kind:
-    """What has a name.
+    """Looks up a name.
 
     Raises:
-        InvalidArgumentError: for a name that nothing has.
+        InvalidArgumentError: for an unknown name.
 
     """
     if isinstance(name, (str, type(None))) and name in names:

@@ -1,4 +1,4 @@
-"""Names of values as callers pass them."""
+"""Validation of value names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 
 
 def listed(names: Iterable[str], argument: str) -> list[str]:
-    """The names of an iterable, checked; those of a set sorted, for it has no order."""
+    """Return the names of an iterable as a checked list; the names of a set are sorted, because a set has no order."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} is a set of names, not {type(names).__name__}; write {{name}} for a single one")
     found = list(names)

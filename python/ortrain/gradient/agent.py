@@ -1,4 +1,4 @@
-"""Training graphs that are run in two parts, by the names that onnxruntime's extension module has for them.
+"""Training graphs that run in two parts, with the names of onnxruntime's extension module.
 
 >>> from ortrain import InferenceSession, capi
 >>> config = capi.OrtModuleGraphBuilderConfiguration()
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class PartialGraphExecutionState:
-    """A forward pass that waits for its backward pass; nothing before the forward pass has run.
+    """Forward pass that waits for its backward pass; empty before the forward pass.
 
     >>> from ortrain.capi import PartialGraphExecutionState
     >>> PartialGraphExecutionState()
@@ -64,19 +64,19 @@ class PartialGraphExecutionState:
 
 
 class TrainingAgent:
-    """Runs a training graph up to where it hands its outputs over, and from there on.
+    """Runner of a training graph: the forward part up to the outputs of the model, then the backward part.
 
     Args:
-        session: a session of a training graph, which :meth:`OrtModuleGraphBuilder.get_gradient_model` returns.
-        feed_names: the names of the session's inputs, in the order in which they are fed.
+        session: a session of a training graph from :meth:`OrtModuleGraphBuilder.get_gradient_model`.
+        feed_names: the names of the session's inputs, in the order of the feeds.
         fw_devices: a device for each output of the forward pass.
-        fetch_names: names of the session's outputs, in the order in which the backward pass gives them.
-        bw_devices: a device for each of them.
-        local_rank: the number of the process on its machine; 0.
+        fetch_names: names of the session's outputs, in the order of the results of the backward pass.
+        bw_devices: a device for each result of the backward pass.
+        local_rank: the rank of the process on its machine; 0.
 
     Raises:
-        InvalidArgumentError: for names that the session does not have, or inputs that are not fed.
-        InvalidModelError: for a session of a model that hands nothing over.
+        InvalidArgumentError: for unknown names, and for inputs that ``feed_names`` does not contain.
+        InvalidModelError: for a session of a model that is not a training graph.
         UnsupportedError: for a device other than the CPU.
 
     Source: ``onnxruntime.capi._pybind_state.TrainingAgent``.
@@ -122,7 +122,7 @@ class TrainingAgent:
         for name in fetches:
             if name not in outputs:
                 raise InvalidArgumentError(f"the session has no output {name!r}{hint(name, outputs)}")
-        # Where each input of the session is among the feeds, and each fetch among the results.
+        # Index of each session input in the feeds, and of each fetch in the results.
         self._feeds = [feeds.index(name) for name in inputs]
         self._fetches = [outputs.index(name) for name in fetches]
         self._count = len(feeds)
@@ -135,16 +135,16 @@ class TrainingAgent:
         state: PartialGraphExecutionState,
         cache: OrtValueCache | None = None,
     ) -> None:
-        """Runs the graph up to where it hands its outputs over, which ``fetches`` has afterwards.
+        """Runs the forward part of the graph; ``fetches`` then has the outputs of the model.
 
         Args:
             feeds: a value for each of ``feed_names``.
-            fetches: what is in it goes.
-            state: keeps the pass; one that it kept before goes.
-            cache: taken for the sake of the reference: nothing is kept from one pass to the next.
+            fetches: the vector of results; its previous content is removed.
+            state: the state that stores the pass; it replaces a previously stored pass.
+            cache: accepted for compatibility with the reference; nothing is cached between passes.
 
         Raises:
-            InvalidArgumentError: for another number of feeds, a feed of another type or shape.
+            InvalidArgumentError: for a wrong number of feeds, or for a feed of a wrong type or shape.
 
         >>> from ortrain import capi
         >>> from ortrain.gradient import OrtGradientForwardBackward
@@ -163,11 +163,12 @@ class TrainingAgent:
         fetches._fill(outputs)
 
     def run_backward(self, feeds: OrtValueVector, fetches: OrtValueVector, state: PartialGraphExecutionState) -> None:
-        """Runs the rest of the graph on the gradients of what it handed over; ``fetches`` has its results afterwards.
+        """Runs the backward part of the graph from the gradients of the outputs; ``fetches`` then has its results.
 
         Raises:
-            OrtrainError: for a state without a forward pass, or with one whose backward pass has run.
-            InvalidArgumentError: for another number of gradients, or one of another type or shape than its output.
+            OrtrainError: for a state without a forward pass, or if the backward pass already ran.
+            InvalidArgumentError: for a wrong number of gradients, or if the type or shape of a gradient differs from
+                its output.
 
         >>> from ortrain import capi
         >>> from ortrain.gradient import OrtGradientForwardBackward
@@ -185,9 +186,9 @@ class TrainingAgent:
 
 
 class TrainingGraphTransformerConfiguration:
-    """Rewrites of a graph that the reference can make before it differentiates; none of them changes a number here.
+    """Graph rewrites that the reference can apply before differentiation; they have no effect in ortrain.
 
-    ortrain fuses and computes values again as its memory allows, whatever is set.
+    ortrain fuses operators and recomputes values according to its memory plan, regardless of these settings.
 
     >>> from ortrain.capi import TrainingGraphTransformerConfiguration
     >>> config = TrainingGraphTransformerConfiguration()
@@ -206,7 +207,7 @@ class TrainingGraphTransformerConfiguration:
 
 
 class OrtModuleGraphBuilderConfiguration:
-    """What an :class:`OrtModuleGraphBuilder` is to make.
+    """Options of an :class:`OrtModuleGraphBuilder`.
 
     >>> from ortrain.capi import OrtModuleGraphBuilderConfiguration
     >>> config = OrtModuleGraphBuilderConfiguration()
@@ -232,7 +233,7 @@ class OrtModuleGraphBuilderConfiguration:
 
 
 class GraphInfo:
-    """The names of a training graph, by the names that the reference has for them.
+    """Names of a training graph, in the attributes of the reference.
 
     >>> from ortrain.gradient import OrtGradientForwardBackward
     >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -244,7 +245,7 @@ class GraphInfo:
         outputs = [name for name, _, _ in native.outputs()]
         differentiable = native.differentiable_outputs()
         self.user_input_names = [name for name, _, _ in native.inputs()]
-        # Gradients of inputs come first.
+        # The gradients of inputs precede the gradients of weights.
         self.user_input_grad_names = dict(zip(native.differentiable_inputs(), native.gradient_names(), strict=False))
         self.initializer_names = native.weight_names()
         self.initializer_names_to_train = native.weight_names()
@@ -263,7 +264,7 @@ class GraphInfo:
 
 
 class OrtModuleGraphBuilder:
-    """Makes the training graph of a model, in which it hands its outputs over and takes their gradients.
+    """Builder of the training graph of a model, which returns its outputs and then accepts their gradients.
 
     Source: ``onnxruntime.capi._pybind_state.OrtModuleGraphBuilder``.
 
@@ -285,11 +286,11 @@ class OrtModuleGraphBuilder:
         self._native: _ortrain.ForwardBackward | None = None
 
     def initialize(self, model: bytes, config: OrtModuleGraphBuilderConfiguration) -> None:
-        """Takes a model and what is to be made of it.
+        """Sets the model and the options.
 
         Raises:
             TypeError: for a model that is not ``bytes``.
-            InvalidArgumentError: for initializers that are to become inputs without being trained.
+            InvalidArgumentError: for ``initializer_names`` that are not in ``initializer_names_to_train``.
 
         >>> from ortrain import capi
         >>> config, builder = capi.OrtModuleGraphBuilderConfiguration(), capi.OrtModuleGraphBuilder()
@@ -315,12 +316,12 @@ class OrtModuleGraphBuilder:
         self._source, self._config, self._options, self._native = source, config, options, None
 
     def build(self, config: TrainingGraphTransformerConfiguration | None = None) -> None:
-        """Makes the graphs. ``config`` changes no number: see :class:`TrainingGraphTransformerConfiguration`.
+        """Builds the graphs. ``config`` has no effect: see :class:`TrainingGraphTransformerConfiguration`.
 
         Raises:
             OrtrainError: before :meth:`initialize`.
-            InvalidModelError: for bytes that are no model.
-            InvalidArgumentError: for names that the model does not have, or that no gradient reaches.
+            InvalidModelError: for bytes that are not a model.
+            InvalidArgumentError: for unknown names, and for names that no gradient reaches.
             UnsupportedError: for operators without a gradient, each with its node.
 
         >>> from ortrain import capi
@@ -349,7 +350,7 @@ class OrtModuleGraphBuilder:
         return self._native
 
     def get_gradient_model(self) -> bytes:
-        """The training graph as a model: inputs, then weights, to gradients of inputs, then of weights.
+        """Returns the training graph as a model: inputs, then weights, to gradients of inputs, then of weights.
 
         Raises:
             OrtrainError: before :meth:`build`.
@@ -369,7 +370,7 @@ class OrtModuleGraphBuilder:
         return self._built().training_model()
 
     def get_forward_model(self) -> bytes:
-        """The model, with the weights as inputs behind its own.
+        """Returns the model with the weights as inputs, after its own inputs.
 
         Raises:
             OrtrainError: before :meth:`build`.
@@ -386,7 +387,7 @@ class OrtModuleGraphBuilder:
         return self._built().evaluation_model()
 
     def get_graph_info(self) -> GraphInfo:
-        """The names of inputs, outputs, weights and gradients.
+        """Returns the names of inputs, outputs, weights and gradients.
 
         Raises:
             OrtrainError: before :meth:`build`.

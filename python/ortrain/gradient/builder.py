@@ -1,4 +1,4 @@
-"""The gradient graph of onnxruntime-training, by its names.
+"""Gradient graph builder with the interface of onnxruntime-training.
 
 >>> from ortrain.gradient import GradientGraphBuilder
 >>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"fc2.weight"}, "logits")
@@ -21,32 +21,32 @@ __all__ = ["GradientGraphBuilder"]
 
 
 class GradientGraphBuilder:
-    """Adds the gradients of a loss to a model, as ``GradientGraphBuilder`` of onnxruntime-training.
+    """Builder that adds the gradients of a loss to a model, like ``GradientGraphBuilder`` of onnxruntime-training.
 
-    What the loss starts from is ``<loss>_grad``: ones of its shape. Where a value is used several times, what arrives
-    from each use is ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by
-    ``<x>_grad`` for each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs
-    and initializers of the model stay.
+    The gradient of the loss, ``<loss>_grad``, is ones of its shape. If a value has several uses, the gradients of the
+    uses are ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by ``<x>_grad`` for
+    each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs and initializers
+    of the model do not change.
 
-    The result is plain ONNX, so that every runtime runs it; with ``plain=False`` the gradients are operators of
-    ``com.microsoft`` where ONNX Runtime has some, as the reference writes them, which need a runtime that knows these.
+    The result is plain ONNX that every runtime executes. With ``plain=False``, the gradients are operators of
+    ``com.microsoft`` where ONNX Runtime has them, like in the reference. They need a runtime with these operators.
 
     Args:
         serialized_model: the bytes of a model.
-        y_node_arg_names: names of the results that gradients flow from: the loss, and values that it is computed from.
-        x_node_arg_names: names of initializers, inputs or results whose gradients are wanted. Without any, ``build``
-            changes nothing.
-        loss_node_arg_name: the result that gradients start from. If it has more than one element, the gradients are
-            those of the sum of its elements.
-        options: taken for the sake of the reference; nothing in it changes a gradient.
-        plain: whether the result is plain ONNX.
-        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+        y_node_arg_names: names of the results that gradients flow from: the loss, and values on the path to the loss.
+        x_node_arg_names: names of initializers, inputs or results to compute gradients for. If empty, ``build`` changes
+            nothing.
+        loss_node_arg_name: the result that gradients start from. If it has more than one element, the gradients belong
+            to the sum of its elements.
+        options: accepted for compatibility with the reference; no option changes a gradient.
+        plain: True for a result in plain ONNX.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), like in
             :func:`ortrain.artifacts.generate_artifacts`.
 
     Raises:
-        TypeError: for a model that is not ``bytes``, for names that are a ``str``.
-        InvalidArgumentError: for a name that no value of the model has.
-        InvalidModelError: for bytes that are no model.
+        TypeError: for a model that is not ``bytes``, and for names that are a ``str``.
+        InvalidArgumentError: for a name of no value of the model.
+        InvalidModelError: for bytes that are not a model.
 
     Source: ``onnxruntime.capi._pybind_state.GradientGraphBuilder``.
 
@@ -93,9 +93,9 @@ class GradientGraphBuilder:
         """Adds the gradients.
 
         Raises:
-            InvalidArgumentError: for one of ``x_node_arg_names`` that no gradient arrives at, one of
-                ``y_node_arg_names`` whose gradient nothing defines.
-            UnsupportedError: for operators without a gradient: all of them, each with its node.
+            InvalidArgumentError: for a name of ``x_node_arg_names`` that no gradient reaches, and for a name of
+                ``y_node_arg_names`` without a gradient.
+            UnsupportedError: for operators without a gradient. The error lists all of them, each with its node.
             OrtrainError: for a second call.
 
         >>> from ortrain.gradient import GradientGraphBuilder
@@ -106,7 +106,7 @@ class GradientGraphBuilder:
         self._graph.build()
 
     def get_model(self) -> bytes:
-        """The bytes of the model: as it was given before :meth:`build`, with its gradients afterwards.
+        """Returns the bytes of the model: the input model before :meth:`build`, with gradients after it.
 
         >>> from ortrain.gradient import GradientGraphBuilder
         >>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"x"}, "logits")
@@ -119,11 +119,11 @@ class GradientGraphBuilder:
         return self._graph.get_model()
 
     def save(self, path: PathLike) -> None:
-        """Writes what :meth:`get_model` returns to a file.
+        """Writes the result of :meth:`get_model` to a file.
 
         Raises:
-            OrtrainError: when the file cannot be written.
-            NoSuchFileError: for a folder that is not there.
+            OrtrainError: if the file cannot be written.
+            NoSuchFileError: if the folder does not exist.
 
         >>> from ortrain.gradient import GradientGraphBuilder
         >>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"x"}, "logits")

@@ -1,4 +1,4 @@
-"""Batches of consecutive rows, by the names of onnxcustom (``onnxcustom.training.data_loader``).
+"""Batches of consecutive rows, with the names of onnxcustom (``onnxcustom.training.data_loader``).
 
 >>> from ortrain.gradient.data_loader import OrtDataLoader
 >>> batches = OrtDataLoader(x, labels, batch_size=5, random_iter=False)
@@ -25,20 +25,20 @@ Array = npt.NDArray[Any]
 
 
 class OrtDataLoader:
-    """Draws batches of consecutive rows out of arrays that share their first axis.
+    """Loader of batches of consecutive rows from arrays with the same first axis.
 
     Args:
         X: the features, ``(rows, ...)``.
-        y: what is expected, ``(rows,)`` or ``(rows, columns)``. A vector becomes a column.
+        y: the targets, ``(rows,)`` or ``(rows, columns)``. A vector becomes a column.
         sample_weight: a weight for each row, ``(rows,)`` or ``(rows, 1)``, or ``None``.
-        batch_size: the rows of a batch. With 0, or as many as there are or more, there is one batch with all of them.
-        device: where values lie: ``"cpu"`` or an :class:`~ortrain.capi.OrtDevice`.
-        random_iter: whether each batch starts at a row that is drawn (``numpy.random``), so that batches may overlap;
-            otherwise they follow each other, and the last one is shifted back to be whole.
+        batch_size: the number of rows of a batch. With 0, or at least the number of rows, one batch has all rows.
+        device: the device of the values: ``"cpu"`` or an :class:`~ortrain.capi.OrtDevice`.
+        random_iter: True if each batch starts at a random row (``numpy.random``), so that batches may overlap.
+            Otherwise, batches are consecutive, and the last batch starts earlier to have the full size.
 
     Raises:
-        InvalidArgumentError: for arrays of other numbers of rows, no rows at all, a device that is unknown.
-        UnsupportedError: for a device that is not there.
+        InvalidArgumentError: for arrays of different numbers of rows, for no rows, and for an unknown device.
+        UnsupportedError: for a device that is not available.
 
     Source: ``onnxcustom.training.data_loader.OrtDataLoader``.
 
@@ -79,7 +79,7 @@ class OrtDataLoader:
         self._share()
 
     def _share(self) -> None:
-        """Makes values of the arrays, whose memory they share."""
+        """Creates values that share the memory of the arrays."""
         self.X_ort = numpy_to_ort_value(self.X_np, self.device)
         self.y_ort = numpy_to_ort_value(self.y_np, self.device)
         self.w_ort = None if self.w_np is None else numpy_to_ort_value(self.w_np, self.device)
@@ -96,7 +96,7 @@ class OrtDataLoader:
 
     @property
     def data_np(self) -> tuple[Array, ...]:
-        """The arrays: features, labels, and weights if there are some.
+        """The arrays: features, labels, and weights if rows have weights.
 
         >>> from ortrain.gradient.data_loader import OrtDataLoader
         >>> [array.shape for array in OrtDataLoader(x, labels).data_np]
@@ -106,7 +106,7 @@ class OrtDataLoader:
 
     @property
     def data_ort(self) -> tuple[OrtValue, ...]:
-        """The arrays as values, whose memory they share.
+        """The arrays as values that share their memory.
 
         >>> from ortrain.gradient.data_loader import OrtDataLoader
         >>> [value.shape() for value in OrtDataLoader(x, labels).data_ort]
@@ -130,7 +130,7 @@ class OrtDataLoader:
         self._share()
 
     def _slices(self) -> Iterator[slice]:
-        """The rows of each batch."""
+        """Yields the rows of each batch."""
         rows, size = len(self), self.batch_size
         if size <= 0 or rows <= size:
             yield slice(0, rows)
@@ -141,7 +141,7 @@ class OrtDataLoader:
             yield slice(start, start + size)
 
     def iter_numpy(self) -> Iterator[tuple[Array, ...]]:
-        """Batches as views of the arrays: features, labels, and weights if there are some.
+        """Yields batches as views of the arrays: features, labels, and weights if rows have weights.
 
         >>> from ortrain.gradient.data_loader import OrtDataLoader
         >>> batches = OrtDataLoader(x, labels, batch_size=4, random_iter=False)
@@ -152,7 +152,7 @@ class OrtDataLoader:
             yield tuple(array[rows] for array in self.data_np)
 
     def iter_ortvalue(self) -> Iterator[tuple[OrtValue, ...]]:
-        """Batches as values, which share the memory of the arrays.
+        """Yields batches as values that share the memory of the arrays.
 
         >>> from ortrain.gradient.data_loader import OrtDataLoader
         >>> batches = OrtDataLoader(x, labels, batch_size=4)
@@ -163,17 +163,17 @@ class OrtDataLoader:
             yield tuple(numpy_to_ort_value(array, self.device) for array in batch)
 
     def iter_bind(self, bind: Any, names: Sequence[str]) -> Iterator[int]:
-        """Binds each batch to inputs, by its address.
+        """Binds each batch to inputs, by address.
 
         Args:
-            bind: what inputs are bound to, by ``bind_input(name, device, element_type, shape, address)``.
-            names: the inputs: features, label, weight if there are some, learning rate. The last one is not bound.
+            bind: the binding, with a method ``bind_input(name, device, element_type, shape, address)``.
+            names: the inputs: features, label, weight if rows have weights, learning rate. The last one is not bound.
 
         Returns:
             An iterator over the number of rows of each batch.
 
         Raises:
-            UnsupportedError: for another number of names.
+            UnsupportedError: for a wrong number of names.
 
         >>> from ortrain.gradient.data_loader import OrtDataLoader
         >>> class Bound:
@@ -198,7 +198,7 @@ class OrtDataLoader:
 
 
 def _drawn(last: int) -> int:
-    """A row up to the last one, inclusive."""
+    """Draws a row index from 0 to ``last``, inclusive."""
     return int(np.random.randint(0, last + 1))  # noqa: NPY002  (np.random.seed is to hold)
 
 

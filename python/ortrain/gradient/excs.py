@@ -1,4 +1,4 @@
-"""What can go wrong in a ``fit``, by the names of onnxcustom (``onnxcustom.training.excs``).
+"""Errors and warnings of ``fit``, with the names of onnxcustom (``onnxcustom.training.excs``).
 
 >>> from ortrain.gradient.excs import ConvergenceError
 >>> issubclass(ConvergenceError, RuntimeError)
@@ -13,7 +13,7 @@ __all__ = ["ConvergenceError", "ConvergenceWarning", "EvaluationError", "Provide
 
 
 class ConvergenceError(OrtrainError):
-    """A training whose loss is no number any more, or infinite: its learning rate is too large, mostly.
+    """Training with a loss that is NaN or infinite, usually because the learning rate is too large.
 
     Source: ``onnxcustom.training.ConvergenceError``.
 
@@ -25,7 +25,7 @@ class ConvergenceError(OrtrainError):
 
 
 class ConvergenceWarning(UserWarning):
-    """The same as a warning, of a training that goes on all the same.
+    """Warning for the same problem, if the training continues.
 
     Source: ``onnxcustom.training.ConvergenceWarning``.
 
@@ -36,7 +36,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class EvaluationError(OrtrainError):
-    """A loss that is no number, or infinite, on the data that a training is evaluated with.
+    """Evaluation with a loss that is NaN or infinite.
 
     Source: ``onnxcustom.training.EvaluationError``.
 
@@ -47,7 +47,7 @@ class EvaluationError(OrtrainError):
 
 
 class ProviderError(OrtrainError):
-    """A value that lies on another device than the one that a function runs on.
+    """Value on another device than the function that reads it.
 
     Source: ``onnxcustom.training.ProviderError``.
 

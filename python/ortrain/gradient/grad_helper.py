@@ -1,8 +1,8 @@
-"""The derivative of a model as a model, by the names of onnxcustom (``onnxcustom.training.grad_helper``).
+"""Derivatives of models as models, with the names of onnxcustom (``onnxcustom.training.grad_helper``).
 
-:func:`onnx_derivative` makes inputs of the weights and outputs of the gradients. :class:`DerivativeOptions` says where
-the gradients of the outputs come from, and what else stays. :func:`ortrain.gradient.grad` and
-:func:`ortrain.gradient.vjp` do the same for any values of a model, and leave weights where they are.
+:func:`onnx_derivative` turns weights into inputs and gradients into outputs. :class:`DerivativeOptions` selects the
+source of the outputs' gradients and the outputs to keep. :func:`ortrain.gradient.grad` and :func:`ortrain.gradient.vjp`
+differentiate any values of a model, and do not change weights into inputs.
 
 >>> import ortrain
 >>> from ortrain.gradient.grad_helper import onnx_derivative
@@ -41,12 +41,12 @@ from ortrain.gradient.utils.onnx_helper import get_onnx_opset
 
 __all__ = ["DerivativeOptions", "onnx_derivative"]
 
-# ``ConstantOfShape`` is there from this version on.
+# First opset with ``ConstantOfShape``.
 _FILLED_FROM = 9
 
 
 class DerivativeOptions(enum.IntFlag):
-    """What a derivative takes and what it keeps.
+    """Inputs and outputs of a derivative.
 
     Source: ``onnxcustom.training.grad_helper.DerivativeOptions``.
 
@@ -80,44 +80,47 @@ def onnx_derivative(
     label: str | Iterable[str] | None = None,
     path_name: PathLike | None = None,
 ) -> onnx.ModelProto:
-    """The derivative of a model with respect to its inputs and weights.
+    """Returns the derivative of a model with respect to its inputs and weights.
 
-    Weights become inputs. For a model with output ``Y``, input ``X`` and weight ``w`` the derivative has
+    Weights become inputs. For a model with output ``Y``, input ``X`` and weight ``w``, the derivative has
 
     ============================= ============================== ======================================================
     ``options``                   inputs                         outputs
     ============================= ============================== ======================================================
     ``Zero``                      ``X``, ``w``, ``Y_grad``       ``X_grad``, ``w_grad``
+
     ``KeepYieldOp``               ``X``, ``w``                   ``X_grad``, ``w_grad``
     ``KeepOutputs``               ``X``, ``w``, ``Y_grad``       ``X_grad``, ``w_grad``, ``Y``
     ``KeepOutputs | FillGrad``    ``X``, ``w``                   ``X_grad``, ``w_grad``, ``Y``
     ============================= ============================== ======================================================
 
-    Each output of floats has a gradient of its own, of its type and shape. The result is plain ONNX, which any runtime
-    runs; with ``KeepYieldOp`` it is a training graph with operators of ``com.microsoft``, which
+    Each float output has a separate gradient, of its type and shape. The result is plain ONNX that any runtime
+    executes. With ``KeepYieldOp``, it is a training graph with operators of ``com.microsoft``, which
     :class:`ortrain.capi.TrainingAgent` runs.
 
-    With ``Loss`` the model has a loss already, such as
-    :func:`~ortrain.gradient.utils.orttraining_helper.add_loss_output` adds. Weights stay initializers, outputs stay,
-    and gradients follow them, as :class:`~ortrain.gradient.GradientGraphBuilder` has them. The model is written to
-    ``path_name``, too.
+    With ``Loss``, the model already contains a loss, for example from
+    :func:`~ortrain.gradient.utils.orttraining_helper.add_loss_output`. Initializers and outputs do not change, and the
+    gradients follow the outputs, like in :class:`~ortrain.gradient.GradientGraphBuilder`. The model is also written to
+    ``path_name``.
 
     Args:
         onx: the model; it is not changed.
-        weights: names of initializers of floats; all that a gradient reaches unless given; ``[]`` for none.
-        inputs: names of inputs of floats; all that a gradient reaches unless given; ``[]`` for none. With ``Loss`` the
-            names of any values of floats.
-        options: what the derivative takes and keeps.
-        loss: with ``Loss`` the name of the value that gradients start from, with ones.
-        label: with ``Loss`` the name of the result to differentiate, which is the loss again; or several names.
-        path_name: with ``Loss`` the file that the model is written to.
+        weights: names of float initializers; by default, all that a gradient reaches; ``[]`` for no weights.
+        inputs: names of float inputs; by default, all that a gradient reaches; ``[]`` for no inputs. With ``Loss``, the
+            names of any float values.
+        options: the inputs and outputs of the derivative.
+        loss: with ``Loss``, the name of the value that gradients start from, with ones.
+        label: with ``Loss``, the name of the result that gradients flow from, which is the loss again; or several
+            names.
+        path_name: with ``Loss``, the file to write the model to.
 
     Raises:
-        TypeError: for options that are no :class:`DerivativeOptions`, for what is no model, for names that are none.
-        InvalidArgumentError: for options that do not go together; for unknown names, and values that no gradient
-            reaches; with ``Loss`` for weights, and without ``loss``, ``label`` or ``path_name``; for these without
-            ``Loss``; for a value that has the name of a gradient.
-        UnsupportedError: for operators without a gradient: each with its node.
+        TypeError: for options that are not :class:`DerivativeOptions`, for an object that is not a model, and for
+            names that are not strings.
+        InvalidArgumentError: for options that exclude each other; for unknown names, and values that no gradient
+            reaches; with ``Loss``, for weights, and without ``loss``, ``label`` or ``path_name``; for these without
+            ``Loss``; for a value with the name of a gradient.
+        UnsupportedError: for operators without a gradient, each with its node.
 
     Source: ``onnxcustom.training.grad_helper.onnx_derivative``, for one output.
 
@@ -161,7 +164,7 @@ def onnx_derivative(
 
 
 def _of_outputs(onx: onnx.ModelProto, native: _ortrain.ForwardBackward, options: DerivativeOptions) -> onnx.ModelProto:
-    """The derivative that is given the gradients of the outputs, or fills them with ones."""
+    """Builds the derivative with the gradients of the outputs as inputs, or as ones."""
     weights, outputs = native.weight_names(), native.differentiable_outputs()
     wanted = [*native.differentiable_inputs(), *weights]
     made = onnx.load_from_string(vjp(_with_inputs(onx, weights), of=outputs, wrt=wanted))
@@ -187,7 +190,7 @@ def _of_outputs(onx: onnx.ModelProto, native: _ortrain.ForwardBackward, options:
 
 
 def _with_inputs(onx: onnx.ModelProto, weights: list[str]) -> onnx.ModelProto:
-    """A model whose weights are inputs, in this order behind its own."""
+    """Returns a model with weights as inputs, in this order after its own inputs."""
     graph = onnx.GraphProto()
     graph.CopyFrom(onx.graph)
     tensors = {entry.name: entry for entry in onx.graph.initializer}
@@ -201,7 +204,7 @@ def _with_inputs(onx: onnx.ModelProto, weights: list[str]) -> onnx.ModelProto:
 
 
 def _fill(model: onnx.ModelProto, outputs: list[str]) -> None:
-    """Ones of their shapes for the gradients of outputs, in place of inputs."""
+    """Replaces the inputs for the gradients of outputs by ones of the same shapes."""
     if get_onnx_opset(model) < _FILLED_FROM:
         raise UnsupportedError(
             f"the model is at opset {get_onnx_opset(model)}; DerivativeOptions.FillGrad needs opset {_FILLED_FROM} or "
@@ -217,7 +220,7 @@ def _fill(model: onnx.ModelProto, outputs: list[str]) -> None:
         one = helper.make_tensor("value", entry.type.tensor_type.elem_type, [1], [1])
         ones.append(helper.make_node("Shape", [gradients[entry.name]], [shape]))
         ones.append(helper.make_node("ConstantOfShape", [shape], [entry.name], value=one))
-    # The nodes of the gradients stand behind all others.
+    # The nodes of the gradients follow all other nodes.
     first = next((at for at, node in enumerate(graph.node) if uses(node) & gradients.keys()), len(graph.node))
     nodes, inputs = list(graph.node), [entry for entry in graph.input if entry.name not in gradients]
     del graph.node[:], graph.input[:]
@@ -226,7 +229,7 @@ def _fill(model: onnx.ModelProto, outputs: list[str]) -> None:
 
 
 def _without_identities(graph: onnx.GraphProto, outputs: set[str]) -> list[onnx.NodeProto]:
-    """The nodes of a graph but those that make a value from one of the same elements, except for outputs."""
+    """Returns the nodes of a graph without Identity nodes, except for the Identity nodes of outputs."""
     same: dict[str, str] = {}
     nodes = []
     for node in graph.node:
@@ -246,7 +249,7 @@ def _of_loss(
     label: str | Iterable[str] | None,
     path_name: PathLike | None,
 ) -> onnx.ModelProto:
-    """The model with the gradients of its loss."""
+    """Builds the model with the gradients of its loss."""
     if weights is not None:
         raise InvalidArgumentError("weights go with other options than DerivativeOptions.Loss; name them in inputs")
     for argument, value in {"path_name": path_name, "label": label, "loss": loss}.items():

@@ -1,4 +1,4 @@
-"""Gradients of a model as a model.
+"""Gradients of models as models.
 
 >>> from ortrain.gradient import grad, vjp
 >>> import ortrain
@@ -29,35 +29,36 @@ def grad(
     operators: OperatorLibrary | None = None,
     stop_gradients: Iterable[str] | None = None,
 ) -> bytes:
-    """A model that computes what ``model`` does, and the gradients of ``of`` with respect to ``wrt``.
+    """Returns a model that computes the outputs of ``model`` and the gradients of ``of`` with respect to ``wrt``.
 
-    The gradients are those of the sum of all elements of all values of ``of``; of a loss of one element, those of the
-    loss. Each is an output ``<x>_grad`` with the element type and the shape of its value ``x``; they come behind the
-    outputs of the model, sorted by name. Nodes, names, initializers, inputs and metadata of the model stay. The
-    gradients are written at its opset, 7 or newer; functions of the model are written out where they are called, and
-    external data is taken in.
+    The gradients belong to the sum of all elements of all values of ``of``; for a loss of one element, to the loss.
+    Each gradient is an output ``<x>_grad`` with the element type and the shape of its value ``x``. The gradients follow
+    the outputs of the model, sorted by name. Nodes, names, initializers, inputs and metadata of the model do not
+    change. The gradients use the opset of the model, 7 or newer. Calls of model functions are inlined, and external
+    data is included.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        of: the values that gradients flow from: names of outputs, or of what any node makes. They are floats, and each
-            depends on one of ``wrt``.
-        wrt: the values whose gradients are wanted: names of initializers, inputs, or of what any node makes. They are
+        of: the values that gradients flow from: names of outputs, or of results of any node. They are floats, and each
+            value depends on a value of ``wrt``.
+        wrt: the values to compute gradients for: names of initializers, inputs, or results of any node. They are
             floats.
-        plain: whether the result has no operators but those of ``ai.onnx``, so that any runtime runs it. Otherwise the
-            gradients are ONNX Runtime's own operators where it has some (``com.microsoft``), as in a training model.
-        operators: operators and gradients of one's own; the result holds plain nodes and needs none.
-        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+        plain: True if the result may have operators of ``ai.onnx`` only, so that any runtime executes it. Otherwise,
+            the gradients are operators of ONNX Runtime (``com.microsoft``) where available, like in a training model.
+        operators: custom operators and gradients; the result has plain nodes and does not need them.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), like in
             :func:`ortrain.artifacts.generate_artifacts`.
 
     Returns:
         The bytes of the model.
 
     Raises:
-        InvalidArgumentError: for an unknown name, a value that is no float, one of ``wrt`` that no gradient arrives at.
-        InvalidModelError: for what is no sound model.
-        UnsupportedError: for operators without a gradient, or without one that can be written at the model's opset: all
-            of them, each with its node.
-        NoSuchFileError: for a path that leads nowhere.
+        InvalidArgumentError: for an unknown name, a value that is not a float, or a value of ``wrt`` that no gradient
+            reaches.
+        InvalidModelError: for an invalid model.
+        UnsupportedError: for operators without a gradient, or without a gradient at the model's opset. The error lists
+            all of them, each with its node.
+        NoSuchFileError: for a path that does not exist.
 
     Source: ``onnxruntime.capi._pybind_state.GradientGraphBuilder``, for any values.
 
@@ -81,30 +82,30 @@ def vjp(
     operators: OperatorLibrary | None = None,
     stop_gradients: Iterable[str] | None = None,
 ) -> bytes:
-    """A model that computes what ``model`` does, and products of vectors that it is given with the Jacobian.
+    """Returns a model that computes the outputs of ``model`` and vector-Jacobian products.
 
-    Each value ``y`` of ``of`` adds an input ``<y>_grad`` of its element type and its shape, behind the inputs of the
-    model, in the order of ``of``: the gradient that it starts from. Everything else is as in :func:`grad`, whose inputs
-    would all be ones.
+    Each value ``y`` of ``of`` adds an input ``<y>_grad`` of its element type and its shape: the vector of the product.
+    These inputs follow the inputs of the model, in the order of ``of``. Everything else is like in :func:`grad`, which
+    corresponds to vectors of ones.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         of: the values that gradients flow from.
-        wrt: the values whose gradients are wanted. None of them is in ``of``.
-        plain: as in :func:`grad`.
-        operators: as in :func:`grad`.
-        stop_gradients: as in :func:`grad`.
+        wrt: the values to compute gradients for. A value must not be in both ``of`` and ``wrt``.
+        plain: like in :func:`grad`.
+        operators: like in :func:`grad`.
+        stop_gradients: like in :func:`grad`.
 
     Returns:
         The bytes of the model.
 
     Raises:
-        InvalidArgumentError: as in :func:`grad`, and for a name that is in ``of`` and in ``wrt``.
-        InvalidModelError: as in :func:`grad`.
-        UnsupportedError: as in :func:`grad`.
-        NoSuchFileError: for a path that leads nowhere.
+        InvalidArgumentError: like in :func:`grad`, and for a name in both ``of`` and ``wrt``.
+        InvalidModelError: like in :func:`grad`.
+        UnsupportedError: like in :func:`grad`.
+        NoSuchFileError: for a path that does not exist.
 
-    Source: ``onnxruntime.capi._pybind_state.GradientGraphBuilder``, whose seeds are ones.
+    Source: ``onnxruntime.capi._pybind_state.GradientGraphBuilder``, which starts from ones.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession(ortrain.gradient.vjp(model, of="logits", wrt="fc2.bias"))

@@ -1,4 +1,4 @@
-"""Gradient descent on a model that ends in its loss, by the names of onnxcustom (``onnxcustom.training.optimizers``).
+"""Gradient descent on a model with a loss, with the names of onnxcustom (``onnxcustom.training.optimizers``).
 
 >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
 >>> from ortrain.gradient.utils.orttraining_helper import add_loss_output
@@ -50,35 +50,35 @@ Array = npt.NDArray[Any]
 
 
 class OrtGradientOptimizer(Estimator):
-    """Gradient descent on a model that has its loss as an output, and labels as an input.
+    """Gradient descent on a model with a loss as an output and labels as an input.
 
-    The model is trained by a ``ortrain.classic.TrainingSession``, ``train_session_`` after ``fit``: one ``run``
-    for each batch.
+    An ``ortrain.classic.TrainingSession`` trains the model, ``train_session_`` after ``fit``: one ``run`` for each
+    batch.
 
     Args:
-        model_onnx: the model, with inputs for features, labels and, where rows have weights, these, in this order
-            (:func:`~ortrain.gradient.utils.orttraining_helper.add_loss_output` makes it).
+        model_onnx: the model, with inputs for features, labels and, if rows have weights, row weights, in this order
+            (:func:`~ortrain.gradient.utils.orttraining_helper.add_loss_output` adds the inputs).
         weights_to_train: names of initializers, in any order.
-        loss_output_name: the output with the loss.
-        max_iter: how often the data are gone over.
+        loss_output_name: the name of the loss output.
+        max_iter: the number of passes over the data.
         training_optimizer_name: ``"SGDOptimizer"``.
-        batch_size: the rows of a batch; the learning rate is divided by it, and is float32 then.
+        batch_size: the number of rows of a batch. The learning rate is divided by this number, then rounded to float32.
         learning_rate: a :class:`~ortrain.gradient.sgd_learning_rate.BaseLearningRate` without velocity, its name, or a
             float.
         device: ``"cpu"``, or an :class:`~ortrain.capi.OrtDevice`.
-        warm_start: whether ``fit`` goes on from the weights of the model, or of the ``fit`` before; otherwise weights
-            are drawn from the standard normal distribution (``numpy.random``).
-        verbose: 1 for a bar, which the package ``tqdm`` draws.
-        validation_every: how many passes lie between two evaluations; below 1 as a share of ``max_iter``.
-        saved_gradient: a file for the model with its gradients, which ``fit`` writes; ``<file>.training.onnx`` has the
-            updates of the weights, too.
-        sample_weight_name: kept for whoever reads it: weights of rows are the third input.
+        warm_start: True if ``fit`` starts from the weights of the model, or of the previous ``fit``. Otherwise, the
+            initial weights are drawn from the standard normal distribution (``numpy.random``).
+        verbose: 1 for a progress bar, which requires the package ``tqdm``.
+        validation_every: the number of passes between two evaluations; below 1, a fraction of ``max_iter``.
+        saved_gradient: a file that ``fit`` writes the model with its gradients to. ``<file>.training.onnx`` also has
+            the updates of the weights.
+        sample_weight_name: stored without effect: the third input of the model is the row weights.
 
     Raises:
-        TypeError: for a model that is no ``onnx.ModelProto``.
-        InvalidArgumentError: for a learning rate that is unknown, weights that are no list of names.
-        UnsupportedError: for a learning rate with a velocity; take
-            :class:`~ortrain.gradient.optimizers_partial.OrtGradientForwardBackwardOptimizer` for these.
+        TypeError: for a model that is not an ``onnx.ModelProto``.
+        InvalidArgumentError: for an unknown learning rate, and for weights that are not a list of names.
+        UnsupportedError: for a learning rate with a velocity. Use
+            :class:`~ortrain.gradient.optimizers_partial.OrtGradientForwardBackwardOptimizer` instead.
 
     Source: ``onnxcustom.training.optimizers.OrtGradientOptimizer``.
 
@@ -125,7 +125,7 @@ OrtGradientForwardBackwardOptimizer
         self.build_onnx_function()
 
     def build_onnx_function(self) -> None:
-        """Builds the function of the update; constructor and ``set_params`` do it.
+        """Builds the function of the update; the constructor and ``set_params`` call this method.
 
         >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
         >>> OrtGradientOptimizer(model, ["fc2.bias"]).learning_rate.axpy_onnx_.graph.output[0].name
@@ -145,28 +145,28 @@ OrtGradientForwardBackwardOptimizer
     ) -> OrtGradientOptimizer:
         """Trains the model.
 
-        Afterwards ``train_losses_`` has the mean of ``loss / rows`` of each pass, ``validation_losses_`` the loss of
-        each evaluation by row, ``trained_coef_`` the weights by their names.
+        Sets ``train_losses_``, the mean of ``loss / rows`` of each pass. Sets ``validation_losses_``, the loss per row
+        of each evaluation, and ``trained_coef_``, the weights by name.
 
         Args:
             X: the features, of the type of the model's first input.
-            y: the labels, of the type of the second. A vector is a column.
+            y: the labels, of the type of the second input. A vector becomes a column.
             sample_weight: a weight for each row, of the type of the third input.
-            X_val: features for evaluations. Their rows weigh the same.
-            y_val: labels of these.
-            use_numpy: whether batches are views of arrays instead of values; the numbers are the same.
+            X_val: the features of the validation data. Their rows have equal weights.
+            y_val: the labels of the validation data.
+            use_numpy: True if batches are views of arrays instead of values; the results are the same.
 
         Returns:
-            The estimator itself.
+            The estimator.
 
         Raises:
-            OrtrainError: for a model with another number of inputs, an output that is not there.
-            UnsupportedError: for another optimizer, a device that is not there.
-            InvalidArgumentError: for weights that are no initializers, data of other numbers of rows, of another type
-                or shape than the model's; for a learning rate that is negative or no finite float32, a batch without
-                rows.
-            ConvergenceError: for a loss that is no number; what was learned before this batch stays.
-            EvaluationError: for a loss of the validation data that is no number.
+            OrtrainError: for a model with a different number of inputs, or without the loss output.
+            UnsupportedError: for another optimizer, or for a device that is not available.
+            InvalidArgumentError: for weights that are not initializers. Also for data of different numbers of rows, or
+                of a type or shape that differs from the model. Also for a learning rate that is negative or not a
+                finite float32, and for a batch without rows.
+            ConvergenceError: for a non-finite loss; the weights learned before this batch remain.
+            EvaluationError: for a non-finite loss of the validation data.
 
         >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
         >>> from ortrain.gradient.utils.orttraining_helper import add_loss_output
@@ -198,7 +198,7 @@ OrtGradientForwardBackwardOptimizer
         if self.saved_gradient is not None:
             _save_gradient(self.model_onnx, self._weights(), self.loss_output_name, Path(self.saved_gradient))
         if not self.warm_start:
-            # In the order of the names, as the state has them.
+            # The order of the names equals the order of the state.
             self.set_state(
                 {name: random_like(list(value.shape), value.dtype) for name, value in self.get_state().items()}
             )
@@ -218,7 +218,7 @@ OrtGradientForwardBackwardOptimizer
         return self
 
     def _weights(self) -> list[str]:
-        """The names of the trained weights, sorted."""
+        """Returns the names of the trained weights, sorted."""
         names = sorted(names_of(self.weights_to_train))
         if not names:
             raise InvalidArgumentError("weights_to_train is empty; name at least one initializer")
@@ -228,7 +228,7 @@ OrtGradientForwardBackwardOptimizer
         return names
 
     def _open(self) -> None:
-        """Makes the session of the training, with the weights of the ``fit`` before if there was one."""
+        """Creates the training session, with the weights of the previous ``fit`` if it ran."""
         before = self._learned()
         outputs = [entry.name for entry in self.model_onnx.graph.output]
         if self.loss_output_name not in outputs:
@@ -244,7 +244,7 @@ OrtGradientForwardBackwardOptimizer
         parameters.lr_params_feed_name = _RATE
         parameters.optimizer_attributes_map = {name: {} for name in weights}
         parameters.optimizer_int_attributes_map = {name: {} for name in weights}
-        # SGDOptimizer clips no gradient, so that no norm is needed.
+        # SGDOptimizer does not clip gradients, so it needs no norm.
         parameters.enable_grad_norm_clip = False
         self.train_session_ = TrainingSession(self.model_onnx.SerializeToString(), parameters)
         self.input_names_ = [entry.name for entry in self.train_session_.get_inputs()]
@@ -254,7 +254,7 @@ OrtGradientForwardBackwardOptimizer
             self.set_state(before)
 
     def _iteration(self, batches: OrtDataLoader, use_numpy: bool) -> Any:
-        """Goes over the data once; returns the mean of the losses by row."""
+        """Trains on all batches once; returns the mean loss per row."""
         session = self.train_session_
         bound = session.io_binding()._iobinding
         bound.bind_input(_RATE, _rate(self.learning_rate.value / self.batch_size))
@@ -265,7 +265,7 @@ OrtGradientForwardBackwardOptimizer
         for batch in batches.iter_numpy() if use_numpy else batches.iter_ortvalue():
             for name, values in zip(self.input_names_, batch, strict=False):
                 bind(name, values)
-            # A run updates whatever its loss is: what was there before is put back if the loss is no number.
+            # A run updates the weights even if the loss is not finite. The previous state is then restored.
             weights, statistics = session._classic.state(), session._classic.running_statistics()
             session.run_with_iobinding(bound)
             (loss,) = bound.copy_outputs_to_cpu()
@@ -277,7 +277,7 @@ OrtGradientForwardBackwardOptimizer
         return np.array(losses).mean()
 
     def _evaluation(self, batches: OrtDataLoader) -> Any:
-        """The loss of the validation data, divided by the number of rows: by a run that updates nothing."""
+        """Returns the loss of the validation data per row, from a run without updates."""
         options = RunOptions()
         options.only_execute_path_to_fetches = True
         options.training_mode = False
@@ -289,7 +289,7 @@ OrtGradientForwardBackwardOptimizer
         return value / len(batches)
 
     def get_state(self) -> dict[str, Array]:
-        """The weights by their names, sorted: copies.
+        """Returns copies of the weights by name, sorted.
 
         Raises:
             AttributeError: before ``fit``.
@@ -306,11 +306,11 @@ OrtGradientForwardBackwardOptimizer
         return found
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Sets weights by their names; those that are not named stay.
+        """Sets weights by name; other weights do not change.
 
         Raises:
             AttributeError: before ``fit``.
-            InvalidArgumentError: for a name that is not trained, a value of another type or shape.
+            InvalidArgumentError: for a name that is not trained, or for a value of a wrong type or shape.
 
         >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
         >>> from ortrain.gradient.utils.orttraining_helper import add_loss_output
@@ -337,10 +337,10 @@ OrtGradientForwardBackwardOptimizer
         session.load_state(found, strict=True)
 
     def get_trained_onnx(self, model: onnx.ModelProto | None = None) -> onnx.ModelProto:
-        """The model with the weights that were learned; it has the loss as an output still.
+        """Returns the model with the learned weights; the loss remains an output.
 
         Args:
-            model: another model with initializers of these names, such as the one without the loss.
+            model: another model with initializers of these names, for example the model without the loss.
 
         Raises:
             AttributeError: before ``fit``.
@@ -367,13 +367,13 @@ OrtGradientForwardBackwardOptimizer
 
 
 def _rate(number: float) -> npt.NDArray[np.float32]:
-    """A learning rate as a run takes it. One that is too large is infinite, which the session refuses."""
+    """Converts a learning rate to the input of a run; a rate above float32 becomes infinite, which the run rejects."""
     with np.errstate(over="ignore"):
         return np.array([number], np.float32)
 
 
 def _save_gradient(model: onnx.ModelProto, weights: list[str], loss: str, path: Path) -> None:
-    """Writes the model with its gradients, and with the updates of the weights as well."""
+    """Writes the model with its gradients, and a second model that also has the updates of the weights."""
     gradients = grad(model, of=loss, wrt=weights)
     _files.write(path, gradients)
     whole = onnx.load_from_string(gradients)

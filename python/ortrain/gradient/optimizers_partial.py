@@ -49,35 +49,35 @@ State = list["OrtValue | None"]
 
 
 class OrtGradientForwardBackwardOptimizer(Estimator):
-    """Gradient descent on a model that has no loss: the loss, a penalty and the update are functions beside it.
+    """Gradient descent on a model without a loss: separate functions compute the loss, a penalty and the update.
 
-    A batch goes forward through the model, through the loss and its gradient, and backward through the model; then
-    the penalty and the learning rate move each weight where it lies. The first output of the model is what is
-    predicted, and the model has one input.
+    A batch runs forward through the model and the loss, then backward through the gradient of the loss and the model.
+    The penalty and the learning rate then update each weight in place. The model has one input. Its first output is the
+    prediction.
 
     Args:
         model_onnx: the model.
         weights_to_train: names of initializers, in alphabetical order and in the order of the model;
-            ``onnx_rename_weights`` gives a model such names. ``None``: all initializers of floats.
-        loss_output_name: kept for whoever reads it: the model has no loss.
-        max_iter: how often the data are gone over.
+            ``onnx_rename_weights`` gives a model names in this order. ``None``: all float initializers.
+        loss_output_name: stored without effect, because the model has no loss.
+        max_iter: the number of passes over the data.
         training_optimizer_name: ``"SGDOptimizer"``.
-        batch_size: the rows of a batch; learning rates and recorded losses are divided by it.
+        batch_size: the number of rows of a batch; learning rates and recorded losses are divided by this number.
         learning_rate: a :class:`~ortrain.gradient.sgd_learning_rate.BaseLearningRate`, its name, or a float.
         device: ``"cpu"``, or an :class:`~ortrain.capi.OrtDevice`.
-        warm_start: whether ``fit`` goes on from the weights of the model, or of the ``fit`` before; otherwise weights
-            are drawn from the standard normal distribution (``numpy.random``).
-        verbose: 1 for a bar, which the package ``tqdm`` draws.
-        validation_every: how many passes lie between two evaluations; below 1 as a share of ``max_iter``.
+        warm_start: True if ``fit`` starts from the weights of the model, or of the previous ``fit``. Otherwise, the
+            initial weights are drawn from the standard normal distribution (``numpy.random``).
+        verbose: 1 for a progress bar, which requires the package ``tqdm``.
+        validation_every: the number of passes between two evaluations; below 1, a fraction of ``max_iter``.
         learning_loss: a :class:`~ortrain.gradient.sgd_learning_loss.BaseLearningLoss`, or its name.
-        enable_logging: whether the logger ``onnxcustom`` is told what is done.
-        weight_name: ``"weight"`` where rows have weights.
+        enable_logging: True to log to the logger ``onnxcustom``.
+        weight_name: ``"weight"`` if rows have weights.
         learning_penalty: a :class:`~ortrain.gradient.sgd_learning_penalty.BaseLearningPenalty`, its name, or ``None``.
-        exc: whether a loss that is no number is an error; otherwise a warning, and training goes on.
+        exc: True if a non-finite loss is an error; otherwise it is a warning, and training continues.
 
     Raises:
-        TypeError: for a model that is no ``onnx.ModelProto``.
-        InvalidArgumentError: for a name of a loss, a rate or a penalty that is unknown.
+        TypeError: for a model that is not an ``onnx.ModelProto``.
+        InvalidArgumentError: for an unknown name of a loss, a rate or a penalty.
 
     Source: ``onnxcustom.training.optimizers_partial.OrtGradientForwardBackwardOptimizer``.
 
@@ -125,7 +125,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether the learning rate needs a velocity for each weight.
+        """True if the learning rate needs a velocity for each weight.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> OrtGradientForwardBackwardOptimizer(model, learning_rate="Nesterov").needs_grad
@@ -134,7 +134,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         return self.learning_rate.needs_grad
 
     def build_onnx_function(self) -> None:
-        """Builds the functions of loss, penalty and update; constructor and ``set_params`` do it.
+        """Builds the functions of loss, penalty and update; the constructor and ``set_params`` call this method.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> descent = OrtGradientForwardBackwardOptimizer(model)
@@ -151,14 +151,14 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         self._logger = logging.getLogger(_LOGGER) if self.enable_logging else None
 
     def get_full_state(self, kind: str | Sequence[str] = "weight") -> Any:
-        """A value for each input of the training graph: ``None`` for inputs of the model, then the weights.
+        """Returns a value for each input of the training graph: ``None`` for inputs of the model, then the weights.
 
         Args:
-            kind: ``"weight"``; ``"grad"`` for the velocities; or a list of these, for a list of lists.
+            kind: ``"weight"``; ``"grad"`` for the velocities; or a list of these, which returns a list of lists.
 
         Raises:
             AttributeError: before ``fit``.
-            InvalidArgumentError: for another kind.
+            InvalidArgumentError: for an unknown kind.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> descent = OrtGradientForwardBackwardOptimizer(model, ["fc2.bias"], max_iter=1)
@@ -175,11 +175,11 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         return list(state)
 
     def get_state(self, kind: str = "weight") -> list[OrtValue]:
-        """The weights, or the velocities, in the order of ``weights_to_train``: the values that training moves.
+        """Returns the weights or velocities that training updates, in the order of ``weights_to_train``.
 
         Raises:
             AttributeError: before ``fit``.
-            InvalidArgumentError: for another kind.
+            InvalidArgumentError: for an unknown kind.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> OrtGradientForwardBackwardOptimizer(model).get_state()
@@ -200,16 +200,17 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         """Sets the weights, or the velocities.
 
         Args:
-            state: a value or an array for each weight, or for each input of the training graph, where those of the
-                model are ``None``. Arrays are copied.
-            check_trained: whether it is an error before ``fit``.
+            state: a value or an array for each weight, or for each input of the training graph, with ``None`` for
+                inputs of the model. Arrays are copied.
+            check_trained: True if a call before ``fit`` is an error.
             kind: ``"weight"`` or ``"grad"``.
-            zero: whether zeros are set instead.
+            zero: True to set zeros of the same shapes instead.
 
         Raises:
             AttributeError: before ``fit``, unless ``check_trained`` is ``False``.
-            TypeError: for what is neither a value nor an array.
-            InvalidArgumentError: for another number of values, or one of another type or shape than the weight.
+            TypeError: for an element that is neither a value nor an array.
+            InvalidArgumentError: for a wrong number of values, or if the type or shape of a value differs from the
+                weight.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> descent = OrtGradientForwardBackwardOptimizer(model, ["fc2.bias"], max_iter=1)
@@ -224,7 +225,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         values: State = [self._value(value, at, zero) for at, value in enumerate(state)]
         count = len(self.weights_to_train)
         if len(values) == count:
-            # In the order of the weights alone: there is one input before them.
+            # The values of the weights only: add None for the single input of the model.
             values = [None, *values]
         if len(values) != count + 1 or any(value is None for value in values[1:]):
             raise InvalidArgumentError(
@@ -253,7 +254,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
 
     @property
     def trained_coef_(self) -> dict[str, OrtValue]:
-        """The weights by their names.
+        """The weights by name.
 
         Raises:
             AttributeError: before ``fit``.
@@ -267,10 +268,10 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         return dict(zip(self.weights_to_train, self.get_state(), strict=True))
 
     def get_trained_onnx(self, model: onnx.ModelProto | None = None) -> onnx.ModelProto:
-        """The model with the weights that were learned.
+        """Returns the model with the learned weights.
 
         Args:
-            model: another model with initializers of these names; the one that was given unless given.
+            model: another model with initializers of these names; the trained model by default.
 
         Raises:
             AttributeError: before ``fit``.
@@ -311,25 +312,25 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
     ) -> OrtGradientForwardBackwardOptimizer:
         """Trains the model.
 
-        Afterwards ``train_losses_`` has the mean of ``loss / batch_size`` of each pass, ``validation_losses_`` the loss
-        of each evaluation by row, or ``None`` without data for it.
+        Sets ``train_losses_``, the mean of ``loss / batch_size`` of each pass. Sets ``validation_losses_``, the loss
+        per row of each evaluation, or ``None`` without validation data.
 
         Args:
             X: the features, of the type of the model's input.
-            y: what is expected, of the type of the output; int64 for the log loss. A vector is a column.
-            sample_weight: a weight for each row; ``weight_name`` says that there are some.
-            X_val: features for evaluations.
-            y_val: what is expected of these.
+            y: the targets, of the type of the output; int64 for the log loss. A vector becomes a column.
+            sample_weight: a weight for each row; requires ``weight_name``.
+            X_val: the features of the validation data.
+            y_val: the targets of the validation data.
 
         Returns:
-            The estimator itself.
+            The estimator.
 
         Raises:
-            UnsupportedError: for another optimizer, a device that is not there, a model with several inputs.
-            InvalidArgumentError: for weights that are not in order, or no initializers; data of other numbers of rows,
-                of another type or shape than the model's; weights of rows without ``weight_name``, or the other way
-                round.
-            ConvergenceError: for a loss that is no number; what was learned until then stays.
+            UnsupportedError: for another optimizer, an unavailable device, or a model with several inputs.
+            InvalidArgumentError: for weights that are not in order or not initializers. Also for data of different
+                numbers of rows, or of a type or shape that differs from the model. Also for row weights without
+                ``weight_name``, and for ``weight_name`` without row weights.
+            ConvergenceError: for a non-finite loss; the weights learned so far remain.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> np.random.seed(0)
@@ -370,7 +371,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         return OrtDataLoader(X, y, batch_size=0, device=self.device, random_iter=False)
 
     def _open(self) -> None:
-        """Makes what runs the passes, if it is not there."""
+        """Creates the session that runs the passes."""
         self.train_session_ = OrtGradientForwardBackward(
             self.model_onnx,
             weights_to_train=self.weights_to_train,
@@ -391,7 +392,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         self._info("warm_start=%r", self.warm_start)
 
     def _start(self) -> None:
-        """Sets the weights that training begins with, and velocities of zero."""
+        """Sets the initial weights, and velocities of zero."""
         initial = [self.train_session_.get_initializer(name) for name in self.weights_to_train]
         if not self.warm_start:
             initial = [None if array is None else random_like(list(array.shape), array.dtype) for array in initial]
@@ -404,7 +405,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
             self.set_state(initial, check_trained=False, kind="grad", zero=True)
 
     def _iteration(self, batches: OrtDataLoader) -> Any:
-        """Goes over the data once; returns the mean of the losses."""
+        """Trains on all batches once; returns the mean loss."""
         losses: list[Array] = []
         self._debug("_iteration", "iteration begin learning_rate=%r", self.learning_rate)
         weights = self.get_state()
@@ -429,7 +430,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         weights: list[OrtValue],
         losses: list[Array],
     ) -> tuple[Array, list[Array | OrtValue]]:
-        """The loss of a batch, and the gradients of the model's outputs."""
+        """Returns the loss of a batch, and the gradients of the model's outputs."""
         outputs = self.train_function_.forward([features, *weights], training=True)
         try:
             value, gradient = self._loss(labels, outputs[0], row_weights)
@@ -439,14 +440,14 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
                 self._diverged(failed(self.learning_rate, losses))
                 loss = np.full_like(loss, np.nan)
         except BaseException:
-            # The pass has no gradient, and will have none.
+            # The pass has no gradient and needs no backward pass.
             self.train_function_.states_.pop()
             raise
         others = [np.zeros(outputs[at].shape(), outputs[at].numpy().dtype) for at in range(1, len(outputs))]
         return loss, [gradient, *others]
 
     def _loss(self, labels: OrtValue, predicted: OrtValue, row_weights: OrtValue | None) -> tuple[OrtValue, OrtValue]:
-        """The loss of what is predicted, and its gradient."""
+        """Returns the loss of the predictions, and its gradient."""
         if labels.shape() != predicted.shape():
             raise InvalidArgumentError(
                 f"y has rows of shape {labels.shape()[1:]}, but output {self.train_session_.output_names[0]!r} of the "
@@ -460,7 +461,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         warnings.warn(sentence, ConvergenceWarning, stacklevel=2)
 
     def _evaluation(self, batches: OrtDataLoader) -> Any:
-        """The loss of the validation data, divided by the number of rows."""
+        """Returns the loss of the validation data, divided by the number of rows."""
         losses: list[Array] = []
         weights = self.get_state()
         for number, (features, labels) in enumerate(batches.iter_ortvalue()):
@@ -479,19 +480,19 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         y: npt.ArrayLike,
         sample_weight: npt.ArrayLike | None = None,
     ) -> Array:
-        """The loss of each row, in the order of the rows.
+        """Returns the loss of each row, in the order of the rows.
 
         Args:
             X: the features.
-            y: what is expected.
+            y: the targets.
             sample_weight: a weight for each row.
 
         Returns:
-            The losses, ``(rows,)``, of the type of ``X``; of several columns the sum.
+            The losses, ``(rows,)``, of the type of ``X``, summed over columns.
 
         Raises:
             AttributeError: before ``fit``.
-            InvalidArgumentError: for data that do not fit.
+            InvalidArgumentError: for data that do not fit the model.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> targets = np.zeros((8, 10), np.float32)
@@ -520,11 +521,11 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         y: npt.ArrayLike,
         sample_weight: npt.ArrayLike | None = None,
     ) -> float:
-        """The mean of the losses of the rows, negative: the larger, the better.
+        """Returns the negative mean of the losses of the rows: a larger score is better.
 
         Raises:
             AttributeError: before ``fit``.
-            InvalidArgumentError: for data that do not fit.
+            InvalidArgumentError: for data that do not fit the model.
 
         >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
         >>> targets = np.zeros((8, 10), np.float32)

@@ -1,4 +1,4 @@
-"""Forward and backward as a pair of calls, by the names of onnxcustom (``onnxcustom.training.ortgradient``).
+"""Forward and backward pass as a pair of calls, with the names of onnxcustom (``onnxcustom.training.ortgradient``).
 
 >>> from ortrain.gradient.ortgradient import OrtGradientForwardBackward
 >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias", "fc2.weight"], ordered=False)
@@ -47,47 +47,48 @@ __all__ = ["OrtGradientForwardBackward", "OrtGradientForwardBackwardFunction"]
 
 _LOGGER = "onnxcustom"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-# Floats that weights can be made of, by their numbers in TensorProto.DataType: float32, float16, float64, bfloat16.
+# Element types of trainable weights, as numbers of TensorProto.DataType: float32, float16, float64, bfloat16.
 _FLOATS = {1, 10, 11, 16}
 _MODELS = ("_trained_onnx", "_optimized_pre_grad_model")
 
 
 class OrtGradientForwardBackward:
-    """The forward and the backward pass of a model, whose weights are inputs of both.
+    """Forward and backward pass of a model, with its weights as inputs of both passes.
 
-    The model has no loss: whoever calls gives the gradients of its outputs. A class is made for it (:attr:`cls_type_`),
-    of which each instance (:meth:`new_instance`) keeps forward passes until their backward passes. The passes are two
-    parts of one program: gradients have the bits of a training step, weights and their gradients are read and written
-    where they lie.
+    The model has no loss: the caller supplies the gradients of the outputs. The constructor creates a class
+    (:attr:`cls_type_`). Each instance of the class (:meth:`new_instance`) stores forward passes until their backward
+    passes. The two passes are parts of one program, so gradients are bit-identical to a training step. Weights and
+    their gradients are read and written in place.
 
     Args:
-        onnx_model: the model: an ``onnx.ModelProto``, bytes, or a path. Models with subgraphs work.
-        weights_to_train: names of initializers of floats, as a list in alphabetical order, in which the model must have
-            them, too. ``None``: all of them that a gradient reaches. ``[]``: none, gradients of inputs alone.
-        input_names: kept for whoever reads it; the names of all inputs unless given.
-        output_names: likewise, of all outputs.
-        class_name: the name of the class; ``OrtGradientForwardBackwardFunction_<id>`` unless given.
+        onnx_model: an ``onnx.ModelProto``, bytes, or a path. The model may have subgraphs.
+        weights_to_train: a list of names of float initializers, in alphabetical order. The model must have the
+            initializers in the same order. ``None``: all float initializers that a gradient reaches. ``[]``: only
+            gradients of inputs.
+        input_names: stored without effect; the names of all inputs by default.
+        output_names: stored without effect; the names of all outputs by default.
+        class_name: the name of the class; ``OrtGradientForwardBackwardFunction_<id>`` by default.
         sess_options: threads, bytes, precision.
         providers: ``None`` for the CPU, a name of :func:`ortrain.devices`, a list of provider names, or a device with a
-            ``type``. What a pass is given is copied to a GPU, and results stay there until somebody asks for their
-            elements.
-        provider_options: kept for whoever reads it.
-        run_options: kept likewise.
-        graph_builder_config: which inputs have gradients (``input_names_require_grad``); all inputs of floats that the
-            outputs depend on unless given. Inputs of integers have none.
-        device_index: the number of the device, 0.
-        enable_logging: whether the logger ``onnxcustom`` is told what is done.
-        debug: whether each call checks that it is given as many values as there are devices.
-        ordered: whether the order of the weights is checked; with ``False`` any order will do, and gradients have it.
-        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), as in
+            ``type``. Arguments of a pass are copied to a GPU. Results remain on the GPU until their elements are read.
+        provider_options: stored without effect.
+        run_options: stored without effect.
+        graph_builder_config: the inputs with gradients (``input_names_require_grad``). The default is all float inputs
+            that the outputs depend on. Integer inputs have no gradient.
+        device_index: the index of the device, 0.
+        enable_logging: True to log to the logger ``onnxcustom``.
+        debug: True to check in each call that the number of values equals the number of devices.
+        ordered: True to check the order of the weights. If False, any order is valid, and the gradients have the same
+            order.
+        stop_gradients: values that pass no gradient: names of results, or patterns (``"*/assigner/*"``), like in
             :func:`ortrain.artifacts.generate_artifacts`.
 
     Raises:
-        InvalidArgumentError: for weights that are not in alphabetical order, not in the order of the model, named
-            twice, or no initializers; a provider that is unknown; a class name that is no identifier.
-        UnsupportedError: for operators without a gradient: each with its node; a device that is not there.
-        OrtrainError: for a model that has no initializer of floats, where ``weights_to_train`` is ``None``.
-        TypeError: for what is no model.
+        InvalidArgumentError: for weights that are not in alphabetical order, not in the order of the model, duplicate,
+            or not initializers. Also for an unknown provider, and for a class name that is not an identifier.
+        UnsupportedError: for operators without a gradient, each with its node; for a device that is not available.
+        OrtrainError: if ``weights_to_train`` is ``None`` and the model has no float initializer.
+        TypeError: for an argument that is not a model.
 
     Source: ``onnxcustom.training.ortgradient.OrtGradientForwardBackward``.
 
@@ -177,7 +178,7 @@ or say ordered=False
         self._info("class %s has inputs %r", self.class_name, self.cls_type_._grad_input_names)
 
     def _chosen(self, source: str | bytes, weights: Sequence[str] | None) -> list[str]:
-        """The weights, checked."""
+        """Selects and checks the weights."""
         floats = self._select_initializer_names(self.onnx_model)
         if weights is None:
             if not floats:
@@ -210,7 +211,7 @@ or say ordered=False
                     f"{names}; {advice}"
                 )
         if weights is None:
-            # Initializers of floats that no gradient reaches (sizes of a Resize, say) stay in the model.
+            # Exclude float initializers without a gradient, for example the sizes of a Resize.
             reached = set(_native(source, None, None, self.sess_options).weight_names())
             names = [name for name in names if name in reached]
         return list(names)
@@ -225,7 +226,7 @@ or say ordered=False
         session = InferenceSession(trained, self.sess_options, providers=self.providers)
         cpu = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
         own = type(self.onnx_model)
-        # What was given as a message of onnx is given back as one.
+        # If the caller passed an onnx message, the models are returned as onnx messages, too.
         message = getattr(own, "FromString", None)
         as_given = message if callable(message) else bytes
         attributes: dict[str, Any] = {
@@ -266,16 +267,16 @@ or say ordered=False
 
     @staticmethod
     def _select_initializer_names(onnx_model: ModelLike) -> list[str]:
-        """The names of the initializers of floats, in the order of the model."""
+        """Returns the names of the float initializers, in the order of the model."""
         found = _ortrain.initializers(model_source(onnx_model))
         return [name for name, value in found if value.element_type() in _FLOATS]
 
     @staticmethod
     def _provider_name_to_device_type(provider_name: str) -> int:
-        """The type of the device that a provider runs on.
+        """Returns the device type of a provider.
 
         Raises:
-            InvalidArgumentError: for a provider that is neither that of the CPU nor that of CUDA.
+            InvalidArgumentError: for a provider other than the CPU and the CUDA provider.
 
         """
         if provider_name == _CPU:
@@ -286,7 +287,7 @@ or say ordered=False
 
     @staticmethod
     def _repr_helper_(obj: object, indent: int = 0) -> str:
-        """An object as text: its class with its public attributes, sorted."""
+        """Formats an object: its class and its public attributes, sorted."""
         if obj is None:
             return "None"
         names = [name for name in dir(obj) if not name.startswith("_")]
@@ -295,7 +296,7 @@ or say ordered=False
         return f"{' ' * indent}{type(obj).__name__}({shown})"
 
     def new_instance(self) -> OrtGradientForwardBackwardFunction:
-        """An object of :attr:`cls_type_`, with no forward pass yet.
+        """Creates an instance of :attr:`cls_type_`, without forward passes.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -306,10 +307,10 @@ or say ordered=False
         return self.cls_type_()
 
     def get_initializer(self, name: str, exc: bool = True) -> npt.NDArray[Any] | None:
-        """What an initializer is in the model, as an array of its own.
+        """Returns a copy of an initializer of the model as an array.
 
         Raises:
-            OrtrainError: for a name that no initializer has; with ``exc=False`` the result is ``None``.
+            OrtrainError: for an unknown initializer; with ``exc=False``, the result is ``None`` instead.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -327,11 +328,11 @@ or say ordered=False
         return None
 
     def __repr__(self) -> str:
-        # As scripts compare it; `_repr_helper_` shows what is inside.
+        # Scripts compare this text. `_repr_helper_` shows the attributes.
         return "OrtGradientForwardBackward(...)"
 
     def __getstate__(self) -> dict[str, Any]:
-        # What the constructor was given. Run options and configurations do not go along, the class is made anew.
+        # Stores the arguments of the constructor, except run options and configurations. The class is created again.
         names = (
             "class_name",
             "debug",
@@ -384,7 +385,7 @@ def _listed(given: Sequence[str] | None, found: list[str], what: str) -> list[st
 def _providers(
     providers: Any, options: Sequence[dict[str, Any]] | None, index: int
 ) -> tuple[list[str], list[dict[str, Any]], int]:
-    """Names of providers, their options, and the number of the device."""
+    """Returns the names of providers, their options, and the index of the device."""
     if providers is not None and not isinstance(providers, (str, list, tuple)) and hasattr(providers, "type"):
         index = index if providers.type == "cpu" else (providers.index or 0)
         providers = providers.type
@@ -413,11 +414,11 @@ def _providers(
 
 
 class OrtGradientForwardBackwardFunction:
-    """Forward passes of one model, each until its backward pass: the base of the classes that are made for models.
+    """Forward passes of a model, each stored until its backward pass. Each model has a subclass of this class.
 
     Attributes:
-        states_: the forward passes that wait for their backward passes, the last one last.
-        saved_tensors_: what the last forward pass was given.
+        states_: the forward passes without a backward pass, newest last.
+        saved_tensors_: the arguments of the last forward pass.
 
     >>> from ortrain.gradient import OrtGradientForwardBackward
     >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -453,10 +454,10 @@ class OrtGradientForwardBackwardFunction:
 
     @staticmethod
     def device_name(device: OrtDevice) -> str:
-        """``'Cpu'`` or ``'Gpu'``.
+        """Returns ``'Cpu'`` or ``'Gpu'``.
 
         Raises:
-            OrtrainError: for a device that is neither.
+            OrtrainError: for a device of another type.
 
         >>> from ortrain.capi import OrtDevice
         >>> from ortrain.gradient import OrtGradientForwardBackwardFunction
@@ -475,12 +476,15 @@ class OrtGradientForwardBackwardFunction:
     def input_to_ort(
         tensors: OrtValueVector | Iterable[Any], devices: Sequence[OrtDevice], debug: bool = False
     ) -> OrtValueVector:
-        """Values as a vector: one is taken as it is; arrays, values and DLPack tensors share their memory with it.
+        """Converts values to a vector; arrays, values and DLPack tensors share their memory with the vector.
+
+        A vector is returned unchanged.
 
         Raises:
-            UnsupportedError: for ``None`` in the place of a value.
-            OrtrainError: with ``debug``, for another number of values than devices, or a value elsewhere.
-            TypeError: for what is no tensor.
+            UnsupportedError: for ``None`` instead of a value.
+            OrtrainError: with ``debug``, for a number of values that differs from the number of devices, or for a value
+                on another device.
+            TypeError: for an argument that is not a tensor.
 
         >>> from ortrain.capi import OrtDevice
         >>> from ortrain.gradient import OrtGradientForwardBackwardFunction
@@ -506,10 +510,10 @@ class OrtGradientForwardBackwardFunction:
 
     @property
     def saved_tensors(self) -> list[Any]:
-        """What the last forward pass was given.
+        """The arguments of the last forward pass.
 
         Raises:
-            OrtrainError: before the first one.
+            OrtrainError: before the first forward pass.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -524,7 +528,7 @@ class OrtGradientForwardBackwardFunction:
         return self.saved_tensors_
 
     def save_for_backward(self, inputs: Iterable[Any]) -> None:
-        """Notes what a forward pass was given: a list of the same objects.
+        """Saves the arguments of a forward pass, as a list of the same objects.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> function = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"]).new_instance()
@@ -541,21 +545,21 @@ class OrtGradientForwardBackwardFunction:
         training: bool = False,
         forward_outputs_cache: OrtValueVector | None = None,
     ) -> OrtValueVector:
-        """Runs the model forward.
+        """Runs the forward pass of the model.
 
         Args:
             inputs: inputs of the model, then weights, in the order of ``_grad_input_names``: a vector, or a list
-                of arrays, values and DLPack tensors. Arrays of other types than the model's are refused.
-            training: whether a backward pass follows; the pass is kept then, until :meth:`backward`.
-            forward_outputs_cache: a vector of as many values as outputs, which is filled and returned.
+                of arrays, values and DLPack tensors. An array must have the element type of the model.
+            training: True if a backward pass follows. The forward pass is then stored until :meth:`backward`.
+            forward_outputs_cache: a vector with one value for each output, which is filled and returned.
 
         Returns:
             The outputs of the model.
 
         Raises:
-            UnsupportedError: for ``None`` in the place of a value.
-            InvalidArgumentError: for a value of another type or shape than the model's, or another number of values.
-            MemoryLimitError: where the passes that wait leave too little of a ``memory_limit``.
+            UnsupportedError: for ``None`` instead of a value.
+            InvalidArgumentError: for a value of a different type or shape, or a wrong number of values.
+            MemoryLimitError: if the stored passes leave too little of a ``memory_limit``.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -586,21 +590,21 @@ class OrtGradientForwardBackwardFunction:
         grad_outputs: OrtValueVector | Sequence[Any],
         backward_outputs_cache: OrtValueVector | None = None,
     ) -> OrtValueVector:
-        """Runs the model backward from the last forward pass that waits.
+        """Runs the backward pass of the last stored forward pass.
 
         Args:
-            grad_outputs: a gradient for each output, of its type and shape; those of outputs that are no floats may be
-                left out, and are not looked at.
-            backward_outputs_cache: a vector of as many values as gradients, which is filled and returned.
+            grad_outputs: a gradient for each output, of the type and shape of the output. Gradients of outputs without
+                float elements may be omitted and are ignored.
+            backward_outputs_cache: a vector with one value for each gradient, which is filled and returned.
 
         Returns:
             The gradients of inputs, then of weights, in the order of ``_bw_fetches_names``.
 
         Raises:
             OrtrainError: before the first forward pass with ``training=True``.
-            IndexError: after as many backward passes as forward passes.
-            InvalidArgumentError: for another number of gradients, or one of another type or shape than its output. The
-                forward pass waits on.
+            IndexError: if every forward pass already had its backward pass.
+            InvalidArgumentError: for a wrong number of gradients, or if the type or shape of a gradient differs from
+                its output. The forward pass remains stored.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
@@ -639,18 +643,18 @@ class OrtGradientForwardBackwardFunction:
         """Saves the training graph and the evaluation graph.
 
         Args:
-            folder: where to; or the type ``bytes``, for the bytes themselves.
-            prefix: before the name of the class in the names of the files.
-            suffix: behind it.
+            folder: the folder of the files; or the type ``bytes``, to return bytes instead.
+            prefix: a text before the class name in the file names.
+            suffix: a text after the class name.
 
         Returns:
-            The path, or the bytes, of each graph, by the attribute that has it.
+            The path or the bytes of each graph, by the name of its attribute.
 
         Raises:
-            NoSuchFileError: for a folder that is not there.
+            NoSuchFileError: if the folder does not exist.
 
         Warns:
-            UserWarning: for a file that is overwritten.
+            UserWarning: for an existing file, which is overwritten.
 
         >>> from ortrain.gradient import OrtGradientForwardBackward
         >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"], class_name="Perceptron")
@@ -675,7 +679,7 @@ class OrtGradientForwardBackwardFunction:
 
 
 def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
-    """A value that shares its memory with what was given."""
+    """Returns a value that shares its memory with the argument."""
     if tensor is None:
         raise UnsupportedError(f"value {at} is None; every input and weight has a value, every output a gradient")
     if isinstance(tensor, _ortrain.OrtValue):
@@ -684,7 +688,7 @@ def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
         return tensor._ortvalue
     if isinstance(tensor, (np.ndarray, np.generic)):
         device = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
-        # Elements are read where they lie, which must be at multiples of their size.
+        # The engine reads the elements in place, which requires an address aligned to their size.
         array = np.asarray(tensor)
         return _ortrain.OrtValue.ortvalue_from_numpy(array if array.flags.aligned else array.copy(), device)
     if hasattr(tensor, "__dlpack__"):
@@ -695,7 +699,7 @@ def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
 def _without_others(
     cls: type[OrtGradientForwardBackwardFunction], gradients: OrtValueVector | Sequence[Any]
 ) -> OrtValueVector | Sequence[Any]:
-    """The gradients of those outputs that have one."""
+    """Removes the gradients of outputs without a gradient."""
     wanted = cls._native.differentiable_outputs()
     if len(wanted) == len(cls._output_names) or len(gradients) != len(cls._output_names):
         return gradients
@@ -703,7 +707,7 @@ def _without_others(
 
 
 def _places(cache: OrtValueVector | None, native: _ortrain.ForwardBackward) -> list[_ortrain.OrtValue] | None:
-    """Where the gradients of weights go, if there is room for them."""
+    """Returns the cached values to write the gradients of weights into, or None if the cache does not fit."""
     names = native.gradient_names()
     if not cache or len(cache) != len(names):
         return None
@@ -717,7 +721,7 @@ def _places(cache: OrtValueVector | None, native: _ortrain.ForwardBackward) -> l
 
 
 def _filled(cache: OrtValueVector | None, values: list[_ortrain.OrtValue], name: str) -> OrtValueVector:
-    """A vector with these values: the cache, if there is one with something in it."""
+    """Returns a vector of these values: the cache if it is not empty, else a new vector."""
     if cache:
         if len(cache) != len(values):
             raise InvalidArgumentError(f"{name} has {len(cache)} values, but there are {len(values)} results")

@@ -32,9 +32,9 @@ __all__ = [
 
 
 class BaseLearningLoss(Learning):
-    """A loss of what is expected and what is predicted, with its gradient with respect to the latter.
+    """Loss between expected and predicted values, with its gradient with respect to the predicted values.
 
-    Below, ``d`` is ``expected - predicted``, and ``s`` the weight of a row, 1 unless given.
+    In the formulas, ``d`` is ``expected - predicted``, and ``s`` is the weight of a row, 1 by default.
 
     Source: ``onnxcustom.training.sgd_learning_loss.BaseLearningLoss``.
 
@@ -50,16 +50,16 @@ class BaseLearningLoss(Learning):
 
     @staticmethod
     def select(class_name: BaseLearningLoss | str, **kwargs: Any) -> BaseLearningLoss:
-        """A loss by its name.
+        """Returns a loss by its name.
 
         Args:
-            class_name: a loss, which is returned as it is; ``"square_error"``, ``"square"``, ``"absolute_error"``,
+            class_name: a loss, which is returned unchanged; ``"square_error"``, ``"square"``, ``"absolute_error"``,
                 ``"absolute"``, ``"elastic_error"``, ``"elastic"``, ``"log"``, ``"neglog"``, ``"logloss"``, or the
                 name of a class.
             kwargs: parameters of the class.
 
         Raises:
-            InvalidArgumentError: for anything else.
+            InvalidArgumentError: for any other value.
 
         >>> from ortrain.gradient.sgd_learning_loss import BaseLearningLoss
         >>> BaseLearningLoss.select("log")
@@ -83,7 +83,7 @@ class BaseLearningLoss(Learning):
         return chosen("loss", names, class_name)(**kwargs)
 
     def _function(self) -> tuple[str, dict[str, Any]]:
-        """The name of the function of the loss and its gradient, and its settings."""
+        """Returns the name and the settings of the function that computes the loss and its gradient."""
         raise NotImplementedError(f"{type(self).__name__} is no loss of its own")
 
     def build_onnx_function(self, opset: int, device: OrtDevice, weight_name: str | None) -> None:
@@ -91,8 +91,8 @@ class BaseLearningLoss(Learning):
 
         Args:
             opset: the opset of the functions.
-            device: where they run.
-            weight_name: the name of an input for the weights of rows; ``None`` for a loss without.
+            device: the device of the functions.
+            weight_name: the name of the input for row weights; ``None`` for a loss without row weights.
 
         >>> from ortrain.gradient.sgd_learning_loss import SquareLearningLoss
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
@@ -113,21 +113,21 @@ class BaseLearningLoss(Learning):
     def loss_gradient(
         self, device: OrtDevice, expected: OrtValue, predicted: OrtValue, weight: OrtValue | None = None
     ) -> tuple[OrtValue, OrtValue]:
-        """The loss, summed over rows and columns, and its gradient.
+        """Returns the loss, summed over rows and columns, and its gradient.
 
         Args:
-            device: where the values lie.
-            expected: what is expected, ``(rows, columns)``; of the type of ``predicted``, or int64 for the log loss.
-            predicted: what the model says, of float32 or float64.
+            device: the device of the values.
+            expected: the targets, ``(rows, columns)``; of the type of ``predicted``, or int64 for the log loss.
+            predicted: the predictions of the model, of float32 or float64.
             weight: a weight for each row, ``(rows,)``.
 
         Returns:
-            The loss, of shape ``(1,)``, and its gradient with respect to ``predicted``, of that shape.
+            The loss, of shape ``(1,)``, and its gradient with respect to ``predicted``, of the shape of ``predicted``.
 
         Raises:
             OrtrainError: before :meth:`build_onnx_function`.
-            InvalidArgumentError: for a value of another type or shape; for weights where the functions were built
-                without.
+            InvalidArgumentError: for a value of a wrong type or shape. Also for row weights if the functions were
+                built without a ``weight_name``.
 
         >>> from ortrain.gradient.sgd_learning_loss import AbsoluteLearningLoss
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -145,12 +145,12 @@ class BaseLearningLoss(Learning):
     def loss_scores(
         self, device: OrtDevice, expected: OrtValue, predicted: OrtValue, weight: OrtValue | None = None
     ) -> OrtValue:
-        """The loss of each row before it is summed; without the factor that a loss as a whole may have.
+        """Returns the losses before the sum, without the constant factor of the total loss.
 
         Args:
-            device: where the values lie.
-            expected: what is expected, as for :meth:`loss_gradient`.
-            predicted: what the model says.
+            device: the device of the values.
+            expected: the targets, like the targets of :meth:`loss_gradient`.
+            predicted: the predictions of the model.
             weight: a weight for each row.
 
         Returns:
@@ -158,7 +158,7 @@ class BaseLearningLoss(Learning):
 
         Raises:
             OrtrainError: before :meth:`build_onnx_function`.
-            InvalidArgumentError: for a value of another type or shape.
+            InvalidArgumentError: for a value of a wrong type or shape.
 
         >>> from ortrain.gradient.sgd_learning_loss import SquareLearningLoss
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -211,7 +211,7 @@ class AbsoluteLearningLoss(BaseLearningLoss):
 
 
 class ElasticLearningLoss(BaseLearningLoss):
-    """Both of them, ``s * (l1 * abs(d) + l2 * d ** 2)``; the gradient is ``-s * (l1 * sign(d) + 2 * l2 * d)``.
+    """Elastic loss, ``s * (l1 * abs(d) + l2 * d ** 2)``; its gradient is ``-s * (l1 * sign(d) + 2 * l2 * d)``.
 
     Args:
         l1_weight: the factor of the absolute errors.
@@ -235,17 +235,17 @@ class ElasticLearningLoss(BaseLearningLoss):
 
 
 class NegLogLearningLoss(BaseLearningLoss):
-    """The log loss of two classes, 0 and 1, of a raw score.
+    """Log loss of a raw score, for two classes 0 and 1.
 
-    With ``p = clip(sigmoid(score), eps, 1 - eps)`` it is ``-s * ((1 - y) * log(1 - p) + y * log(p))``; its gradient
-    is ``s * (p - y)``. What is expected is int64.
+    With ``p = clip(sigmoid(score), eps, 1 - eps)``, the loss is ``-s * ((1 - y) * log(1 - p) + y * log(p))``. Its
+    gradient is ``s * (p - y)``. The targets are int64.
 
     Args:
-        eps: how near to 0 and 1 a probability may come.
+        eps: the minimum distance of a probability from 0 and 1.
         probability_function: ``"sigmoid"``.
 
     Raises:
-        InvalidArgumentError: for another function of probabilities, when the functions are built.
+        InvalidArgumentError: for another probability function; raised by :meth:`build_onnx_function`.
 
     Source: ``onnxcustom.training.sgd_learning_loss.NegLogLearningLoss``.
 

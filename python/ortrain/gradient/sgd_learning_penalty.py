@@ -1,6 +1,6 @@
-"""Penalties of large weights as ONNX functions, by the names of onnxcustom.
+"""Penalties on large weights as ONNX functions, with the names of onnxcustom.
 
-The module there is ``onnxcustom.training.sgd_learning_penalty``.
+The original module is ``onnxcustom.training.sgd_learning_penalty``.
 
 >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
 >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -25,7 +25,7 @@ __all__ = ["BaseLearningPenalty", "ElasticLearningPenalty", "NoLearningPenalty"]
 
 
 class BaseLearningPenalty(Learning):
-    """What is added to a loss for the sake of small weights, and how it moves them.
+    """Penalty on large weights: a term of the loss, and an update of the weights.
 
     Source: ``onnxcustom.training.sgd_learning_penalty.BaseLearningPenalty``.
 
@@ -36,15 +36,15 @@ class BaseLearningPenalty(Learning):
 
     @staticmethod
     def select(class_name: BaseLearningPenalty | str | None, **kwargs: Any) -> BaseLearningPenalty:
-        """A penalty by its name.
+        """Returns a penalty by its name.
 
         Args:
-            class_name: a penalty, which is returned as it is; ``None`` or ``""`` for none; ``"elastic"``, ``"l1l2"``,
-                or the name of a class.
+            class_name: a penalty, which is returned unchanged; ``None`` or ``""`` for no penalty; ``"elastic"``,
+                ``"l1l2"``, or the name of a class.
             kwargs: parameters of the class.
 
         Raises:
-            InvalidArgumentError: for anything else.
+            InvalidArgumentError: for any other value.
 
         >>> from ortrain.gradient.sgd_learning_penalty import BaseLearningPenalty
         >>> BaseLearningPenalty.select(None)
@@ -63,18 +63,18 @@ class BaseLearningPenalty(Learning):
         return chosen("penalty", names, class_name)(**kwargs)
 
     def penalty_loss(self, device: OrtDevice, loss: OrtValue, *weights: OrtValue) -> OrtValue:
-        """Adds the penalty to a loss, where it lies.
+        """Adds the penalty to a loss, in place.
 
         Args:
-            device: where the values lie.
+            device: the device of the values.
             loss: the loss, of shape ``(1,)``.
-            weights: the weights, as many as :meth:`build_onnx_function` was told.
+            weights: the weights; their number is the argument of :meth:`build_onnx_function`.
 
         Returns:
             The loss.
 
         Raises:
-            OrtrainError: before :meth:`build_onnx_function`, and for another number of weights.
+            OrtrainError: before :meth:`build_onnx_function`, and for a wrong number of weights.
 
         >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -89,11 +89,11 @@ class BaseLearningPenalty(Learning):
         raise NotImplementedError(f"{type(self).__name__} has no penalty_loss")
 
     def update_weights(self, n_bind: int, device: OrtDevice, statei: OrtValue) -> OrtValue:
-        """Moves a weight against the penalty, where it lies; the learning rate has no part in it.
+        """Updates a weight by the penalty, in place; the learning rate does not scale this update.
 
         Args:
-            n_bind: the number of the weight.
-            device: where it lies.
+            n_bind: the index of the weight.
+            device: the device of the weight.
             statei: the weight, of float32 or float64.
 
         Returns:
@@ -114,7 +114,7 @@ class BaseLearningPenalty(Learning):
 
 
 class NoLearningPenalty(BaseLearningPenalty):
-    """No penalty: losses and weights stay what they are.
+    """No penalty: losses and weights do not change.
 
     Source: ``onnxcustom.training.sgd_learning_penalty.NoLearningPenalty``.
 
@@ -127,7 +127,7 @@ class NoLearningPenalty(BaseLearningPenalty):
         pass
 
     def build_onnx_function(self, opset: int, device: OrtDevice, n_tensors: int) -> None:
-        """Builds nothing, as there is no function.
+        """Does nothing, because there is no function.
 
         >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
@@ -135,7 +135,7 @@ class NoLearningPenalty(BaseLearningPenalty):
         """
 
     def penalty_loss(self, device: OrtDevice, loss: OrtValue, *weights: OrtValue) -> OrtValue:
-        """The loss, as it is.
+        """Returns the loss unchanged.
 
         >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -146,7 +146,7 @@ class NoLearningPenalty(BaseLearningPenalty):
         return loss
 
     def update_weights(self, n_bind: int, device: OrtDevice, statei: OrtValue) -> OrtValue:
-        """The weight, as it is.
+        """Returns the weight unchanged.
 
         >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -160,7 +160,7 @@ class NoLearningPenalty(BaseLearningPenalty):
 class ElasticLearningPenalty(BaseLearningPenalty):
     """The sum of ``l1 * abs(w) + l2 * w ** 2`` over all weights.
 
-    A step moves a weight to ``w * (1 - 2 * l2) - l1 * sign(w)``.
+    A step changes a weight to ``w * (1 - 2 * l2) - l1 * sign(w)``.
 
     Args:
         l1: the factor of the absolute values.
@@ -187,7 +187,7 @@ class ElasticLearningPenalty(BaseLearningPenalty):
 
         Args:
             opset: the opset of the functions.
-            device: where they run.
+            device: the device of the functions.
             n_tensors: the number of weights.
 
         >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
@@ -212,10 +212,10 @@ class ElasticLearningPenalty(BaseLearningPenalty):
         self.penalty_grad_onnx_: onnx.ModelProto = self._update.model
 
     def penalty_loss(self, device: OrtDevice, loss: OrtValue, *weights: OrtValue) -> OrtValue:
-        """Adds the penalty of all weights to a loss, where it lies.
+        """Adds the penalty of all weights to a loss, in place.
 
         Args:
-            device: where the values lie.
+            device: the device of the values.
             loss: the loss, of shape ``(1,)``, of float32 or float64.
             weights: the weights, of the type of the loss.
 
@@ -223,7 +223,7 @@ class ElasticLearningPenalty(BaseLearningPenalty):
             The loss.
 
         Raises:
-            OrtrainError: before :meth:`build_onnx_function`, and for another number of weights.
+            OrtrainError: before :meth:`build_onnx_function`, and for a wrong number of weights.
 
         >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -241,11 +241,11 @@ class ElasticLearningPenalty(BaseLearningPenalty):
         return loss
 
     def update_weights(self, n_bind: int, device: OrtDevice, statei: OrtValue) -> OrtValue:
-        """Moves a weight to ``w * (1 - 2 * l2) - l1 * sign(w)``, where it lies.
+        """Changes a weight to ``w * (1 - 2 * l2) - l1 * sign(w)``, in place.
 
         Args:
-            n_bind: the number of the weight.
-            device: where it lies.
+            n_bind: the index of the weight.
+            device: the device of the weight.
             statei: the weight, of float32 or float64.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Learning rates and how they move weights, by the names of onnxcustom (``onnxcustom.training.sgd_learning_rate``).
+"""Learning rates and their weight updates, with the names of onnxcustom (``onnxcustom.training.sgd_learning_rate``).
 
 >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
 >>> [round(rate, 5) for rate in LearningRateSGD(0.01).loop(4)]
@@ -27,7 +27,7 @@ _Rate = TypeVar("_Rate", bound="LearningRateSGD")
 
 
 class BaseLearningRate(Learning):
-    """A learning rate that changes from one pass over the data to the next, and the update that it goes with.
+    """Learning rate that changes from pass to pass over the data, with its weight update.
 
     Source: ``onnxcustom.training.sgd_learning_rate.BaseLearningRate``.
 
@@ -38,15 +38,15 @@ class BaseLearningRate(Learning):
 
     @staticmethod
     def select(class_name: BaseLearningRate | str | float, **kwargs: Any) -> BaseLearningRate:
-        """A learning rate by its name, or of a number.
+        """Returns a learning rate by its name, or from a number.
 
         Args:
-            class_name: a learning rate, which is returned as it is; a float, the first value of a
+            class_name: a learning rate, which is returned unchanged; a float, the first value of a
                 :class:`LearningRateSGD`; ``"SGD"``, ``"SGDNesterov"``, ``"Nesterov"``, or the name of a class.
             kwargs: parameters of the class.
 
         Raises:
-            InvalidArgumentError: for anything else.
+            InvalidArgumentError: for any other value.
 
         >>> from ortrain.gradient.sgd_learning_rate import BaseLearningRate
         >>> BaseLearningRate.select("Nesterov", momentum=0.8).momentum
@@ -72,7 +72,7 @@ class BaseLearningRate(Learning):
 
     @property
     def value(self) -> float:
-        """The learning rate as it is now.
+        """The current learning rate.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(0.5).init_learning_rate().value
@@ -82,7 +82,7 @@ class BaseLearningRate(Learning):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether the update needs a velocity: what it remembers of gradients that were before.
+        """True if the update needs a velocity: a state that accumulates previous gradients.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
         >>> LearningRateSGD().needs_grad, LearningRateSGDNesterov().needs_grad
@@ -91,7 +91,7 @@ class BaseLearningRate(Learning):
         raise NotImplementedError(f"{type(self).__name__} has no needs_grad")
 
     def init_learning_rate(self) -> BaseLearningRate:
-        """Goes back to the first value; returns the learning rate itself.
+        """Resets the learning rate to its first value; returns the object itself.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(0.5).init_learning_rate().value
@@ -100,7 +100,7 @@ class BaseLearningRate(Learning):
         raise NotImplementedError(f"{type(self).__name__} has no init_learning_rate")
 
     def update_learning_rate(self, t: int) -> BaseLearningRate:
-        """Goes on to the value behind pass ``t``; returns the learning rate itself.
+        """Sets the value after pass ``t``; returns the object itself.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(0.5).init_learning_rate().update_learning_rate(15).value
@@ -117,21 +117,21 @@ class BaseLearningRate(Learning):
         batch_size: int,
         velocity: OrtValue | None = None,
     ) -> OrtValue:
-        """Moves a weight against its gradient, where it lies.
+        """Updates a weight by its gradient, in place.
 
         Args:
-            n_bind: the number of the weight.
-            device: where it lies.
+            n_bind: the index of the weight.
+            device: the device of the weight.
             statei: the weight.
             gradienti: the gradient of the loss of a batch, of the weight's type and shape.
-            batch_size: what the learning rate is divided by.
-            velocity: what the update remembers of gradients, like the weight; it is written, too.
+            batch_size: the divisor of the learning rate.
+            velocity: the state of the update, of the weight's type and shape; it is also updated.
 
         Returns:
             The weight.
 
         Raises:
-            OrtrainError: before :meth:`build_onnx_function`; for a velocity that is missing, or not needed.
+            OrtrainError: before :meth:`build_onnx_function`; for a missing or an unnecessary velocity.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
@@ -145,7 +145,7 @@ class BaseLearningRate(Learning):
         raise NotImplementedError(f"{type(self).__name__} has no update_weights")
 
     def loop(self, n: int = 1000) -> Iterator[float]:
-        """The first ``n`` values.
+        """Yields the first ``n`` values.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> list(LearningRateSGD(0.5, learning_rate="constant").loop(3))
@@ -162,14 +162,14 @@ class LearningRateSGD(BaseLearningRate):
 
     Args:
         eta0: the first value.
-        alpha: of the schedule ``"optimal"``.
-        power_t: of the schedule ``"invscaling"``.
-        learning_rate: the schedule: ``"constant"``; ``"invscaling"``, ``eta0 / (t + 1) ** power_t`` behind pass ``t``;
+        alpha: the parameter of the schedule ``"optimal"``.
+        power_t: the exponent of the schedule ``"invscaling"``.
+        learning_rate: the schedule: ``"constant"``; ``"invscaling"``, ``eta0 / (t + 1) ** power_t`` after pass ``t``;
             ``"optimal"``, ``eta0 * opt / (opt + t)`` with ``opt = max(1, 2 (1 + s)) / (s alpha)``,
             ``s = alpha ** -0.25``.
 
     Raises:
-        InvalidArgumentError: for another schedule.
+        InvalidArgumentError: for an unknown schedule.
 
     Source: ``onnxcustom.training.sgd_learning_rate.LearningRateSGD``; Bottou, Stochastic Gradient Descent Tricks, 2012.
 
@@ -200,7 +200,7 @@ class LearningRateSGD(BaseLearningRate):
 
     @property
     def value(self) -> float:
-        """The learning rate as it is now.
+        """The current learning rate.
 
         Raises:
             OrtrainError: before :meth:`init_learning_rate`.
@@ -217,7 +217,7 @@ class LearningRateSGD(BaseLearningRate):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether the update needs a velocity, which it does not.
+        """False: the update needs no velocity.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD().needs_grad
@@ -226,7 +226,7 @@ class LearningRateSGD(BaseLearningRate):
         return False
 
     def init_learning_rate(self: _Rate) -> _Rate:
-        """Goes back to ``eta0``; returns the learning rate itself.
+        """Resets the value to ``eta0``; returns the object itself.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(0.5).init_learning_rate()
@@ -236,7 +236,7 @@ class LearningRateSGD(BaseLearningRate):
         return self
 
     def update_learning_rate(self: _Rate, t: int) -> _Rate:
-        """Goes on to the value behind pass ``t``; returns the learning rate itself.
+        """Sets the value after pass ``t``; returns the object itself.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
         >>> LearningRateSGD(1.0, power_t=0.5).init_learning_rate().update_learning_rate(3).value
@@ -254,8 +254,8 @@ class LearningRateSGD(BaseLearningRate):
         """Builds the function of the update.
 
         Args:
-            opset: not looked at: the function is one that any opset has.
-            device: where it runs.
+            opset: unused, because the function exists at any opset.
+            device: the device of the function.
             n_tensors: the number of weights.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
@@ -278,14 +278,14 @@ class LearningRateSGD(BaseLearningRate):
         batch_size: int,
         velocity: OrtValue | None = None,
     ) -> OrtValue:
-        """Moves a weight against its gradient, where it lies: ``w - value / batch_size * g``.
+        """Updates a weight by its gradient, in place: ``w - value / batch_size * g``.
 
         Args:
-            n_bind: the number of the weight.
-            device: where it lies.
+            n_bind: the index of the weight.
+            device: the device of the weight.
             statei: the weight, of float32 or float64.
             gradienti: the gradient of the loss of a batch, of the weight's type and shape.
-            batch_size: what the learning rate is divided by.
+            batch_size: the divisor of the learning rate.
             velocity: ``None``.
 
         Returns:
@@ -312,21 +312,21 @@ class LearningRateSGD(BaseLearningRate):
 
 
 class LearningRateSGDNesterov(LearningRateSGD):
-    """Gradient descent with momentum, as Nesterov takes it or as it was before him.
+    """Gradient descent with Nesterov momentum or classical momentum.
 
-    With ``a = -value / batch_size``, the velocity ``v`` becomes ``z = momentum * v + a * g``, and the weight
-    ``w + momentum * z + a * g``, or without ``nesterov`` ``w + z``.
+    With ``a = -value / batch_size``, the velocity ``v`` becomes ``z = momentum * v + a * g``. The weight becomes
+    ``w + momentum * z + a * g`` with ``nesterov``, and ``w + z`` without.
 
     Args:
         eta0: the first value.
-        alpha: of the schedule ``"optimal"``.
-        power_t: of the schedule ``"invscaling"``.
-        learning_rate: the schedule, as :class:`LearningRateSGD` has it.
-        momentum: the share of the velocity that stays.
-        nesterov: whether the momentum goes ahead of the gradient.
+        alpha: the parameter of the schedule ``"optimal"``.
+        power_t: the exponent of the schedule ``"invscaling"``.
+        learning_rate: the schedule, like in :class:`LearningRateSGD`.
+        momentum: the decay factor of the velocity.
+        nesterov: True for Nesterov momentum, False for classical momentum.
 
     Raises:
-        InvalidArgumentError: for another schedule.
+        InvalidArgumentError: for an unknown schedule.
 
     Source: ``onnxcustom.training.sgd_learning_rate.LearningRateSGDNesterov``; Sutskever et al., On the importance of
     initialization and momentum in deep learning, 2013.
@@ -352,7 +352,7 @@ class LearningRateSGDNesterov(LearningRateSGD):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether the update needs a velocity, which it does.
+        """True: the update needs a velocity.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGDNesterov
         >>> LearningRateSGDNesterov().needs_grad
@@ -364,8 +364,8 @@ class LearningRateSGDNesterov(LearningRateSGD):
         """Builds the function of the update.
 
         Args:
-            opset: not looked at: the function is one that any opset has.
-            device: where it runs.
+            opset: unused, because the function exists at any opset.
+            device: the device of the function.
             n_tensors: the number of weights.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGDNesterov
@@ -388,14 +388,14 @@ class LearningRateSGDNesterov(LearningRateSGD):
         batch_size: int,
         velocity: OrtValue | None = None,
     ) -> OrtValue:
-        """Moves a weight and its velocity, where they lie.
+        """Updates a weight and its velocity, in place.
 
         Args:
-            n_bind: the number of the weight.
-            device: where it lies.
+            n_bind: the index of the weight.
+            device: the device of the weight.
             statei: the weight, of float32 or float64.
             gradienti: the gradient of the loss of a batch, of the weight's type and shape.
-            batch_size: what the learning rate is divided by.
+            batch_size: the divisor of the learning rate.
             velocity: the velocity, of the weight's type and shape.
 
         Returns:
@@ -423,5 +423,5 @@ class LearningRateSGDNesterov(LearningRateSGD):
 
 
 def _scalar(number: float, like: OrtValue) -> OrtValue:
-    """A number as a value of one element, of the type of another."""
+    """Returns a number as a value of one element, of the type of another value."""
     return numpy_to_ort_value(np.array([number], like.numpy().dtype))

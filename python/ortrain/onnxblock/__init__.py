@@ -1,8 +1,8 @@
-"""Losses, optimizers and whole models made of blocks that write ONNX nodes: ``onnxruntime.training.onnxblock``.
+"""Blocks that build losses, optimizers and models from ONNX nodes: ``onnxruntime.training.onnxblock``.
 
-A block is called inside ``with onnxblock.base(model)``; it edits the model that is there and returns the names of its
-results. Blocks of one's own derive from :class:`Block`, or from :class:`ForwardBlock` and :class:`TrainingBlock`, which
-end in models to be saved. Needs the package ``onnx``.
+A block is called inside ``with onnxblock.base(model)``. It edits the model of the context and returns the names of its
+results. User-defined blocks derive from :class:`Block`, or from :class:`ForwardBlock` and :class:`TrainingBlock`, which
+produce models to save. The package ``onnx`` is required.
 
 >>> import numpy as np
 >>> import onnx

@@ -1,4 +1,4 @@
-"""Blocks in the place of losses and optimizers that :func:`ortrain.artifacts.generate_artifacts` knows by itself."""
+"""Blocks as the loss or the optimizer of :func:`ortrain.artifacts.generate_artifacts`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortrain.onnxblock._model import base, empty_base, opset_of
 from ortrain.onnxblock._whole import register_outputs
 from ortrain.onnxblock.optim import Optimizer
 
-# The opset of optimizer models in plain ONNX.
+# Opset of optimizer models in plain ONNX.
 _OPTIMIZER_OPSET = 17
 
 
@@ -23,7 +23,7 @@ def _read(source: str | bytes) -> onnx.ModelProto:
         model = onnx.ModelProto.FromString(source)
     else:
         check_regular(source)
-        # External data stays where it is: blocks do not look into it.
+        # Blocks do not read external data, so it is not loaded.
         model = onnx.load(source, load_external_data=False)
     return model
 
@@ -35,7 +35,7 @@ def with_loss(
     additional: Sequence[str],
     operators: OperatorLibrary | None,
 ) -> Plain:
-    """The model with a loss behind it, as its first output. The loss compares the values of these names, or outputs."""
+    """Append a loss to the model, as its first output. Its arguments are the values `names`, or all outputs."""
     path = None if isinstance(source, bytes) else source
     with base(_read(source), path, operators=operators) as accessor:
         graph = accessor.model.graph
@@ -48,13 +48,13 @@ def with_loss(
 def optimizer_model(
     source: str | bytes, optimizer: Block, requires_grad: Sequence[str], frozen_params: Sequence[str]
 ) -> bytes:
-    """The optimizer model that a block makes for the parameters of a model."""
+    """Build the optimizer model of a block for the parameters of a model."""
     model = _read(source)
     trained, frozen = (
         [tensor for tensor in model.graph.initializer if tensor.name in wanted]
         for wanted in (set(requires_grad), set(frozen_params))
     )
-    # Optimizers in plain ONNX need operators that a model may be older than.
+    # Optimizers in plain ONNX need operators that older opsets do not have.
     version = max(opset_of(model), _OPTIMIZER_OPSET) if isinstance(optimizer, Optimizer) else opset_of(model)
     with empty_base(version) as accessor:
         optimizer((trained, frozen))

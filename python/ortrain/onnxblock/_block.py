@@ -1,4 +1,4 @@
-"""What every block is."""
+"""Base class of all blocks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError
 from ortrain.onnxblock._model import current
 
-# Larger messages cannot be serialised, which is how the checker takes them.
+# Larger messages cannot be serialized; the checker needs serialized models.
 _LARGEST = 2**31 - 1
 
 
 class Block(ABC):
-    """Something that edits the model of the open context.
+    """Base class of objects that edit the model of the open context.
 
-    :meth:`build` is what a block does. Calling the block calls it, and the outermost of blocks checks the model with
-    ``onnx.checker``.
+    A subclass implements :meth:`build`. A call of the block calls :meth:`build`; the outermost block then checks the
+    model with ``onnx.checker``.
 
     Args:
-        temp_file_name: a relative path. Blocks of onnxruntime-training put large models there while they check them;
-            nothing is written here.
+        temp_file_name: a relative path. onnxruntime-training writes large models there to check them; ortrain writes no
+            file.
 
     >>> import onnx
     >>> from ortrain import onnxblock
@@ -45,7 +45,7 @@ class Block(ABC):
 
     @property
     def base(self) -> onnx.ModelProto:
-        """The model that is edited: that of the open context, or of the last one that the block was called in.
+        """The model to edit: the model of the open context, or of the context of the block's last call.
 
         >>> block = onnxblock.blocks.Abs()
         >>> with onnxblock.base(model):
@@ -63,7 +63,7 @@ class Block(ABC):
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Edit :attr:`base`; return the names of the results, one or a tuple.
+        """Edit :attr:`base`, and return the name of the result or a tuple of names.
 
         >>> class MeanOfSquares(onnxblock.Block):
         ...     def build(self, name):
@@ -74,11 +74,11 @@ class Block(ABC):
         """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`build` on the model of the open context.
+        """Call :meth:`build` on the model of the open context.
 
         Raises:
             InvalidArgumentError: outside of a context.
-            onnx.checker.ValidationError: if what was built is no valid model.
+            onnx.checker.ValidationError: if the edited model is not valid.
 
         >>> with onnxblock.base(model):
         ...     onnxblock.blocks.Abs()("logits")
@@ -99,16 +99,16 @@ class Block(ABC):
         finally:
             accessor.depth -= 1
         self._finish(result)
-        # What blocks inside of others make is checked with those: checking takes the whole model.
+        # Only the outermost block checks the model, because a check covers the whole model.
         if accessor.depth == 0:
             check(self._base)
         return result
 
     def _finish(self, result: Any) -> None:  # noqa: B027  (most blocks have nothing left to do)
-        """What is left to do when :meth:`build` has returned its result; nothing, unless a kind of block says so."""
+        """Process the result of :meth:`build`. The default does nothing."""
 
     def infer_shapes_on_base(self) -> None:
-        """Add the types that follow from the model to its ``value_info``.
+        """Add the types that can be inferred from the model to its ``value_info``.
 
         >>> block = onnxblock.blocks.ReduceMean(keepdims=False)
         >>> with onnxblock.base(model):
@@ -125,13 +125,13 @@ class Block(ABC):
 
 
 def check(model: onnx.ModelProto) -> None:
-    """Raise what ``onnx.checker`` finds, unless the model is too large for it."""
+    """Raise the error that ``onnx.checker`` finds; a model that is too large for the checker passes."""
     if model.ByteSize() <= _LARGEST:
         onnx.checker.check_model(_without_external_data(model), full_check=True)
 
 
 def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with inputs instead of initializers whose data lies in files, for the checker looks for those here."""
+    """Return the model with inputs in place of initializers with external data; the checker would open their files."""
     outside = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     if not outside:
         return model

@@ -1,4 +1,4 @@
-"""From parameters to checkpoints and back."""
+"""Conversion between ONNX parameters and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def save_checkpoint(
     """Write a checkpoint.
 
     Args:
-        parameters: those that are trained, and those that are not: :meth:`TrainingBlock.parameters`.
-        path: the file; one that is there is replaced when the new one is complete.
-        nominal_checkpoint: whether names and types are written without the values.
+        parameters: the trained parameters, and the parameters that are not trained: :meth:`TrainingBlock.parameters`.
+        path: the file. An existing file is replaced after the new file is complete.
+        nominal_checkpoint: True to write names and types without the values.
 
     Raises:
-        OrtrainError: for a name that is there twice, or if the file cannot be written.
+        OrtrainError: for a duplicate name, or if the file cannot be written.
 
     >>> trained = [tensor for tensor in model.graph.initializer if tensor.name.startswith("fc2.")]
     >>> onnxblock.save_checkpoint((trained, []), "second_layer")
@@ -37,11 +37,11 @@ def save_checkpoint(
 
 
 def load_checkpoint_to_model(path_to_checkpoint: PathLike, model: onnx.ModelProto) -> None:
-    """Give initializers of a model, in place, the values that a checkpoint has for their names.
+    """Copy the values of a checkpoint into the initializers of the same names, in place.
 
     Raises:
         InvalidArgumentError: for a nominal checkpoint, which has no values.
-        NoSuchFileError, OrtrainError: if the file is not there or is damaged.
+        NoSuchFileError, OrtrainError: if the file does not exist or is damaged.
 
     >>> state.parameters["fc2.bias"] = np.ones(10, np.float32)
     >>> CheckpointState.save_checkpoint(state, "trained")
@@ -59,7 +59,7 @@ def load_checkpoint_to_model(path_to_checkpoint: PathLike, model: onnx.ModelProt
 
 
 def _holding(tensors: Iterable[onnx.TensorProto]) -> bytes:
-    """A model that holds nothing but these initializers."""
+    """Serialize a model with only these initializers."""
     model = onnx.ModelProto(ir_version=10)
     model.opset_import.append(onnx.helper.make_opsetid("", 17))
     model.graph.name = "parameters"

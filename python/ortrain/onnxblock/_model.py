@@ -1,4 +1,4 @@
-"""The model that blocks edit."""
+"""Context of the model that blocks edit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortrain._operators import OperatorLibrary, Plain
 from ortrain._sources import PathLike, existing_library
 from ortrain.errors import InvalidArgumentError
 
-# What onnxruntime-training 1.19.2 reads; the core writes its optimizer models with the same.
+# IR version that onnxruntime-training 1.19.2 reads. The core writes its optimizer models with the same version.
 _IR_VERSION = 10
 _GENERATED = re.compile(r"onnx::.*::(\d+)")
 
@@ -23,7 +23,7 @@ Message = TypeVar("Message", onnx.ValueInfoProto, onnx.TensorProto)
 
 
 class ModelAccessor:
-    """The model that blocks edit in a context, and where its file lies if one was named."""
+    """Model that blocks edit in a context, and the path of its file if the caller passed a path."""
 
     def __init__(
         self, model: onnx.ModelProto, path: PathLike | None = None, operators: OperatorLibrary | None = None
@@ -35,27 +35,27 @@ class ModelAccessor:
         names = {name for node in graph.node for name in [node.name, *node.input, *node.output]}
         names.update(entry.name for entry in [*graph.input, *graph.initializer])
         found = (_GENERATED.fullmatch(name) for name in names)
-        # Names count on from those that another context has put into the model.
-        # Blocks that are being built, one inside of the other.
+        # Nesting depth of the blocks under construction.
         self.depth = 0
+        # Generated names continue after the names from an earlier context.
         self.last_number = max((int(match[1]) for match in found if match), default=0)
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model."""
+        """The model to edit."""
         return self._model
 
     @property
     def operators(self) -> OperatorLibrary | None:
-        """The operators and gradients of the caller's that were given with the model."""
+        """The custom operators and gradients that the caller passed with the model."""
         return self._operators
 
     @property
     def path(self) -> str:
-        """The path that was given with the model.
+        """The path that the caller passed with the model.
 
         Raises:
-            InvalidArgumentError: if none was.
+            InvalidArgumentError: without a path.
 
         """
         if self._path is None:
@@ -63,22 +63,22 @@ class ModelAccessor:
         return self._path
 
     def source(self, model: onnx.ModelProto) -> Plain:
-        """A model with the external data that this one has beside its path, if there is one."""
+        """Return a serialized model, with the folder of the external data if the path is known."""
         message = model.SerializeToString()
         return message if self._path is None else (message, os.path.dirname(self._path) or ".")  # noqa: PTH120
 
     @property
     def has_path(self) -> bool:
-        """Whether a path was given with the model."""
+        """True if the caller passed a path with the model."""
         return self._path is not None
 
     def name(self, token: str) -> str:
-        """A new name, ``onnx::<token>::<n>``."""
+        """Return a new name, ``onnx::<token>::<n>``."""
         self.last_number += 1
         return f"onnx::{token}::{self.last_number}"
 
     def opset(self) -> int:
-        """The version of the standard operators that the model uses."""
+        """Return the opset version of the model."""
         return opset_of(self._model)
 
 
@@ -87,7 +87,7 @@ _LIBRARY: ContextVar[str | None] = ContextVar("ortrain.onnxblock.custom_op_libra
 
 
 def current() -> ModelAccessor:
-    """The model of the context that is open in this thread."""
+    """Return the model of the context that is open in this thread."""
     accessor = _CURRENT.get()
     if accessor is None:
         raise InvalidArgumentError(
@@ -112,13 +112,14 @@ def _open(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def base(
     model: onnx.ModelProto, model_path: PathLike | None = None, *, operators: OperatorLibrary | None = None
 ) -> Iterator[ModelAccessor]:
-    """A context in which blocks edit a copy of a model.
+    """Open a context in which blocks edit a copy of a model.
 
     Args:
         model: the model; it is not changed.
-        model_path: where its file lies: its external data is found beside it, if the model was loaded without, as
-            models of more than 2 GiB have to be. Kept for :attr:`ModelAccessor.path`, too.
-        operators: operators and gradients of one's own that the model, or what blocks add to it, uses.
+        model_path: the path of the model file, also the value of :attr:`ModelAccessor.path`. If the model was loaded
+            without external data, the data is read from the folder of this file. Models of more than 2 GiB must be
+            loaded without external data.
+        operators: custom operators and gradients for the nodes of the model and of blocks.
 
     Raises:
         InvalidArgumentError: without a model, or inside another context.
@@ -143,11 +144,11 @@ def base(
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """A context in which blocks build a model from nothing.
+    """Open a context in which blocks build a new model.
 
     Args:
-        opset_version: the version of the standard operators; the newest that ``onnx`` knows unless given. The model's
-            IR version is 10, which onnxruntime-training 1.19.2 reads, or the oldest that these operators need.
+        opset_version: the opset version; the newest version of ``onnx`` by default. The model has IR version 10, which
+            onnxruntime-training 1.19.2 reads, or the oldest later version that the opset requires.
 
     >>> from ortrain import onnxblock
     >>> with onnxblock.empty_base(17) as accessor:
@@ -168,18 +169,18 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: PathLike) -> Iterator[None]:
-    """A context for models whose operators are in a shared library.
+    """Open a context for models with custom operators in a shared library.
 
-    ortrain has operators of its own alone and loads no library. So whatever the library does not take part in is built
-    as usual, and a model that uses one of its operators is refused where it is read, with the names of the operators
+    ortrain never loads the library, because it implements all operators itself. Models without operators of the library
+    work as usual. A model with an operator of the library is rejected when it is read; the error names the operators
     and their nodes.
 
     Args:
-        custom_op_library_path: the library.
+        custom_op_library_path: the path of the library.
 
     Raises:
-        NoSuchFileError: if there is no such file.
-        InvalidArgumentError: inside another such context.
+        NoSuchFileError: if the file does not exist.
+        InvalidArgumentError: inside another context of this kind.
 
     >>> from ortrain import onnxblock
     >>> with onnxblock.custom_op_library("nowhere.so"):
@@ -198,12 +199,12 @@ def custom_op_library(custom_op_library_path: PathLike) -> Iterator[None]:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the standard operators that a model uses."""
+    """Return the opset version of a model."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def is_defined(model: onnx.ModelProto, name: str) -> bool:
-    """Whether a value of this name is there or is used."""
+    """Return True if the model defines or uses a value of this name."""
     graph = model.graph
     return any(entry.name == name for entry in [*graph.input, *graph.initializer]) or any(
         name in node.input or name in node.output for node in graph.node
@@ -211,5 +212,5 @@ def is_defined(model: onnx.ModelProto, name: str) -> bool:
 
 
 def find(entries: Iterable[Message], name: str) -> Message | None:
-    """The first entry of this name."""
+    """Return the first entry of this name."""
     return next((entry for entry in entries if entry.name == name), None)

@@ -1,4 +1,4 @@
-"""Blocks that end in models to be saved."""
+"""Blocks that produce models to save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortrain.onnxblock.blocks import UnknownNameError
 
 
 def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
-    """Make these values the outputs of the model, and no others."""
+    """Make these values the only outputs of the model."""
     graph = model.graph
     declared = {entry.name: entry for entry in [*graph.value_info, *graph.input, *graph.output]}
     unknown = [name for name in names if name not in declared or not declared[name].type.WhichOneof("value")]
@@ -36,7 +36,7 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
 
 
 def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoProto]:
-    """Declarations of values, as far as their types follow from the model."""
+    """Infer the declarations of values; omit values of unknown type."""
     try:
         source = with_operators(current().source(model), current().operators)
         found = list(onnx.ModelProto.FromString(_ortrain.declarations(source, names)).graph.value_info)
@@ -44,12 +44,12 @@ def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoPr
         found = []
     if set(names) <= {entry.name for entry in found}:
         return found
-    # A model may have nodes that only onnxruntime runs. Of those of the standard `onnx` knows the types.
+    # A model may have nodes that only onnxruntime runs. `onnx` infers the types of the standard operators.
     return list(onnx.shape_inference.infer_shapes(model).graph.value_info)
 
 
 class ForwardBlock(Block):
-    """A model: :meth:`build` returns the names of its outputs.
+    """Block that produces a model: :meth:`build` returns the names of its outputs.
 
     >>> class Magnitude(onnxblock.ForwardBlock):
     ...     def build(self, name):
@@ -70,10 +70,10 @@ class ForwardBlock(Block):
         self._operators: OperatorLibrary | None = None
 
     def _finish(self, result: Any) -> None:
-        """Make what :meth:`build` returned the outputs of the model, and no others.
+        """Make the results of :meth:`build` the only outputs of the model.
 
         Raises:
-            UnknownNameError: for an output that is not there or whose type cannot be inferred.
+            UnknownNameError: for an unknown output, or an output of unknown type.
 
         """
         register_outputs(self.base, (result,) if isinstance(result, str) else tuple(result))
@@ -82,7 +82,7 @@ class ForwardBlock(Block):
         self._operators = current().operators
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """The model.
+        """Return the model.
 
         Raises:
             InvalidArgumentError: before the block was called.
@@ -106,10 +106,10 @@ class ForwardBlock(Block):
 
 
 class TrainingBlock(ForwardBlock):
-    """A model that is trained: the first of the values that :meth:`build` returns is the loss.
+    """Block that produces a training model: the first value that :meth:`build` returns is the loss.
 
     Args:
-        batch_norm: which statistics ``BatchNormalization`` uses in training, as in
+        batch_norm: the statistics that ``BatchNormalization`` uses in training, like the argument of
             :func:`ortrain.artifacts.generate_artifacts`.
 
     >>> class Regression(onnxblock.TrainingBlock):
@@ -133,10 +133,10 @@ class TrainingBlock(ForwardBlock):
         self._requires_grad: dict[str, bool] = {}
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Say that an initializer is trained, or with ``False`` that it is a parameter but not trained.
+        """Mark an initializer as a trained parameter, or with ``False`` as a parameter that is not trained.
 
-        Of an input it says that the training model accumulates its gradient as it does those of parameters: in the
-        buffer ``<name>_grad.accumulation.buffer``, which whoever runs the model gives. (A ``Module`` has buffers for
+        For an input, the training model accumulates the gradient in the buffer ``<name>_grad.accumulation.buffer``,
+        like the gradients of parameters. The caller of the model must supply this buffer. (A ``Module`` has buffers for
         parameters only.)
 
         >>> class Training(onnxblock.TrainingBlock):
@@ -149,7 +149,7 @@ class TrainingBlock(ForwardBlock):
         self._requires_grad[argument_name] = value
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-        """The initializers that are trained, and those that are parameters but not trained, in the model's order.
+        """Return the trained initializers and the parameters that are not trained, in the order of the model.
 
         Raises:
             InvalidArgumentError: before the block was called.
@@ -175,7 +175,7 @@ class TrainingBlock(ForwardBlock):
         )
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:  # type: ignore[override]
-        """The training model and the eval model.
+        """Return the training model and the eval model.
 
         Raises:
             InvalidArgumentError: before the block was called; if nothing is trained or a name is unknown.

@@ -1,7 +1,6 @@
-"""Blocks of a few nodes. Values are given by their names, and so are results.
+"""Blocks of a few nodes. Arguments and results are names of values.
 
-A block that is given names appends a node, of the version that the model's opset has, and returns the name of its
-result:
+A call of a block appends a node, in the version of the model's opset, and returns the name of its result:
 
 >>> from ortrain.onnxblock import base, blocks
 >>> with base(model):
@@ -49,9 +48,9 @@ __all__ = [
 ]
 
 
-# The function that passes no gradient: domain and name.
+# Domain and name of the function that stops the gradient.
 _STOP_GRADIENT = ("ai.ortrain", "StopGradient")
-# The first version of files in which models bring functions along.
+# First IR version in which models contain functions.
 _IR_OF_FUNCTIONS = 8
 
 
@@ -72,10 +71,10 @@ def _initializer(block: Block, token: str, values: npt.ArrayLike) -> str:
 
 class _Binary(Block):
     def build(self, input_name1: str, input_name2: str) -> str:
-        """Return the name of the result of two values.
+        """Return the name of the result of a binary operator.
 
         Raises:
-            onnx.checker.ValidationError: if the two do not go together.
+            onnx.checker.ValidationError: if the types or shapes of the two operands are not compatible.
 
         >>> with onnxblock.base(model):
         ...     onnxblock.blocks.Add()("logits", "fc2.bias")
@@ -122,10 +121,10 @@ class Div(_Binary):
 
 
 class Pow(Block):
-    """A value to the power of a number: ``Pow`` (ONNX 7 and newer).
+    """Power with a constant exponent: ``Pow`` (ONNX 7 and newer).
 
     Args:
-        exponent: that number, an initializer of float32 and shape [1].
+        exponent: the exponent, stored as a float32 initializer of shape [1].
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Pow(2.0)("logits")
@@ -155,7 +154,7 @@ class _Reduction(Block):
         self._keepdims = keepdims
 
     def build(self, reduce_input_name: str) -> str:
-        """Return the name of what is left of all elements: one, of rank 0 unless axes are kept.
+        """Return the name of the reduction over all axes; without ``keepdims``, a scalar of rank 0.
 
         >>> with onnxblock.base(model):
         ...     onnxblock.blocks.ReduceSum(keepdims=False)("logits")
@@ -168,7 +167,7 @@ class ReduceMean(_Reduction):
     """The mean of all elements: ``ReduceMean`` (ONNX 1 and newer).
 
     Args:
-        keepdims: whether axes stay, each of size 1.
+        keepdims: True to keep the reduced axes, with size 1.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.ReduceMean(keepdims=False)("logits")
@@ -181,7 +180,7 @@ class ReduceSum(_Reduction):
     """The sum of all elements: ``ReduceSum`` (ONNX 1 and newer).
 
     Args:
-        keepdims: whether axes stay, each of size 1.
+        keepdims: True to keep the reduced axes, with size 1.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.ReduceSum(keepdims=False)("logits")
@@ -192,7 +191,7 @@ class ReduceSum(_Reduction):
 
 class _Unary(Block):
     def build(self, input_name: str) -> str:
-        """Return the name of the result, element by element.
+        """Return the name of the element-wise result.
 
         >>> with onnxblock.base(model):
         ...     onnxblock.blocks.Neg()("logits")
@@ -229,7 +228,7 @@ class Neg(_Unary):
 
 
 class Abs(_Unary):
-    """The magnitude: ``Abs`` (ONNX 6 and newer).
+    """The absolute value: ``Abs`` (ONNX 6 and newer).
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Abs()("logits")
@@ -238,10 +237,10 @@ class Abs(_Unary):
 
 
 class Constant(Block):
-    """A float32 of shape [1], as an initializer.
+    """Float32 initializer of shape [1].
 
     Args:
-        value_float: its value.
+        value_float: the value.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Constant(0.5)()
@@ -254,7 +253,7 @@ class Constant(Block):
         self._value = value_float
 
     def build(self) -> str:
-        """Return the name of an initializer.
+        """Return the name of the initializer.
 
         >>> with onnxblock.base(model) as accessor:
         ...     half = onnxblock.blocks.Constant(0.5)()
@@ -284,7 +283,7 @@ class SequenceConstruct(Block):
 
 
 class ReduceAllL2(Block):
-    """The root of the sum of all squares of some tensors: ``ReduceAllL2`` of ``com.microsoft`` (version 1).
+    """Global L2 norm of several tensors: ``ReduceAllL2`` of ``com.microsoft`` (version 1).
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
@@ -306,11 +305,11 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """A value kept between two bounds, each of which may be missing: ``Clip`` (ONNX 11 and newer).
+    """Clipping to optional bounds: ``Clip`` (ONNX 11 and newer).
 
     Args:
-        clip_min: the least value.
-        clip_max: the largest value.
+        clip_min: the lower bound.
+        clip_max: the upper bound.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Clip(-1.0, 1.0)("logits")
@@ -339,7 +338,7 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """Its inputs as they are, for models that have their loss already.
+    """Block that returns its inputs unchanged, for models that contain their loss.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.PassThrough()("logits", "hidden")
@@ -347,7 +346,7 @@ class PassThrough(Block):
     """
 
     def build(self, *input_names: str) -> tuple[str, ...]:
-        """Return the names.
+        """Return the input names.
 
         >>> class AsItIs(onnxblock.ForwardBlock):
         ...     def build(self):
@@ -361,10 +360,10 @@ class PassThrough(Block):
 
 
 class InputLike(Block):
-    """A new input of the model, with the type and shape of another input or of an output.
+    """New input of the model, with the type and shape of an existing input or output.
 
     Args:
-        like: the name of that input or output.
+        like: the name of the existing input or output.
 
     >>> with onnxblock.base(model) as accessor:
     ...     onnxblock.blocks.InputLike("logits")("wanted")
@@ -382,7 +381,7 @@ class InputLike(Block):
         """Return the name of the input: ``input_name``, or a new one.
 
         Raises:
-            InvalidArgumentError: if the model has no such input or output; it is a ``LookupError``, too.
+            InvalidArgumentError: if the model has no such input or output; the error is also a ``LookupError``.
 
         >>> with onnxblock.base(model):
         ...     onnxblock.blocks.InputLike("logits")()
@@ -404,12 +403,12 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """Other values for given ones: ``LabelEncoder`` of ``ai.onnx.ml`` (version 2).
+    """Mapping of values by a table: ``LabelEncoder`` of ``ai.onnx.ml`` (version 2).
 
     Args:
-        default_float, default_int64, default_string: for values that are not among the keys.
-        keys_floats, keys_int64s, keys_strings: what is looked for; one of them is given.
-        values_floats, values_int64s, values_strings: what stands for it; one of them is given.
+        default_float, default_int64, default_string: the result for values that are not among the keys.
+        keys_floats, keys_int64s, keys_strings: the keys, in exactly one of these arguments.
+        values_floats, values_int64s, values_strings: the result for each key, in exactly one of these arguments.
 
     >>> label = onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["batch"])
     >>> model.graph.input.extend([label])
@@ -460,10 +459,10 @@ class LabelEncoder(Block):
 
 
 class Cast(Block):
-    """A value as another type: ``Cast`` (ONNX 6 and newer).
+    """Conversion to another element type: ``Cast`` (ONNX 6 and newer).
 
     Args:
-        to: a number of ``onnx.TensorProto.DataType``.
+        to: the element type, a value of ``onnx.TensorProto.DataType``.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Cast(onnx.TensorProto.FLOAT16)("logits")
@@ -489,14 +488,14 @@ class Cast(Block):
 class Linear(Block):
     """``alpha * x W + beta * b`` with new weights: ``Gemm`` (ONNX 7 and newer).
 
-    ``W``, a float32 of shape [in_features, out_features], and ``b``, one of shape [out_features], are drawn from a
-    normal distribution of mean 0 and variance 1, anew at each call.
+    ``W`` is a float32 of shape [in_features, out_features], ``b`` a float32 of shape [out_features]. Each call draws
+    them from a normal distribution of mean 0 and variance 1.
 
     Args:
-        in_features: the columns of ``x``.
-        out_features: the columns of the result.
-        bias: whether there is a ``b``.
-        alpha, beta: factors.
+        in_features: the number of columns of ``x``.
+        out_features: the number of columns of the result.
+        bias: True to add ``b``.
+        alpha, beta: the factors of the formula.
 
     >>> with onnxblock.base(model) as accessor:
     ...     onnxblock.blocks.Linear(10, 3)("logits")
@@ -515,7 +514,7 @@ class Linear(Block):
         self._alpha, self._beta = alpha, beta
 
     def build(self, linear_input_name: str) -> str:
-        """Return the name of the product. The weights are ``linear.weight`` and ``linear.bias``, with numbers.
+        """Return the name of the result. The weights are ``linear.weight`` and ``linear.bias``, with a unique suffix.
 
         >>> with onnxblock.base(model) as accessor:
         ...     _ = onnxblock.blocks.Linear(10, 3, bias=False)("logits")
@@ -531,20 +530,20 @@ class Linear(Block):
 
 
 class UnknownNameError(InvalidArgumentError, LookupError):
-    """A value that the model does not have. It is a ``LookupError``, too, as in onnxruntime-training."""
+    """Unknown name of a value. The error is also a ``LookupError``, like in onnxruntime-training."""
 
 
 def import_set(model: onnx.ModelProto, domain: str, version: int = 1) -> None:
-    """Let the model use a set of operators."""
+    """Import an operator set into the model, unless its domain is already imported."""
     if all(entry.domain != domain for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, version))
 
 
 class StopGradient(Block):
-    """A value that passes no gradient, as ``detach`` of PyTorch.
+    """Value without a gradient, like ``detach`` of PyTorch.
 
-    The node calls a function of the model, an ``Identity``, so that every runtime of ONNX 15 and newer runs it.
-    Artifacts have the ``Identity`` alone.
+    The node calls a function of the model, an ``Identity``, so every runtime of ONNX 15 and newer executes it.
+    Artifacts contain only the ``Identity``.
 
     >>> with onnxblock.base(model):
     ...     onnxblock.blocks.Mul()("logits", onnxblock.blocks.StopGradient()("logits"))
@@ -562,7 +561,7 @@ class StopGradient(Block):
         """
         model, (domain, name) = self.base, _STOP_GRADIENT
         if not any((function.domain, function.name) == _STOP_GRADIENT for function in model.functions):
-            # Identity is of the same meaning in all versions.
+            # Identity has the same meaning in all versions.
             imports = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
             body = [helper.make_node("Identity", ["x"], ["y"])]
             model.functions.append(helper.make_function(domain, name, ["x"], ["y"], body, imports))

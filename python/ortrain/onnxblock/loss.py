@@ -1,4 +1,4 @@
-"""Losses. What they compare the scores to is a new input, unless a value of that name is there.
+"""Loss blocks. The target is a new input, unless the model has a value of its name.
 
 >>> from ortrain.onnxblock import base, loss
 >>> with base(model) as accessor:
@@ -42,7 +42,7 @@ class _Loss(Block):
 
 
 class MSELoss(_Loss):
-    """The mean, sum or all of the squared differences: ``(scores - target)**2``.
+    """Squared error, ``(scores - target)**2``, with a reduction.
 
     Args:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -58,7 +58,7 @@ class MSELoss(_Loss):
         super().__init__(LossType.MSELoss, reduction=reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Return the name of the loss of scores and a target of their type and shape.
+        """Return the name of the loss. The target has the type and shape of the scores.
 
         >>> with onnxblock.base(model) as accessor:
         ...     name = onnxblock.loss.MSELoss()("logits", target_name="wanted")
@@ -69,7 +69,7 @@ class MSELoss(_Loss):
 
 
 class L1Loss(_Loss):
-    """The mean, sum or all of the absolute differences: ``abs(scores - target)``.
+    """Absolute error, ``abs(scores - target)``, with a reduction.
 
     Args:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -85,7 +85,7 @@ class L1Loss(_Loss):
         super().__init__(LossType.L1Loss, reduction=reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Return the name of the loss of scores and a target of their type and shape.
+        """Return the name of the loss. The target has the type and shape of the scores.
 
         >>> with onnxblock.base(model) as accessor:
         ...     name = onnxblock.loss.L1Loss()("logits", target_name="wanted")
@@ -101,9 +101,9 @@ class BCEWithLogitsLoss(_Loss):
     ``t`` is the target, of the type and shape of the scores, and ``p = 1 / (1 + exp(-scores))``.
 
     Args:
-        weight: floats that the losses are multiplied by, broadcast to their shape.
+        weight: floats that scale the losses, broadcast to the shape of the losses.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        pos_weight: floats that the losses of positive targets are multiplied by, broadcast.
+        pos_weight: floats that scale the losses of positive targets, broadcast.
 
     >>> with onnxblock.base(model) as accessor:
     ...     name = onnxblock.loss.BCEWithLogitsLoss(pos_weight=np.full(10, 9.0))("logits")
@@ -121,7 +121,7 @@ class BCEWithLogitsLoss(_Loss):
         super().__init__(LossType.BCEWithLogitsLoss, weight=weight, reduction=reduction, pos_weight=pos_weight)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Return the name of the loss of scores and a target of their type and shape.
+        """Return the name of the loss. The target has the type and shape of the scores.
 
         >>> with onnxblock.base(model) as accessor:
         ...     name = onnxblock.loss.BCEWithLogitsLoss()("logits", target_name="wanted")
@@ -132,17 +132,17 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class CrossEntropyLoss(_Loss):
-    """Cross-entropy of the softmax of scores along an axis of classes: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
+    """Cross-entropy of the softmax of scores along a class axis: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
 
     Labels are int64; the scores have a float type.
 
     Args:
         weight: a float for each class.
         reduction: ``"mean"``, weighted by class, ``"sum"`` or ``"none"``.
-        ignore_index: a label whose elements count for nothing.
-        label_smoothing: the share of the target, from 0 to 1, that all classes get alike (Szegedy et al., "Rethinking
-            the Inception Architecture for Computer Vision", 2016).
-        class_axis: the axis of the classes, -1 for the last one.
+        ignore_index: a label to ignore: its elements do not contribute to the loss.
+        label_smoothing: the fraction of the target, from 0 to 1, to spread evenly over all classes. Source: Szegedy et
+            al., "Rethinking the Inception Architecture for Computer Vision", 2016.
+        class_axis: the class axis, -1 for the last axis.
 
     >>> with onnxblock.base(model) as accessor:
     ...     name = onnxblock.loss.CrossEntropyLoss(weight=np.ones(10))("logits")
@@ -169,7 +169,7 @@ class CrossEntropyLoss(_Loss):
         )
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
-        """Return the name of the loss. Labels have the shape of the scores without the axis of classes.
+        """Return the name of the loss. Labels have the shape of the scores without the class axis.
 
         >>> with onnxblock.base(model) as accessor:
         ...     name = onnxblock.loss.CrossEntropyLoss()("logits", labels_name="digit")
@@ -180,7 +180,7 @@ class CrossEntropyLoss(_Loss):
 
 
 def _declaring(accessor: ModelAccessor, name: str) -> onnx.ModelProto:
-    """A model from which the type of a value can be read: of the model itself as little as will do."""
+    """Return a model that declares the type of a value: a model without nodes if possible, else the edited model."""
     graph = accessor.model.graph
     declared = find([*graph.output, *graph.input, *graph.value_info], name)
     if declared is None or not declared.type.tensor_type.HasField("shape"):

@@ -1,4 +1,4 @@
-"""Optimizers as models of their own.
+"""Blocks that build optimizer models.
 
 >>> from ortrain.onnxblock import empty_base, optim
 >>> with empty_base(17) as accessor:
@@ -25,7 +25,7 @@ from ortrain.optim import OptimizerConfig
 
 __all__ = ["SGD", "AdamW", "ClipGradNorm", "Optimizer"]
 
-# As the core says it where there is no block.
+# Same message as the error of the core.
 NO_SUCH_FORMULA = (
     "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without bias_correction; "
     "take onnxruntime's"
@@ -35,13 +35,13 @@ Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 
 
 class ClipGradNorm(Block):
-    """Gradients scaled so that their norm is at most a number: ``InplaceClipGradNorm`` of ``com.microsoft`` 1.
+    """Gradient clipping by the global norm: ``InplaceClipGradNorm`` of ``com.microsoft`` 1.
 
-    With n the root of the sum of the squares of all gradients, each is multiplied by ``max_norm / (n + 1e-6)`` where
-    that is less than 1.
+    With n the L2 norm of all gradients together, each gradient is multiplied by ``max_norm / (n + 1e-6)`` if this
+    factor is less than 1.
 
     Args:
-        max_norm: that number.
+        max_norm: the maximum norm of the clipped gradients.
 
     >>> with onnxblock.empty_base(17) as accessor:
     ...     name = onnxblock.optim.SGD(clip_grad=onnxblock.optim.ClipGradNorm(1.0))(([], []))
@@ -100,11 +100,11 @@ class _Optimizer(Block):
         self._weight_decay, self._bias_correction = weight_decay, bias_correction
 
     def build(self, parameters: Parameters) -> str:
-        """Make the model of the context an optimizer model; return the name of its output.
+        """Turn the model of the context into an optimizer model; return the name of its output.
 
         Args:
-            parameters: trained and frozen ones, as :meth:`TrainingBlock.parameters` returns them. An optimizer model
-                is the same for all of them.
+            parameters: the trained and the frozen parameters, as :meth:`TrainingBlock.parameters` returns them. The
+                optimizer model does not depend on them.
 
         >>> with onnxblock.empty_base(17) as accessor:
         ...     name = onnxblock.optim.SGD()(([], []))
@@ -140,13 +140,13 @@ class AdamW(_Optimizer):
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 
     Args:
-        bias_correction: whether the moments are corrected for starting at zero.
+        bias_correction: True to correct the moments for their start at zero.
         betas: decay rates of the two moments.
-        eps: what is added to the root of the second moment.
-        weight_decay: the share of a weight, times the learning rate, that a step takes away.
-        clip_grad: what is done to the gradients before: a :class:`ClipGradNorm`, say.
-        formula: ``"onnxruntime"`` or ``"pytorch"``, as :class:`ortrain.artifacts.AdamW` shows them. With ``eps=1e-8``
-            and ``weight_decay=0.01`` the latter is ``torch.optim.AdamW`` with its defaults.
+        eps: the term added to the root of the second moment.
+        weight_decay: the fraction of a weight, times the learning rate, that a step subtracts.
+        clip_grad: a block that transforms the gradients first, for example a :class:`ClipGradNorm`.
+        formula: ``"onnxruntime"`` or ``"pytorch"``; see :class:`ortrain.artifacts.AdamW`. With ``eps=1e-8`` and
+            ``weight_decay=0.01``, the formula of PyTorch is ``torch.optim.AdamW`` with its defaults.
 
     >>> with onnxblock.empty_base(17) as accessor:
     ...     name = onnxblock.optim.AdamW(weight_decay=0.01)(([], []))
@@ -173,10 +173,10 @@ class AdamW(_Optimizer):
 class SGD(_Optimizer):
     """Plain stochastic gradient descent: ``SGDOptimizerV2`` of ``com.microsoft`` (version 1).
 
-    A step takes the learning rate times the gradient from each parameter.
+    A step subtracts the learning rate times the gradient from each parameter.
 
     Args:
-        clip_grad: what is done to the gradients before: a :class:`ClipGradNorm`, say.
+        clip_grad: a block that transforms the gradients first, for example a :class:`ClipGradNorm`.
 
     >>> with onnxblock.empty_base(17) as accessor:
     ...     name = onnxblock.optim.SGD()(([], []))
@@ -189,11 +189,11 @@ class SGD(_Optimizer):
 
 
 class Optimizer(Block):
-    """An optimizer of :mod:`ortrain.optim` as a block: with settings, groups of parameters, clipping and averages.
+    """Block for an optimizer of :mod:`ortrain.optim`, with settings, parameter groups, clipping and averages.
 
     Args:
-        config: the optimizer. Groups are of names, or of patterns that fit names: a block knows neither the nodes nor
-            the layers of a model, so callables and ``layer_decay`` are refused.
+        config: the optimizer. Its groups may select parameters by name or pattern. A block has no access to the nodes
+            or layers of a model, so callables and ``layer_decay`` are errors.
 
     >>> import ortrain
     >>> from ortrain import artifacts, onnxblock, optim
@@ -214,13 +214,13 @@ class Optimizer(Block):
         self._config = config
 
     def build(self, parameters: Parameters) -> str:
-        """Make the model of the context an optimizer model; return the name of its first output.
+        """Turn the model of the context into an optimizer model; return the name of its first output.
 
         Args:
-            parameters: trained and frozen ones, as :meth:`TrainingBlock.parameters` returns them.
+            parameters: the trained and the frozen parameters, as :meth:`TrainingBlock.parameters` returns them.
 
         Raises:
-            InvalidArgumentError: for a group that chooses no parameter, or by more than names.
+            InvalidArgumentError: for a group that selects no parameter, or selects parameters by a callable.
 
         >>> from ortrain import onnxblock, optim
         >>> trained = [onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[3])]

@@ -50,7 +50,7 @@ def _replace(group: dict[str, Any], name: str, value: object) -> None:
 class ParameterGroup:
     """Parameter group of an :class:`ortrain.Optimizer`; its attributes are its settings, which can be set.
 
-    A change takes effect at the next step. It is part of the optimizer state, which checkpoints contain.
+    A change takes effect at the next step. It is stored in the checkpoint state, and saved with the optimizer state.
 
     >>> import ortrain
     >>> from ortrain import optim

@@ -1,6 +1,6 @@
-"""Estimators of scikit-learn that train an ONNX model, for pipelines, grids of parameters and cross-validation.
+"""Estimators of scikit-learn that train an ONNX model, for pipelines, grid search and cross-validation.
 
-Needs scikit-learn and onnx; :meth:`OnnxClassifier.from_estimator` needs skl2onnx, too.
+The packages scikit-learn and onnx are required; :meth:`OnnxClassifier.from_estimator` also needs skl2onnx.
 
 >>> import ortrain
 >>> from ortrain.sklearn import OnnxClassifier

@@ -1,4 +1,4 @@
-"""What an estimator is given, checked and brought into the form that its model takes."""
+"""Validation of an estimator's arguments, and their conversion to the types and shapes of the model."""
 
 # ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
 
@@ -18,21 +18,21 @@ from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.sklearn._graphs import Array, Input
 
-# The argument has another name from 1.6 on.
+# scikit-learn 1.6 renamed this argument.
 _FINITE = "ensure_all_finite" if tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 6) else "force_all_finite"
 _ROWS_IN_MESSAGES = 5
 
 
 def validated(estimator: BaseEstimator, X: Any, *, allow_nan: bool, **given: Any) -> Any:
-    """X, or X and y, as scikit-learn checks them; further axes of X are allowed, as images have them."""
+    """Validate X, or X and y, with scikit-learn; X may have more than two axes, for example images."""
     given |= {"allow_nd": True, _FINITE: "allow-nan" if allow_nan else True}
-    # Before scikit-learn 1.6 it is a method.
+    # Before scikit-learn 1.6, the check is a method.
     check = getattr(validation, "validate_data", None)
     return estimator._validate_data(X, **given) if check is None else check(estimator, X, **given)
 
 
 def rows_of(X: Array, wanted: Input) -> Array:
-    """The rows in the element type and the shape that the model takes."""
+    """Convert rows to the element type and the shape of the model input."""
     given = X.shape[1:]
     row = wanted.row
     if row is None or _fits(given, row):
@@ -57,7 +57,7 @@ def _fits(given: tuple[int, ...], row: tuple[int | None, ...]) -> bool:
 
 
 def _converted(X: Array, wanted: Input) -> Array:
-    """X in the element type of the input; what would change a value is refused."""
+    """Convert X to the element type of the input; a conversion that changes a value is an error."""
     if X.dtype == wanted.dtype:
         return X
     with np.errstate(over="ignore", invalid="ignore"):
@@ -77,7 +77,7 @@ def _converted(X: Array, wanted: Input) -> Array:
 
 
 def weights_of(sample_weight: Any, count: int) -> Array:
-    """A weight for each row."""
+    """Return the weight of each row."""
     if sample_weight is None:
         return np.ones(count)
     try:
@@ -100,7 +100,7 @@ def weights_of(sample_weight: Any, count: int) -> Array:
 
 
 def positions_of(y: Array, classes: Array) -> Array:
-    """The position of each label among the sorted classes."""
+    """Return the position of each label among the sorted classes."""
     positions = np.searchsorted(classes, y).clip(0, len(classes) - 1)
     unseen = np.unique(y[classes[positions] != y])
     if len(unseen):
@@ -113,7 +113,7 @@ def positions_of(y: Array, classes: Array) -> Array:
 
 
 def listed(values: Array) -> str:
-    """The first values, for a sentence."""
+    """Format the first values for a message."""
     shown = ", ".join(repr(value) for value in values[:_ROWS_IN_MESSAGES].tolist())
     return shown + (f", ... ({len(values)} of them)" if len(values) > _ROWS_IN_MESSAGES else "")
 
@@ -132,7 +132,7 @@ def _is_count(value: Any) -> bool:
 
 
 def check_parameters(estimator: Any) -> None:
-    """The numbers among the parameters of the constructor."""
+    """Check the numeric parameters of the constructor, and `on_epoch`."""
     largest = float(np.finfo(np.float32).max)
     rate = estimator.learning_rate
     _number("learning_rate", rate, _is_number(rate) and 0 < rate <= largest, "a positive float32")
@@ -150,7 +150,7 @@ def check_parameters(estimator: Any) -> None:
 
 
 def optimizer_of(optimizer: Any, weight_decay: Any) -> artifacts.OptimType | artifacts.AdamW | artifacts.SGD:
-    """The optimizer that two parameters of the constructor say."""
+    """Return the optimizer that the parameters `optimizer` and `weight_decay` describe."""
     _number("weight_decay", weight_decay, _is_number(weight_decay) and weight_decay >= 0, "a number from 0 on")
     if optimizer == "adamw":
         return artifacts.AdamW(weight_decay=float(weight_decay))

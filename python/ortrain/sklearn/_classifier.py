@@ -1,4 +1,4 @@
-"""A classifier around an ONNX model."""
+"""Classifier with an ONNX model."""
 
 # ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
 
@@ -24,48 +24,49 @@ from ortrain.sklearn._networks import Network, Selection
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
-    """A classifier that trains an ONNX model.
+    """Classifier that trains an ONNX model.
 
-    The loss is put on logits. They are the output of the model; or what lies before the softmax, the logarithm of it or
-    the sigmoid that the model ends in; or what the probabilities of a classifier of scikit-learn are made of. Two
-    columns and more have a softmax: the loss is cross-entropy. One column is the logit of the second of two classes,
-    the sigmoid of which is its probability: the loss is binary cross-entropy.
+    The loss applies to logits: the output of the model, or the input of its final Softmax, LogSoftmax or Sigmoid. For a
+    converted scikit-learn classifier, they are the values from which it computes its probabilities. For two or more
+    columns, the probabilities are a softmax and the loss is cross-entropy. A single column is the logit of the second
+    of two classes: the probability is its sigmoid and the loss is binary cross-entropy.
 
     Args:
-        model: an ONNX model with one input, whose first axis is the batch, and a column for each class: a path, bytes,
-            an ``onnx.ModelProto``; or a callable ``(n_features, n_classes)`` that makes one for the data at hand.
-        classes: the label of each column of the model. ``None`` for the sorted labels of ``y``, all of which have to be
-            there then.
-        output: the value that is the output of the model for this purpose; ``None`` for its first output, or for
-            the probabilities behind it where that is a label.
+        model: an ONNX model with one input and one output column for each class; the first axis is the batch. It is a
+            path, bytes, an ``onnx.ModelProto``, or a callable ``(n_features, n_classes)`` that returns a model.
+        classes: the label of each column of the model. ``None`` for the sorted labels of ``y``, which must then contain
+            all classes.
+        output: the value to use as the output of the model. ``None`` for its first output or, if the first output is a
+            label, for the probabilities of the label.
         loss: ``"cross_entropy"``, ``"binary_cross_entropy"``, their members of :class:`ortrain.LossType`, or ``"auto"``
-            for what fits the output.
+            for the loss that fits the output.
         optimizer: ``"adamw"``, ``"sgd"``, or an :class:`ortrain.artifacts.AdamW` or :class:`ortrain.artifacts.SGD` with
             settings.
-        learning_rate: the rate of each step.
-        weight_decay: that of ``"adamw"``.
-        batch_size: how many rows a step takes; the last batch of a pass may be smaller. ``None`` for all rows at once.
-        max_iter: the most passes of a ``fit``.
-        shuffle: whether each pass has the rows in another order.
-        random_state: what orders, held back rows and the masks of a Dropout are drawn with. The same number gives the
-            same bits.
-        early_stopping: whether some rows are held back, and training ends where the score on these, their accuracy,
-            gets no better; the weights are then those of the best score. Otherwise training ends where the loss gets no
-            better.
-        validation_fraction: the share of the rows that is held back, of each class alike.
-        n_iter_no_change: after how many passes in a row without a gain training ends.
-        tol: how much is a gain, in score or loss.
-        warm_start: whether ``fit`` starts from the weights that were learned before.
-        train: ``"all"`` that :func:`ortrain.inspect` calls trained; a number of layers from the end; or names, patterns
-            or a callable, as ``requires_grad`` of :func:`ortrain.artifacts.generate_artifacts`.
-        allow_nan: whether X may have NaN, for models that put something in their place.
-        on_epoch: called with the estimator after each pass of a ``fit``, to look at ``loss_curve_`` or to save
-            something; training ends where it returns ``True``.
-        num_threads: threads that the process takes; ``None`` leaves the number as it is.
+        learning_rate: the learning rate of each step.
+        weight_decay: the weight decay of ``"adamw"``.
+        batch_size: the number of rows of a step; the last batch of a pass may be smaller. ``None`` for all rows at
+            once.
+        max_iter: the maximum number of passes of a ``fit``.
+        shuffle: True if each pass shuffles the rows.
+        random_state: the source of random numbers for the order of rows, the held-out rows and Dropout masks. The same
+            number gives bit-identical results.
+        early_stopping: True to hold out validation rows. The training ends if their score, the accuracy, does not
+            improve; the weights are then the weights of the best score. If False, the training ends if the loss does
+            not improve.
+        validation_fraction: the fraction of the rows to hold out, stratified by class.
+        n_iter_no_change: the number of consecutive passes without improvement after which the training ends.
+        tol: the minimum improvement, of the score or the loss.
+        warm_start: True if ``fit`` starts from the weights of the previous training.
+        train: ``"all"`` parameters that :func:`ortrain.inspect` reports as trained; a number of layers from the end; or
+            names, patterns or a callable, like ``requires_grad`` of :func:`ortrain.artifacts.generate_artifacts`.
+        allow_nan: True if X may have NaN, for models that replace NaN.
+        on_epoch: a callable that receives the estimator after each pass of a ``fit``, for example to read
+            ``loss_curve_`` or to save a file. The training ends if it returns ``True``.
+        num_threads: the number of threads of the process; ``None`` does not change the number.
 
-    Attributes: ``classes_``, sorted; ``n_features_in_``; ``feature_names_in_`` if X has names; ``n_iter_``, passes;
-    ``loss_curve_``, the mean loss of each pass; ``validation_scores_`` and ``best_validation_score_``, ``None`` without
-    early stopping.
+    Attributes: ``classes_``, sorted; ``n_features_in_``; ``feature_names_in_`` if X has names; ``n_iter_``, the number
+    of passes; ``loss_curve_``, the mean loss of each pass; ``validation_scores_`` and ``best_validation_score_``,
+    ``None`` without early stopping.
 
     Source: estimators of scikit-learn (``sklearn.neural_network.MLPClassifier``), with an ONNX model as a parameter.
 
@@ -140,22 +141,22 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         classes: Any = None,
         sample_weight: Any = None,
     ) -> OnnxClassifier:
-        """Train for one pass over these rows, from the weights there are. The optimizer goes on where it was.
+        """Train for one pass over these rows, from the current weights and the current state of the optimizer.
 
         Args:
-            X: as of :meth:`fit`, with the features of the first call.
-            y: a label for each row; those of a batch need not be all.
-            classes: all labels that there will be. The first call needs them, unless the constructor or
-                :meth:`from_estimator` has them.
-            sample_weight: as of :meth:`fit`; what the weights are divided by is the mean of those of this call.
+            X: like the X of :meth:`fit`, with the features of the first call.
+            y: a label for each row; a batch may lack some of the classes.
+            classes: all labels of the training. Required at the first call, unless the constructor or
+                :meth:`from_estimator` sets the classes.
+            sample_weight: like the weights of :meth:`fit`, but divided by the mean of the weights of this call.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: as of :meth:`fit`; without classes at first, for other classes later, for a label that is none
-                of them, and with ``early_stopping``.
-            ConvergenceError: as of :meth:`fit`.
+            ValueError: like :meth:`fit`; for a first call without classes, for different classes later, for a label
+                outside of the classes, and with ``early_stopping``.
+            ConvergenceError: like :meth:`fit`.
 
         >>> from ortrain.sklearn import OnnxClassifier
         >>> classifier = OnnxClassifier(ortrain.examples.perceptron())
@@ -181,7 +182,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
                     + ("before" if known else "in the constructor")
                 )
         else:
-            # As for scikit-learn, where the order of these means nothing.
+            # The order of the classes has no meaning here, like in scikit-learn.
             order = np.arange(len(given))
         return self._fitted_partially(X, y, sample_weight, _targets(given, order))
 
@@ -241,16 +242,17 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         return float(accuracy_score(y, predicted, sample_weight=weights))
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of each class for each row, in the order of ``classes_``: floats of the type of the scores.
+        """Return the probability of each class for each row, in the order of ``classes_`` and the type of the scores.
 
-        They are the softmax of the logits that the loss was put on; of one logit, its sigmoid for the second class.
+        The probabilities are the softmax of the logits of the loss. For a single logit, the sigmoid is the probability
+        of the second class.
 
         Args:
-            X: as of :meth:`fit`.
+            X: like the X of :meth:`fit`.
 
         Raises:
             NotFittedError: of scikit-learn, before :meth:`fit`.
-            ValueError: for data that scikit-learn refuses, and for another number of features.
+            ValueError: for data that scikit-learn rejects, and for a different number of features.
 
         >>> from ortrain.sklearn import OnnxClassifier
         >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), max_iter=1).fit(x, labels)
@@ -271,7 +273,7 @@ def _targets(classes: Array, order: Array) -> Targets:
 
 
 def _sorted_classes(classes: Any) -> tuple[Array, Array]:
-    """Labels, sorted, and for each the column of the model that stands for it."""
+    """Return the sorted labels, and the model column of each label."""
     labels = np.asarray(list(classes))
     if labels.ndim != 1 or len(labels) < 2:
         raise InvalidArgumentError(f"classes are two labels or more, not {classes!r}")

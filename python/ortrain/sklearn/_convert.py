@@ -1,4 +1,4 @@
-"""What scikit-learn has fitted as an ONNX model, and where its loss is put."""
+"""Conversion of fitted scikit-learn estimators to trainable ONNX models."""
 
 # ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
 
@@ -18,13 +18,13 @@ from ortrain.sklearn._graphs import Array, Input
 from ortrain.sklearn._networks import Network, Selection
 
 _INPUT = "X"
-# So many rows tell an axis of rows from others.
+# Number of probe rows: more than one, to distinguish the batch axis from axes of size 1.
 _ROWS = 2
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A fitted estimator as a model, and what is trained of it."""
+    """Fitted estimator as an ONNX model, with its trainable network."""
 
     model: bytes
     output: str | None
@@ -37,13 +37,13 @@ class Converted:
 
 
 def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Converted:
-    """The model of an estimator, checked against it."""
+    """Convert an estimator to a model, and check that the model can be trained."""
     features = getattr(fitted, "n_features_in_", None)
     if features is None:
         raise UnsupportedError(f"{type(fitted).__name__} does not say how many features it takes (n_features_in_)")
     rows = np.zeros((_ROWS, features), np.float32 if X is None else _element(X, features))
     with warnings.catch_warnings():
-        # An estimator that was fitted to named columns warns of rows without names.
+        # An estimator with named features warns about rows without names.
         warnings.simplefilter("ignore")
         predicted = np.asarray(fitted.predict(rows))
     if predicted.ndim > 1 and classifier:
@@ -73,7 +73,7 @@ def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Con
 
 
 def _converted(fitted: Any, rows: Array) -> ModelProto:
-    """What skl2onnx makes of an estimator."""
+    """Convert an estimator with skl2onnx."""
     try:
         import skl2onnx
         from skl2onnx.common import data_types, exceptions
@@ -87,7 +87,7 @@ def _converted(fitted: Any, rows: Array) -> ModelProto:
 
     def model(**options: Any) -> ModelProto:
         with warnings.catch_warnings():
-            # Of packages that the converter uses.
+            # Ignore warnings of packages that the converter uses.
             warnings.simplefilter("ignore")
             made: ModelProto = skl2onnx.convert_sklearn(
                 fitted, initial_types=[(_INPUT, kind([None, rows.shape[1]]))], **options
@@ -98,7 +98,7 @@ def _converted(fitted: Any, rows: Array) -> ModelProto:
         try:
             return model(options={"zipmap": False})
         except NameError:
-            # Only what makes maps of probabilities has this option.
+            # Converters without maps of probabilities do not have this option.
             return model()
     except (exceptions.MissingShapeCalculator, exceptions.MissingConverter, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
@@ -106,7 +106,7 @@ def _converted(fitted: Any, rows: Array) -> ModelProto:
 
 
 def _element(X: Any, features: int) -> np.dtype[Any]:
-    """The element type of rows."""
+    """Return the element type of the model input for rows like X."""
     rows = np.asarray(X)
     if rows.ndim != 2 or rows.shape[1] != features or rows.dtype.kind not in "fiu":
         raise InvalidArgumentError(
@@ -118,7 +118,10 @@ def _element(X: Any, features: int) -> np.dtype[Any]:
 
 
 def _without_reshape(proto: ModelProto) -> None:
-    """Let a regressor with several targets end in a row for each row of X: the converter may end in a column of all."""
+    """Remove the final Reshape of a regressor with several targets, which may put all predictions into one column.
+
+    The output then has one row for each row of X.
+    """
     (output,) = proto.graph.output
     last = _graphs.maker(proto.graph, output.name)
     if last is not None and last.op_type == "Reshape":
@@ -128,12 +131,12 @@ def _without_reshape(proto: ModelProto) -> None:
 
 
 def _logits(fitted: Any, proto: ModelProto) -> str | None:
-    """The value that a loss is put on, of a classifier whose model does not show it; it is added if need be."""
+    """Return the logits of a classifier without a logits output; add nodes that compute them if necessary."""
     graph = proto.graph
     scores = graph.output[-1].name
     last = _graphs.maker(graph, scores)
     if last is not None and last.op_type == "ArrayFeatureExtractor":
-        # The decisions for both classes, of which the second is the output.
+        # The decision values of both classes. The second value is the output.
         return str(last.input[0])
     if not hasattr(fitted, "predict_proba"):
         return None
@@ -143,7 +146,8 @@ def _logits(fitted: Any, proto: ModelProto) -> str | None:
         graph.node.append(helper.make_node(op, [value], [name], name))
         return name
 
-    # The softmax of the logarithms of shares is the shares; also of what they are shares of, which may be sigmoids.
+    # softmax(log(p)) is p / sum(p). It restores the probabilities, also from values before the normalization, such as
+    # sigmoids.
     exponent = _written_sigmoid(graph)
     if exponent is None:
         return added("Log", scores)
@@ -151,7 +155,7 @@ def _logits(fitted: Any, proto: ModelProto) -> str | None:
 
 
 def _written_sigmoid(graph: GraphProto) -> str | None:
-    """What is e in the last ``1 / (1 + exp(e))`` of a graph, whose logarithm is ``-softplus(e)``."""
+    """Return e of the last ``1 / (1 + exp(e))`` of a graph; the logarithm of this term is ``-softplus(e)``."""
     for node in reversed(graph.node):
         if node.op_type != "Reciprocal":
             continue
@@ -163,7 +167,7 @@ def _written_sigmoid(graph: GraphProto) -> str | None:
 
 
 def takes_nan(fitted: Any) -> bool:
-    """Whether an estimator may be given NaN: what a pipeline begins with says it."""
+    """Return True if an estimator accepts NaN; the first step of a pipeline decides."""
     while isinstance(fitted, Pipeline):
         fitted = next((step for _, step in fitted.steps if step not in (None, "passthrough")), None)
     if fitted is None:

@@ -1,4 +1,4 @@
-"""What both estimators share: what scikit-learn asks of one, around a training."""
+"""Base class of both estimators: the scikit-learn interface to a training."""
 
 # ruff: noqa: N803, N806  (X is the name that scikit-learn has for a matrix)
 
@@ -30,7 +30,7 @@ OptimizerLike: TypeAlias = str | artifacts.OptimType | artifacts.AdamW | artifac
 
 
 class _Shown:
-    """In the place of a model where an estimator is printed: nobody wants to read its bytes."""
+    """Placeholder for a model in the repr of an estimator, which omits the bytes of the model."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -41,7 +41,7 @@ class _Shown:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is seen of targets before anything is learned."""
+    """Properties of the targets, known before the training starts."""
 
     outputs: int
     """How many outputs a model for them has."""
@@ -50,7 +50,7 @@ class Targets:
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share. What is not described here is described at the two."""
+    """Base class of both estimators. The two subclasses document their parameters."""
 
     n_iter_: int
     loss_curve_: list[float]
@@ -104,40 +104,40 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         self.on_epoch = on_epoch
         self.num_threads = num_threads
 
-    # What differs between a classifier and a regressor.
+    # Methods that differ between a classifier and a regressor.
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         raise NotImplementedError
 
     def _seen(self, y: Array) -> Targets:
-        """Look at the targets. Nothing is learned yet."""
+        """Inspect the targets before the training starts."""
         raise NotImplementedError
 
     def _kept(self) -> Targets:
-        """What was seen of the targets before."""
+        """Return the properties of the targets of the previous training."""
         raise NotImplementedError
 
     def _check_columns(self, network: Network, seen: Targets) -> None:
-        """Raise an error where the model has another number of outputs."""
+        """Raise an error if the model has a different number of outputs."""
         raise NotImplementedError
 
     def _targets(self, y: Array) -> Array:
-        """What the loss compares the scores with."""
+        """Return the targets in the form that the loss compares with the scores."""
         raise NotImplementedError
 
     def _usual(self, targets: Array) -> float:
-        """About the loss of who predicts nothing in particular."""
+        """Return the approximate loss of a constant prediction."""
         raise NotImplementedError
 
     def _decided(self, scores: Array) -> Array:
-        """What is predicted, from the scores."""
+        """Convert scores to predictions."""
         raise NotImplementedError
 
     def _scored(self, y: Array, predicted: Array, weights: Array) -> float:
-        """How good predictions are."""
+        """Return the score of predictions; a larger score is better."""
         raise NotImplementedError
 
-    # What is the same.
+    # Methods that both estimators share.
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_training")
@@ -148,7 +148,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _more_tags(self) -> dict[str, Any]:
-        """The same for scikit-learn before 1.6."""
+        """Return the tags for scikit-learn before 1.6."""
         return {"allow_nan": self.allow_nan}
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
@@ -160,24 +160,24 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         return str(BaseEstimator.__repr__(type(self)(**parameters), N_CHAR_MAX))
 
     def fit(self: Estimator, X: Any, y: Any, sample_weight: Any = None) -> Estimator:
-        """Train from the weights of the model, or with ``warm_start`` from those learned before.
+        """Train from the weights of the model, or with ``warm_start`` from the weights of the previous training.
 
         Args:
-            X: a matrix with a row for each sample; or an array whose rows have the shape that the model takes.
+            X: a matrix with one row for each sample, or an array of rows of the model's input shape.
             y: a target for each row.
-            sample_weight: a weight from 0 on for each row. The loss of a batch is the mean of the losses of its rows,
-                each times its weight and divided by the mean of all weights; rows of weight 0 are left out. With all
-                rows in one batch a weight of k thus is the same as the row k times.
+            sample_weight: a non-negative weight for each row. A row contributes its loss, times its weight, divided by
+                the mean of all weights; the loss of a batch is the mean over its rows. Rows of weight 0 are omitted.
+                If all rows are in one batch, a weight of k is equivalent to k copies of the row.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: for data that scikit-learn refuses: NaN, infinities, sparse or ragged matrices.
-            InvalidArgumentError: which is a ``ValueError``, for parameters that nothing can be, weights that are no
-                weights, targets that do not fit the outputs of the model, a loss that does not fit them.
-            ConvergenceError: if the loss or a weight is not finite any more, or the loss is far beyond what it was; the
-                estimator has the weights from before that pass.
+            ValueError: for data that scikit-learn rejects: NaN, infinities, sparse or ragged matrices.
+            InvalidArgumentError: a ``ValueError``, for invalid parameters or weights. Also for targets that do not fit
+                the outputs of the model, and for a loss that does not fit the outputs.
+            ConvergenceError: if the loss or a weight is no longer finite, or the loss is far above its first value; the
+                estimator then has the weights from before that pass.
             InvalidModelError, UnsupportedError, NoSuchFileError: if the model cannot be read or trained.
 
         >>> from ortrain.sklearn import OnnxClassifier
@@ -205,7 +205,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """What is refused leaves the estimator as it was."""
+        """Restore the attributes of the estimator if the block raises an error."""
         before = self.__dict__.copy()
         try:
             yield
@@ -215,7 +215,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             raise
 
     def _start(self, X: Array, rng: np.random.RandomState, seen: Targets, earlier: Training | None = None) -> None:
-        """Make the training: anew, or with the weights of an earlier one."""
+        """Create the training from the model, or from the weights of an earlier training."""
         if earlier is None:
             proto = _graphs.read_model(self.model, math.prod(X.shape[1:]), seen.outputs)
             given = _graphs.input_of(proto)
@@ -243,7 +243,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         self.__dict__.update(seen.attributes)
 
     def _loss(self, network: Network) -> str:
-        """The name of the loss, if there is such a one."""
+        """Return the name of the loss; an unknown loss is an error."""
         known: dict[Any, str] = {name: name for name in self._losses}
         known |= {kind: name for name, kind in self._losses.items() if kind is not None}
         if self.loss == "auto":
@@ -307,7 +307,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         size = self._training.block(self.batch_size, held.rows.shape[1:])
         scores = self._training.scores(held, size)
         if not np.isfinite(scores).all():
-            # No score is worse. The next pass has no finite loss either, and says so.
+            # No score is worse. The next pass reports the non-finite loss as an error.
             return -math.inf
         return self._scored(y, self._decided(scores), held.weights[:, 0])
 
@@ -336,14 +336,14 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         return self._training.predict(rows, self._training.block(self.batch_size, rows.shape[1:]))
 
     def predict(self, X: Any) -> Array:
-        """What the model predicts: of a classifier a label for each row, of a regressor numbers of the shape of ``y``.
+        """Predict a label for each row (classifier), or numbers of the shape of ``y`` (regressor).
 
         Args:
-            X: as of :meth:`fit`.
+            X: like the X of :meth:`fit`.
 
         Raises:
             NotFittedError: of scikit-learn, before :meth:`fit`.
-            ValueError: for data that scikit-learn refuses, and for another number of features.
+            ValueError: for data that scikit-learn rejects, and for a different number of features.
 
         >>> from ortrain.sklearn import OnnxClassifier
         >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), max_iter=1)
@@ -354,7 +354,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         return self._decided(self._predictions(X)[0])
 
     def to_onnx(self) -> bytes:
-        """The trained model for inference, with the inputs and outputs that it came with, for batches of any size.
+        """Return the trained model for inference, with its original inputs and outputs, for batches of any size.
 
         Raises:
             NotFittedError: of scikit-learn, before :meth:`fit`.
@@ -372,23 +372,23 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def from_estimator(cls: type[Estimator], fitted: Any, X: Any = None, **parameters: Any) -> Estimator:
-        """An estimator that goes on with what scikit-learn has fitted: it predicts the same, and can be trained.
+        """Create an estimator from a fitted scikit-learn estimator: it predicts the same and can be trained further.
 
-        ``fitted`` is converted by skl2onnx, which has to be installed. ``fit`` starts from its weights each time, and
-        so does the first ``partial_fit``. What is trained are coefficients and intercepts of linear models and
-        networks; numbers of scalers and imputers in front of them stay as they are.
+        The package skl2onnx converts ``fitted`` and must be installed. Each ``fit`` starts from the converted weights,
+        and so does the first ``partial_fit``. The training changes the coefficients and intercepts of linear models and
+        networks. The constants of scalers and imputers before them do not change.
 
         Args:
-            fitted: an estimator, or a pipeline, that was fitted; one with a gradient: ``MLPClassifier``,
-                ``LogisticRegression``, ``Ridge`` and so on, but no trees.
-            X: some rows like those that it was fitted to, of float32, float64 or integers: the model takes that type.
-                ``None`` for float32.
-            parameters: those of the constructor, but for the model, the classes and the output.
+            fitted: a fitted estimator or pipeline that has a gradient: ``MLPClassifier``, ``LogisticRegression``,
+                ``Ridge`` and so on, but no trees.
+            X: example rows like the rows of its training, of float32, float64 or integers, which set the input type of
+                the model. ``None`` for float32.
+            parameters: parameters of the constructor, except the model, the classes and the output.
 
         Raises:
-            NotFittedError: of scikit-learn, if it was not fitted.
-            InvalidArgumentError: if it is a classifier, and this a regressor, or the other way round.
-            UnsupportedError: if skl2onnx or ortrain does not have it. Decision trees have no gradient.
+            NotFittedError: of scikit-learn, if ``fitted`` is not fitted.
+            InvalidArgumentError: if ``fitted`` is a classifier and this class a regressor, or vice versa.
+            UnsupportedError: if skl2onnx or ortrain does not support the estimator. Decision trees have no gradient.
             ModuleNotFoundError: without skl2onnx.
 
         >>> from sklearn.linear_model import LogisticRegression
@@ -420,12 +420,12 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def _of_fitted(cls, fitted: Any) -> dict[str, Any]:
-        """Parameters that a fitted estimator says."""
+        """Return the parameters that follow from a fitted estimator."""
         return {"allow_nan": _convert.takes_nan(fitted)}
 
 
 def _counting(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array]:
-    """The rows that count for something, and their weights."""
+    """Return the rows of positive weight, with their targets and weights."""
     weights = _checks.weights_of(sample_weight, len(X))
     counts = weights > 0
     return (X, y, weights) if counts.all() else (X[counts], y[counts], weights[counts])

@@ -1,4 +1,4 @@
-"""Graphs of ONNX as an estimator needs them: read, cut, and with nodes behind them."""
+"""Helpers for ONNX graphs: reading, pruning, and appending nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortrain.errors import InvalidArgumentError, InvalidModelError, NoSuchFileEr
 from ortrain.ortvalue import OrtValue
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# What makes a model for data with so many numbers in a row and so many outputs.
+# Callable (features, outputs) that returns a model.
 ModelBuilder: TypeAlias = Callable[[int, int], ModelLike]
 
 FLOATS = {
@@ -30,7 +30,7 @@ FLOATS = {
 
 @dataclass(frozen=True)
 class Input:
-    """The one input of a model: its name, its element type, the shape of a row as far as it is known."""
+    """Single input of a model: its name, its element type, and the shape of a row, with None for unknown sizes."""
 
     name: str
     dtype: np.dtype[Any]
@@ -38,7 +38,7 @@ class Input:
 
 
 def read_model(model: ModelLike | ModelBuilder, features: int, outputs: int) -> ModelProto:
-    """The model, open for batches of any size, with its external data in it."""
+    """Read the model, with a symbolic batch size and its external data included."""
     if callable(model):
         model = model(features, outputs)
     source = model_source(model)
@@ -62,7 +62,7 @@ def _decoded(read: Callable[[], ModelProto], label: str) -> ModelProto:
     try:
         found: ModelProto = read()
     except Exception as error:
-        # protobuf has an error of its own, in a package that onnx brings along.
+        # The DecodeError of protobuf is in a package that only onnx imports.
         if type(error).__name__ != "DecodeError":
             raise
         raise InvalidModelError(f"{label} is not an ONNX model: {error}") from error
@@ -70,7 +70,7 @@ def _decoded(read: Callable[[], ModelProto], label: str) -> ModelProto:
 
 
 def input_info(proto: ModelProto) -> ValueInfoProto:
-    """The one input that is given at each run, as the model declares it."""
+    """Return the declaration of the only input that is not an initializer."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     given: list[ValueInfoProto] = [info for info in proto.graph.input if info.name not in constants]
     if len(given) != 1:
@@ -83,7 +83,7 @@ def input_info(proto: ModelProto) -> ValueInfoProto:
 
 
 def input_of(proto: ModelProto) -> Input:
-    """The one input of a model."""
+    """Return the only input of a model."""
     info = input_info(proto)
     tensor = info.type.tensor_type
     try:
@@ -95,7 +95,7 @@ def input_of(proto: ModelProto) -> Input:
     if not tensor.HasField("shape"):
         return Input(info.name, dtype, None)
     sizes = (dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim[1:])
-    # Some exporters write 0 for a size that they do not know.
+    # Some exporters write 0 for an unknown size.
     return Input(info.name, dtype, tuple(size or None for size in sizes))
 
 
@@ -107,7 +107,7 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _reads(node: NodeProto) -> Iterator[str]:
-    """The values that a node reads, in subgraphs too."""
+    """Yield the values that a node reads, including the values that its subgraphs read."""
     yield from node.input
     for graph in _subgraphs(node):
         yield from (info.name for info in graph.output)
@@ -116,11 +116,11 @@ def _reads(node: NodeProto) -> Iterator[str]:
 
 
 def pruned(proto: ModelProto, outputs: Iterable[ValueInfoProto], also: Iterable[str] = ()) -> ModelProto:
-    """The model with these outputs, cut down to what they need; nodes that ``also`` needs stay, too."""
+    """Return the model with these outputs, without the nodes that neither the outputs nor `also` depend on."""
     outputs = list(outputs)
     wanted = {info.name for info in outputs} | set(also)
     kept: list[NodeProto] = []
-    # Nodes are in topological order: whoever reads a value comes behind its maker.
+    # Nodes are in topological order: consumers follow the producer of a value.
     for node in reversed(proto.graph.node):
         if wanted.intersection(node.output):
             kept.append(node)
@@ -142,18 +142,18 @@ def pruned(proto: ModelProto, outputs: Iterable[ValueInfoProto], also: Iterable[
 
 
 def maker(graph: GraphProto, name: str) -> NodeProto | None:
-    """The node that makes a value."""
+    """Return the node that computes a value."""
     return next((node for node in graph.node if name in node.output), None)
 
 
 def is_float(info: ValueInfoProto) -> bool:
-    """Whether a value is declared as a tensor of floats, or of nobody knows what."""
+    """Return True if a value is declared as a tensor of floats, or has no declared type."""
     kinds = {TensorProto.UNDEFINED, TensorProto.BFLOAT16, *FLOATS.values()}
     return info.type.WhichOneof("value") in (None, "tensor_type") and info.type.tensor_type.elem_type in kinds
 
 
 def unused(graph: GraphProto, name: str) -> str:
-    """A name that no value of the graph has."""
+    """Return a name that no value of the graph has."""
     taken = {value for node in graph.node for value in (*node.input, *node.output)}
     taken.update(info.name for info in (*graph.input, *graph.initializer))
     while name in taken:
@@ -162,7 +162,7 @@ def unused(graph: GraphProto, name: str) -> str:
 
 
 class Builder:
-    """Appends nodes to a model."""
+    """Builder that appends nodes to a model."""
 
     def __init__(self, model: ModelProto) -> None:
         self.graph = model.graph
@@ -185,7 +185,7 @@ class Builder:
 
 
 def with_values(model: ModelProto, values: dict[str, Array]) -> bytes:
-    """The model with these values in those of its initializers that have their names."""
+    """Return the model with these values in its initializers; values without an initializer are ignored."""
     there = {tensor.name for tensor in model.graph.initializer}
     native = [(name, OrtValue.ortvalue_from_numpy(value)._ortvalue) for name, value in values.items() if name in there]
     return _ortrain.with_initializers(model.SerializeToString(), native)

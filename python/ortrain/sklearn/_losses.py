@@ -1,4 +1,4 @@
-"""What is put behind a network: its predictions, and the loss of a batch."""
+"""Heads on a network: its predictions, and the loss of a batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from onnx import ModelProto, TensorProto, helper
 from ortrain.sklearn._graphs import Array, Builder, input_info, pruned, with_values
 from ortrain.sklearn._networks import Network
 
-# From this opset on SoftmaxCrossEntropyLoss is an operator of ONNX.
+# First opset with the operator SoftmaxCrossEntropyLoss.
 _CROSS_ENTROPY_SINCE = 12
-# The distance from which the Huber loss is a straight line.
+# Absolute error above which the Huber loss is linear.
 HUBER_DELTA = 1.0
 
 
 class _Head(Builder):
-    """Appends a loss, or predictions, to a network."""
+    """Builder that appends a loss or predictions to a network."""
 
     def columns(self, network: Network) -> str:
-        """The scores as a matrix; of one logit, those of both classes, whose softmax is its sigmoid."""
+        """Add the scores as a matrix. A single logit z becomes [-z/2, z/2]: the softmax of both is the sigmoid of z."""
         flat = self.node("Flatten", [network.scores], axis=1)
         if network.classifier and network.columns == 1:
             halves = self.constant("halves", np.array([[-0.5, 0.5]], network.dtype))
@@ -28,7 +28,7 @@ class _Head(Builder):
         return flat
 
     def cross_entropy(self, columns: str, labels: str, network: Network) -> str:
-        """The loss of each row, a column. The labels are a column of class numbers."""
+        """Add the loss of each row, as a column. The labels are a column of class indices."""
         if self.opset >= _CROSS_ENTROPY_SINCE:
             flat = self.node("Reshape", [labels, self.constant("vector", np.array([-1], np.int64))])
             rows = self.node("SoftmaxCrossEntropyLoss", [columns, flat], reduction="none")
@@ -39,7 +39,7 @@ class _Head(Builder):
         return self.node("Neg", [self.node("ReduceSum", [logarithms], axes=[1], keepdims=1)])
 
     def regression(self, loss: str, columns: str, target: str, dtype: np.dtype[Any]) -> str:
-        """The loss of each element."""
+        """Add the loss of each element."""
         gap = self.node("Sub", [columns, target])
         if loss == "squared_error":
             return self.node("Mul", [gap, gap])
@@ -55,7 +55,7 @@ class _Head(Builder):
 
 
 def prediction_model(network: Network) -> ModelProto:
-    """A model whose outputs are the scores as a matrix and, of a classifier, the probabilities of its classes."""
+    """Return a model that outputs the scores as a matrix and, for a classifier, the class probabilities."""
     model = ModelProto.FromString(network.model)
     builder = _Head(model)
     names = [builder.columns(network)]
@@ -65,10 +65,10 @@ def prediction_model(network: Network) -> ModelProto:
 
 
 def loss_model(network: Network, loss: str) -> ModelProto:
-    """A model whose outputs are the loss of a batch and its scores; targets and weights of rows are further inputs.
+    """Return a model that outputs the loss of a batch and the scores; targets and row weights are additional inputs.
 
-    The loss is the mean, over the rows, of the loss of a row times its weight; that of a row is the mean over its
-    numbers.
+    The loss is the mean over the rows of the row loss times the row weight. The row loss is the mean over the elements
+    of the row.
     """
     model = ModelProto.FromString(network.model)
     builder = _Head(model)
@@ -91,6 +91,6 @@ def loss_model(network: Network, loss: str) -> ModelProto:
 
 
 def inference_model(network: Network, values: dict[str, Array]) -> bytes:
-    """The model with the outputs that it came with, and these values in its initializers."""
+    """Return the model with its original outputs, and with these values in its initializers."""
     model = ModelProto.FromString(network.model)
     return with_values(pruned(model, model.graph.output), values)

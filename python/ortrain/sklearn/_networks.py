@@ -1,4 +1,4 @@
-"""What of a model is trained: its weights, and the value that a loss is put on."""
+"""Trainable part of a model: its weights, and the value that the loss applies to."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import InferenceSession
 from ortrain.sklearn._graphs import FLOATS, Array, Builder, input_info, is_float, maker, pruned, unused, with_values
 
-# What is trained: everything, so many layers from the end, names and patterns, or what a callable says yes to.
+# Trainable parameters: all, the last N layers, names and patterns, or parameters for which a callable returns True.
 Selection: TypeAlias = str | int | Sequence[str] | Callable[[ParameterInfo], bool]
 
-# Operators that hand their first input on, in another type or shape.
+# Operators that pass their first input on, with another type or shape.
 _HAND_ON = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-# Operators that may make probabilities of parts: the core knows how exported classifiers do it.
+# Operators that may compute probabilities from several parts. The core recognizes the patterns of exported classifiers.
 _OF_PARTS = {"Concat", "Div"}
 
 
 @dataclass(frozen=True)
 class Network:
-    """A model that a loss can be put on."""
+    """Model that a loss can be attached to."""
 
     model: bytes
     """The model; its trained weights are initializers, its outputs are those that it came with."""
@@ -60,14 +60,17 @@ class Network:
 
 
 def _is_number(graph: GraphProto, info: ValueInfoProto) -> bool:
-    """Whether an output is a tensor of numbers that a node makes."""
+    """Return True if a node computes this output and the output is a numeric tensor."""
     text = info.type.tensor_type.elem_type == TensorProto.STRING
     node = maker(graph, info.name)
     return info.type.HasField("tensor_type") and not text and node is not None and node.op_type != "ZipMap"
 
 
 def _before_activation(graph: GraphProto, output: str) -> tuple[str, str]:
-    """The logits behind an output, and what made probabilities of them: an operator, ``""`` for nothing."""
+    """Return the logits of an output, and the operator that converts the logits to probabilities.
+
+    The operator is ``""`` if the output has no activation, and ``"parts"`` if several nodes compute the probabilities.
+    """
     name = output
     node = maker(graph, name)
     while node is not None and node.domain == "" and node.op_type in _HAND_ON:
@@ -81,7 +84,7 @@ def _before_activation(graph: GraphProto, output: str) -> tuple[str, str]:
 
 
 def _trained_by(train: Selection) -> dict[str, Any]:
-    """What :func:`ortrain.artifacts.generate_artifacts` takes for what an estimator calls ``train``."""
+    """Convert the parameter ``train`` to arguments of :func:`ortrain.artifacts.generate_artifacts`."""
     if isinstance(train, str):
         if train != "all":
             raise InvalidArgumentError(
@@ -98,7 +101,7 @@ def _trained_by(train: Selection) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A model with what can be trained as initializers, and the value that a loss is put on."""
+    """Model with trainable parameters as initializers, and the value that the loss applies to."""
 
     model: ModelProto
     scores: str
@@ -106,7 +109,7 @@ class _Part:
 
 
 def _generate(train: Selection, model: ModelProto, **given: Any) -> None:
-    """Artifacts; errors speak of ``train``."""
+    """Generate artifacts; errors name the parameter ``train``."""
     try:
         artifacts.generate_artifacts(model, **given, **_trained_by(train))
     except InvalidArgumentError as error:
@@ -117,9 +120,9 @@ def _generate(train: Selection, model: ModelProto, **given: Any) -> None:
 def _written_out(
     proto: ModelProto, loss: artifacts.LossType, scores: str | None, train: Selection, outputs: Sequence[ValueInfoProto]
 ) -> _Part:
-    """What is trained of a model, with these outputs.
+    """Build the trainable form of a model, with these outputs.
 
-    All of it is what the core makes of the model: its eval model is taken apart again.
+    The core rewrites the model. This function converts its eval model back to a model without a loss.
     """
     with tempfile.TemporaryDirectory() as folder:
         _generate(
@@ -154,7 +157,7 @@ def _written_out(
 
 
 def _of_parts(proto: ModelProto, output: str, train: Selection) -> _Part:
-    """As the core finds logits behind a choice among them."""
+    """Build the trainable form with an ArgMax of the output, from which the core finds the logits."""
     chosen = ModelProto()
     chosen.CopyFrom(proto)
     label = unused(proto.graph, "label")
@@ -179,7 +182,7 @@ def _by_choice(proto: ModelProto, shown: str, train: Selection, outputs: Sequenc
 
 
 def network(proto: ModelProto, *, classifier: bool, output: str | None, train: Selection, rows: Array) -> Network:
-    """What is trained of a model. It is run on some rows, to see the shape of its output."""
+    """Build the trainable network of a model. The model runs on a few rows, which shows the shape of its output."""
     outputs = proto.graph.output
     first = outputs[0]
     shown = output or first.name
@@ -203,8 +206,8 @@ def network(proto: ModelProto, *, classifier: bool, output: str | None, train: S
         made = _measured(part, shown, classifier, rows)
         if how != "Sigmoid" or made.columns == 1:
             return made
-        # Several sigmoids are classes of their own, whose shares of the sum are the probabilities: the softmax of the
-        # logarithms of the sigmoids.
+        # Several sigmoids are independent classes; each probability is a sigmoid divided by their sum. The softmax of
+        # the logarithms of the sigmoids computes the same.
         part = replace(part, scores=_logarithm_of_sigmoid(part.model, scores))
     return _measured(part, shown, classifier, rows)
 
@@ -215,7 +218,7 @@ def _logarithm_of_sigmoid(model: ModelProto, logits: str) -> str:
 
 
 def _measured(part: _Part, shown: str, classifier: bool, rows: Array) -> Network:
-    """The network, with the width and the element type of its scores."""
+    """Return the network, with the width and the element type of its scores."""
     model = ModelProto()
     model.CopyFrom(part.model)
     flat = Builder(model).node("Flatten", [part.scores], axis=1)
@@ -243,7 +246,7 @@ def _measured(part: _Part, shown: str, classifier: bool, rows: Array) -> Network
 
 
 def with_weights(network: Network, values: dict[str, Array], train: Selection) -> Network:
-    """The network with these values as its first ones, and with what is trained from now on."""
+    """Return the network with these values as initial weights, and with the selection of trained parameters."""
     model = ModelProto.FromString(with_values(ModelProto.FromString(network.model), values))
     part = _written_out(model, artifacts.LossType.MSELoss, network.scores, train, model.graph.output)
     return replace(network, model=part.model.SerializeToString(), trained=part.trained)

@@ -1,4 +1,4 @@
-"""A regressor around an ONNX model."""
+"""Regressor with an ONNX model."""
 
 # ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
 
@@ -19,34 +19,34 @@ from ortrain.sklearn._networks import Network
 
 
 class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
-    """A regressor that trains an ONNX model.
+    """Regressor that trains an ONNX model.
 
     Args:
-        model: an ONNX model with one input, whose first axis is the batch, and a number for each target: a path, bytes,
-            an ``onnx.ModelProto``; or a callable ``(n_features, n_targets)`` that makes one for the data at hand.
-        output: the value that is the output of the model for this purpose; ``None`` for its first output.
-        loss: with d the difference of output and target, ``"squared_error"``: d², ``"absolute_error"``: abs(d),
-            ``"huber"``: d²/2 where abs(d) is below 1, and abs(d) - 1/2 beyond; their members of
-            :class:`ortrain.LossType`; ``"auto"`` for the first. The loss of a row is the mean over its numbers.
-        optimizer: as of :class:`OnnxClassifier`, and so are the parameters that follow. The score of early stopping is
-            the coefficient of determination, R².
-        learning_rate: the rate of each step.
-        weight_decay: that of ``"adamw"``.
-        batch_size: how many rows a step takes; ``None`` for all rows at once.
-        max_iter: the most passes of a ``fit``.
-        shuffle: whether each pass has the rows in another order.
-        random_state: what is drawn is drawn with this.
-        early_stopping: whether some rows are held back to say when training ends.
-        validation_fraction: the share of the rows that is held back.
-        n_iter_no_change: after how many passes in a row without a gain training ends.
-        tol: how much is a gain, in score or loss.
-        warm_start: whether ``fit`` starts from the weights that were learned before.
-        train: what is trained.
-        allow_nan: whether X may have NaN.
-        on_epoch: called with the estimator after each pass of a ``fit``.
-        num_threads: threads that the process takes; ``None`` leaves the number as it is.
+        model: an ONNX model with one input and one output column for each target; the first axis is the batch. It is a
+            path, bytes, an ``onnx.ModelProto``, or a callable ``(n_features, n_targets)`` that returns a model.
+        output: the value to use as the output of the model; ``None`` for its first output.
+        loss: ``"auto"``, the name of a loss, or its member of :class:`ortrain.LossType`. With d = output - target, the
+            losses are ``"squared_error"``: d², ``"absolute_error"``: abs(d), and ``"huber"``: d²/2 if abs(d) is below
+            1, else abs(d) - 1/2. ``"auto"`` is the first. The loss of a row is the mean over its elements.
+        optimizer: an optimizer; :class:`OnnxClassifier` describes this and the following parameters in detail. The
+            score of early stopping is the coefficient of determination, R².
+        learning_rate: the learning rate of each step.
+        weight_decay: the weight decay of ``"adamw"``.
+        batch_size: the number of rows of a step; ``None`` for all rows at once.
+        max_iter: the maximum number of passes of a ``fit``.
+        shuffle: True if each pass shuffles the rows.
+        random_state: the source of random numbers.
+        early_stopping: True to hold out validation rows and to end the training when their score does not improve.
+        validation_fraction: the fraction of the rows to hold out.
+        n_iter_no_change: the number of consecutive passes without improvement after which the training ends.
+        tol: the minimum improvement, of the score or the loss.
+        warm_start: True if ``fit`` starts from the weights of the previous training.
+        train: the parameters to train.
+        allow_nan: True if X may have NaN.
+        on_epoch: a callable that receives the estimator after each pass of a ``fit``.
+        num_threads: the number of threads of the process; ``None`` does not change the number.
 
-    Attributes: those of :class:`OnnxClassifier`, but for ``classes_``.
+    Attributes: the attributes of :class:`OnnxClassifier`, except ``classes_``.
 
     Source: estimators of scikit-learn (``sklearn.neural_network.MLPRegressor``), with an ONNX model as a parameter.
 
@@ -86,23 +86,22 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         return rows, numbers
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
-        """Train for one pass over these rows, from the weights there are. The optimizer goes on where it was.
+        """Train for one pass over these rows, from the current weights and the current state of the optimizer.
 
-        The first call starts from the weights of the model. Parameters that a training is made of (the model, the loss,
-        the optimizer, what is trained) are those of the first call; the learning rate and the batch size are those of
-        now.
+        The first call starts from the weights of the model. It fixes the model, the loss, the optimizer and the
+        selection of trained parameters. Changes of the learning rate and the batch size take effect at each call.
 
         Args:
-            X: as of :meth:`fit`, with the features of the first call.
+            X: like the X of :meth:`fit`, with the features of the first call.
             y: a target for each row.
-            sample_weight: as of :meth:`fit`; what the weights are divided by is the mean of those of this call.
+            sample_weight: like the weights of :meth:`fit`, but divided by the mean of the weights of this call.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: as of :meth:`fit`; for another number of features than before, and with ``early_stopping``.
-            ConvergenceError: as of :meth:`fit`.
+            ValueError: like :meth:`fit`; for a different number of features, and with ``early_stopping``.
+            ConvergenceError: like :meth:`fit`.
 
         >>> from ortrain.sklearn import OnnxRegressor
         >>> regressor = OnnxRegressor(ortrain.examples.perceptron())
@@ -145,6 +144,6 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         return scores[:, 0] if self._single else scores
 
     def _scored(self, y: Array, predicted: Array, weights: Array) -> float:
-        # Squares of large float32 numbers have no float32.
+        # Squares of large float32 numbers overflow float32.
         y, predicted = (np.asarray(values, np.float64) for values in (y, predicted))
         return float(r2_score(y, predicted, sample_weight=weights))

@@ -1,4 +1,4 @@
-"""A network that is being trained: its weights, the optimizer's moments, and the programs that change them."""
+"""State of a training: the weights of a network, the optimizer moments, and the sessions that update them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from ortrain.sklearn import _graphs, _losses
 from ortrain.sklearn._graphs import Array
 from ortrain.sklearn._networks import Network
 
-# A pass whose loss is so many times that of the first batch, and of predicting nothing, has gone astray.
+# A pass diverged if its loss exceeds the larger of the first batch's loss and a constant prediction's loss by this
+# factor.
 _ASTRAY = 1000.0
-# Numbers of a block of rows that are predicted at once, and rows at the most.
+# Maximum number of elements, and of rows, in a prediction batch.
 _BLOCK_SIZE, _BLOCK_ROWS = 1 << 20, 4096
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Rows, what they are compared with, their weights, whose mean is 1, and about the loss of predicting nothing."""
+    """Rows, targets, row weights with mean 1, and the approximate loss of a constant prediction (`usual`)."""
 
     rows: Array
     targets: Array
@@ -38,10 +39,10 @@ class Batches:
         return len(self.rows)
 
     def parts(self, size: int | None, rng: np.random.RandomState | None) -> Iterator[tuple[Array, Array, Array]]:
-        """All rows once, so many at a time; in an order that is drawn, if there is something to draw with."""
+        """Yield all rows once, in batches of `size` rows; `rng` shuffles the rows if it is not None."""
         count = len(self)
         size = count if size is None else min(size, count)
-        # One batch of everything is the same in any order.
+        # The order does not matter for a single batch.
         order = None if rng is None or size == count else rng.permutation(count)
         for start in range(0, count, size):
             chosen: Any = slice(start, start + size) if order is None else order[start : start + size]
@@ -49,7 +50,7 @@ class Batches:
 
 
 class Training:
-    """The weights of a network and what trains them. It is pickled as bytes; programs are made when they are used."""
+    """Weights of a network and their training. A pickle contains bytes; sessions are created at their first use."""
 
     def __init__(
         self,
@@ -96,21 +97,22 @@ class Training:
         return self._programs
 
     def values(self) -> dict[str, Array]:
-        """The weights, and the running statistics, copied."""
+        """Return copies of the weights and the running statistics."""
         return {name: parameter.data.copy() for name, parameter in self._state.parameters}
 
     def restore(self, values: dict[str, Array]) -> None:
-        """Put these weights in the place of those there are. Moments start anew."""
+        """Replace the weights. The optimizer moments start again at zero."""
         self._state = CheckpointState.load_checkpoint(self._state.to_bytes())
         for name, value in values.items():
             self._state.parameters[name].data = value
         self._programs = self._session = None
 
     def run(self, batches: Batches, size: int | None, rng: np.random.RandomState | None, learning_rate: float) -> float:
-        """One pass over all rows; returns the mean of the loss.
+        """Train for one pass over all rows, and return the mean loss.
 
-        Where the loss or a weight is no finite number, or the loss is far beyond that of the first batch and the usual
-        one, the weights are those from before the pass, and a :class:`ConvergenceError` says so.
+        A pass fails if the loss or a weight is not finite. It also fails if the loss is far above the loss of the first
+        batch and the loss of a constant prediction. The weights from before the pass are then restored, and a
+        :class:`ConvergenceError` is raised.
         """
         module, optimizer = self._made()
         optimizer.set_learning_rate(learning_rate)
@@ -144,17 +146,17 @@ class Training:
         )
 
     def block(self, batch_size: int | None, row: tuple[int, ...]) -> int:
-        """How many rows are predicted at once."""
+        """Return the number of rows to predict at once."""
         return max(batch_size or 1, min(_BLOCK_ROWS, _BLOCK_SIZE // max(math.prod(row), 1)))
 
     def scores(self, batches: Batches, size: int) -> Array:
-        """The scores of the rows while the network is being trained."""
+        """Return the scores of the rows with the current weights, through the eval model."""
         module, _ = self._made()
         module.eval()
         return np.concatenate([module(*part)[1] for part in batches.parts(size, None)])
 
     def predict(self, rows: Array, size: int) -> tuple[Array, ...]:
-        """Of each row what :func:`_losses.prediction_model` computes."""
+        """Return the outputs of :func:`_losses.prediction_model` for each row."""
         if self._session is None:
             model = _graphs.with_values(_losses.prediction_model(self.network), self.values())
             self._session = InferenceSession(model, self._options())
@@ -164,7 +166,7 @@ class Training:
         return tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
 
     def to_onnx(self) -> bytes:
-        """The model with the weights there are."""
+        """Return the model with the current weights."""
         return _losses.inference_model(self.network, self.values())
 
 

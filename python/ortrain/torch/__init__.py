@@ -3,7 +3,6 @@
 The parameters of the module share the memory of the model's weights: there are no copies. A call of the module runs the
 forward pass in ortrain, and ``backward`` of PyTorch runs the backward pass in ortrain. ``import ortrain`` does not
 import this module. This module imports PyTorch when :func:`as_module` is called.
-module. This module imports PyTorch when :func:`as_module` is called.
 
 >>> from contextlib import suppress
 >>> from ortrain.torch import as_module

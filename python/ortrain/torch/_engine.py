@@ -63,11 +63,11 @@ class Plan:
     statistics: dict[str, str]
     """The running statistics that training updates, with their types."""
     evaluated: list[str]
-    """Those of them that the model uses where nothing is trained."""
+    """The running statistics that the model reads in evaluation mode."""
     trains_otherwise: bool
-    """Whether a forward pass in training computes something else than the model says."""
+    """True if a forward pass in training mode differs from evaluation mode."""
     is_gradient: bool = False
-    """Whether the model is the gradient of another one, so that its gradient is the second order."""
+    """True if the model is the gradient of another model. Its own gradient is the second order."""
 
     @staticmethod
     def of(source: Source, weights: list[str], reached: set[str], settings: Settings) -> Plan:

@@ -1,4 +1,4 @@
-"""Arguments of a trainer: checks of their kinds, and the precision that the trainer computes in."""
+"""Checks of a trainer's arguments, and choice of its compute precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRECISIONS = ("float16", "bfloat16")
 
 
 def check_arguments(model: object, model_desc: object, optim_config: object, loss_fn: object, options: object) -> None:
-    """An AssertionError for an argument of another kind."""
+    """Raises an AssertionError for an argument of the wrong type."""
     if model is None:
         raise AssertionError("'model' is required and must be either a 'torch.nn.Module' or an 'onnx.ModelProto'")
     if not isinstance(model_desc, dict):
@@ -34,7 +34,7 @@ def check_arguments(model: object, model_desc: object, optim_config: object, los
 
 
 def _takes_two(function: Any) -> bool:
-    """True for a callable with exactly two parameters. Some that are built in do not say theirs."""
+    """Returns true for a callable with exactly two parameters. Some built-in functions have no signature."""
     try:
         return len(inspect.signature(function).parameters) == 2
     except (TypeError, ValueError):
@@ -42,13 +42,13 @@ def _takes_two(function: Any) -> bool:
 
 
 def is_onnx_model(model: object) -> bool:
-    """True for an ``onnx.ModelProto``. A user who has one has imported onnx."""
+    """Returns true for an ``onnx.ModelProto``. Its owner must have imported onnx."""
     onnx = sys.modules.get("onnx")
     return onnx is not None and isinstance(model, onnx.ModelProto)
 
 
 def precision_of(options: Any, dtype: str) -> str | None:
-    """The type that mixed precision computes in, ``None`` without it. The options get the loss scaler that it needs."""
+    """Returns the compute type of mixed precision, or None. Adds the loss scaler that float16 needs to the options."""
     if dtype not in _PRECISIONS:
         raise ValueError(
             f"mixed_precision_dtype is one of {', '.join(map(repr, _PRECISIONS))}, not {dtype!r}"

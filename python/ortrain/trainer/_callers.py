@@ -1,4 +1,4 @@
-"""The place in a user's program that a warning is about."""
+"""Location of a warning in the user's program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def level_of_user() -> int:
-    """The ``stacklevel`` of the nearest caller outside ortrain, for a warning that the caller of this function gives.
+    """Returns the ``stacklevel`` of the nearest caller outside ortrain, for a warning in the calling function.
 
-    A trainer warns from several depths of its own calls, so a fixed number would often point into ortrain.
+    A trainer warns from different call depths, so a fixed level would often point into ortrain.
     """
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:

@@ -1,7 +1,8 @@
-"""Checkpoints of the trainer as files: nested dicts in HDF5, in the layout of onnxruntime-training.
+"""Checkpoint files of the trainer: nested dicts in HDF5, in the layout of onnxruntime-training.
 
-A dict is a group, a value a dataset. Booleans, integers and floats without a shape have rank 0, a text is UTF-8 of any
-length, and nothing has attributes. A file gets to its place whole, and never in the place of another one.
+A dict is stored as a group, and a value as a dataset. Scalar booleans, integers and floats have rank 0. A text is UTF-8
+of variable length. There are no attributes. ``save`` publishes a file only after it is complete, and never replaces an
+existing file.
 
 >>> from ortrain.trainer import _checkpoint_storage
 >>> _checkpoint_storage.save({"weights": {"fc1.bias": np.zeros(3, np.float32)}, "step": 5}, "state.ortcp")
@@ -27,28 +28,31 @@ from ortrain.trainer._values import as_array
 
 __all__ = ["NoCheckpointError", "check_readable", "from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]
 
-# The protocol of every Python that onnxruntime-training ran on.
+# Pickle protocol 4: every Python version that onnxruntime-training ran on reads it.
 _PROTOCOL = 4
 
 
 class NoCheckpointError(NoSuchFileError, InvalidArgumentError):
-    """A path without a file. onnxruntime-training raises a ``ValueError``."""
+    """Error for a path without a file. It is also a ``ValueError``, the error of onnxruntime-training."""
 
 
 def save(save_obj: Mapping[str, Any], path: PathLike) -> None:
-    """Write a nested dict to a new file.
+    """Writes a nested dict to a new file.
 
     Args:
-        save_obj: a dict by names. Values are dicts, arrays or tensors of booleans, integers or floats, lists of
-            numbers, numbers, or texts (``str`` or ``bytes``). A name with ``/`` is a path of groups, as in HDF5.
-        path: the file, which is not there yet. Its folder is.
+        save_obj: a dict with texts as keys. A value is a dict, an array or tensor of booleans, integers or floats, a
+            list of numbers, a number, or a text (``str`` or ``bytes``). A key with ``/`` is a path of groups, as in
+            HDF5.
+        path: the new file. Its folder must exist, the file must not.
 
     Raises:
-        InvalidArgumentError: for what is no dict, and for a name or a text that HDF5 cannot have. Nothing is written.
+        InvalidArgumentError: if ``save_obj`` is not a dict, or for a key or a text that HDF5 cannot store. Nothing is
+            written.
         TypeError: for a value of another type. Nothing is written.
-        FileExistsError: if there is a file already, or another process makes one meanwhile. That file stays.
-        NoSuchFileError: if there is no such folder.
-        OSError: when the operating system refuses.
+        FileExistsError: if the file exists, or another process creates the file at the same time. That file stays
+            unchanged.
+        NoSuchFileError: if the folder does not exist.
+        OSError: if the operating system refuses to write.
 
     >>> from ortrain.trainer import _checkpoint_storage
     >>> _checkpoint_storage.save({"a": {1, 2}}, "sets.ortcp")
@@ -64,19 +68,19 @@ def save(save_obj: Mapping[str, Any], path: PathLike) -> None:
 
 
 def load(path: PathLike, key: str | None = None) -> Any:
-    """Read a file of :func:`save`, or a part of it.
+    """Reads a file of :func:`save`, or a part of the file.
 
     Args:
         path: the file.
-        key: the names that lead to a part, with ``/`` between them; ``None`` for the whole file.
+        key: the path of a part, with ``/`` between the names; ``None`` for the whole file.
 
     Returns:
-        a dict for a group, ``bytes`` for a text, a NumPy scalar for a dataset without a shape, an array for others.
+        a dict for a group, ``bytes`` for a text, a NumPy scalar for a dataset of rank 0, an array for other datasets.
 
     Raises:
-        InvalidArgumentError: for no file, for a file that is no HDF5 or is damaged, and for what the trainer does not
-            write: links, compressed data, data in other files. No other file is read.
-        KeyError: for a key that is not there.
+        InvalidArgumentError: if the file does not exist, is not HDF5 or is damaged; also for features that the trainer
+            does not write: links, compressed data, data in other files. No other file is read.
+        KeyError: for a key that the file does not have.
 
     >>> from ortrain.trainer import _checkpoint_storage
     >>> _checkpoint_storage.save({"info": {"step": 5, "name": "Adam"}}, "info.ortcp")
@@ -105,7 +109,7 @@ def load(path: PathLike, key: str | None = None) -> Any:
 
 
 def to_serialized_hex(user_dict: Any) -> str:
-    """Values of a user as a text: a pickle in hexadecimal digits.
+    """Returns ``user_dict`` as a pickle in hexadecimal digits.
 
     >>> from ortrain.trainer import _checkpoint_storage
     >>> _checkpoint_storage.to_serialized_hex([1])
@@ -115,10 +119,11 @@ def to_serialized_hex(user_dict: Any) -> str:
 
 
 def check_readable(serialized_hex: str) -> None:
-    """Check that :func:`from_serialized_hex` reads a text without ``allow_pickle``.
+    """Checks that :func:`from_serialized_hex` reads a text without ``allow_pickle``.
 
     Raises:
-        InvalidArgumentError: for values that it would refuse. The error names their class.
+        InvalidArgumentError: for a value that ``from_serialized_hex`` would refuse. The error names the class of the
+            value.
 
     """
     try:
@@ -138,15 +143,15 @@ _WRITTEN = (
 
 
 def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = False) -> Any:
-    """The values of a text of :func:`to_serialized_hex`.
+    """Returns the values in a text of :func:`to_serialized_hex`.
 
     Args:
         serialized_hex: the text.
-        allow_pickle: whether objects of every class are made. That runs code of whoever wrote the text.
+        allow_pickle: if true, objects of every class are created. This runs code of the text's author.
 
     Raises:
-        InvalidArgumentError: for another text, and for a class that is none of numbers, texts, containers, arrays or
-            dates. The error names the class.
+        InvalidArgumentError: for an invalid text, and for an object that is not a number, text, container, array or
+            date. The error names the class.
 
     >>> from ortrain.trainer import _checkpoint_storage
     >>> _checkpoint_storage.from_serialized_hex(_checkpoint_storage.to_serialized_hex({"epoch": 3}))
@@ -168,11 +173,11 @@ def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = Fal
     return pickle.loads(data) if allow_pickle else _unpickler.loads(data)
 
 
-# Values that are saved.
+# Conversion of the values to save.
 
 
 def _tree(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups and leaves of a dict, all checked. A name with ``/`` is a group and what lies in it."""
+    """Returns the groups and leaves of a dict after checks. A name with ``/`` becomes nested groups."""
     tree: dict[str, Any] = {}
     for path, value in _members(given, ()):
         group = tree
@@ -191,7 +196,7 @@ _TWICE = "{!r} is a value and a group of values, which a name in HDF5 cannot be 
 
 
 def _group(above: dict[str, Any], name: str, path: tuple[str, ...]) -> dict[str, Any]:
-    """The group of a name. Where none is, one is made."""
+    """Returns the group with a name, which is created if it does not exist."""
     group = above.setdefault(name, {})
     if not isinstance(group, dict):
         raise InvalidArgumentError(_TWICE.format("/".join(path)))
@@ -199,7 +204,7 @@ def _group(above: dict[str, Any], name: str, path: tuple[str, ...]) -> dict[str,
 
 
 def _members(given: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each path in a dict, with its leaf or its dict. A dict comes before its members."""
+    """Yields each path in a dict with its leaf or its dict. A dict precedes its members."""
     for name, value in given.items():
         path = (*above, *_parts(name))
         if len(path) > _hdf5.DEEPEST:
@@ -212,11 +217,11 @@ def _members(given: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple
 
 
 def _parts(name: object) -> list[str]:
-    """The groups of a name, and the last part."""
+    """Splits a name at ``/``: the groups, then the last part."""
     if not isinstance(name, str):
         raise TypeError(f"names in a checkpoint are texts, not {name!r}")
     parts = name.split("/")
-    # HDF5 leaves out empty parts and dots.
+    # HDF5 ignores empty parts and dots in a path, so two names could mean the same dataset.
     if 0 in _encoded(name) or any(part in ("", ".") for part in parts):
         raise InvalidArgumentError(
             f"{name!r} cannot be a name in HDF5, which has no empty parts between '/' and no NUL"
@@ -225,7 +230,7 @@ def _parts(name: object) -> list[str]:
 
 
 def _encoded(text: str) -> bytes:
-    """A text in UTF-8."""
+    """Encodes a text in UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -233,7 +238,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _leaf(value: Any, where: str) -> _hdf5.Leaf:
-    """A leaf of a file: a text, or an array of a type that files have."""
+    """Converts a value to a leaf of the file: a text, or an array of a type that HDF5 files can store."""
     if isinstance(value, str | bytes):
         if 0 in (_encoded(value) if isinstance(value, str) else value):
             raise InvalidArgumentError(f"{where!r} is a text with the character NUL, which HDF5 cannot have")

@@ -1,4 +1,4 @@
-"""Descriptions of a trainer's inputs and outputs against the model, and inputs against the descriptions."""
+"""Checks of a description against the model, and of inputs against the description."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["add_types", "check_description", "check_shape", "narrow_type", "shap
 
 
 def narrow_type(precision: str | None) -> np.dtype[Any]:
-    """The type of an output that mixed precision computes, as an array of it has it."""
+    """Returns the NumPy type of an output that mixed precision computes.
+
+    Without ``ml_dtypes``, bfloat16 is ``uint16``.
+    """
     if precision == "float16":
         return np.dtype(np.float16)
     try:
@@ -32,7 +35,7 @@ def narrow_type(precision: str | None) -> np.dtype[Any]:
 
 
 def check_description(description: _ORTTrainerModelDesc, model: ModelProto) -> None:
-    """Check that a description has no other shapes than the model."""
+    """Checks that the shapes of a description match the model."""
     for kind, described, values in (
         ("input", description.inputs, model.graph.input),
         ("output", description.outputs, model.graph.output),
@@ -45,7 +48,7 @@ def check_description(description: _ORTTrainerModelDesc, model: ModelProto) -> N
                     "one number: []"
                 )
             tensor = shapes.get(value.name)
-            # The one number of a loss is taken in any shape.
+            # A loss is one number, so its shape may differ.
             if tensor is not None and tensor.HasField("shape") and not getattr(value, "is_loss", False):
                 _check_shape_of_graph(kind, value.name, value.shape, tensor.shape.dim)
 
@@ -62,7 +65,7 @@ def _check_shape_of_graph(kind: str, name: str, shape: Sequence[int | str], dims
 
 
 def add_types(description: _ORTTrainerModelDesc, model: ModelProto) -> None:
-    """Complete a description by the element types of the model."""
+    """Adds the element types of the model to a description."""
     for kind, described, values, add in (
         ("input", description.inputs, model.graph.input, description.add_type_to_input_description),
         ("output", description.outputs, model.graph.output, description.add_type_to_output_description),
@@ -84,7 +87,7 @@ def _numpy_type(element_type: int) -> np.dtype[Any]:
 
 
 def shapes_of_losses(description: _ORTTrainerModelDesc, session: TrainingSession) -> dict[str, list[int]]:
-    """The described shape of the loss, where the model has its one element in another shape."""
+    """Returns the described shape of each loss that has another rank in the model."""
     found = {name: shape for name, _, shape in session._described_outputs()}
     return {
         output.name: [1] * len(output.shape)
@@ -94,7 +97,7 @@ def shapes_of_losses(description: _ORTTrainerModelDesc, session: TrainingSession
 
 
 def check_shape(name: str, shape: Sequence[int | str], given: Sequence[int], sizes: dict[str, int]) -> None:
-    """Check the shape of an input against the description. ``sizes`` has the sizes of names so far, and gets more."""
+    """Checks the shape of an input against the description. ``sizes`` holds the known named sizes and is extended."""
     if len(given) != len(shape):
         raise InvalidArgumentError(
             f"input {name!r} has the shape {list(given)}, but model_desc says {list(shape)}: another number of axes"

@@ -1,4 +1,4 @@
-"""Element types of values: types of NumPy, and types of PyTorch for a user who has imported it."""
+"""Element types of values: NumPy types, and PyTorch types if the user has imported PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMPY_BY_TORCH: dict[str, type[np.generic]] = {
     "bool": np.bool_,
 }
 
-# Names of the types of ONNX, in the order of their numbers, with names of PyTorch.
+# PyTorch type names by ONNX type name, in the order of the ONNX type numbers.
 _TORCH_BY_ONNX: dict[str, str | type[str] | None] = {
     "UNDEFINED": None,
     "FLOAT": "float32",
@@ -52,10 +52,10 @@ def _is_torch_dtype(value: object) -> bool:
 
 
 def as_dtype(value: object) -> Any:
-    """An element type as descriptions keep it: a ``numpy.dtype``, or a ``torch.dtype`` where one is given.
+    """Returns an element type as descriptions store it: a ``torch.dtype`` unchanged, a NumPy type as ``numpy.dtype``.
 
     Raises:
-        AssertionError: for anything but ``numpy.dtype``, a scalar class of NumPy, and ``torch.dtype``.
+        AssertionError: for anything but a ``numpy.dtype``, a scalar class of NumPy, or a ``torch.dtype``.
 
     """
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
@@ -66,10 +66,10 @@ def as_dtype(value: object) -> Any:
 
 
 def dtype_torch_to_numpy(torch_dtype: object) -> type[np.generic]:
-    """The type of NumPy for a type of PyTorch; both half precisions are ``numpy.float16``.
+    """Returns the NumPy type for a PyTorch type. ``float16`` and ``bfloat16`` both become ``numpy.float16``.
 
     Raises:
-        ValueError: for a type without a counterpart, and for what is no ``torch.dtype``.
+        ValueError: for a type without a counterpart, or a value that is not a ``torch.dtype``.
 
     """
     name = str(torch_dtype).removeprefix("torch.")
@@ -81,14 +81,14 @@ def dtype_torch_to_numpy(torch_dtype: object) -> type[np.generic]:
 
 
 def dtype_onnx_to_torch(onnx_type: object) -> Any:
-    """The type of PyTorch for a type of ONNX, by number or name. Integers without a sign are those with one.
+    """Returns the PyTorch type for an ONNX type number or name. Unsigned integers become signed integers.
 
-    Strings are ``str``, and an undefined type is ``None``.
+    Strings become ``str``, and an undefined type becomes ``None``.
 
     Raises:
         AssertionError: for a number or a name without a counterpart.
-        ValueError: for what is neither a number nor a name.
-        ImportError: where PyTorch has not been imported.
+        ValueError: for a value that is neither a number nor a name.
+        ImportError: if PyTorch has not been imported.
 
     """
     if not isinstance(onnx_type, (int, str)) or isinstance(onnx_type, bool):

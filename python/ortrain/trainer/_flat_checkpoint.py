@@ -1,4 +1,4 @@
-"""Checkpoints that are flat dicts of tensors, in files of PyTorch, as onnxruntime-training had them first."""
+"""Flat checkpoints: dicts of tensors in PyTorch files, the first format of onnxruntime-training."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ __all__ = [
 ]
 
 STEP, SHARED_STATE = "Step", "shared_optimizer_state"
-# Texts before the name of a weight, and behind the name.
+# Prefixes and suffix of a weight's name in the keys of a flat state.
 PREFIXES = ("Moment_1_", "Moment_2_", "Update_Count_")
 HALF = "_fp16"
 
 
 def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bool = True) -> dict[str, Any]:
-    """The weights and what the optimizer keeps of them as one flat dict of tensors. Needs PyTorch.
+    """Returns the weights and the optimizer state as one flat dict of tensors. Needs PyTorch.
 
     Args:
         ort_trainer: the trainer.
-        include_optimizer_state: whether other values than weights are there: ``Moment_1_<weight>``,
+        include_optimizer_state: if true, the dict also has values other than weights: ``Moment_1_<weight>``,
             ``Moment_2_<weight>``, ``Update_Count_<weight>`` or ``Step``.
 
     Returns:
-        Copies by name, frozen weights among them. Before there is a session, the dict that waits for the session.
+        Copies by name, including frozen weights. Without a session, the dict that was stored for the session.
 
     Raises:
-        ImportError: without PyTorch.
+        ImportError: if PyTorch is not installed.
 
     Warns:
-        DeprecationWarning: always: :meth:`ORTTrainer.state_dict` needs no PyTorch, and keeps counts, too.
-        UserWarning: before there is a session.
+        DeprecationWarning: always. :meth:`ORTTrainer.state_dict` needs no PyTorch and also stores counts.
+        UserWarning: if there is no session yet.
 
     >>> import warnings
     >>> from contextlib import suppress
@@ -67,17 +67,17 @@ def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bo
 
 
 def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[str, Any], strict: bool = False) -> None:
-    """Set values of a dict as of :func:`experimental_state_dict`, some or all.
+    """Sets some or all values from a dict of :func:`experimental_state_dict`.
 
     Args:
-        ort_trainer: the trainer. Before there is a session, the dict waits for the session.
-        state_dict: tensors or arrays by name. Copies in float16 (``<weight>_fp16``) are left out, since the trainer
-            makes its own.
-        strict: whether a name that the trainer does not have is an error. Otherwise its value is left out.
+        ort_trainer: the trainer. Without a session, the trainer stores the dict for the session.
+        state_dict: tensors or arrays by name. Copies in float16 (``<weight>_fp16``) are ignored, because the trainer
+            creates its own copies.
+        strict: if true, an unknown name is an error. Otherwise its value is ignored.
 
     Raises:
-        InvalidArgumentError: for a value of another shape or type, and if strict for an unknown name, which is a
-            ``RuntimeError``. Nothing has changed then.
+        InvalidArgumentError: for a value of another shape or type; with ``strict``, also for an unknown name. The error
+            is a ``RuntimeError`` too. In this case no value is changed.
 
     Warns:
         DeprecationWarning: always.
@@ -101,23 +101,23 @@ def experimental_save_checkpoint(
     checkpoint_state_dict: Mapping[str, Any] | None = None,
     include_optimizer_state: bool = True,
 ) -> None:
-    """Write :func:`experimental_state_dict` to a file of ``torch.save``, with other values. Needs PyTorch.
+    """Writes :func:`experimental_state_dict` and other values to a file of ``torch.save``. Needs PyTorch.
 
     Args:
         ort_trainer: the trainer.
-        checkpoint_dir: a folder. The file is ``<prefix>.ort.pt``; with ZeRO
-            ``<prefix>.ZeRO.<rank>.<last rank>.ort.pt``.
-        checkpoint_prefix: the start of the name of the file.
-        checkpoint_state_dict: other values, by name. ``"model"`` is the name of the weights.
-        include_optimizer_state: as of :func:`experimental_state_dict`.
+        checkpoint_dir: the folder. The file is ``<prefix>.ort.pt``, and with ZeRO ``<prefix>.ZeRO.<rank>.<last
+            rank>.ort.pt``.
+        checkpoint_prefix: the start of the file name.
+        checkpoint_state_dict: other values by name. The name ``"model"`` is reserved for the weights.
+        include_optimizer_state: as in :func:`experimental_state_dict`.
 
     Raises:
-        AssertionError: if there is no such folder.
-        ImportError: without PyTorch.
+        AssertionError: if the folder does not exist.
+        ImportError: if PyTorch is not installed.
 
     Warns:
-        DeprecationWarning: always: :meth:`ORTTrainer.save_checkpoint` needs no PyTorch.
-        UserWarning: if there is such a file, which is replaced.
+        DeprecationWarning: always. :meth:`ORTTrainer.save_checkpoint` needs no PyTorch.
+        UserWarning: if the file exists. It is replaced.
 
     >>> import warnings
     >>> from contextlib import suppress
@@ -148,27 +148,27 @@ def experimental_load_checkpoint(
     *,
     allow_pickle: bool = False,
 ) -> dict[str, Any]:
-    """Go on from a file of :func:`experimental_save_checkpoint`, or from one of each ZeRO process. Needs PyTorch.
+    """Restores a file of :func:`experimental_save_checkpoint`, or the files of all ZeRO processes. Needs PyTorch.
 
     Args:
         ort_trainer: the trainer.
         checkpoint_dir: the folder.
-        checkpoint_prefix: the start of the name of the file.
-        strict: as of :func:`experimental_load_state_dict`.
-        allow_pickle: whether objects of every class are made. That runs code of whoever wrote the file. Without,
-            ``torch.load`` loads with ``weights_only=True``.
+        checkpoint_prefix: the start of the file name.
+        strict: as in :func:`experimental_load_state_dict`.
+        allow_pickle: if true, objects of every class are created. This runs code of the file's author. If false,
+            ``torch.load`` runs with ``weights_only=True``.
 
     Returns:
         The other values of the file, or of all files.
 
     Raises:
-        AssertionError: if there is no such file, or not one of each process.
-        InvalidArgumentError: for a file that cannot be read, and for values that do not fit.
-        ImportError: without PyTorch.
+        AssertionError: if the file does not exist, or the file of a process is missing.
+        InvalidArgumentError: for a file that cannot be read, or for values that do not match the trainer.
+        ImportError: if PyTorch is not installed.
 
     Warns:
         DeprecationWarning: always.
-        UserWarning: if there are files of several processes.
+        UserWarning: if the files are from several processes.
 
     >>> import warnings
     >>> from ortrain.trainer import checkpoint
@@ -210,7 +210,7 @@ _VIEW = re.compile(r"(.+)_view_\d+")
 def _get_checkpoint_name(
     prefix: str, is_partitioned: bool, world_rank: int | None = None, world_size: int | None = None
 ) -> str:
-    """The name of a file: of the only one, or of that of a process."""
+    """Returns the name of the single checkpoint file, or of the file of one process."""
     if not is_partitioned:
         return f"{prefix}.ort.pt"
     if world_rank is None or world_size is None:
@@ -219,10 +219,10 @@ def _get_checkpoint_name(
 
 
 def _list_checkpoint_files(checkpoint_dir: PathLike, checkpoint_prefix: str, extension: str = ".ort.pt") -> list[str]:
-    """The files of a folder whose names start and end in a given way, sorted.
+    """Returns the files of a folder with this prefix and extension, sorted.
 
     Raises:
-        AssertionError: if there is none.
+        AssertionError: if there is no such file.
 
     """
     found = sorted(Path(checkpoint_dir).iterdir())
@@ -233,7 +233,7 @@ def _list_checkpoint_files(checkpoint_dir: PathLike, checkpoint_prefix: str, ext
 
 
 def _split_state_dict(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A flat state in three: ``"optimizer"``, ``"fp32_param"`` and ``"fp16_param"``."""
+    """Splits a flat state into three dicts: ``"optimizer"``, ``"fp32_param"`` and ``"fp16_param"``."""
     split: dict[str, dict[str, Any]] = {"optimizer": {}, "fp32_param": {}, "fp16_param": {}}
     for name, value in state_dict.items():
         part = "optimizer" if name.startswith((*PREFIXES, STEP)) else "fp32_param"
@@ -242,17 +242,17 @@ def _split_state_dict(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]
 
 
 class _CombineZeroCheckpoint:
-    """The older files of ZeRO processes, put together.
+    """Merge of the older files of ZeRO processes.
 
-    A process has pieces of weights, ``<weight>_view_<number>``, and whole values.
+    The file of a process has pieces of weights, ``<weight>_view_<number>``, and complete values.
 
     Args:
         checkpoint_files: one file of each process, in any order.
-        clean_state_dict: what is called with the state of each process, and returns what is taken of it.
-        allow_pickle: as of :func:`experimental_load_checkpoint`.
+        clean_state_dict: function that filters the state of each process; ``None`` keeps everything.
+        allow_pickle: as in :func:`experimental_load_checkpoint`.
 
     Raises:
-        AssertionError: if there are no files, or not one of each process.
+        AssertionError: if there are no files, or the file of a process is missing.
 
     """
 
@@ -277,10 +277,10 @@ class _CombineZeroCheckpoint:
         self.checkpoint_files = [ranks[rank] for rank in range(self.world_size)]
         self.clean_state_dict, self.allow_pickle = clean_state_dict, allow_pickle
         self.others: dict[str, Any] = {}
-        """Other values of the files, by name. The last file with a name counts."""
+        """Other values of the files, by name. For a name in several files, the last file counts."""
 
     def aggregate_checkpoints(self) -> dict[str, Any]:
-        """The state of all processes: tensors by name.
+        """Returns the merged state of all processes: tensors by name.
 
         Warns:
             DeprecationWarning: always.
@@ -291,7 +291,7 @@ class _CombineZeroCheckpoint:
         return {name: torch.from_numpy(value) for name, value in self.merged().items()}
 
     def merged(self) -> Arrays:
-        """The state of all processes: arrays by name."""
+        """Returns the merged state of all processes: arrays by name."""
         whole: Arrays = {}
         pieces: dict[str, list[npt.NDArray[Any]]] = {}
         for file in self.checkpoint_files:
@@ -306,7 +306,7 @@ class _CombineZeroCheckpoint:
                     add_whole(whole, name if view is None else view[1], array, f"Value mismatch for state {name}")
                 else:
                     pieces.setdefault(view[1], []).append(array)
-        # The shape of a weight is that of any whole value of the weight, such as the copy in float16.
+        # The shape of a weight is the shape of any complete value of the weight, such as its float16 copy.
         shapes = {_weight_of(name): value.shape for name, value in whole.items() if not name.startswith(PREFIXES[2])}
         for name, found in pieces.items():
             shape = shapes.get(_weight_of(name))
@@ -317,12 +317,12 @@ class _CombineZeroCheckpoint:
 
 
 def _weight_of(name: str) -> str:
-    """The weight that a value of a flat state belongs to."""
+    """Returns the weight that a value of a flat state belongs to."""
     return next((name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix)), name).removesuffix(HALF)
 
 
 def _flat_state(trainer: ORTTrainer, include_optimizer_state: bool) -> dict[str, Any]:
-    """The flat state of a trainer as tensors."""
+    """Returns the flat state of a trainer as tensors."""
     torch = _torch()
     session, model = trainer._training_session, trainer._onnx_model
     if session is None or model is None:
@@ -342,7 +342,7 @@ def _flat_state(trainer: ORTTrainer, include_optimizer_state: bool) -> dict[str,
 
 
 def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> None:
-    """Set values of a flat state, or let the state wait for a session."""
+    """Sets the values of a flat state, or stores the state until the trainer has a session."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict of tensors, not {type(state).__name__}")
     session, model = trainer._training_session, trainer._onnx_model
@@ -373,7 +373,7 @@ def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> N
 
 
 def _place_of(name: str, weights: set[str]) -> tuple[str, str] | None:
-    """The weight and the name of a value that an optimizer keeps."""
+    """Returns the weight and the state name of an optimizer value, or None for another value."""
     if name in weights:
         return None
     if name == STEP:
@@ -385,12 +385,12 @@ def _place_of(name: str, weights: set[str]) -> tuple[str, str] | None:
 
 
 def _torch_load(file: str, allow_pickle: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The flat state in a file, and the other values."""
+    """Returns the flat state in a file, and the other values."""
     torch = _torch()
     try:
         values = torch.load(file, map_location="cpu", weights_only=not allow_pickle)
     except Exception as error:
-        # PyTorch raises nearly anything for a damaged file.
+        # PyTorch raises many types of errors for a damaged file.
         named = re.search(r"GLOBAL (\S+)", str(error))
         reason = str(error).partition("\n")[0] if named is None else f"the file asks for {named[1]}"
         more = "" if allow_pickle else "; allow_pickle=True makes objects of every class, and runs what the file says"
@@ -401,7 +401,7 @@ def _torch_load(file: str, allow_pickle: bool) -> tuple[dict[str, Any], dict[str
 
 
 def _torch_save(torch: Any, file: Path, values: dict[str, Any]) -> None:
-    """Write values to a file, whole or not at all, with a warning to the caller's caller if the file is replaced."""
+    """Writes values to a file atomically. Warns the caller's caller if the file is replaced."""
     if file.exists():
         warnings.warn(f"{file} already exists, overwriting.", stacklevel=3)
     with _files.placed(file, replace=True) as written:
@@ -409,7 +409,7 @@ def _torch_save(torch: Any, file: Path, values: dict[str, Any]) -> None:
 
 
 def _torch() -> Any:
-    """PyTorch, which only these functions import.
+    """Imports and returns PyTorch, which only these functions need.
 
     Raises:
         ImportError: if PyTorch is not installed.

@@ -1,14 +1,14 @@
-"""HDF5 files of groups, and of datasets in one piece.
+"""Reader of HDF5 files with groups and contiguous datasets.
 
-h5py is no dependency, because the library behind it ends the process on a full disk (HDF5 2.0.0 by SIGSEGV, at a limit
-of 300 000 bytes) and has ended it on damaged files. This module needs nothing but NumPy: reading checks every address
-and every size before use, and a failing disk is an ``OSError``. ``tests/test_trainer_checkpoint_storage.py`` shows the
-bounds: damaged files of each layout, parts that overlap, links without an end, memory, and full disks.
+h5py is not a dependency: its C library ends the process on a full disk (HDF5 2.0.0 with SIGSEGV, at a limit of 300 000
+bytes) and has ended it on damaged files. This module needs only NumPy. The reader checks every address and size before
+use, and a failing disk is an ``OSError``. ``tests/test_trainer_checkpoint_storage.py`` tests the limits: damaged files
+of each layout, overlapping parts, endless links, memory, and full disks.
 
-The layout that is written is the one that h5py writes by default, for all names: superblock 0, object headers 1,
-B-trees 1 of the HDF5 File Format Specification, version 2.0. What h5py writes for names that are not ASCII, for groups
-in the order of creation and in files of the newest format is read, too: superblocks 2 and 3, object headers 2, links,
-fractal heaps, B-trees 2, all with their checksums.
+Files are written in the default layout of h5py, for all names: superblock 0, object headers 1 and B-trees 1 of the HDF5
+File Format Specification, version 2.0. h5py uses newer structures for names that are not ASCII, for groups in creation
+order and for files of the newest format. The reader supports these too: superblocks 2 and 3, object headers 2, links,
+fractal heaps and B-trees 2, all with their checksums.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from ortrain.trainer._hdf5_write import Leaf, write
 __all__ = ["DEEPEST", "SIGNATURE", "Leaf", "UnreadableError", "holds", "read", "write"]
 
 DEEPEST = 64
-"""Groups within groups that a file may have."""
+"""Maximum nesting of groups."""
 
-# The start of a file in versions 2 and 3, without its checksum.
+# Superblock in versions 2 and 3, without its checksum.
 _NEWER_SUPERBLOCK = struct.Struct("<8s4B4Q")
-# Versions of the place of data, which are the same for data in one piece.
+# Supported versions of the layout message, which are identical for contiguous data.
 _LAYOUTS = (3, 4, 5)
 
 
 def read(file: BufferedReader, size: int, path: list[str]) -> Any:
-    """Read the group (a dict) or the value at a path of names.
+    """Reads the group (a dict) or the value at a path of names.
 
     Args:
         file: a file that is open for reading.
-        size: the bytes of the file.
-        path: names of groups, and of a value at most at its end; empty for the whole file.
+        size: the size of the file in bytes.
+        path: names of groups; the last name may be a value. Empty for the whole file.
 
     Returns:
-        dicts of NumPy arrays, of NumPy scalars where the rank is 0, and of ``bytes`` for texts.
+        dicts of NumPy arrays, of NumPy scalars for rank 0, and of ``bytes`` for texts.
 
     Raises:
-        UnreadableError: for a file that is damaged, or has what :func:`write` does not write.
-        KeyError: for a path that is not there; with the names that are, by way of the second argument.
-        OSError: when the operating system refuses.
+        UnreadableError: for a damaged file, or for features that :func:`write` does not write.
+        KeyError: for a path that does not exist. The second argument of the error is the list of existing names.
+        OSError: if the operating system refuses to read.
 
     """
     try:
@@ -74,14 +74,14 @@ def read(file: BufferedReader, size: int, path: list[str]) -> Any:
 
 
 class _Reading:
-    """A file that is read."""
+    """State of reading one file."""
 
     def __init__(self, file: BufferedReader, size: int) -> None:
         self.parts = Parts(file, size)
         self.collections: dict[int, dict[int, bytes]] = {}
 
     def value(self, path: list[str]) -> Any:
-        """The value at a path."""
+        """Returns the value at a path."""
         address = self.root()
         for name in path:
             found = members(self.parts, read_header(self.parts, address)) or {}
@@ -94,7 +94,7 @@ class _Reading:
         return value
 
     def root(self) -> int:
-        """The address of the header of the first group."""
+        """Returns the address of the root group's header."""
         parts = self.parts
         start = parts.part(0, min(parts.size, SUPERBLOCK.size))
         if not start.startswith(SIGNATURE):
@@ -105,7 +105,8 @@ class _Reading:
             base, end, root = fields[12], fields[14], fields[17]
             plain = not any((*fields[2:4], fields[5])) and fields[6:8] == (8, 8)
         elif version in (b"\2", b"\3"):
-            # The flag is that of a program that has the file open. An extension has nothing that reading needs.
+            # The flag means that a program has the file open for writing. The reader does not need the superblock
+            # extension.
             _, _, *widths, flag, base, _, end, root = _NEWER_SUPERBLOCK.unpack(parts.checked(0, 48))
             plain = flag == 0 and widths == [8, 8]
         else:
@@ -118,7 +119,7 @@ class _Reading:
         return int(root)
 
     def object(self, address: int, depth: int) -> Any:
-        """The group or the value behind a header."""
+        """Returns the group or the value at a header address."""
         if depth > DEEPEST:
             raise UnreadableError(f"has more than {DEEPEST} groups, one in the other")
         header = read_header(self.parts, address)
@@ -131,7 +132,7 @@ class _Reading:
         return self.dataset(messages[SPACE], messages[TYPE], messages[LAYOUT])
 
     def dataset(self, space: bytes, kind: bytes, layout: bytes) -> Any:
-        """The value of a dataset."""
+        """Returns the value of a dataset."""
         shape = shape_of(space)
         version, form = struct.unpack_from("<2B", layout)
         if version not in _LAYOUTS or form not in (0, 1):
@@ -169,7 +170,7 @@ class _Reading:
         return array[()]
 
     def text(self, reference: bytes) -> bytes:
-        """The text that a reference leads to."""
+        """Returns the text for a global heap reference."""
         length, address, index = struct.unpack("<IQI", reference)
         if length == 0:
             return b""
@@ -182,7 +183,7 @@ class _Reading:
         return text
 
     def heap(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """The texts of a heap, by numbers."""
+        """Yields the texts of a global heap with their indices."""
         magic, version, size = struct.unpack("<4sB3xQ", self.parts.part(address, 16))
         if magic != b"GCOL" or version != 1 or size < 16:
             damaged("there are no texts where texts should be")

@@ -1,7 +1,8 @@
-"""Fractal heaps and B-trees of version 2 in HDF5 files, where a group has its links when there are many or long ones.
+"""Fractal heaps and version 2 B-trees in HDF5 files: storage of a group's links if the links are many or long.
 
-A heap is a table of blocks, each row with blocks of twice the size: first direct blocks with objects, then indirect
-blocks, which are tables again. Objects above a size have parts of the file of their own. A B-tree lists all objects.
+A heap is a table of blocks. The block size doubles from row to row. The first rows have direct blocks with objects.
+Later rows have indirect blocks, which are tables again. Objects above a size limit are stored outside the heap. A
+B-tree lists all objects.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from ortrain.trainer._hdf5_parts import Parts, damaged
 
 __all__ = ["heap_objects"]
 
-# Levels of a B-tree, with a million of millions of names.
+# Maximum depth of a B-tree, enough for 10**12 names.
 _HIGHEST = 8
-# Kinds of records, and the bytes of each: of the first kind all, of the second kind a hash and the ID of an object.
+# B-tree record types, with their sizes. For huge objects: the record size. For names: the sizes of the hash and of the
+# object ID.
 _HUGE_OBJECT, _NAME = 1, 5
 _HUGE_SIZE, _HASH_SIZE, _ID_SIZE = 24, 4, 7
 
 
 def heap_objects(parts: Parts, heap: int, tree: int) -> Iterator[bytes]:
-    """The links of a group: objects of the heap at an address, which a B-tree at another one lists by names."""
+    """Yields the links of a group: the objects of a heap, in the order of the B-tree that lists them by name."""
     objects = _Heap(parts, heap)
     for record in _records(parts, tree, _NAME, _HASH_SIZE + _ID_SIZE):
         yield objects.object(record[_HASH_SIZE:])
 
 
 class _Heap:
-    """A fractal heap. Its width, and the sizes of its blocks, are powers of two: their exponents are kept."""
+    """A fractal heap. Its width and block sizes are powers of two and are stored as exponents."""
 
     def __init__(self, parts: Parts, address: int) -> None:
         parts.once(address)
@@ -43,11 +45,11 @@ class _Heap:
             damaged("a heap has blocks of sizes that heaps do not have")
         self.width, self.start = width.bit_length() - 1, start.bit_length() - 1
         largest_bits = largest.bit_length() - 1
-        # Rows with direct blocks. The first two rows have blocks of one size.
+        # Number of rows with direct blocks. The first two rows have blocks of the same size.
         self.direct_rows = largest_bits - self.start + 2
         if self.rows > max(bits - self.start - self.width, 0) + 1:
             damaged("a heap has more rows than it can have")
-        # Bytes of an offset and of a length in the ID of an object.
+        # Sizes in bytes of the offset and the length in an object ID.
         self.offset_size = (bits + 7) // 8
         self.length_size = min((largest_bits + 7) // 8, _encoded_size(largest_object))
         if 1 + self.offset_size + self.length_size > id_size:
@@ -58,24 +60,25 @@ class _Heap:
         self.huge: dict[int, tuple[int, int]] | None = None
 
     def object(self, identity: bytes) -> bytes:
-        """The object with an ID."""
+        """Returns the object with an ID."""
         kind = identity[0]
         if kind == 0x00:
             data = self.managed(identity[1:])
         elif kind == 0x10:
             return self.huge_object(int.from_bytes(identity[1:], "little"))
         else:
-            # An ID can hold a tiny object itself, but no link is that short.
+            # An ID can contain a tiny object itself, but links are never that short.
             damaged(f"an object of a heap is of the kind {kind:#x}")
-        # Objects may overlap.
+        # Overlapping objects could multiply the output, so their bytes count against a budget.
         self.parts.spend(len(data))
         return data
 
     def managed(self, place: bytes) -> bytes:
-        """The object at a place in a block."""
+        """Returns the object at an offset in a block."""
         offset = int.from_bytes(place[: self.offset_size], "little")
         length = int.from_bytes(place[self.offset_size : self.offset_size + self.length_size], "little")
-        # From the root on, a block with its offset in the heap, its size, and its rows if it is indirect.
+        # Descends from the root to the direct block. Each block has an offset in the heap, a size, and rows if it is
+        # indirect.
         address, at, size, rows = self.root, 0, self.start, self.rows
         while rows:
             table = self.table(address, at, rows)
@@ -89,7 +92,7 @@ class _Heap:
             at += before + (column << size)
             if row < self.direct_rows:
                 break
-            # An indirect block has as many rows as make up its size.
+            # The number of rows of an indirect block follows from its size.
             rows = row - self.width
             if rows < 1:
                 damaged("a heap has blocks of sizes that heaps do not have")
@@ -99,7 +102,7 @@ class _Heap:
         return data[offset - at : offset - at + length]
 
     def table(self, address: int, at: int, rows: int) -> tuple[int, ...]:
-        """The addresses of blocks in an indirect block."""
+        """Returns the block addresses in an indirect block."""
         if (at, rows) not in self.tables:
             self.parts.once(address)
             count = rows << self.width
@@ -109,27 +112,27 @@ class _Heap:
         return self.tables[at, rows]
 
     def block(self, address: int, at: int, size: int) -> bytes:
-        """A direct block, with its start."""
+        """Returns a direct block, including its prefix."""
         if at not in self.blocks:
             self.parts.once(address)
             data = self.parts.part(address, size)
             self.start_of_block(data, b"FHDB", at)
             if self.checksums:
                 end = 13 + self.offset_size
-                # The checksum is that of a block with zeros in its place.
+                # The checksum is computed with zeros in place of the checksum.
                 self.parts.verify(data[:end] + bytes(4) + data[end + 4 :], data[end : end + 4])
             self.blocks[at] = data
         return self.blocks[at]
 
     def start_of_block(self, data: bytes, wanted: bytes, at: int) -> None:
-        """Check the start of a block: its kind, its heap, and its offset in the heap."""
+        """Checks the prefix of a block: its type, its heap, and its offset in the heap."""
         magic, version, heap = struct.unpack_from("<4sBQ", data)
         found = int.from_bytes(data[13 : 13 + self.offset_size], "little")
         if (magic, version, heap, found) != (wanted, 0, self.address, at):
             damaged("there is no block of a heap where one should be")
 
     def huge_object(self, number: int) -> bytes:
-        """The object with a part of the file of its own."""
+        """Returns an object that is stored outside the heap."""
         if self.huge is None:
             found = _records(self.parts, self.huge_tree, _HUGE_OBJECT, _HUGE_SIZE)
             self.huge = {number: (address, size) for address, size, number in map(struct.Struct("<3Q").unpack, found)}
@@ -139,7 +142,7 @@ class _Heap:
 
 
 def _records(parts: Parts, address: int, kind: int, size: int) -> Iterator[bytes]:
-    """The records of a B-tree, each of a size, in no order."""
+    """Yields the records of a B-tree, in no particular order."""
     parts.once(address)
     magic, version, found_kind, node_size, found_size, depth, root, count, total = struct.unpack(
         "<4s2BI2H2xQHQ", parts.checked(address, 38)
@@ -156,12 +159,12 @@ def _records(parts: Parts, address: int, kind: int, size: int) -> Iterator[bytes
 
 
 def _levels(node_size: int, size: int, depth: int) -> list[tuple[int, int, int]]:
-    """Levels of a B-tree from the leaves up, by three numbers.
+    """Returns three numbers for each level of a B-tree, from the leaves to the root.
 
-    They are the most records of a node, and the bytes that a pointer to the node has for the count of its records and
-    for the count of all records below.
+    The numbers are the maximum number of records of a node, and two field widths of a pointer to the node. The first
+    field is the number of the node's records, the second the number of all records below.
     """
-    # A node has ten bytes beside records and pointers.
+    # A node has ten bytes besides records and pointers.
     most = total = (node_size - 10) // size
     count_size = _encoded_size(most)
     levels = [(most, count_size, 0)]
@@ -178,7 +181,7 @@ def _levels(node_size: int, size: int, depth: int) -> list[tuple[int, int, int]]
 def _below(
     parts: Parts, node: tuple[int, int, int], kind: int, size: int, levels: list[tuple[int, int, int]]
 ) -> Iterator[bytes]:
-    """The records of a node and of the nodes below: the node is an address, a count of records and a level."""
+    """Yields the records of a node and of the nodes below. ``node`` is an address, a record count and a level."""
     address, count, level = node
     parts.once(address)
     most = levels[level][0]
@@ -199,5 +202,5 @@ def _below(
 
 
 def _encoded_size(most: int) -> int:
-    """The bytes of numbers up to a number."""
+    """Returns the number of bytes that encode values up to ``most``."""
     return (max(most, 1).bit_length() - 1) // 8 + 1

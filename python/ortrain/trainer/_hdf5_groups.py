@@ -1,8 +1,8 @@
 """Members of groups in HDF5 files.
 
-A group of the older layout has a B-tree of symbols, and a heap of names. A group of the newer one has links: messages
-in its header, or, beyond a few, objects of a fractal heap. The HDF5 library makes a group of the newer layout for names
-that are not ASCII, for members in the order of their creation, and in files of the newest format.
+A group in the older layout has a B-tree of symbols and a heap of names. A group in the newer layout has links. A few
+links are messages in the header; more links are objects of a fractal heap. The HDF5 library uses the newer layout in
+three cases: for names that are not ASCII, for members in creation order, and in files of the newest format.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ortrain.trainer._hdf5_parts import ENTRY, LINKS, NOWHERE, TABLE, Parts, Unr
 
 __all__ = ["members"]
 
-# Levels of a B-tree, with a million of millions of names.
+# Maximum depth of a B-tree, enough for 10**12 names.
 _HIGHEST = 8
 _IN_ORDER = 1
-# Kinds of links.
+# Types of links.
 _HARD, _SYMBOLIC, _ELSEWHERE = 0, 1, 64
 _OTHERS = {_SYMBOLIC: "a symbolic link", _ELSEWHERE: "a link to another file"}
 
 
 def members(parts: Parts, header: Header) -> dict[str, int] | None:
-    """Names of a group, each with the address of a header; ``None`` for an object that is no group."""
+    """Returns the header addresses of a group's members by name, or ``None`` for an object that is not a group."""
     table, links = header.messages.get(TABLE), header.messages.get(LINKS)
     if table is not None and links is None and not header.links:
         return dict(_symbols(parts, table))
@@ -36,13 +36,13 @@ def members(parts: Parts, header: Header) -> dict[str, int] | None:
     return None
 
 
-# The newer layout.
+# Newer layout.
 
 
 def _linked(parts: Parts, info: bytes, compact: list[bytes]) -> dict[str, int]:
-    """Names of a group with links, in the order of their creation if the group keeps that, else of their bytes."""
+    """Returns the members of a group with links, in creation order if the group stores this order, else by name."""
     version, flags = struct.unpack_from("<2B", info)
-    # A number of links may come before the addresses.
+    # An optional link count precedes the addresses.
     heap, tree = struct.unpack_from("<2Q", info, 2 + 8 * (flags & _IN_ORDER))
     if version != 0 or (compact and heap != NOWHERE):
         damaged("there are no links where links of a group should be")
@@ -53,14 +53,14 @@ def _linked(parts: Parts, info: bytes, compact: list[bytes]) -> dict[str, int]:
         if name in found:
             damaged("a group has a name twice")
         found[name] = order, address
-    # The number by creation is 0 for all where the group does not keep an order.
+    # The creation index is 0 for all members if the group does not store an order.
     return {name: found[name][1] for name in sorted(found, key=lambda name: (found[name][0], name.encode()))}
 
 
 def _link(data: bytes) -> tuple[str, int, int]:
-    """The name, the number by creation and the address of a link."""
+    """Returns the name, the creation index and the address of a link."""
     version, flags = struct.unpack_from("<2B", data)
-    # The kind, a number by creation and the encoding may be there; then comes the length of the name.
+    # Optional fields: link type, creation index, encoding of the name. The length of the name follows.
     form = "<2x" + "B" * (flags >> 3 & 1) + "Q" * (flags >> 2 & 1) + "x" * (flags >> 4 & 1) + "BHIQ"[flags & 3]
     fields = list(struct.unpack_from(form, data))
     kind = fields.pop(0) if flags & 8 else _HARD
@@ -74,11 +74,11 @@ def _link(data: bytes) -> tuple[str, int, int]:
     return name.decode(), fields[0] if fields else 0, struct.unpack_from("<Q", data, start + length)[0]
 
 
-# The older layout.
+# Older layout.
 
 
 def _symbols(parts: Parts, table: bytes) -> Iterator[tuple[str, int]]:
-    """Names of a group with a symbol table."""
+    """Yields names and header addresses of a group with a symbol table."""
     tree, heap = struct.unpack("<2Q", table)
     magic, version, size, _, start = struct.unpack("<4sB3x3Q", parts.part(heap, 32))
     if magic != b"HEAP" or version != 0:
@@ -92,7 +92,7 @@ def _symbols(parts: Parts, table: bytes) -> Iterator[tuple[str, int]]:
             end = texts.find(b"\0", offset)
             parts.spend(max(end - offset, 0))
             name = texts[offset:end].decode() if end >= 0 else ""
-            # Names ascend, and none is empty.
+            # Names must be in ascending order and not empty.
             if name.encode() <= last.encode() or "/" in name:
                 damaged("the names of a group are out of order")
             last = name
@@ -100,13 +100,13 @@ def _symbols(parts: Parts, table: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _leaves(parts: Parts, node: int, above: int | None) -> Iterator[bytes]:
-    """The entries of each leaf below a node of a B-tree, which stands at a level below another one's."""
+    """Yields the entries of each leaf below a B-tree node. The node must be one level below its parent, ``above``."""
     parts.once(node)
     magic, kind, level, count = struct.unpack("<4s2BH16x", parts.part(node, 24))
     levels = range(_HIGHEST + 1) if above is None else (above - 1,)
     if magic != b"TREE" or kind != 0 or level not in levels:
         damaged("there is no group where a group should be")
-    # Keys and children by turns; the last key stands alone.
+    # Keys and children alternate; the last key has no child.
     for _, child in struct.iter_unpack("<2Q", parts.part(node + 24, 16 * count)):
         if level > 0:
             yield from _leaves(parts, child, level)

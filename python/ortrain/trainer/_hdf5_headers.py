@@ -1,4 +1,4 @@
-"""Headers of objects in HDF5 files: lists of messages, in the older layout and in the newer one."""
+"""Object headers of HDF5 files: lists of messages, in version 1 and version 2 of the format."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from ortrain.trainer._hdf5_parts import (
 
 __all__ = ["Header", "read_header"]
 
-# Messages that a header may have, and why they are not read.
+# Unsupported message types, with the end of the error message.
 _REFUSED = {
     0x07: "has data in other files, which ORTTrainer does not write",
     0x0B: "has compressed data, which ORTTrainer does not write",
 }
 _KEPT = {SPACE, LINKS, TYPE, LINK, LAYOUT, TABLE}
-# Padding, an old and a new fill value, sizes of groups, comments, attributes, times, counts of names.
+# Ignored messages: padding, old and new fill value, group info, comment, attributes, times, reference counts.
 _PASSED = {0x00, 0x04, FILL, 0x0A, 0x0C, 0x0D, 0x0E, 0x12, 0x15, 0x16}
-# Messages have 64 KiB at most, and a group with many links has them elsewhere.
+# Maximum size of a header in bytes. A message has at most 64 KiB, and a group with many links stores them elsewhere.
 _LARGEST = 2**24
 _SHARED = 2
 
 
 @dataclass
 class Header:
-    """The messages of an object: those with links, and the others by kinds."""
+    """Messages of an object: its links, and other messages by type."""
 
     messages: dict[int, bytes] = field(default_factory=dict)
     links: list[bytes] = field(default_factory=list)
 
     def take(self, kind: int, flags: int, data: bytes) -> None:
-        """Keep a message, or refuse it."""
+        """Stores a message, ignores it, or raises an error for an unsupported one."""
         if kind in _PASSED:
             return
         if kind in _REFUSED:
@@ -57,13 +57,13 @@ class Header:
 
 
 def read_header(parts: Parts, address: int) -> Header:
-    """Read the header at an address."""
+    """Reads the header at an address."""
     parts.once(address)
     newer = parts.part(address, 4) == b"OHDR"
     block, form, count = _newer(parts, address) if newer else _older(parts, address)
     header = Header()
     total = len(block)
-    # A block may name further ones.
+    # Continuation blocks. A block may list further blocks.
     blocks: list[tuple[int, int]] = []
     count -= _take(header, block, form, count, blocks)
     for start, length in blocks:
@@ -76,7 +76,7 @@ def read_header(parts: Parts, address: int) -> Header:
 
 
 def _older(parts: Parts, address: int) -> tuple[bytes, struct.Struct, int]:
-    """The first messages of a header of version 1, the start of each message, and the count of all."""
+    """Returns the first messages of a header of version 1, the format of a message prefix, and the message count."""
     version, count, size = struct.unpack("<BxH4xI4x", parts.part(address, 16))
     if version != 1:
         raise UnreadableError("is damaged, or has objects of a newer format")
@@ -85,23 +85,23 @@ def _older(parts: Parts, address: int) -> tuple[bytes, struct.Struct, int]:
 
 
 def _newer(parts: Parts, address: int) -> tuple[bytes, struct.Struct, int]:
-    """The first messages of a header of version 2, the start of each message, and a count that is never reached."""
+    """Returns the first messages of a header of version 2, the message prefix format, and an unlimited count."""
     version, flags = struct.unpack("<4x2B", parts.part(address, 6))
     if version != 2:
         raise UnreadableError("is damaged, or has objects of a newer format")
-    # Times and limits may come before the size.
+    # Optional times and limits precede the size.
     before = 6 + 16 * (flags >> 5 & 1) + 4 * (flags >> 4 & 1)
     width = 1 << (flags & 3)
     size = int.from_bytes(parts.part(address + before, width), "little")
     before += width
     _bound(size)
-    # A number for each message may stand behind its flags.
+    # An optional creation index follows the flags of each message.
     form = struct.Struct("<BHB2x" if flags & 4 else "<BHB")
     return parts.checked(address, before + size + 4)[before:], form, _LARGEST
 
 
 def _continued(parts: Parts, address: int, length: int) -> bytes:
-    """Further messages of a header of version 2."""
+    """Reads a continuation block of a header of version 2."""
     block = parts.checked(address, max(length, 8))
     if block[:4] != b"OCHK":
         damaged("there is no header where a header should go on")
@@ -109,13 +109,13 @@ def _continued(parts: Parts, address: int, length: int) -> bytes:
 
 
 def _bound(size: int) -> None:
-    """Refuse a header that is too large."""
+    """Raises an error if a header is too large."""
     if size > _LARGEST:
         raise UnreadableError(f"has a header of more than {_LARGEST} bytes, which ORTTrainer does not write")
 
 
 def _take(header: Header, block: bytes, form: struct.Struct, most: int, blocks: list[tuple[int, int]]) -> int:
-    """Take the messages of a block, and list the blocks that they name: the count of messages."""
+    """Reads the messages of a block and returns their number. Appends continuation blocks to ``blocks``."""
     count = at = 0
     while count < most and at + form.size <= len(block):
         kind, width, flags = form.unpack_from(block, at)

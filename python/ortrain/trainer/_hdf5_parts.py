@@ -1,6 +1,6 @@
-"""Parts of HDF5 files, and what all modules that read or write such files share.
+"""Common parts of the HDF5 reader and writer.
 
-Reading checks every address and every size before use. Signatures and fields have the names of the HDF5 File Format
+The reader checks every address and size before use. Signatures and fields have their names from the HDF5 File Format
 Specification, version 3.0.
 """
 
@@ -20,8 +20,8 @@ __all__ = [
     "LAYOUT",
     "LINK",
     "LINKS",
+    "MAX_CHECKED",
     "MESSAGE",
-    "MOST_CHECKED",
     "NOWHERE",
     "SIGNATURE",
     "SMALLEST_COLLECTION",
@@ -38,47 +38,47 @@ __all__ = [
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NOWHERE = 2**64 - 1
-"""The address of a part that is not there."""
+"""Address of a missing part (undefined address)."""
 
 SUPERBLOCK = struct.Struct("<8s8B2HI4Q2Q2I2Q")
-"""The start of a file, in version 0."""
+"""Superblock, version 0."""
 ENTRY = struct.Struct("<2Q2I2Q")
-"""A member of a group with a symbol table."""
+"""Symbol table entry."""
 MESSAGE = struct.Struct("<HHB3x")
-"""The start of a message in an object header of version 1."""
+"""Message prefix in an object header of version 1."""
 SPACE, LINKS, TYPE, FILL, LINK, LAYOUT, CONTINUED, TABLE = 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x10, 0x11
-"""Kinds of messages."""
+"""Types of header messages."""
 SMALLEST_COLLECTION = 4096
-"""The bytes of the smallest heap of texts."""
-MOST_CHECKED = 2**26
-"""Bytes with checksums that a file may have. Hundreds of thousands of names have fewer, and take seconds to check."""
+"""Minimum size of a global heap collection in bytes."""
+MAX_CHECKED = 2**26
+"""Maximum bytes under checksums. Hundreds of thousands of names need fewer, and take seconds to check."""
 
 
 class UnreadableError(Exception):
-    """A file that is damaged, or has what is not read here. The text goes on after the name of the file."""
+    """Error for a file that is damaged or has unsupported features. The text continues after the file name."""
 
 
 def damaged(what: str) -> NoReturn:
-    """Raise the error of a damaged file."""
+    """Raises the error of a damaged file."""
     raise UnreadableError(f"is damaged: {what}")
 
 
 def padded(size: int) -> int:
-    """The next multiple of 8."""
+    """Rounds up to a multiple of 8."""
     return size + -size % 8
 
 
 class Parts:
-    """Parts of a file that is read. Each byte is read about twice at most, whatever the file says."""
+    """Bounded access to a file: each byte is read at most about twice, regardless of the file's contents."""
 
     def __init__(self, file: BufferedReader, size: int) -> None:
         self.file, self.size = file, size
         self.left = 2 * size + SMALLEST_COLLECTION
-        self.unchecked = MOST_CHECKED
+        self.unchecked = MAX_CHECKED
         self.seen: set[int] = set()
 
     def part(self, address: int, count: int) -> bytes:
-        """Some bytes of the file."""
+        """Returns some bytes of the file."""
         self.check(address, count)
         self.file.seek(address)
         found = self.file.read(count)
@@ -87,54 +87,54 @@ class Parts:
         return found
 
     def checked(self, address: int, count: int) -> bytes:
-        """Some bytes of the file, without the checksum of four bytes at their end, which is right."""
+        """Returns some bytes of the file without the checksum in the last four bytes, which must be correct."""
         found = self.part(address, count)
         self.verify(found[:-4], found[-4:])
         return found[:-4]
 
     def verify(self, data: bytes, wanted: bytes) -> None:
-        """Refuse bytes that do not have a checksum."""
+        """Raises an error if the checksum of the bytes is wrong."""
         self.unchecked -= len(data)
         if self.unchecked < 0:
-            raise UnreadableError(f"has more than {MOST_CHECKED} bytes of names, which ORTTrainer does not write")
+            raise UnreadableError(f"has more than {MAX_CHECKED} bytes of names, which ORTTrainer does not write")
         if checksum(data) != int.from_bytes(wanted, "little"):
             damaged("a checksum is wrong")
 
     def fill(self, place: npt.NDArray[np.uint8], address: int) -> None:
-        """Read bytes, which were checked, into an array."""
+        """Reads bytes that were checked before into an array."""
         self.file.seek(address)
         if self.file.readinto(place.data) != place.size:
             damaged("the file became shorter meanwhile")
 
     def check(self, address: int, count: int) -> None:
-        """Refuse bytes that the file does not have, and bytes that are read over and over."""
+        """Raises an error for bytes outside the file, and for repeated reads of the same bytes."""
         if count > self.size or address > self.size - count:
             damaged(f"{count} bytes at {address} are past its end")
         self.spend(count)
 
     def spend(self, count: int) -> None:
-        """Refuse bytes that are read over and over."""
+        """Subtracts from the budget of bytes to read. Raises an error if parts of the file overlap too much."""
         self.left -= count
         if self.left < 0:
             damaged("its parts overlap")
 
     def once(self, address: int) -> None:
-        """Refuse a part that was read before: a part in two places, or below itself."""
+        """Raises an error for a part that was read before: a part with two parents, or a cycle."""
         if address in self.seen:
             damaged("two names lead to one place")
         self.seen.add(address)
 
 
 def checksum(data: bytes) -> int:
-    """The checksum of metadata: the hash lookup3 of Bob Jenkins, in 32 bits.
+    """Returns the checksum of metadata: the 32-bit hash lookup3 of Bob Jenkins.
 
     Args:
-        data: one byte at least.
+        data: at least one byte.
 
     """
     mask = 0xFFFFFFFF
     a = b = c = (0xDEADBEEF + len(data)) & mask
-    # All but the last bytes, twelve at a time.
+    # Full blocks of twelve bytes. The last 1 to 12 bytes are separate.
     whole = (len(data) - 1) // 12 * 12
     for x, y, z in struct.iter_unpack("<3I", memoryview(data)[:whole]):
         a, b, c = a + x & mask, b + y & mask, c + z & mask

@@ -1,4 +1,4 @@
-"""Types and shapes of values in HDF5 files: messages that tell them, written and read."""
+"""Datatype and dataspace messages of HDF5 files, written and read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ __all__ = ["dtype_of", "holds", "is_text", "shape_message", "shape_of", "text_me
 
 _LARGEST_RANK = 32
 
-# The message of booleans: class and version, bits that say more, the size, and properties.
+# Datatype message of booleans: class and version, bit field, size, properties.
 _BOOLEAN = (
     b"\x18\x02\x00\x00" + b"\x01\x00\x00\x00"
     # int8, the names of two members, and their values.
     + b"\x10\x08\x00\x00\x01\x00\x00\x00\x00\x00\x08\x00" + b"FALSE\0\0\0TRUE\0\0\0\0" + b"\x00\x01"
 )  # fmt: skip
-# From version 3 on, names have no padding.
+# Since version 3, names have no padding.
 _NEWER_BOOLEAN = _BOOLEAN.replace(b"FALSE\0\0\0TRUE\0\0\0\0", b"FALSE\0TRUE\0")
 _TEXT = b"\x10\x00\x00\x00" + b"\x10\x00\x00\x00\x01\x00\x00\x00\x00\x00\x08\x00"
-# Bits of the message of floats, and the places of exponent and mantissa with the bias, by the size.
+# Datatype message of floats by size: bit field, then offset, precision, location and size of exponent and of mantissa,
+# bias.
 _FLOATS = {
     2: (0x0F20, struct.pack("<2H4BI", 0, 16, 10, 5, 0, 10, 15)),
     4: (0x1F20, struct.pack("<2H4BI", 0, 32, 23, 8, 0, 23, 127)),
@@ -31,7 +32,7 @@ _FLOATS = {
 
 
 def type_message(dtype: np.dtype[Any]) -> bytes:
-    """The message with a type of arrays."""
+    """Returns the datatype message of an array type."""
     size = dtype.itemsize
     if dtype.kind == "b":
         return _BOOLEAN
@@ -43,17 +44,17 @@ def type_message(dtype: np.dtype[Any]) -> bytes:
 
 
 def text_message(text: str | bytes) -> bytes:
-    """The message with the type of a text."""
-    # The bits are those of a text that ends, in ASCII or in UTF-8.
+    """Returns the datatype message of a text."""
+    # The bit field means a null-terminated text in ASCII or UTF-8.
     return b"\x19\x01" + bytes([isinstance(text, str), 0]) + _TEXT
 
 
 def shape_message(shape: tuple[int, ...]) -> bytes:
-    """The message with a shape."""
+    """Returns the dataspace message of a shape."""
     return struct.pack("<3B5x", 1, len(shape), bool(shape)) + struct.pack(f"<{2 * len(shape)}Q", *shape, *shape)
 
 
-# Types of arrays by their messages.
+# NumPy types by their datatype messages.
 _TYPES: dict[bytes, np.dtype[Any]] = {type_message(np.dtype(code)): np.dtype(code) for code in "? i1 u1".split()} | {
     type_message(np.dtype(order + code)): np.dtype(order + code)
     for code in "i2 i4 i8 u2 u4 u8 f2 f4 f8".split()
@@ -62,12 +63,12 @@ _TYPES: dict[bytes, np.dtype[Any]] = {type_message(np.dtype(code)): np.dtype(cod
 
 
 def holds(dtype: np.dtype[Any]) -> bool:
-    """If files hold arrays of a type: booleans, integers of 1 to 8 bytes, floats of 2 to 8."""
+    """Returns true if files can store an array type: booleans, integers of 1 to 8 bytes, floats of 2 to 8 bytes."""
     return any(dtype == known for known in _TYPES.values())
 
 
 def dtype_of(kind: bytes) -> np.dtype[Any]:
-    """The type that a message tells."""
+    """Returns the NumPy type of a datatype message."""
     first, size = struct.unpack_from("<B3xI", kind)
     version, told = first >> 4, _of_version_1(kind)
     for message, dtype in _TYPES.items():
@@ -77,15 +78,15 @@ def dtype_of(kind: bytes) -> np.dtype[Any]:
 
 
 def is_text(kind: bytes) -> bool:
-    """If a message tells the type of a text of any length."""
+    """Returns true if a datatype message describes a variable-length text."""
     told = _of_version_1(kind)
     return told[:2] == b"\x19\x01" and told[3:20] == b"\0" + _TEXT
 
 
 def _of_version_1(kind: bytes) -> bytes:
-    """A message with version 1 in the place of versions 2 to 5, which say the same of numbers and texts."""
+    """Rewrites a message of versions 2 to 5 as version 1, which describes numbers and texts identically."""
     told = bytearray(kind)
-    # A type of texts or of booleans has another type within, behind eight bytes.
+    # A text or boolean type contains a base type after its eight bytes.
     for at in (0, 8) if kind[:1] and kind[0] & 15 in (8, 9) else (0,):
         if at < len(told) and told[at] >> 4 in range(1, 6):
             told[at] = told[at] & 15 | 0x10
@@ -93,9 +94,9 @@ def _of_version_1(kind: bytes) -> bytes:
 
 
 def shape_of(space: bytes) -> tuple[int, ...]:
-    """The shape that a message tells."""
+    """Returns the shape in a dataspace message."""
     version, rank, _, form = struct.unpack_from("<4B", space)
-    # The newer version has a form for a dataset without values.
+    # The newer version has a code for a dataset without values.
     if (version == 2 and form > 1) or version not in (1, 2) or rank > _LARGEST_RANK:
         raise UnreadableError("is damaged, or has an array of a newer format")
     return struct.unpack_from(f"<{rank}Q", space, 8 if version == 1 else 4)

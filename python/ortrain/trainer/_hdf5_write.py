@@ -1,4 +1,4 @@
-"""Writing of HDF5 files, in the layout that h5py writes by default: groups with symbol tables, whatever the names."""
+"""Writer of HDF5 files in the default layout of h5py: groups with symbol tables."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["Leaf", "Plan", "write"]
 Leaf: TypeAlias = npt.NDArray[Any] | str | bytes
 """A value of a file: an array of booleans, integers or floats, or a text."""
 
-# Symbols of a leaf, and children of a node, are at most twice as many as these.
+# HDF5's K values: a leaf has at most ``2 * _LEAF_K`` symbols, and a node at most ``2 * _NODE_K`` children.
 _LEAF_K, _NODE_K = 4, 16
 
 
 def write(tree: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write groups (mappings) of leaves from the start of an empty file.
+    """Writes groups (mappings) of leaves from the start of an empty file.
 
     Args:
-        tree: names are not empty, and have neither ``/`` nor a zero.
+        tree: groups and leaves by name. A name is not empty, and has no ``/`` and no zero byte.
         file: a file that is open for writing.
 
     Raises:
-        OSError: when the operating system refuses.
+        OSError: if the operating system refuses to write.
 
     """
     plan = Plan()
@@ -57,21 +57,21 @@ def write(tree: Mapping[str, Any], file: BinaryIO) -> None:
 
 
 class Plan:
-    """The parts of a file, each with its address, in the order of their addresses."""
+    """Layout of a file: its parts with their addresses, in the order of the addresses."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, bytes | npt.NDArray[Any]]] = []
         self.end = SUPERBLOCK.size
 
     def place(self, part: bytes | npt.NDArray[Any]) -> int:
-        """The address of a new part."""
+        """Appends a part to the file and returns its address."""
         address = padded(self.end)
         self.parts.append((address, part))
         self.end = address + (len(part) if isinstance(part, bytes) else part.nbytes)
         return address
 
     def superblock(self, root: tuple[int, int, int]) -> bytes:
-        """The start of the file, when all else has its place."""
+        """Returns the superblock at the start of the file. All other parts must have their addresses."""
         header, tree, heap = root
         return SUPERBLOCK.pack(
             SIGNATURE, 0, 0, 0, 0, 0, 8, 8, 0, _LEAF_K, _NODE_K, 0,
@@ -79,8 +79,8 @@ class Plan:
         )  # fmt: skip
 
     def group(self, members: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Place a group: the addresses of its header, its tree and its heap."""
-        # Names are in the order of their bytes, which a search relies on.
+        """Places a group. Returns the addresses of its header, its tree and its heap."""
+        # The search in a symbol table needs the names in the order of their bytes.
         names = sorted(members, key=str.encode)
         addresses = [self.member(members[name]) for name in names]
         texts = bytearray(8)
@@ -89,18 +89,18 @@ class Plan:
             offsets.append(len(texts))
             text = name.encode() + b"\0"
             texts += text.ljust(padded(len(text)), b"\0")
-        # 1 says that nothing of the heap is free.
+        # Offset 1 of the free list means that the heap has no free space.
         heap = self.place(b"HEAP" + struct.pack("<B3x3Q", 0, len(texts), 1, self.place(bytes(texts))))
         tree = self.tree([ENTRY.pack(*entry, 0, 0, 0, 0) for entry in zip(offsets, addresses, strict=True)], offsets)
         return self.header([(TABLE, struct.pack("<2Q", tree, heap))]), tree, heap
 
     def member(self, value: Any) -> int:
-        """Place a member of a group: the address of its header."""
+        """Places a member of a group. Returns the address of its header."""
         return self.group(value)[0] if isinstance(value, Mapping) else self.dataset(value)
 
     def tree(self, entries: list[bytes], offsets: list[int]) -> int:
-        """Place the B-tree of a group."""
-        # The address of each child, and the place in the heap of the last name below the child.
+        """Places the B-tree of a group. Returns the address of the root."""
+        # For each child: its address, and the heap offset of the last name below it.
         children: list[tuple[int, int]] = []
         width = 2 * _LEAF_K
         for start in range(0, len(entries), width):
@@ -116,7 +116,7 @@ class Plan:
             level += 1
 
     def level(self, children: list[tuple[int, int]], level: int) -> list[tuple[int, int]]:
-        """Place the nodes of a level of a B-tree: their addresses and last names."""
+        """Places the nodes of one level of a B-tree. Returns their addresses and last names."""
         width = 2 * _NODE_K
         size = 24 + width * 16 + 8
         starts = range(0, max(len(children), 1), width)
@@ -135,7 +135,7 @@ class Plan:
         return placed
 
     def dataset(self, value: Leaf) -> int:
-        """Place a dataset: the address of its header."""
+        """Places a dataset. Returns the address of its header."""
         if isinstance(value, str | bytes):
             text = value.encode() if isinstance(value, str) else value
             kind = text_message(value)
@@ -149,7 +149,7 @@ class Plan:
         return self.header([(SPACE, shape_message(shape)), (TYPE, kind), (FILL, fill + bytes(4)), (LAYOUT, layout)])
 
     def collection(self, text: bytes) -> int:
-        """Place a heap with one text: its address."""
+        """Places a global heap collection with one text. Returns its address."""
         used = 16 + 16 + padded(len(text))
         size = max(used + 16, SMALLEST_COLLECTION)
         heap = b"GCOL" + struct.pack("<B3xQ", 1, size) + struct.pack("<2H4xQ", 1, 1, len(text))
@@ -157,7 +157,7 @@ class Plan:
         return self.place((heap + text.ljust(padded(len(text)), b"\0") + free).ljust(size, b"\0"))
 
     def header(self, messages: list[tuple[int, bytes]]) -> int:
-        """Place the header of an object: its address."""
+        """Places the header of an object. Returns its address."""
         packed = b""
         for kind, data in messages:
             data = data.ljust(padded(len(data)), b"\0")

@@ -1,4 +1,4 @@
-"""From a trainer to :class:`ortrain.api.CheckpointState` and back."""
+"""Conversion between a trainer's state and :class:`ortrain.api.CheckpointState`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["checkpoint_of", "state_dict_of"]
 
-# What the two moments are called in a CheckpointState.
+# Names of the two moments in a CheckpointState.
 _MOMENTUM = "momentum0"
 _SLOTS = {"Moment_1": _MOMENTUM, "Moment_2": "momentum1"}
 _SHARED, _STEP, _COUNT = "shared_optimizer_state", "Step", "Update_Count"
 
 
 def checkpoint_of(trainer: ORTTrainer, session: TrainingSession) -> CheckpointState:
-    """Weights, running statistics, moments, steps and the seed of a trainer as a state of :mod:`ortrain.api`."""
+    """Converts a trainer's weights, statistics, moments, steps and seed to a state of :mod:`ortrain.api`."""
     from ortrain.api import CheckpointState
 
     assert trainer._onnx_model is not None
@@ -56,13 +56,16 @@ def checkpoint_of(trainer: ORTTrainer, session: TrainingSession) -> CheckpointSt
         learning_rate=float(trainer.optim_config.lr),
     )
     state = CheckpointState(native)
-    # The seed of the session, which is not that of the process where the latter was set since.
+    # The seed of the session. The process seed may have changed since the session was built.
     native.set_seed(trainer._seed)
     return state
 
 
 def _slots_of(optimizer: Mapping[str, Arrays], trained: Arrays) -> dict[str, dict[str, OrtValue]]:
-    """Moments as the slots of a state. With SGD, a momentum of zeros: a state of SGD has room for one."""
+    """Returns the moments as slots of a state.
+
+    For SGD the slots are a momentum of zeros, which a state of SGD requires.
+    """
     if not optimizer:
         wide = {weight: np.float64 if value.dtype.itemsize > 4 else np.float32 for weight, value in trained.items()}
         return {
@@ -76,17 +79,17 @@ def _slots_of(optimizer: Mapping[str, Arrays], trained: Arrays) -> dict[str, dic
 
 
 def _updates(optimizer: Mapping[str, Arrays]) -> int | None:
-    """The updates that an optimizer counted, the most of a weight; ``None`` for an optimizer that does not count."""
+    """Returns the largest update count of all weights, or ``None`` for an optimizer that does not count."""
     counts = [own[name] for own in optimizer.values() for name in (_COUNT, _STEP) if name in own]
     return max(int(count.reshape(())) for count in counts) - 1 if counts else None
 
 
 def state_dict_of(state: CheckpointState, trainer: ORTTrainer, session: TrainingSession) -> dict[str, Any]:
-    """A state of :mod:`ortrain.api` as the state of a trainer.
+    """Converts a state of :mod:`ortrain.api` to the state of a trainer.
 
     Raises:
-        InvalidArgumentError: for a parameter that is no initializer of the trainer's model, a trained weight that the
-            state does not have, and a state of another optimizer.
+        InvalidArgumentError: for a parameter that is not an initializer of the trainer's model, a trained weight that
+            is missing from the state, or the state of another optimizer.
 
     """
     assert trainer._onnx_model is not None
@@ -128,13 +131,13 @@ def state_dict_of(state: CheckpointState, trainer: ORTTrainer, session: Training
 
 
 def _has_moments(weight: str, slots: Mapping[str, npt.NDArray[Any]], optimizer: str, keeps: bool) -> bool:
-    """True for two moments of a weight in a state; an error for slots that an optimizer cannot go on from."""
+    """Returns true if a state has two moments of a weight. Raises an error for slots that the optimizer cannot use."""
     if set(slots) == set(_SLOTS.values()):
         return True
     if not slots:
         return False
     if set(slots) == {_MOMENTUM}:
-        # A state of SGD has room for a momentum, which stays zero without the setting.
+        # A state of SGD always has a momentum, which stays zero if the momentum setting is off.
         if not slots[_MOMENTUM].any():
             return False
         if not keeps:

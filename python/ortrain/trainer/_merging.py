@@ -1,4 +1,4 @@
-"""Values of several processes, put together."""
+"""Merge of values from several processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def add_whole(states: dict[str, Any], name: str, value: Any, mismatch: str) -> None:
-    """Take a value that all processes have."""
+    """Adds a value that must be the same in all processes."""
     if differ(states.setdefault(name, value), value):
         raise AssertionError(mismatch)
 
 
 def differ(one: Any, other: Any) -> bool:
-    """If two values of files differ. A NaN equals another NaN."""
+    """Returns true if two values of files differ. A NaN equals another NaN."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() != other.keys() or any(differ(one[name], other[name]) for name in one)
     if one is other:
@@ -31,7 +31,7 @@ def differ(one: Any, other: Any) -> bool:
 
 
 def shaped(value: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
-    """Joined parts in the shape of the whole."""
+    """Reshapes the joined parts to the shape of the complete value."""
     try:
         return value.reshape(shape)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Runs of a session as a trainer needs them: from what a user gives to what a user gets."""
+"""Execution of a session for a trainer: conversion of the user's inputs, the run, conversion of the outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Results = dict[str, _ortrain.OrtValue]
 def given_inputs(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], *, fetching: bool = False
 ) -> Given:
-    """Inputs by name, from values at their places and by their names: all of them, unless outputs are fetched."""
+    """Returns the inputs by name, from positional and keyword values. Without ``fetching`` every input is required."""
     if len(args) == 1 and isinstance(args[0], list):
         args = args[0]
     named = [name for name in names if name in kwargs]
@@ -46,7 +46,7 @@ def given_inputs(
 
 
 class Runner:
-    """A session, and what its description says of inputs and outputs."""
+    """Runs a session with the inputs and outputs of a description."""
 
     def __init__(self, session: TrainingSession, description: _ORTTrainerModelDesc) -> None:
         self.session, self.description = session, description
@@ -59,20 +59,20 @@ class Runner:
         described = [*session._described_inputs(), *session._described_overridable()]
         self._kinds: dict[str, Described] = {kind[0]: kind for kind in described}
         self._shapes = shapes_of_losses(description, session)
-        # Losses are one number in any shape.
+        # A loss is one number, so its shape need not match the description.
         self._wanted = {output.name: output.shape for output in description.outputs if not output.is_loss}
-        # Outputs whose shapes no run knows before it has computed them.
+        # Outputs with shapes that depend on values: a run must compute them to know the shape.
         self._by_values: set[str] = set()
         self._made: dict[str, Described] = {kind[0]: kind for kind in session._described_outputs()}
         named = {size for _, shape in self._inputs for size in shape}
-        # Named sizes of outputs that no input has, which no run can know.
+        # Named sizes of outputs that no input has. A run cannot determine these sizes.
         self._unknown = {
             output.name: [size for size in output.shape if isinstance(size, str) and size not in named]
             for output in description.outputs
         }
 
     def fetched(self, fetches: Sequence[str]) -> list[str]:
-        """The outputs that are fetched, in the order of the description."""
+        """Returns the fetched outputs in the order of the description."""
         if isinstance(fetches, str) or not isinstance(fetches, Sequence):
             raise InvalidArgumentError(f"fetches is a list of names of outputs, not {fetches!r}")
         for name in fetches:
@@ -86,7 +86,7 @@ class Runner:
         return [name for name in self.outputs if name in fetches]
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Given:
-        """The inputs by name, from what is given at their places and by their names."""
+        """Returns the inputs by name, from positional and keyword values."""
         return given_inputs([name for name, _ in self._inputs], args, kwargs, fetching=fetching)
 
     def run(
@@ -97,7 +97,7 @@ class Runner:
         outputs: Sequence[str],
         options: RunOptions,
     ) -> Results:
-        """A run from inputs and numbers to outputs, each in memory of its own."""
+        """Runs the session and returns the requested outputs, each in its own memory."""
         feeds: dict[str, _ortrain.OrtValue] = {}
         sizes: dict[str, int] = {}
         for name, shape in self._inputs:
@@ -105,7 +105,7 @@ class Runner:
                 continue
             feed = self._native(name, given[name])
             check_shape(name, shape, feed.shape(), sizes)
-            # An input that no node reads may be none of the session.
+            # An input that no node reads may be missing from the session.
             if name in self._kinds:
                 feeds[name] = feed
         for name in outputs:
@@ -122,7 +122,7 @@ class Runner:
             unfit = error.output
             if unfit is None or unfit not in rooms:
                 raise
-            # Nothing has run yet.
+            # The session reports this error before it runs anything.
             wanted = rooms[unfit].shape()
             found = self._foreseen(unfit, self._own_sizes(feeds)) if error.shape is None else list(error.shape)
             if error.shape is None and _may_be(found, wanted):
@@ -138,9 +138,9 @@ class Runner:
     def _rooms(
         self, outputs: Sequence[str], feeds: Mapping[str, _ortrain.OrtValue], sizes: Mapping[str, int]
     ) -> dict[str, _ortrain.OrtValue]:
-        """Memory for the outputs whose shapes the session does not foresee as the description says.
+        """Allocates outputs with a described shape that differs from the session's predicted shape.
 
-        A run into memory of another shape fails before weights change.
+        The session refuses memory of another shape before any weight changes.
         """
         own = self._own_sizes(feeds)
         rooms: dict[str, _ortrain.OrtValue] = {}
@@ -150,7 +150,7 @@ class Runner:
             wanted = [sizes.get(size) if isinstance(size, str) else size for size in self._wanted[name]]
             known = [size for size in wanted if size is not None]
             if len(known) < len(wanted):
-                # A fetch may go without the input that has the size.
+                # Without the input that defines a named size, a fetch has no size to check.
                 continue
             foreseen = self._foreseen(name, own)
             if known != foreseen and not (name in self._by_values and _may_be(foreseen, known)):
@@ -158,7 +158,7 @@ class Runner:
         return rooms
 
     def _own_sizes(self, feeds: Mapping[str, _ortrain.OrtValue]) -> dict[int | str | None, int]:
-        """The sizes of inputs by the names that the session has for them."""
+        """Returns the sizes of the inputs by the session's names for the sizes."""
         return {
             size: found
             for name, feed in feeds.items()
@@ -167,7 +167,7 @@ class Runner:
         }
 
     def _foreseen(self, name: str, own: Mapping[int | str | None, int]) -> list[int | None]:
-        """The shape of an output, as far as it follows from the sizes of inputs; ``None`` for a size that does not."""
+        """Returns the predicted shape of an output. A size that does not follow from the inputs is ``None``."""
         return [size if isinstance(size, int) else own.get(size) for size in self._made[name][2]]
 
     def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
@@ -176,7 +176,7 @@ class Runner:
         return self.session._input_value(value, self._kinds[name]) if name in self._kinds else native_value(value)
 
     def answer(self, names: Sequence[str], results: Results, given: Given) -> Any:
-        """Results in the kind of the inputs: one is bare, several are a list."""
+        """Converts results to the kind of the inputs: a single result is returned alone, several as a list."""
         torch = given_torch(given.values())
         answers: list[Any] = []
         for name in names:
@@ -187,14 +187,14 @@ class Runner:
 
 
 def _may_be(foreseen: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """True if a shape, some of whose sizes are not foreseen, may turn out to be this one."""
+    """Returns true if a predicted shape with unknown sizes can become ``shape``."""
     return len(foreseen) == len(shape) and all(
         size is None or size == other for size, other in zip(foreseen, shape, strict=True)
     )
 
 
 def _room(shape: Sequence[int], kind: str) -> _ortrain.OrtValue:
-    """Memory for a tensor of a shape and of a type such as ``tensor(float)``."""
+    """Allocates a tensor of a shape and of a type such as ``tensor(float)``."""
     from onnx import TensorProto
 
     device = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)

@@ -1,4 +1,4 @@
-"""The session behind a trainer: parameters, providers and files, from options and an optimizer's configuration."""
+"""Construction of a trainer's session: parameters, providers and files, from options and an optimizer's config."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 __all__ = ["States", "check_alone", "make_session", "providers_of"]
 
-# State of an optimizer, by weights and by names.
+# Initial state of the optimizer: arrays by weight, then by name of the state.
 States = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
-# The provider of the processor, where `device.id` says that.
+# Provider for the device id ``cpu``.
 _CPU = "CPUExecutionProvider"
 _DEFAULT_DEVICE = "cuda"
-# An attribute of options whose default device was warned of.
+# Attribute of options after the warning about the default device, so that the warning appears once.
 _WARNED = "_warned_of_device"
-# Settings of optimizers that are choices; all others are floats.
+# Optimizer settings with integer values (choices). All other settings are floats.
 _CHOICES = ("do_bias_correction", "weight_decay_mode")
-# Keys of a group that are no settings.
+# Keys of a group that are not settings.
 _OF_GROUPS = ("params", "lr")
 
 
 def check_alone(options: ORTTrainerOptions) -> None:
-    """Check that a training of these options goes in one process.
+    """Checks that the options describe a training in one process.
 
     Raises:
-        UnsupportedError: for a size above 1, a rank above 0, and settings of a pipeline.
+        UnsupportedError: for a size above 1, a rank above 0, or settings of a pipeline.
 
     """
     distributed: Any = options.distributed
@@ -67,7 +67,7 @@ def check_alone(options: ORTTrainerOptions) -> None:
             )
     for name in ("pipeline_cut_info_string", "sliced_schema", "sliced_axes", "sliced_tensor_names"):
         value = getattr(pipeline, name)
-        # A dictionary of options is an object that keeps the dictionary.
+        # A dictionary in the options is wrapped in an object with the attribute ``_validated_opts``.
         if getattr(value, "_validated_opts", value):
             raise UnsupportedError(
                 f"distributed.pipeline_parallel.{name} is set, which divides a model among several processes; ortrain "
@@ -80,15 +80,16 @@ def check_alone(options: ORTTrainerOptions) -> None:
 
 
 def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]:
-    """The providers that a trainer runs on: providers that options name, then the provider of the device.
+    """Returns the providers of a trainer: providers named in the options, then the provider of the device.
 
     Raises:
-        InvalidArgumentError: for settings of a provider that are no dict.
-        UnsupportedError: for a name that no device has.
-        DeviceUnavailableError: for a device that is not here.
+        InvalidArgumentError: if the settings of a provider are not a dict.
+        UnsupportedError: for an unknown device name.
+        DeviceUnavailableError: for a device that this machine does not have.
 
     Warns:
-        UserWarning: if no options choose a device: the default is a GPU, and the CPU trains. Once for each options.
+        UserWarning: if the options choose no device. The default is a GPU, but the CPU trains. Shown once per options
+            object.
 
     """
     given = options._validated_opts["provider_options"]
@@ -113,7 +114,7 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
 
 
 def _provider_of(device: Any) -> str:
-    """The provider for a device that options choose."""
+    """Returns the provider for a device in the options."""
     names = provider_names()
     name = device_of_provider(str(device).lower())
     if name is None:
@@ -129,7 +130,7 @@ def _provider_of(device: Any) -> str:
 
 
 def _is_chosen(options: ORTTrainerOptions) -> bool:
-    """True if the dictionary of the user has a device, or the user has set the attribute."""
+    """Returns true if the user's dictionary has a device, or the user has set the attribute."""
     device = dict(options._original_opts).get("device")
     is_given = isinstance(device, Mapping) and device.get("id") is not None
     return is_given or "device" in options._assigned or "id" in getattr(options.device, "_assigned", ())
@@ -144,16 +145,17 @@ def make_session(
     precision: str | None,
     states: States,
 ) -> TrainingSession:
-    """A session that trains a model as the options say.
+    """Builds a session that trains a model with these options.
 
     Args:
         model: the forward model.
-        description: its inputs and outputs.
+        description: the inputs and outputs of the model.
         config: the optimizer.
         options: the options.
-        providers: where it runs.
-        precision: the type that the model computes in, ``"float16"`` or ``"bfloat16"``; ``None`` for its own.
-        states: what the optimizer starts from.
+        providers: the execution providers, with their settings.
+        precision: the compute type of mixed precision, ``"float16"`` or ``"bfloat16"``; ``None`` keeps the model's
+            types.
+        states: initial state of the optimizer.
 
     """
     source = model_source(model)
@@ -188,7 +190,7 @@ def _parameters(
     config: _OptimizerConfig,
     options: Any,
 ) -> TrainingParameters:
-    """The parameters of a session, from the options and the configuration of the optimizer."""
+    """Returns the parameters of a session, from the options and the config of the optimizer."""
     names = [tensor.name for tensor in model.graph.initializer]
     frozen = _frozen(names, options.utils.frozen_weights)
     settings = {name: _settings(name, config) for name in names if name not in frozen}
@@ -213,7 +215,7 @@ def _parameters(
 
 
 def _check_float32(model: ModelProto, frozen: Iterable[str]) -> None:
-    """Check that no weight of a training in mixed precision is float64."""
+    """Checks that no trained weight is float64, which mixed precision does not support."""
     for tensor in model.graph.initializer:
         if tensor.data_type == tensor.DOUBLE and tensor.name not in frozen:
             raise InvalidArgumentError(
@@ -233,7 +235,7 @@ def _loss(description: _ORTTrainerModelDesc) -> str:
 
 
 def _frozen(names: list[str], frozen: list[str]) -> set[str]:
-    """The weights that are not trained."""
+    """Returns the frozen weights after a check of their names."""
     unknown = [name for name in frozen if name not in names]
     if unknown:
         listed = ", ".join(map(repr, unknown))
@@ -244,7 +246,7 @@ def _frozen(names: list[str], frozen: list[str]) -> set[str]:
 
 
 def _settings(weight: str, config: _OptimizerConfig) -> tuple[dict[str, float], dict[str, int]]:
-    """Settings of the optimizer for a weight: of the last group that names the weight, or else of all weights."""
+    """Returns the float settings and the choices of a weight: from the last group with the weight, or the defaults."""
     own: Mapping[str, Any] = config.defaults
     for group in config.params:
         if weight in group["params"]:

@@ -1,4 +1,4 @@
-"""The state of a trainer: what ``state_dict`` returns, and what ``load_state_dict`` takes of it."""
+"""State of a trainer: construction for ``state_dict``, and checks and loading for ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -47,43 +47,43 @@ FULL = "full_precision"
 MODEL, OPTIMIZER, OPTIONS, INFO = "model", "optimizer", "trainer_options", "train_step_info"
 PARTITION, GATHERED, SCALER = "partition_info", "accumulated_gradients", "loss_scaler"
 STATISTICS, RANDOM = "running_statistics", "random_numbers"
-# Calls of a window so far: of the steps, where there are sums of gradients.
+# Key of the number of calls in the current accumulation window. Stored only together with accumulated gradients.
 IN_WINDOW = "accumulated_steps"
-# What a seed is: an integer of 64 bits.
+# Range of a seed: a signed 64-bit integer.
 _SEEDS = range(-(2**63), 2**63)
-# The input of a Dropout that lets it drop.
+# Index of the Dropout input that turns dropping on.
 _TRAINING_MODE = 2
 
 
 @dataclass
 class Loaded:
-    """A state that fits a trainer."""
+    """A checked state that matches a trainer."""
 
     weights: Arrays
     """All weights, trained or frozen."""
     optimizer: dict[str, Arrays]
-    """All that the optimizer keeps."""
+    """State of the optimizer, by weight and name."""
     statistics: Arrays
     """All running statistics."""
     seed: int
     """The seed of random numbers."""
     train_steps: int
-    """Runs that computed gradients, by which random numbers are drawn."""
+    """Number of runs with gradients, which selects the random numbers."""
     steps: tuple[int, int] | None = None
-    """Calls and updates, if the state says them."""
+    """Numbers of calls and updates, if the state has them."""
     gathered: Arrays = field(default_factory=dict)
-    """Sums of gradients in the middle of a window."""
+    """Accumulated gradients within an accumulation window."""
     in_window: int = 0
-    """Calls that these sums are of."""
+    """Number of calls in the accumulated gradients."""
     scaler: tuple[float, int] | None = None
-    """The scale of the loss, and the steps since it changed."""
+    """Loss scale, and number of steps since its last change."""
 
 
-# What there is.
+# Current state.
 
 
 def model_state(session: TrainingSession, model: ModelProto, options: Any) -> Arrays:
-    """Weights that are trained, and weights that the options freeze, running statistics among them."""
+    """Returns trained weights, and weights frozen in the options, including frozen running statistics."""
     weights: Arrays = session.get_model_state()[FULL]
     frozen, statistics = set(options.utils.frozen_weights), statistics_of(session)
     for tensor in model.graph.initializer:
@@ -93,7 +93,7 @@ def model_state(session: TrainingSession, model: ModelProto, options: Any) -> Ar
 
 
 def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -> dict[str, Any]:
-    """The whole state."""
+    """Returns the complete state."""
     options, info = trainer.options, trainer._train_step_info
     distributed = options.distributed
     stage = distributed.deepspeed_zero_optimization.stage
@@ -127,12 +127,12 @@ def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -
 
 
 def statistics_of(session: TrainingSession) -> Arrays:
-    """The running statistics that a training updates."""
+    """Returns the running statistics that the training updates."""
     return _arrays(session._classic.running_statistics())
 
 
 def draws_random_numbers(model: ModelProto) -> bool:
-    """True for a model that has a Dropout with a training mode, in a subgraph or a function, too."""
+    """Returns true if the model, a subgraph or a function has a Dropout with a training mode."""
     return _has_dropout(model.graph.node) or any(_has_dropout(function.node) for function in model.functions)
 
 
@@ -149,13 +149,13 @@ def _arrays(values: Mapping[str, OrtValue]) -> Arrays:
     return {name: np.array(values[name].array()) for name in sorted(values)}
 
 
-# What is given.
+# Checks of a state to load.
 
 
 def checked(
     state: Mapping[str, Any], session: TrainingSession, model: ModelProto, trainer: ORTTrainer, strict: bool
 ) -> Loaded:
-    """A given state, checked and completed by what there is. Nothing is changed."""
+    """Checks a state and completes it with current values. Nothing is changed."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict, not {type(state).__name__}")
     steps = _steps(state)
@@ -201,7 +201,7 @@ def checked(
 
 
 def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """A section of a state, or a warning that there is none."""
+    """Returns a section of a state. Warns and returns None if the section is missing."""
     if name not in state:
         warnings.warn(f"Missing key: {name} in state_dict", UserWarning, stacklevel=level_of_user())
         return None
@@ -212,7 +212,7 @@ def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _joined(section: Mapping[str, Any], names: Iterable[str], *, of_dicts: bool = False) -> dict[str, Any]:
-    """A section by the names of weights, which a file splits into groups where they have a slash."""
+    """Returns a section by weight names. A file splits a name with slashes into groups, which are joined again here."""
     if not isinstance(section, Mapping):
         raise InvalidArgumentError(f"a section of a state is a dict by names, not {section!r:.60}")
     known = {_parts(name): name for name in names}
@@ -234,7 +234,7 @@ def _joined(section: Mapping[str, Any], names: Iterable[str], *, of_dicts: bool 
 
 
 def named_for_files(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state whose names a file can have: HDF5 knows no slash at the begin or the end, and no two in a row."""
+    """Returns a state with names that HDF5 can store: no slash at the start or end, and no two in a row."""
     named: dict[str, Any] = {}
     for name, value in state.items():
         path = "/".join(_parts(name))
@@ -259,7 +259,7 @@ def _steps(state: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _count(section: Any, where: str, name: str) -> int:
-    """A count in a section of a state."""
+    """Returns a checked count from a section of a state."""
     value: Any = section.get(name) if isinstance(section, Mapping) else None
     try:
         count = -1 if isinstance(value, bool) else operator.index(value)
@@ -273,10 +273,10 @@ def _count(section: Any, where: str, name: str) -> int:
 
 
 def is_divided(options: Any) -> bool:
-    """True for the ``trainer_options`` of a file that has a part of a state.
+    """Returns true if a file with these ``trainer_options`` has only a part of a state.
 
     Raises:
-        InvalidArgumentError: for options that do not say that.
+        InvalidArgumentError: for options without the required counts.
 
     """
     return _count(options, OPTIONS, "zero_stage") > 0 or _count(options, OPTIONS, "horizontal_parallel_size") > 1
@@ -295,7 +295,7 @@ def _check_names(
 
 
 def _weights(given: Mapping[str, Any], session: TrainingSession, model: ModelProto, strict: bool) -> Arrays:
-    """Weights that are trained, with given weights in the place of these and of other initializers."""
+    """Returns the trained weights, replaced and extended by the weights of the state."""
     weights: Arrays = session.get_model_state()[FULL]
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for name, value in given.items():
@@ -310,7 +310,7 @@ def _weights(given: Mapping[str, Any], session: TrainingSession, model: ModelPro
 
 
 def _fitting(what: str, value: Any, there: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A value of a state as an array, of the type and shape of what is there."""
+    """Returns a value of a state as an array after a check of its type and shape against the current value."""
     array = as_array(value)
     if array.dtype != there.dtype or array.shape != there.shape:
         raise InvalidArgumentError(
@@ -320,14 +320,14 @@ def _fitting(what: str, value: Any, there: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 
 def _optimizer_name(state: Mapping[str, Any]) -> Any:
-    """The optimizer that a state says it is of."""
+    """Returns the name of the optimizer that a state belongs to."""
     options = state.get(OPTIONS)
     found: Any = options.get("optimizer_name") if isinstance(options, Mapping) else None
     return found.decode(errors="replace") if isinstance(found, bytes) else found
 
 
 def _another_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> str:
-    """The end of a message about names of the optimizer's values, where the state is of another optimizer."""
+    """Returns the end of the error message about state names if the state belongs to another optimizer."""
     found, own = _optimizer_name(state), trainer.optim_config.name
     return "" if found is None or found == own else f": the state is of {found}, but the trainer has {own}"
 
@@ -343,7 +343,7 @@ def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
 
 
 def _optimizer(there: dict[str, Arrays], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Arrays]:
-    """Values that the optimizer keeps, with given values in their place. Other names are left out."""
+    """Returns the optimizer state, replaced by the values of the loaded state. Unknown names are ignored."""
     return {
         weight: {
             name: _fitting(f"{name} of {weight!r}", given[weight][name], value)
@@ -358,7 +358,7 @@ def _optimizer(there: dict[str, Arrays], given: Mapping[str, Mapping[str, Any]])
 def _random_numbers(
     state: Mapping[str, Any], session: TrainingSession, trainer: ORTTrainer, steps: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """The seed, and the runs by which numbers are drawn: of the state, or else what there is, and the steps."""
+    """Returns the seed and the run count for random numbers, from the state or else from the current values."""
     given = state.get(RANDOM)
     if given is None:
         return trainer._seed, session._classic.train_steps() if steps is None else steps[0]
@@ -369,7 +369,7 @@ def _random_numbers(
 
 
 def _statistics(state: Mapping[str, Any], session: TrainingSession, weights: Arrays) -> Arrays:
-    """The running statistics, with the statistics of a state in their place. Weights have the frozen ones."""
+    """Returns the running statistics, replaced by the values of the state. Frozen statistics come from the weights."""
     there = statistics_of(session)
     there |= {name: weights[name] for name in there if name in weights}
     given = _joined(state.get(STATISTICS, {}), there)
@@ -380,7 +380,7 @@ def _statistics(state: Mapping[str, Any], session: TrainingSession, weights: Arr
 
 
 def _gathered(state: Mapping[str, Any], weights: Arrays, session: TrainingSession) -> Arrays:
-    """The sums of gradients of a state that was taken in the middle of a window."""
+    """Returns the accumulated gradients of a state that was saved within an accumulation window."""
     given = state.get(GATHERED)
     if not given:
         return {}
@@ -391,7 +391,7 @@ def _gathered(state: Mapping[str, Any], weights: Arrays, session: TrainingSessio
 
 
 def _calls_in_window(state: Mapping[str, Any], trainer: ORTTrainer, steps: tuple[int, int] | None) -> int:
-    """The calls that the sums of gradients of a state are of, fewer than a window of the options has."""
+    """Returns the number of calls in the accumulated gradients. It must be less than the window of the options."""
     window = int(trainer.options.batch.gradient_accumulation_steps)
     if steps is not None and IN_WINDOW in state[INFO]:
         calls = _count(state[INFO], INFO, IN_WINDOW)
@@ -419,18 +419,18 @@ def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] 
     return scale, _count(given, SCALER, "stable_steps")
 
 
-# What is put.
+# Loading of a checked state.
 
 
 def put_rest(session: TrainingSession, trainer: ORTTrainer, loaded: Loaded) -> None:
-    """Set what a new session does not start from: sums of gradients, counts, the scale of the loss."""
+    """Sets the values that a new session does not start from: accumulated gradients, counts, the loss scale."""
     classic = session._classic
     classic.load_running_statistics({name: native_value(value) for name, value in loaded.statistics.items()})
     classic.load_gathered({name: native_value(value) for name, value in loaded.gathered.items()})
     classic.set_seed(loaded.seed)
     classic.set_train_steps(loaded.train_steps)
     scaler = trainer._scaler
-    # A scaler of a user may refuse a scale: first of all that changes the trainer.
+    # A user's scaler may refuse a scale, so it is set before anything else in the trainer.
     if scaler is not None and loaded.scaler is not None:
         scaler.loss_scale, count = loaded.scaler
         if hasattr(scaler, "_stable_steps_count"):
@@ -442,7 +442,7 @@ def put_rest(session: TrainingSession, trainer: ORTTrainer, loaded: Loaded) -> N
 
 
 def copy_of(model: ModelProto) -> ModelProto:
-    """A model of its own."""
+    """Returns a copy of a model."""
     made = type(model)()
     made.CopyFrom(model)
     return made
@@ -450,7 +450,7 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 @contextmanager
 def kept_nodes(model: ModelProto) -> Iterator[None]:
-    """Leave the nodes of a model and the types of its values as they were, where something fails."""
+    """Restores the nodes of a model and the types of its values after an exception."""
     graph = type(model.graph)()
     graph.node.extend(model.graph.node)
     graph.value_info.extend(model.graph.value_info)
@@ -464,7 +464,7 @@ def kept_nodes(model: ModelProto) -> Iterator[None]:
 
 
 def put_weights(model: ModelProto, weights: Arrays) -> None:
-    """Give initializers of a model new values. They go to the end, in the order that they have."""
+    """Replaces values of initializers. The replaced initializers move to the end and keep their order."""
     from onnx import numpy_helper
 
     initializers = model.graph.initializer

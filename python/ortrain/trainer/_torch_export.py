@@ -1,6 +1,6 @@
-"""A module of PyTorch as a trainer takes it: exported to an ONNX model with the inputs of the first step.
+"""Export of a PyTorch module to an ONNX model, with the inputs of the first step.
 
-Imports PyTorch, so only a trainer that was given a module of PyTorch imports this file.
+This file imports PyTorch. Only a trainer of a PyTorch module imports this file.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "state_of_module"]
 
-# How far the outputs of the exported model may be from the outputs of the module: the reference's.
+# Tolerances between the outputs of the exported model and of the module, as in onnxruntime-training.
 RELATIVE, ABSOLUTE = 1e-2, 1e-6
-# Names of the two parts of `_WithLoss`, before the names of their weights.
+# Name prefixes of the two parts of `_WithLoss`.
 _MODEL, _LOSS = "model.", "loss_fn."
 
 
 def begin(trainer: ORTTrainer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Export the module of a trainer, and make its session.
+    """Exports the module of a trainer and builds the session.
 
     Args:
-        trainer: the trainer, which has no session yet.
-        args: the inputs of the first step at their places.
-        kwargs: those by their names.
+        trainer: the trainer, which must not have a session yet.
+        args: positional inputs of the first step.
+        kwargs: inputs of the first step by name.
 
     Raises:
-        AssertionError: for inputs that are not all of the description's, a description that does not fit the arguments
-            of ``forward``, and a model that computes something else than the module (``check_model_export``).
-        InvalidArgumentError: for outputs that do not fit the description.
+        AssertionError: if inputs of the description are missing, the description does not match the arguments of
+            ``forward``, or the model computes other values than the module (``check_model_export``).
+        InvalidArgumentError: for outputs that do not match the description.
         UnsupportedError: for a module that PyTorch cannot export.
 
     Warns:
-        UserWarning: for a module that cannot be copied, and for weights that the module says not to train.
+        UserWarning: for a module that cannot be copied, and for trained weights with ``requires_grad=False``.
 
     """
     module, options = trainer._torch_model, trainer.options
@@ -76,7 +76,7 @@ def begin(trainer: ORTTrainer, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             _check_export(trainer, model, samples, outputs)
         trainer._init_onnx_model(model)
     except BaseException:
-        # The next step begins again.
+        # Restores the trainer, so that the next step repeats the export.
         options.utils.frozen_weights = frozen
         trainer._onnx_model = trainer._training_session = None
         raise
@@ -84,9 +84,10 @@ def begin(trainer: ORTTrainer, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def state_of_module(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Trained weights as ``load_state_dict`` of the module takes them: all of its names, and no others.
+    """Returns trained weights for ``load_state_dict`` of the module: exactly the names of the module.
 
-    A name that the exported model does not have is a second name of a weight, or a value that no output depends on.
+    A name that is missing from the exported model is a second name of a weight, or a value without an effect on the
+    outputs.
     """
     own = module.state_dict()
     twins = {_place(value): weights[name] for name, value in own.items() if name in weights and value.numel()}
@@ -97,15 +98,15 @@ def state_of_module(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> d
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The same for two names of a tensor."""
+    """Returns a key that is equal for two names of the same tensor."""
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-# The module.
+# Module with loss.
 
 
 class _WithLoss(nn.Module):  # type: ignore[misc]
-    """A module and its loss, called with values in the order of a description, which gives a tuple of tensors."""
+    """A module with its loss: takes inputs in the order of a description, and returns a tuple of tensors."""
 
     def __init__(self, model: nn.Module, loss_fn: Any, description: _ORTTrainerModelDesc) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class _WithLoss(nn.Module):  # type: ignore[misc]
 
 
 def _arguments(module: nn.Module, names: Sequence[str], has_loss: bool) -> list[str]:
-    """The inputs that ``forward`` of a module takes. The last one may be for the loss alone."""
+    """Returns the inputs that are arguments of a module's ``forward``. The last input may be for the loss only."""
     parameters = inspect.signature(module.forward).parameters
     by_name = {
         name: parameter
@@ -151,7 +152,7 @@ def _arguments(module: nn.Module, names: Sequence[str], has_loss: bool) -> list[
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:
-    """The tensors in what a module returns, in order."""
+    """Returns the tensors in the result of a module, in order."""
     if isinstance(results, torch.Tensor):
         return [results]
     if isinstance(results, Mapping):
@@ -164,7 +165,7 @@ def _tensors(results: Any) -> list[torch.Tensor]:
 def _samples(
     description: _ORTTrainerModelDesc, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The inputs of the first step in the order of the description, as tensors of their own on the CPU."""
+    """Returns the inputs of the first step in the order of the description, as copies on the CPU."""
     names = [value.name for value in description.inputs]
     given = given_inputs(names, args, kwargs)
     samples = {}
@@ -181,7 +182,7 @@ def _samples(
 
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Keep modes of modules, buffers, and random numbers of PyTorch as they are."""
+    """Restores module modes, buffers and the random state of PyTorch at the end."""
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
@@ -196,7 +197,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _copied(module: _WithLoss) -> _WithLoss:
-    """A copy of a module, since a call may change the module; the module itself where it cannot be copied."""
+    """Returns a copy of a module, since a call may change the module. Returns the module itself if the copy fails."""
     try:
         return copy.deepcopy(module)
     except Exception as error:
@@ -211,7 +212,7 @@ def _copied(module: _WithLoss) -> _WithLoss:
 
 
 def _evaluated(module: _WithLoss, samples: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The outputs of a module that is not trained."""
+    """Returns the outputs of a module in evaluation mode."""
     module.eval()
     with torch.no_grad():
         outputs: tuple[torch.Tensor, ...] = module(*(sample.clone() for sample in samples.values()))
@@ -241,13 +242,13 @@ def _check_outputs(description: _ORTTrainerModelDesc, outputs: Sequence[torch.Te
             )
 
 
-# The export.
+# Export.
 
 
 def _exported(
     module: _WithLoss, samples: Mapping[str, torch.Tensor], description: _ORTTrainerModelDesc, internal: Any
 ) -> ModelProto:
-    """The ONNX model of a module in training."""
+    """Exports a module in training mode to an ONNX model."""
     import onnx
 
     described = [*description.inputs, *description.outputs]
@@ -257,8 +258,8 @@ def _exported(
     }
     file = io.BytesIO()
     with warnings.catch_warnings(), _contrib_operators(internal):
-        # The exporter warns of itself, since PyTorch has another one, too; and the count of batches that a
-        # BatchNormalization keeps is no part of a model.
+        # The exporter warns that PyTorch has a newer exporter. It also warns of the batch counter of
+        # BatchNormalization, which the ONNX model does not need.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", r"ONNX Preprocess - Removing mutation .*num_batches_tracked")
         try:
@@ -300,7 +301,7 @@ _CONTRIB = {"aten::gelu": _gelu, "aten::triu": _triu, "aten::tril": _tril}
 
 @contextmanager
 def _contrib_operators(internal: Any) -> Iterator[None]:
-    """Let functions of PyTorch become operators of ``com.microsoft``, if the options say so."""
+    """Exports some PyTorch functions as operators of ``com.microsoft``, if the options enable this."""
     registered = _CONTRIB if internal.enable_onnx_contrib_ops else {}
     for name, symbolic in registered.items():
         torch.onnx.register_custom_op_symbolic(name, symbolic, internal.onnx_opset_version)
@@ -311,11 +312,11 @@ def _contrib_operators(internal: Any) -> Iterator[None]:
             torch.onnx.unregister_custom_op_symbolic(name, internal.onnx_opset_version)
 
 
-# The model.
+# ONNX model.
 
 
 def _put_sizes(model: ModelProto, description: _ORTTrainerModelDesc) -> None:
-    """Write the described sizes into outputs, some of which the exporter leaves open."""
+    """Writes the described sizes into the outputs, because the exporter leaves some of them open."""
     described = {output.name: output.shape for output in description.outputs if not output.is_loss}
     for value in model.graph.output:
         for dim, size in zip(value.type.tensor_type.shape.dim, described.get(value.name, ()), strict=False):
@@ -326,7 +327,7 @@ def _put_sizes(model: ModelProto, description: _ORTTrainerModelDesc) -> None:
 
 
 def _name_as_modules(model: ModelProto) -> None:
-    """Name initializers as ``state_dict`` of the module does."""
+    """Renames initializers to the names in the module's ``state_dict``."""
     graph = model.graph
     others = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
     renamed = {tensor.name: tensor.name.removeprefix(_MODEL) for tensor in graph.initializer}
@@ -351,22 +352,25 @@ def _rename_inputs(graph: GraphProto, renamed: Mapping[str, str]) -> None:
 
 
 def _named(values: Iterator[tuple[str, Any]]) -> dict[str, Any]:
-    """Parameters or buffers of a :class:`_WithLoss` by their names in the model."""
+    """Returns parameters or buffers of a :class:`_WithLoss` by their names in the model."""
     return {name.removeprefix(_MODEL): value for name, value in values}
 
 
 def _put_buffers(model: ModelProto, module: _WithLoss) -> None:
-    """Give buffers the values that they had: the exporter runs the module once in training."""
+    """Restores the original values of buffers: the exporter runs the module once in training mode."""
     buffers = _named(module.named_buffers())
     for tensor in model.graph.initializer:
         if tensor.name in buffers:
-            # NumPy does not have all types of PyTorch, but all of their bytes.
+            # Copied as bytes, because NumPy lacks some PyTorch types.
             flat = buffers[tensor.name].detach().contiguous().reshape(-1)
             tensor.raw_data = flat.view(torch.uint8).numpy().tobytes()
 
 
 def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) -> list[str]:
-    """Initializers that are no parameters: buffers. All parameters are trained, with a warning of what is strange."""
+    """Returns the initializers that are buffers.
+
+    Warns of parameters with ``requires_grad=False``, which are trained.
+    """
     parameters = _named(module.named_parameters(remove_duplicate=False))
     names = [tensor.name for tensor in model.graph.initializer if tensor.name not in frozen]
     fixed = [name for name in names if name in parameters and not parameters[name].requires_grad]
@@ -383,7 +387,7 @@ def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) ->
 def _check_export(
     trainer: ORTTrainer, model: ModelProto, samples: Mapping[str, Any], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Compare what the model computes with what the module does."""
+    """Compares the outputs of the model with the outputs of the module."""
     description = trainer.model_desc
     session = make_session(
         model,
@@ -411,7 +415,7 @@ def _check_export(
 def _add_types(
     description: _ORTTrainerModelDesc, samples: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Give inputs and outputs their types in PyTorch."""
+    """Adds the PyTorch types of inputs and outputs to the description."""
     for place, sample in enumerate(samples.values()):
         description.add_type_to_input_description(place, sample.dtype)
     for place, output in enumerate(outputs):

@@ -1,13 +1,13 @@
-"""A reader of pickles that makes data and calls nothing that a pickle names.
+"""Pickle reader that creates only data, and calls no function named in a pickle.
 
-Known are numbers, texts, containers, arrays, types of arrays, and dates. The standard library's ``pickle.Unpickler``
-reads the pickle; it finds a checked stand-in for each class (:class:`_Maker`), so that no function of Python or NumPy
-is called with arguments of the file. A type of arrays is described by the file and made once, after the whole
-description was checked; an array is made with its elements, after their size was checked, and owns its memory.
+Supported values are numbers, texts, containers, arrays, array types (dtypes) and dates. The standard library's
+``pickle.Unpickler`` reads the pickle, but finds a checked stand-in (:class:`_Maker`) for each class. Therefore no
+Python or NumPy function receives unchecked arguments of the file. A dtype is built once, after its whole description
+was checked. An array is built together with its elements, after a check of their size, and owns its memory.
 
-Before that, :class:`_Checker` follows the operations with kinds in place of values. It refuses operations that a kind
-does not have, and bounds memory and time by the length of the pickle. ``tests/pickle_grammar.py`` makes pickles by a
-grammar and damages others; the tests check both bounds, and that each array owns its bytes.
+Before reading, :class:`_Checker` runs the operations abstractly, on kinds instead of values. It refuses operations that
+a kind does not support, and bounds memory and time by the length of the pickle. ``tests/pickle_grammar.py`` generates
+pickles from a grammar and damages others. The tests check both bounds, and that each array owns its bytes.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from ortrain.errors import InvalidArgumentError
 
 __all__ = ["UnknownClassError", "loads"]
 
-# Nesting of tuples and frozen sets in a key: hashing and comparing recurse.
+# Maximum nesting of tuples and frozensets in a key: hashing and comparing are recursive.
 _MAX_KEY_DEPTH = 32
-# Python hashes an integer to its remainder by this prime. Smaller integers have different hashes.
+# Python hashes an integer to its remainder modulo this prime. Smaller integers have different hashes.
 _HASH_MODULUS = 2**61 - 1
-# Keys with one number, in runs of consecutive integers: a file can choose them so that a dict probes many slots.
+# Maximum number of keys with one number, where a run of consecutive integers counts once. A file can choose such keys
+# so that a dict probes many slots.
 _MAX_KNOWN_KEYS = 1 << 17
-# Comparisons of keys that a file can give one hash, in parts of a key.
+# Maximum number of comparisons between keys to which a file can give the same hash, counted in parts of a key.
 _MAX_COMPARISONS = 1 << 27
-# Parts of keys that are hashed, for each byte of a pickle.
+# Maximum number of hashed key parts for each byte of a pickle.
 _WORK_FACTOR = 64
-# Deques and defaultdicts directly within each other: Python frees such a chain by recursion.
+# Maximum nesting of deques and defaultdicts directly in each other: Python frees such a chain recursively.
 _MAX_CHAINED = 512
-# Bytes of memory for each byte of a pickle, and bytes for any pickle.
+# Memory bound: bytes for each byte of a pickle, plus a constant allowance.
 _MEMORY_FACTOR, _MEMORY_ALLOWANCE = 64, 1 << 22
-# Nesting of types of arrays, and types within one type.
+# Maximum nesting of dtypes, and maximum number of dtypes within one dtype.
 _MAX_TYPE_DEPTH, _MAX_TYPE_PARTS = 32, 1 << 16
-# Sizes fit into NumPy's index type.
+# Largest value of NumPy's index type.
 _MAX_SIZE = 2**63 - 1
 _MAX_CODE_POINT = 0x10FFFF
-# The operation that begins a frame, with its size.
+# Size of the FRAME operation and its length field.
 _FRAME_BYTES = 9
-# Characters of a text that is kept, since it may be the name of a class.
+# Maximum length of a text that the checker stores. A longer text cannot be a class name.
 _MAX_NAME = 64
 _CODE = re.compile(r"b1|[iufc]\d{1,2}|[SUV]\d*|[mM]8")
 _UNIT = re.compile(r"[A-Za-zμ]{1,7}")
@@ -57,13 +58,13 @@ _LONGEST_STEP = 2**31 - 1
 
 
 def loads(data: bytes) -> Any:
-    """The value of a pickle.
+    """Reads the value of a pickle.
 
     Args:
-        data: a pickle of protocol 3 or 4. Others are read if they need no further operations.
+        data: a pickle of protocol 3 or 4. Pickles of other protocols are read if they use only the same operations.
 
     Raises:
-        InvalidArgumentError: for other bytes, and for a class that is not known; the error names the class.
+        InvalidArgumentError: for invalid bytes, or an unknown class. The error names the class.
 
     """
     try:
@@ -79,7 +80,7 @@ def loads(data: bytes) -> Any:
 
 
 class UnknownClassError(InvalidArgumentError):
-    """A class that a pickle names, and that is not known."""
+    """Error for a class in a pickle that the reader does not support."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -89,11 +90,11 @@ class UnknownClassError(InvalidArgumentError):
         self.name = name
 
 
-# Operations, checked before any of them runs.
+# Check of the operations before any of them runs.
 
 
 class _Keys:
-    """The work of hashing and comparing values, if they become keys of a dict or items of a set."""
+    """Cost of hashing and comparing values as keys of a dict or items of a set."""
 
     __slots__ = ("chosen", "chosen_work", "depth", "known", "last", "work")
 
@@ -118,7 +119,7 @@ class _Keys:
                     self.known += value.numbers
 
     def add(self, other: _Keys) -> None:
-        """Add further values."""
+        """Adds the cost of further values."""
         self.work += other.work
         self.depth = max(self.depth, other.depth)
         self.known += other.known
@@ -127,16 +128,16 @@ class _Keys:
 
 
 class _Kind:
-    """A value of the stack as far as the check needs it.
+    """Abstract value on the stack, with only the properties that the checker needs.
 
     Args:
-        kind: its kind, of which the operations depend that it has.
-        numbers: the numbers in it, at most 2. The hash of a text is a secret of the process; a file knows the hash of
-            a number, and with two it can make many keys of one hash.
-        work: the parts that hashing it visits.
-        depth: the tuples within each other.
-        keys: the items of a list or the keys of a dict, where there are some.
-        only: the only part of a tuple, if that is a list or a dict.
+        kind: the kind, which determines the allowed operations.
+        numbers: how many numbers the value contains, at most 2. The hash of a text is secret in each process, but a
+            file knows the hash of a number. With two numbers, a file can construct many keys with the same hash.
+        work: the number of parts that hashing visits.
+        depth: the nesting of tuples.
+        keys: the items of a list or the keys of a dict, if the container has any.
+        only: the part of a tuple with one part, if this part is a list or a dict.
 
     """
 
@@ -148,7 +149,7 @@ class _Kind:
         self.only: _Abstract | None = None
 
 
-# Small integers and short texts stand for themselves.
+# Small integers and short texts represent themselves.
 _Abstract: TypeAlias = _Kind | int | str
 _SECRET, _FLOAT, _CHOSEN, _BYTES = _Kind("value", 0), _Kind("value", 1), _Kind("value"), _Kind("bytearray")
 _SCALAR_WORK = 4
@@ -162,20 +163,20 @@ _PUSHED = frozenset(
 _EMPTY = {"EMPTY_LIST": ("list", 72), "EMPTY_DICT": ("dict", 80), "EMPTY_SET": ("set", 232)}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _PUTS, _GETS = ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# Bytes of objects, of entries of the memo and of the stack, of items, and of a container that has items.
+# Estimated bytes of objects, memo and stack entries, items, and containers with items.
 _PUSHED_BYTES, _TUPLE_BYTES, _SET_BYTES, _MEMO_BYTES, _STACK_BYTES = 40, 56, 232, 24, 8
 _LIST_ITEM_BYTES, _DICT_ITEM_BYTES, _SET_ITEM_BYTES = 16, 64, 120
 _FILLED_BYTES = {"list": 40, "deque": 0, "dict": 100, "defaultdict": 100, "set": 0}
-# A container is looked at again where stand-ins are replaced.
+# Estimated bytes to visit a container again when stand-ins are replaced.
 _REPLACED_BYTES = 120
 
 
 class _Checker:
-    """The operations of a pickle, followed with kinds of values."""
+    """Abstract interpreter of a pickle's operations, with kinds instead of values."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.stack: list[_Abstract | None] = []  # None is a mark.
+        self.stack: list[_Abstract | None] = []  # None marks a MARK.
         self.memo: list[_Abstract | None] = []
         self.puts = 0
         self.memory = _MEMORY_ALLOWANCE + _MEMORY_FACTOR * len(data)
@@ -186,14 +187,14 @@ class _Checker:
         self.has_classes = False
 
     def check(self) -> None:
-        """Check that all operations are known and have values of their kinds, and bound memory and time.
+        """Checks that all operations are known and have operands of the right kinds. Bounds memory and time.
 
         Raises:
-            UnknownClassError: for a class that is not known.
-            ValueError: for operations that are unknown, damaged, or take too much.
+            UnknownClassError: for an unknown class.
+            ValueError: for operations that are unknown, damaged or too expensive.
 
         """
-        # Only a checkpoint with values of the user needs it.
+        # Imported late, because only a checkpoint with user values needs it.
         import pickletools
 
         frame_end = 0
@@ -203,7 +204,7 @@ class _Checker:
                 break
             if name == "FRAME":
                 begin = int(at or 0)
-                # Frames within each other are read more than once.
+                # The unpickler reads overlapping frames more than once.
                 if begin < frame_end:
                     raise ValueError("a frame overlaps another")
                 frame_end = begin + _FRAME_BYTES + _size(argument)
@@ -217,7 +218,7 @@ class _Checker:
             raise ValueError("the pickle makes not one value")
 
     def follow(self, name: str, argument: Any) -> None:
-        """Follow an operation."""
+        """Runs one operation."""
         if name in _PUSHED:
             self.push(_pushed(argument), _PUSHED_BYTES)
         elif name in _PUTS:
@@ -258,26 +259,26 @@ class _Checker:
             raise ValueError(f"they need the operation {name}")
 
     def push(self, value: _Abstract | None, size: int) -> None:
-        """Push a value that takes some bytes."""
+        """Pushes a value of ``size`` bytes."""
         self.memory -= size + _STACK_BYTES
         self.stack.append(value)
 
     def pop(self) -> _Abstract:
-        """The value on top."""
+        """Removes and returns the top of the stack."""
         value = self.stack.pop()
         if value is None:
             raise ValueError("a value is missing")
         return value
 
     def top(self) -> _Abstract:
-        """The value on top, which stays."""
+        """Returns the top of the stack without removing it."""
         value = self.stack[-1]
         if value is None:
             raise ValueError("a value is missing")
         return value
 
     def marked(self) -> list[_Abstract]:
-        """The values above the last mark."""
+        """Removes and returns the values above the last mark."""
         values: list[_Abstract] = []
         while (value := self.stack.pop()) is not None:
             values.append(value)
@@ -285,10 +286,10 @@ class _Checker:
         return values
 
     def put(self, name: str, argument: Any) -> None:
-        """Put the value on top into the memo."""
+        """Stores the top of the stack in the memo."""
         self.memory -= _MEMO_BYTES
         at = len(self.memo) if name == "MEMOIZE" else _size(argument)
-        # The places of Python's memo are an array, too. Some writers begin at 1.
+        # Python's memo is an array, so its indices must be dense. Some writers start at 1.
         if at > len(self.memo) + 1 or (name == "MEMOIZE" and None in self.memo[:2]):
             raise ValueError("a place of their memo is out of range")
         if at >= len(self.memo):
@@ -298,7 +299,7 @@ class _Checker:
         self.memo[at] = self.top()
 
     def make_tuple(self, parts: list[_Abstract]) -> None:
-        """Push a tuple."""
+        """Pushes a tuple."""
         self.filled += 1
         whole = _joined("tuple", parts)
         if len(parts) == 1 and _kind(parts[0]) in ("list", "dict"):
@@ -306,7 +307,7 @@ class _Checker:
         self.push(whole, (_TUPLE_BYTES + 8 * len(parts)) if parts else 0)
 
     def take_keys(self, keys: _Keys) -> None:
-        """Take the time that it takes to put keys into a dict or a set."""
+        """Subtracts the cost of hashing and comparing these keys from the limits."""
         self.work -= keys.work
         self.known -= keys.known
         self.chosen += keys.chosen
@@ -319,7 +320,7 @@ class _Checker:
             raise ValueError("too many of their keys are numbers without an order or tuples of numbers")
 
     def fill(self, name: str, values: list[_Abstract]) -> None:
-        """Put values into the container on top."""
+        """Adds values to the container at the top of the stack."""
         place = self.top()
         kind = _kind(place)
         if kind not in _FILLED[name] or not isinstance(place, _Kind):
@@ -343,26 +344,26 @@ class _Checker:
         self.filled += 1
 
     def make(self, kind: str, name: str, values: list[_Abstract]) -> None:
-        """Push a container of values."""
+        """Pushes a container with values."""
         self.push(_Kind(kind), 80)
         self.fill(name, values)
 
     def make_frozenset(self, values: list[_Abstract]) -> None:
-        """Push a frozen set of values."""
+        """Pushes a frozenset with values."""
         self.take_keys(_Keys(values))
         whole = _joined("frozenset", values)
         whole.numbers = 2
         self.push(whole, _SET_BYTES + _SET_ITEM_BYTES * len(values))
 
     def call(self) -> None:
-        """Push the result of a class that is called with a tuple."""
+        """Pushes the result of calling a class with a tuple of arguments."""
         arguments, called = self.pop(), self.pop()
         if not isinstance(called, _Kind) or called.kind != "class" or called.name not in _RESULTS:
             raise TypeError("something is called that makes no value")
         if not isinstance(arguments, _Kind) or arguments.kind != "tuple":
             raise TypeError(f"{called.name} is called with no tuple")
         kind, size = _RESULTS[called.name]
-        # The items of a list or a dict are hashed again.
+        # The call hashes the items of a list or a dict again.
         again = arguments.only.keys if kind in _HASHED and isinstance(arguments.only, _Kind) else None
         work = _SCALAR_WORK if kind == "scalar" else 1 + arguments.work
         made = _Kind(kind, 2, work, 1 + arguments.depth)
@@ -375,7 +376,7 @@ class _Checker:
 
 
 def _pushed(argument: Any) -> _Abstract:
-    """The abstract value of an argument."""
+    """Returns the abstract value of an operation's argument."""
     if isinstance(argument, str):
         return argument if len(argument) <= _MAX_NAME else _SECRET
     if isinstance(argument, bool) or argument is None or isinstance(argument, bytes):
@@ -390,7 +391,7 @@ def _pushed(argument: Any) -> _Abstract:
 
 
 def _class(module: Any, name: Any) -> _Kind:
-    """The abstract value of a class."""
+    """Returns the abstract value of a class."""
     full = f"{module}.{name}"
     if full not in _NAMED:
         raise UnknownClassError(full)
@@ -402,7 +403,7 @@ def _kind(value: _Abstract) -> str:
 
 
 def _joined(kind: str, parts: list[_Abstract]) -> _Kind:
-    """The abstract value of a tuple or a frozen set."""
+    """Returns the abstract value of a tuple or a frozenset."""
     work, depth, numbers = 1, 0, 0
     for part in parts:
         if isinstance(part, _Kind):
@@ -436,7 +437,7 @@ _MARKED: dict[str, Callable[[_Checker, list[_Abstract]], None]] = {
 
 
 class _Standin:
-    """Base of stand-ins: a pickle cannot set attributes of them."""
+    """Base class of stand-ins. A pickle cannot set their attributes."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -449,7 +450,7 @@ class _Standin:
 
 
 class _Maker(_Standin):
-    """A class that a pickle names: a function that checks its arguments, and the class as a value."""
+    """Stand-in for a class: the class itself, and a function that checks arguments and creates an instance."""
 
     __slots__ = ("kind", "make")
     kind: Any
@@ -464,7 +465,7 @@ class _Maker(_Standin):
 
 
 class _Type(_Standin):
-    """A type of arrays: a code, then perhaps a state, then the type, which is made once."""
+    """Stand-in for a dtype: its code, an optional state, and the dtype, which is built once."""
 
     __slots__ = ("code", "made", "parts", "state")
     code: str
@@ -482,7 +483,7 @@ class _Type(_Standin):
         object.__setattr__(self, "state", state)
 
     def dtype(self, depth: int = 0) -> np.dtype[Any]:
-        """The type, checked whole."""
+        """Returns the dtype after a check of the whole description."""
         if self.made is not None:
             return self.made
         if depth > _MAX_TYPE_DEPTH:
@@ -519,12 +520,12 @@ class _Type(_Standin):
             return made
         if plain.kind in "mM":
             return np.dtype(f"{order}{plain.kind}8{_unit(rest[3][1])}")
-        # The state of texts and bytes repeats their length.
+        # The state of a text or bytes dtype only repeats the length.
         ordered: np.dtype[Any] = plain.newbyteorder(order)
         return ordered
 
     def _inner(self, kind: Any, depth: int) -> np.dtype[Any]:
-        """The type of a field or of the elements of a subarray."""
+        """Returns the dtype of a field or of the elements of a subarray."""
         made = _dtype_of(kind, depth)
         object.__setattr__(self, "parts", self.parts + kind.parts)
         if self.parts > _MAX_TYPE_PARTS:
@@ -533,7 +534,7 @@ class _Type(_Standin):
 
 
 class _Array(_Standin):
-    """An array: a state, then the array; or a structured scalar."""
+    """Stand-in for an array, which is built from its state, or for a structured scalar."""
 
     __slots__ = ("array", "reader")
     reader: _Reader
@@ -555,27 +556,27 @@ class _Array(_Standin):
         self.reader.copy(len(data))
         array: npt.NDArray[Any] = np.empty(sizes, dtype, order="F" if by_columns else "C")
         if data:
-            # A view of the bytes in the order of memory.
+            # View of the array's bytes in memory order.
             elements = (array.T if by_columns else array).reshape(-1)
             elements.view(np.uint8)[:] = np.frombuffer(data, np.uint8)
         if dtype.names is None and not dtype.isnative:
-            # As NumPy reads them.
+            # Converted to native byte order, as NumPy does on reading.
             array = array.astype(dtype.newbyteorder("="))
         _check_elements(array)
         object.__setattr__(self, "array", array)
 
 
 class _Reader(pickle.Unpickler):
-    """The standard library's reader, which finds stand-ins alone."""
+    """Subclass of the standard library's reader that finds only stand-ins."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        # Bytes and items that may be copied.
+        # Number of bytes and items that may still be copied.
         self.space = len(data)
         self.makers: dict[str, _Maker] = {}
 
     def value(self) -> Any:
-        """The value of the pickle, its stand-ins replaced."""
+        """Reads the value of the pickle and replaces its stand-ins."""
         value = self.load()
         return _resolved(value) if self.makers else value
 
@@ -589,14 +590,17 @@ class _Reader(pickle.Unpickler):
         return self.makers[full]
 
     def copy(self, count: int) -> None:
-        """Take some of the space that the values of a pickle of this length may be copied to."""
+        """Subtracts from the budget of copied bytes and items, which is the length of the pickle."""
         self.space -= count
         if self.space < 0:
             raise ValueError("they would take more memory than their pickle has bytes")
 
 
 def _resolved(root: Any) -> Any:
-    """The value with arrays, types and classes in place of stand-ins. Containers but tuples are changed in place."""
+    """Returns the value with arrays, dtypes and classes instead of stand-ins.
+
+    All containers except tuples change in place.
+    """
     seen: set[int] = set()
     waiting, found = [root], []
     while waiting:
@@ -606,7 +610,7 @@ def _resolved(root: Any) -> Any:
         seen.add(id(value))
         found.append(value)
         waiting.extend(value.values() if isinstance(value, dict) else value)
-    # Tuples that were made anew, the inner ones first; tuples without a list between them make no circle.
+    # New tuples by the id of the old tuple, inner tuples first. Tuples cannot form a cycle without another container.
     tuples: dict[int, tuple[Any, ...] | None] = {}
     for value in found:
         branch = [value] if isinstance(value, tuple) else []
@@ -633,7 +637,7 @@ def _resolved(root: Any) -> Any:
 
 
 def _final(part: Any, tuples: dict[int, tuple[Any, ...] | None]) -> Any:
-    """A part of a value without its stand-in."""
+    """Returns a part of a value, with its stand-in replaced."""
     if isinstance(part, _Array):
         if part.array is None:
             raise TypeError("an array has no elements")
@@ -648,14 +652,14 @@ def _final(part: Any, tuples: dict[int, tuple[Any, ...] | None]) -> Any:
 
 
 def _dtype_of(kind: Any, depth: int = 0) -> np.dtype[Any]:
-    """The type of arrays that a stand-in describes."""
+    """Returns the dtype that a stand-in describes."""
     if not isinstance(kind, _Type):
         raise TypeError("a type of arrays is missing")
     return kind.dtype(depth + 1)
 
 
 def _check_elements(array: Any) -> None:
-    """Check that elements are values of their type, which NumPy takes for granted."""
+    """Checks that elements are valid values of their dtype, which NumPy does not check."""
     if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
         raise ValueError("a boolean is neither 0 nor 1")
     if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
@@ -677,7 +681,7 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _unit(unit: Any) -> str:
-    """The unit of a date or a duration as NumPy writes it."""
+    """Returns the unit of a date or duration in NumPy's notation."""
     name, count = unit[0].decode() if isinstance(unit[0], bytes) else unit[0], unit[1]
     if name == "generic":
         return ""
@@ -686,7 +690,7 @@ def _unit(unit: Any) -> str:
     return f"[{count}{name}]"
 
 
-# Functions that make values, in the place of classes that a pickle calls.
+# Functions that create instances in place of the classes that a pickle calls.
 
 
 def _none(reader: _Reader, *arguments: Any) -> NoReturn:
@@ -698,7 +702,7 @@ def _complex(reader: _Reader, real: float, imaginary: float) -> complex:
 
 
 def _set(reader: _Reader, items: Any = ()) -> set[Any]:
-    # The check before has counted the items of a list.
+    # The checker has already counted the items of a list.
     if items != () and type(items) is not list:
         raise TypeError("a set is made of no list")
     reader.copy(len(items))
@@ -741,14 +745,14 @@ def _counter(reader: _Reader, counts: dict[Any, Any]) -> collections.Counter[Any
 
 
 def _date(kind: Any) -> Callable[..., Any]:
-    """A function that makes dates of a class."""
+    """Returns a function that creates instances of a date class."""
 
     def make(reader: _Reader, *arguments: Any) -> Any:
         known = (int, float, bytes, str, datetime.timedelta, datetime.timezone)
         if not all(isinstance(argument, known) for argument in arguments):
             raise TypeError(f"a {kind.__name__} has wrong arguments")
         made = kind(*arguments)
-        # A date that is made of bytes is checked in part only, and whole when it is copied.
+        # The constructor checks the bytes of a date only in part. ``replace`` checks all of them.
         return made.replace() if hasattr(made, "replace") else made
 
     return make
@@ -778,7 +782,7 @@ def _scalar(reader: _Reader, kind: Any, data: bytes) -> Any:
     array = np.frombuffer(data, dtype)
     _check_elements(array)
     scalar = array[0].copy()
-    # Hashing a structure takes long, and its fields can be set.
+    # Hashing a structured scalar is slow, and its fields are mutable.
     return _Array(reader, scalar) if dtype.kind == "V" else scalar
 
 
@@ -809,7 +813,7 @@ _NAMED: dict[str, tuple[Any, Callable[..., Any]]] = {
     **{f"numpy.{core}.multiarray._reconstruct": (None, _reconstruct) for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": (None, _scalar) for core in ("core", "_core")},
 }
-# Kind and bytes of the result of each call. A deque has room for 64 items from the start.
+# Kind and bytes of the result of each call. A deque allocates 64 items from the start.
 _RESULTS: dict[str, tuple[str, int]] = {
     "builtins.complex": ("value", 32),
     "builtins.set": ("set", _SET_BYTES),

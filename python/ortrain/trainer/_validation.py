@@ -1,6 +1,6 @@
-"""The validation that options and model descriptions share: fields, types and checks, run by the package cerberus.
+"""Validation of options and model descriptions with the package cerberus: fields, types and checks.
 
-cerberus is imported when something is validated, and not before.
+cerberus is imported at the first validation.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ Classes = tuple[type, ...]
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """The rules for a dictionary of a user."""
+    """Validation rules for a user's dictionary."""
 
     schema: Mapping[str, Any]
-    """Fields, as cerberus takes them."""
+    """Fields, in the format of cerberus."""
     types: Mapping[str, tuple[Classes, Classes]]
-    """Types by names, beside those of cerberus: the classes that count, and those among them that do not."""
+    """Additional types by name: the accepted classes, and their excluded subclasses."""
     checks: Mapping[str, Check]
-    """Checks by names, for the rule ``check_with``: from all fields beside, the key and the value to messages."""
+    """Checks by name for the rule ``check_with``: functions of document, key and value that return messages."""
 
 
 def instances(*kinds: type) -> tuple[Classes, Classes]:
-    """The type of all instances of some classes."""
+    """Returns the type definition that accepts the instances of some classes."""
     return kinds, ()
 
 
 def validated(subject: str, document: Mapping[Any, Any], rules: Rules) -> dict[Any, Any]:
-    """A copy of a dictionary in which missing fields have their defaults.
+    """Returns a copy of a dictionary in which missing fields have their defaults.
 
     Raises:
-        ValueError: for values that the rules do not allow. The message lists all of them by their fields.
+        ValueError: for values that the rules do not allow. The message lists all of them by field.
         ImportError: if cerberus is not installed.
 
     """
@@ -50,7 +50,7 @@ def validated(subject: str, document: Mapping[Any, Any], rules: Rules) -> dict[A
 
 @functools.cache
 def _validator_class(rules: Rules) -> Any:
-    """The class that validates by some rules; cerberus finds types and checks among the members of a class."""
+    """Returns the validator class for some rules. cerberus finds types and checks among the members of a class."""
     try:
         import cerberus
     except ImportError as error:
@@ -67,7 +67,7 @@ def _validator_class(rules: Rules) -> Any:
 
         def _error(self, *args: Any) -> None:
             super()._error(*args)
-            # cerberus copies errors deeply, with the values that are wrong, and some values cannot be copied.
+            # cerberus deep-copies errors together with the invalid values, and some values cannot be copied.
             for error in self._errors:
                 error.value = None
 

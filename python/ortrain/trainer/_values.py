@@ -1,4 +1,4 @@
-"""Inputs and outputs of a trainer: arrays of NumPy, or tensors of PyTorch where a user has given some."""
+"""Conversion of a trainer's inputs and outputs: NumPy arrays, or PyTorch tensors if the inputs have any."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ __all__ = [
 
 
 def _loaded_torch() -> Any:
-    """PyTorch, if the user has imported it. ortrain itself never imports PyTorch."""
+    """Returns PyTorch if the user has imported it, else ``None``. ortrain itself never imports PyTorch."""
     return sys.modules.get("torch")
 
 
 def is_torch_tensor(value: object) -> bool:
-    """True for a tensor of PyTorch."""
+    """Returns true for a PyTorch tensor."""
     torch = _loaded_torch()
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_torch_module(value: object) -> bool:
-    """True for a ``torch.nn.Module``."""
+    """Returns true for a ``torch.nn.Module``."""
     torch = _loaded_torch()
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def given_torch(values: Iterable[object]) -> Any:
-    """PyTorch if one of these values is a tensor of it, else ``None``."""
+    """Returns PyTorch if one of the values is a PyTorch tensor, else ``None``."""
     return _loaded_torch() if any(map(is_torch_tensor, values)) else None
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Refuse a tensor of PyTorch whose elements do not lie in one block of memory: a sparse one."""
+    """Raises an UnsupportedError for a sparse PyTorch tensor."""
     if tensor.layout != _loaded_torch().strided:
         raise UnsupportedError(
             f"input {name!r} is a tensor of the layout {tensor.layout}; ortrain reads dense ones: give x.to_dense()"
@@ -55,10 +55,10 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 def native_of_torch(name: str, tensor: Any) -> _ortrain.OrtValue:
-    """A tensor of PyTorch as the core takes it: its memory, where the elements lie in a row.
+    """Converts a PyTorch tensor for the core. A contiguous tensor shares its memory.
 
     Raises:
-        UnsupportedError: for a tensor that is not on the CPU, and for one that is not dense.
+        UnsupportedError: for a tensor that is not on the CPU or not dense.
 
     """
     check_dense(name, tensor)
@@ -71,22 +71,22 @@ def native_of_torch(name: str, tensor: Any) -> _ortrain.OrtValue:
 
 
 def as_torch(torch: Any, value: _ortrain.OrtValue) -> Any:
-    """A value as a tensor of PyTorch that shares its memory."""
-    # NumPy has no bfloat16, and DLPack gives booleans as bytes.
+    """Returns a PyTorch tensor that shares the memory of a value."""
+    # NumPy has no bfloat16, and DLPack turns booleans into bytes.
     if value.data_type() == "tensor(bfloat16)":
         return torch.from_dlpack(value)
     return torch.from_numpy(value.array())
 
 
 def tensor_of(torch: Any, array: npt.NDArray[Any]) -> Any:
-    """An array as a tensor of PyTorch that shares its memory."""
+    """Returns a PyTorch tensor that shares the memory of an array."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
-    """An array or a tensor of a state as an array."""
+    """Converts an array or tensor of a state to an array."""
     if is_torch_tensor(value):
         return np.asarray(value.detach().cpu().numpy())
     return np.asarray(value)

@@ -1,8 +1,8 @@
-"""Checkpoints of several processes put together, and the older files of PyTorch.
+"""Merge of checkpoints from several processes, and functions for the older PyTorch files.
 
-Processes that divide a model or the state of its optimizer save a file each. :func:`aggregate_checkpoints` makes one
-state of their files, which any trainer loads. The ``experimental_`` functions read and write files that
-onnxruntime-training had before; they need PyTorch.
+Processes that divide a model or its optimizer state save one file each. :func:`aggregate_checkpoints` merges the files
+to one state that any trainer can load. The ``experimental_`` functions read and write an older file format of
+onnxruntime-training; they need PyTorch.
 
 >>> from ortrain.trainer import _checkpoint_storage, checkpoint
 >>> for rank in range(2):
@@ -70,16 +70,16 @@ __all__ = [
 ]
 
 USER = "user_dict"
-# Sections that are the same in all processes.
+# Sections that must be the same in all processes.
 SHARED = (INFO, SCALER)
-# Values of the optimizer that processes have parts of.
+# Optimizer values that are divided among processes.
 MOMENTS = ("Moment_1", "Moment_2")
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class _AggregationMode(Enum):
-    """The kind of parts that files have."""
+    """Cause of the division of values among files."""
 
     Zero = 0
     Megatron = 1
@@ -89,24 +89,24 @@ class _AggregationMode(Enum):
 
 
 def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True) -> dict[str, Any] | None:
-    """Put the files together that processes saved, each its own.
+    """Merges the checkpoint files of all processes.
 
-    With ZeRO a process has a part of the optimizer's state and, in mixed precision, of the weights. With Megatron a
-    process has a part of both. Other values are the same in all files.
+    With ZeRO a process has a part of the optimizer state and, in mixed precision, of the weights. With Megatron a
+    process has a part of both. All other values are the same in all files.
 
     Args:
         paths: one file of each process, in any order.
-        pytorch_format: whether the result is a flat dict of the weights.
+        pytorch_format: if true, the result is a flat dict of the weights.
 
     Returns:
-        The weights by name: tensors if PyTorch is imported, arrays otherwise. Without ``pytorch_format`` a state as of
-        :meth:`ORTTrainer.state_dict`, of one process. ``None`` if the files have no parts: each is a whole state.
+        The weights by name: tensors if PyTorch is imported, arrays otherwise. Without ``pytorch_format`` the result is
+        a state of one process, as from :meth:`ORTTrainer.state_dict`. ``None`` if each file has a complete state.
 
     Raises:
-        AssertionError: for files that do not belong together, by options, ranks or values.
-        IndexError: for fewer files than processes.
-        InvalidArgumentError: for what is no checkpoint, and for parts that make up no weight.
-        UnsupportedError: for files that were saved between two updates of the weights, with sums of gradients.
+        AssertionError: for files with options, ranks or values that contradict each other.
+        IndexError: if there are fewer files than processes.
+        InvalidArgumentError: for a file that is not a checkpoint, or for parts that do not form a complete weight.
+        UnsupportedError: for files with accumulated gradients, saved between two updates of the weights.
 
     >>> from ortrain.trainer import checkpoint
     >>> checkpoint.aggregate_checkpoints(["nowhere.ortcp"])
@@ -124,13 +124,13 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
         int(options[name]) for name in ("data_parallel_size", "horizontal_parallel_size", "world_size")
     )
     _, horizontal_groups = _get_parallellism_groups(data, horizontal, world)
-    # Stages of a pipeline have different weights: for what ZeRO divides, they are one group.
+    # Stages of a pipeline have different weights, so ZeRO divides them within one group.
     zero_groups, _ = _get_parallellism_groups(world // horizontal, horizontal, world)
     ordered = _order_paths(files, zero_groups, horizontal_groups)
     if int(options["zero_stage"]) == 0:
         if horizontal == 1:
             return None
-        # The first data group of each stage.
+        # Files of the first data group of each stage.
         firsts = range(0, len(horizontal_groups), data)
         members = [pair for at in firsts for pair in zip(ordered["H"][at], horizontal_groups[at], strict=True)]
         whole = _merged_files(members, _AggregationMode.Megatron, pytorch_format)
@@ -151,12 +151,12 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
 def _get_parallellism_groups(
     data_parallel_size: int, horizontal_parallel_size: int, world_size: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The ranks of each data group and of each horizontal group.
+    """Returns the ranks of each data group and of each horizontal group.
 
-    Horizontal ranks are counted fastest, stages of a pipeline slowest.
+    The horizontal rank varies fastest, the pipeline stage slowest.
 
     Raises:
-        AssertionError: if groups of these sizes do not make up the world.
+        AssertionError: if the world size is not a multiple of the group sizes.
 
     """
     data, horizontal, world = int(data_parallel_size), int(horizontal_parallel_size), int(world_size)
@@ -175,11 +175,11 @@ def _order_paths(
     data_groups: Sequence[Sequence[int]],
     horizontal_groups: Sequence[Sequence[int]],
 ) -> dict[str, list[list[str]]]:
-    """The files of each data group, ``"D"``, and of each horizontal group, ``"H"``, in the order of their ranks.
+    """Returns the files of each data group (``"D"``) and of each horizontal group (``"H"``), in rank order.
 
     Raises:
         IndexError: if there are fewer files than ranks.
-        AssertionError: if there are more.
+        AssertionError: if there are more files than ranks.
 
     """
     ranked = sorted(((int(_options(path)["world_rank"]), path) for path in paths), key=lambda pair: pair[0])
@@ -195,7 +195,7 @@ def _order_paths(
 
 
 def _options(path: str) -> dict[str, Any]:
-    """The options that a file was saved with."""
+    """Returns the options in a file after a check."""
     found = _checkpoint_storage.load(path, key=OPTIONS)
     names = ("world_rank", "world_size", "data_parallel_size", "horizontal_parallel_size", "zero_stage")
     if not isinstance(found, dict) or not all(isinstance(found.get(name), int | np.integer) for name in names):
@@ -204,7 +204,7 @@ def _options(path: str) -> dict[str, Any]:
 
 
 def _merged_files(members: Iterable[tuple[str, int]], mode: _AggregationMode, pytorch_format: bool) -> _Merged:
-    """The states of files, each of a rank."""
+    """Merges the states in files, each with its rank."""
     merged = _Merged(mode, pytorch_format)
     for path, rank in members:
         state = _load_state(path)
@@ -217,7 +217,7 @@ def _merged_files(members: Iterable[tuple[str, int]], mode: _AggregationMode, py
 
 
 def _check_sections(state: Mapping[str, Any], path: str) -> None:
-    """Refuse a state whose groups are not those that a trainer saves."""
+    """Raises an error for a state with other sections or groups than a trainer saves."""
     for name in (PARTITION, OPTIONS):
         if name not in state:
             raise AssertionError(f"Missing information: {name}")
@@ -231,7 +231,7 @@ def _check_sections(state: Mapping[str, Any], path: str) -> None:
 
 
 def _is_partition(info: Any) -> bool:
-    """If a value tells how a weight is divided: the shape of the whole, and the axis."""
+    """Returns true if a value describes the division of a weight: the complete shape, and the axis."""
     if not isinstance(info, dict) or "original_dim" not in info:
         return False
     shape, by_rows = np.asarray(info["original_dim"]), np.asarray(info.get("megatron_row_partition", -1))
@@ -239,18 +239,18 @@ def _is_partition(info: Any) -> bool:
 
 
 class _Merged:
-    """A state that is put together of the states of several processes, one by one."""
+    """State that merges the states of several processes, one after the other."""
 
     def __init__(self, mode: _AggregationMode, only_weights: bool) -> None:
         self.mode, self.only_weights = mode, only_weights
         self.state: dict[str, Any] = {}
-        # Whole shapes of weights that processes have parts of, and how the weights are divided.
+        # Complete shapes of divided weights, and their partition info.
         self.shapes: Shapes = {}
         self.partitions: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
 
     def add(self, state: Mapping[str, Any], path: str) -> None:
-        """Put the state of one more process to the states before."""
+        """Merges the state of one more process."""
         self.check_options(state[OPTIONS], path)
         mixed = bool(self.options["mixed_precision"])
         self.partitions.update(state[PARTITION])
@@ -266,16 +266,16 @@ class _Merged:
         for name in SHARED:
             if name in state and differ(self.state.setdefault(name, state[name]), state[name]):
                 raise AssertionError(f"{name} mismatch among checkpoint files. File: {path}")
-        # Seeds may differ by process; the first one counts.
+        # Seeds may differ between processes; the seed of the first process is used.
         for name in (USER, RANDOM):
             if name in state:
                 self.state.setdefault(name, state[name])
         if state.get(STATISTICS):
-            # Each process has statistics of its own batches; the first ones count.
+            # Each process has statistics of its own batches; the statistics of the first process are used.
             self.state[STATISTICS] = state[STATISTICS] | self.state.get(STATISTICS, {})
 
     def check_options(self, options: Mapping[str, Any], path: str) -> None:
-        """Refuse a file of another training than the files before."""
+        """Raises an error for a file of another training than the previous files."""
         for name, words in (
             ("mixed_precision", "Mixed precision state"),
             ("world_size", "World size state"),
@@ -289,7 +289,7 @@ class _Merged:
         self.options.setdefault("world_rank", options["world_rank"])
 
     def partition(self, horizontal: int) -> dict[str, Any]:
-        """The state that ZeRO had divided, as the state of one of several Megatron processes."""
+        """Returns the state, merged from ZeRO parts, as the state of one of several Megatron processes."""
 
         def own(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
             axis = _axis(self.partitions[name])
@@ -306,7 +306,7 @@ class _Merged:
         return self.state | {PARTITION: divided, OPTIONS: self.options}
 
     def finished(self) -> dict[str, Any]:
-        """The state of one process."""
+        """Returns the merged state as the state of one process."""
         self.reshape(lambda _, shape: shape)
         one = {
             "zero_stage": 0,
@@ -319,7 +319,7 @@ class _Merged:
         return self.state | {OPTIONS: kept | one}
 
     def reshape(self, shape_of: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> None:
-        """Give what was in parts its shape."""
+        """Reshapes merged values to their complete shapes."""
         weights = self.state.get(MODEL, {}).get(FULL, {})
         divided = self.mode is _AggregationMode.Megatron or bool(self.options["mixed_precision"])
         for name, whole in self.shapes.items():
@@ -338,17 +338,17 @@ def _aggregate_model_states(
     mixed_precision_enabled: bool,
     mode: _AggregationMode = _AggregationMode.Zero,
 ) -> None:
-    """Put the weights of a process to those of the processes before.
+    """Merges the weights of one process into the weights of the previous processes.
 
     Args:
         rank_state_dict: the state of the process.
-        sharded_states_original_dims: gets the whole shapes of weights that processes have parts of.
-        state_dict: gets the weights.
-        mixed_precision_enabled: whether ZeRO divides weights, too.
-        mode: what divides.
+        sharded_states_original_dims: receives the complete shapes of divided weights.
+        state_dict: receives the weights.
+        mixed_precision_enabled: if true, ZeRO divides weights too.
+        mode: the cause of the division.
 
     Raises:
-        AssertionError: for a whole weight that differs from the weight of another process.
+        AssertionError: for an undivided weight that differs between processes.
 
     """
     if MODEL not in rank_state_dict:
@@ -369,10 +369,10 @@ def _aggregate_optimizer_states(
     state_dict: dict[str, Any],
     mode: _AggregationMode = _AggregationMode.Zero,
 ) -> None:
-    """Put the optimizer's state of a process to that of the processes before, as :func:`_aggregate_model_states`.
+    """Merges the optimizer state of one process into the state so far, as :func:`_aggregate_model_states`.
 
     Raises:
-        AssertionError: for a whole value that differs from the value of another process.
+        AssertionError: for an undivided value that differs between processes.
 
     """
     if OPTIMIZER not in rank_state_dict:
@@ -390,7 +390,7 @@ def _aggregate_optimizer_states(
 
 
 def _part(name: str, info: Mapping[str, Any], shapes: Shapes, mode: _AggregationMode) -> int | None:
-    """The axis along which the parts of a weight are joined; ``None`` if processes have all of it."""
+    """Returns the axis along which the parts of a weight are joined; ``None`` if the weight is not divided."""
     axis = _axis(info) if mode is _AggregationMode.Megatron else 0
     if axis is not None:
         shapes[name] = tuple(int(size) for size in np.asarray(info["original_dim"]).reshape(-1))
@@ -398,13 +398,13 @@ def _part(name: str, info: Mapping[str, Any], shapes: Shapes, mode: _Aggregation
 
 
 def _axis(info: Mapping[str, Any]) -> int | None:
-    """The axis that Megatron divides: the first one for rows, the last one for columns; ``None`` if none is divided."""
+    """Returns the axis that Megatron divides: the first for rows, the last for columns; ``None`` if not divided."""
     by_rows = int(np.asarray(info.get("megatron_row_partition", -1)).reshape(()))
     return {0: -1, 1: 0}.get(by_rows)
 
 
 def _add_part(states: Arrays, name: str, value: npt.NDArray[Any], axis: int, what: str) -> None:
-    """Join a part to the parts before."""
+    """Appends a part to the parts so far."""
     try:
         states[name] = np.concatenate((states[name], value), axis) if name in states else value
     except ValueError as error:
@@ -412,7 +412,7 @@ def _add_part(states: Arrays, name: str, value: npt.NDArray[Any], axis: int, wha
 
 
 def _load_state(path: PathLike) -> dict[str, Any]:
-    """The state in a file, with the names of weights as they are. A name with ``/`` is several groups in the file."""
+    """Returns the state in a file with the original weight names. In the file, a name with ``/`` is several groups."""
     state = dict(_checkpoint_storage.load(path))
     if isinstance(state.get(MODEL), dict):
         state[MODEL] = {
@@ -428,7 +428,7 @@ def _load_state(path: PathLike) -> dict[str, Any]:
 
 
 def _joined_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The values below a group by their paths."""
+    """Returns the values below a group by their paths."""
     joined: dict[str, Any] = {}
     for name, value in group.items():
         if isinstance(value, dict):
@@ -439,7 +439,7 @@ def _joined_values(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined_groups(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups with values below a group by their paths."""
+    """Returns the groups with values below a group by their paths."""
     joined: dict[str, Any] = {}
     for name, value in group.items():
         if not isinstance(value, dict):
@@ -454,7 +454,7 @@ def _joined_groups(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of a state, as tensors where PyTorch is imported."""
+    """Returns the weights of a state, as tensors if PyTorch is imported."""
     weights = state.get(MODEL, {}).get(FULL, {})
     torch = sys.modules.get("torch")
     return (

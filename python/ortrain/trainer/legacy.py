@@ -1,6 +1,6 @@
-"""The older trainer, as ``onnxruntime.capi.ort_trainer``: each step may be given its learning rate and loss scale.
+"""The older trainer ``onnxruntime.capi.ort_trainer``. Each step can receive its own learning rate and loss scale.
 
-:class:`ortrain.trainer.ORTTrainer` trains inside of it, so both give the same weights and losses.
+:class:`ortrain.trainer.ORTTrainer` does the training internally, so both trainers give the same weights and losses.
 
 >>> import warnings
 >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
@@ -57,20 +57,20 @@ _CONFIGS: dict[str, Callable[..., _OptimizerConfig]] = {
     "LambOptimizer": LambConfig,
     "SGDOptimizer": SGDConfig,
 }
-# The keyword of the scale of the loss in scripts that do not ask a trainer for the name of the input.
+# Keyword of the loss scale in scripts that do not read the input name from the trainer.
 _DEFAULT_SCALE = "default_loss_scale_input_name"
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class IODescription:
-    """The description of an input, an output or a learning rate. Nothing is checked before a trainer reads it.
+    """The description of an input, an output or a learning rate. The trainer checks it, not the constructor.
 
     Args:
         name: the name.
-        shape: a list of sizes: numbers, or names of sizes that may differ from call to call.
-        dtype: the element type, of NumPy or PyTorch, that :func:`generate_sample` takes. A trainer takes types from the
+        shape: a list of sizes: numbers, or names of sizes that may differ between calls.
+        dtype: the element type, of NumPy or PyTorch, for :func:`generate_sample`. A trainer reads the types from the
             model.
-        num_classes: of integers, the number of values that :func:`generate_sample` draws from.
+        num_classes: for integers, the number of different values that :func:`generate_sample` draws.
 
     >>> from ortrain.trainer.legacy import IODescription
     >>> labels = IODescription("labels", ["batch"], np.int64, num_classes=10)
@@ -89,11 +89,11 @@ class IODescription:
 
 
 class ModelDescription:
-    """The descriptions of a model's inputs and outputs. Nothing is checked before a trainer reads them.
+    """The descriptions of a model's inputs and outputs. The trainer checks them, not the constructor.
 
     Args:
-        inputs: descriptions of the inputs, in the order in which steps are given values.
-        outputs: descriptions of the outputs, in the order in which steps return values.
+        inputs: descriptions of the inputs, in the order of a step's arguments.
+        outputs: descriptions of the outputs, in the order of a step's results.
 
     >>> from ortrain.trainer.legacy import IODescription, ModelDescription
     >>> ModelDescription([IODescription("x", [2])], [IODescription("loss", [])]).outputs_
@@ -106,17 +106,18 @@ class ModelDescription:
 
 
 def generate_sample(desc: IODescription, device: Any = None) -> Any:
-    """Random values that fit a description: a tensor if PyTorch is imported, otherwise an array.
+    """Draws random values for a description: a tensor if PyTorch is imported, otherwise an array.
 
-    With ``num_classes_`` they are whole numbers from 0 up to it, otherwise they are normally distributed. NumPy's
-    global generator draws arrays (``np.random.seed``), PyTorch's draws tensors (``torch.manual_seed``).
+    With ``num_classes_`` the values are integers from 0 to ``num_classes_ - 1``, otherwise they are normally
+    distributed. Arrays come from NumPy's global generator (``np.random.seed``), tensors from PyTorch's
+    (``torch.manual_seed``).
 
     Args:
-        desc: the description. A named size becomes 1. Without ``dtype_``, whole numbers are int64 and others float32.
+        desc: the description. A named size becomes 1. Without ``dtype_``, integers are int64 and floats are float32.
         device: the device of a tensor. An array is on the CPU.
 
     Raises:
-        UnsupportedError: for another device than the CPU, if PyTorch is not imported.
+        UnsupportedError: for a device other than the CPU, if PyTorch is not imported.
 
     >>> from ortrain.trainer.legacy import IODescription, generate_sample
     >>> labels = generate_sample(IODescription("labels", ["batch", 8], np.int64, num_classes=10))
@@ -143,7 +144,7 @@ def generate_sample(desc: IODescription, device: Any = None) -> Any:
 
 
 class _GivenRate(_LRScheduler):
-    """The learning rate that a step was given."""
+    """Scheduler with the learning rate of the current step's argument."""
 
     rate = 0.0
 
@@ -152,9 +153,9 @@ class _GivenRate(_LRScheduler):
 
 
 class _GivenScale(_NewLossScaler):
-    """The scale of the loss that a step was given, and what the step says of its gradients."""
+    """Loss scaler with the scale of the current step's argument. Stores if the step's gradients are finite."""
 
-    # One bool of the last step, if the step made an update and fetched nothing.
+    # A bool if the last step updated the weights and fetched nothing, otherwise None.
     is_all_finite: Any = None
 
     def update(self, train_step_info: TrainStepInfo) -> float:
@@ -163,53 +164,54 @@ class _GivenScale(_NewLossScaler):
 
 
 class ORTTrainer:
-    """A model that is trained by one call for each batch, as ``onnxruntime.capi.ort_trainer.ORTTrainer``.
+    """A trainer with one call for each batch, as ``onnxruntime.capi.ort_trainer.ORTTrainer``.
 
-    The arguments are those of the older interface, and :class:`ortrain.trainer.ORTTrainer` does the work. Without
-    ``get_lr_this_step`` each ``train_step`` is given the learning rate, behind the inputs or by its name. In mixed
-    precision without ``loss_scaler``, it is given the scale of the loss behind that.
+    The arguments follow the older interface. :class:`ortrain.trainer.ORTTrainer` does the work. Without
+    ``get_lr_this_step``, pass the learning rate to each ``train_step``, after the inputs or by its name. In mixed
+    precision without ``loss_scaler``, pass the loss scale after the learning rate.
 
     Args:
-        model: an ``onnx.ModelProto`` whose first output is its loss, or a ``torch.nn.Module``, which the first step
+        model: an ``onnx.ModelProto`` with the loss as its first output, or a ``torch.nn.Module``, which the first step
             exports.
-        loss_fn: the loss of a module, as of :class:`ortrain.trainer.ORTTrainer`, which may have more parameters than
-            two if they have defaults; ``None`` for an ONNX model.
-        model_desc: the description of inputs and outputs, the loss among them. Of a module the loss is the first one.
+        loss_fn: the loss of a module, as in :class:`ortrain.trainer.ORTTrainer`. It may have more than two parameters
+            if the others have defaults. ``None`` for an ONNX model.
+        model_desc: the description of inputs and outputs, including the loss. For a module the loss is the first
+            output.
         training_optimizer_name: ``"AdamOptimizer"``, ``"LambOptimizer"`` or ``"SGDOptimizer"``.
-        map_optimizer_attributes: a function from the name of a weight to a dict of settings of the optimizer, floats or
-            ints; settings that are not there, and ``None`` for the function, mean the optimizer's own.
-        learning_rate_description: the description of the learning rate, whose name is a keyword of ``train_step``.
-        device: where it runs, ``"cpu"`` say.
-        gradient_accumulation_steps: the number of calls that make an update.
-        world_rank: 0.
-        world_size: 1.
-        use_mixed_precision: whether the model computes in float16.
-        allreduce_post_accumulation: without an effect in one process.
+        map_optimizer_attributes: a function from the name of a weight to a dict of optimizer settings, floats or ints.
+            Missing settings, and ``None`` for the function, select the optimizer's defaults.
+        learning_rate_description: the description of the learning rate. Its name is a keyword of ``train_step``.
+        device: the device of the training, for example ``"cpu"``.
+        gradient_accumulation_steps: the number of calls for each update.
+        world_rank: must be 0.
+        world_size: must be 1.
+        use_mixed_precision: if true, the model computes in float16.
+        allreduce_post_accumulation: no effect in one process.
         global_step: the first value of ``global_step_``.
         get_lr_this_step: a function from ``global_step_`` to the learning rate.
-        loss_scaler: what scales the loss in mixed precision.
-        deepspeed_zero_stage: 0 or 1, without an effect in one process.
-        enable_grad_norm_clip: whether gradients are clipped by their norm; of Adam and LAMB.
-        frozen_weights: weights that are not trained.
-        _opset_version: the opset that a module is exported to, 12 to 14.
-        _enable_internal_postprocess: whether :func:`ortrain.trainer.postprocess.run_postprocess` changes the model.
-        _extra_postprocess: a function that changes the model after that, in place, or returns another one.
-        _use_deterministic_compute: without an effect: results always repeat.
-        use_memory_efficient_gradient: without an effect.
+        loss_scaler: computes the loss scale in mixed precision.
+        deepspeed_zero_stage: 0 or 1; no effect in one process.
+        enable_grad_norm_clip: if true, Adam and LAMB clip gradients by their norm.
+        frozen_weights: names of weights that are not trained.
+        _opset_version: the opset of the export of a module, 12 to 14.
+        _enable_internal_postprocess: if true, :func:`ortrain.trainer.postprocess.run_postprocess` changes the model.
+        _extra_postprocess: a function that then changes the model in place, or returns another model.
+        _use_deterministic_compute: no effect: results are always reproducible.
+        use_memory_efficient_gradient: no effect.
         run_symbolic_shape_infer: as the option ``utils.run_symbolic_shape_infer``.
-        enable_adasum: without an effect in one process.
-        optimized_model_filepath: a file for the optimized training graph; empty for none.
+        enable_adasum: no effect in one process.
+        optimized_model_filepath: a file for the optimized training graph; empty to write no file.
 
     Raises:
-        TypeError: for a description of another kind, and a loss scaler that is none of this module.
-        ValueError: for an optimizer that is not there, settings that are no numbers or that the optimizer does not
-            have, and options out of their range.
-        InvalidArgumentError: for a first output that is not described, and a learning rate named as an input.
+        TypeError: for a description of another type, or a loss scaler that is not one of this module.
+        ValueError: for an unknown optimizer, settings that are not numbers or that the optimizer does not have, or
+            options out of their range.
+        InvalidArgumentError: if the first output has no description, or the learning rate has the name of an input.
         AssertionError, UnsupportedError, OrtrainError: as :class:`ortrain.trainer.ORTTrainer`.
 
     Warns:
-        FutureWarning: each time: the class is there for scripts that have it.
-        UserWarning: for a ``loss_fn`` beside an ONNX model, which is not used.
+        FutureWarning: always. The class exists for scripts that already use it.
+        UserWarning: for a ``loss_fn`` together with an ONNX model. The function is not used.
 
     >>> import warnings
     >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
@@ -325,7 +327,7 @@ class ORTTrainer:
         self.global_step_ = global_step
 
     def _complete(self, model: Any) -> Any:
-        """Change the model as the user says, and take the settings of its weights."""
+        """Applies the user's post-processing to the model, and reads the settings of its weights."""
         if self._extra_postprocess is not None:
             returned = self._extra_postprocess(model)
             model = model if returned is None else returned
@@ -337,7 +339,7 @@ class ORTTrainer:
         return model
 
     def _settings(self, weight: str, given: Mapping[str, float]) -> dict[str, Any] | None:
-        """The settings of a weight as a group of the optimizer's config; ``None`` for the optimizer's own."""
+        """Returns the settings of a weight as a group of the optimizer's config, or ``None`` for default settings."""
         if not isinstance(given, Mapping):
             raise ValueError(f"map_optimizer_attributes({weight!r}) is a dict of settings, not {given!r:.60}")
         for name, value in given.items():
@@ -355,11 +357,11 @@ class ORTTrainer:
         except AssertionError as error:
             raise ValueError(f"map_optimizer_attributes({weight!r}): {error}") from error
 
-    # What it has.
+    # State of the trainer.
 
     @property
     def session(self) -> Any:
-        """The ``ortrain.classic.TrainingSession`` that computes; ``None`` before the first step of a module.
+        """The ``ortrain.classic.TrainingSession`` of the trainer; ``None`` before the first step of a module.
 
         >>> type(legacy_trainer.session).__name__
         'TrainingSession'
@@ -377,7 +379,7 @@ class ORTTrainer:
 
     @property
     def loss_scale_input_name(self) -> str:
-        """The keyword of the scale of the loss in ``train_step``; ``default_loss_scale_input_name`` is one, too.
+        """The keyword of the loss scale in ``train_step``. ``default_loss_scale_input_name`` is accepted too.
 
         >>> import warnings
         >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
@@ -397,10 +399,10 @@ class ORTTrainer:
 
     @property
     def global_step_(self) -> int:
-        """The number of updates, which ``get_lr_this_step`` is given. It can be set.
+        """The number of updates, which is the argument of ``get_lr_this_step``. The number can be set.
 
         Raises:
-            TypeError, ValueError: if it is set to anything but a whole number of 0 or more.
+            TypeError, ValueError: for a new value that is not an integer of 0 or more.
 
         >>> legacy_trainer.global_step_ = 7
         >>> loss, logits = legacy_trainer.train_step(x, labels, 0.1)
@@ -416,10 +418,10 @@ class ORTTrainer:
 
     @property
     def current_step(self) -> int:
-        """The number of calls of ``train_step``. It can be set.
+        """The number of calls of ``train_step``. The number can be set.
 
         Raises:
-            TypeError, ValueError: if it is set to anything but a whole number of 0 or more.
+            TypeError, ValueError: for a new value that is not an integer of 0 or more.
 
         >>> import warnings
         >>> from ortrain.trainer.legacy import IODescription, ModelDescription, ORTTrainer
@@ -444,7 +446,7 @@ class ORTTrainer:
     # Steps.
 
     def train(self) -> None:
-        """Let a call of the trainer be a ``train_step``, as the call is at first.
+        """Makes a call of the trainer a ``train_step``. This is the initial state.
 
         >>> legacy_trainer.eval()
         >>> legacy_trainer.train()
@@ -455,7 +457,7 @@ class ORTTrainer:
         self.is_train = True
 
     def eval(self) -> None:
-        """Let a call of the trainer be an ``eval_step``.
+        """Makes a call of the trainer an ``eval_step``.
 
         >>> legacy_trainer.eval()
         >>> loss, logits = legacy_trainer(x, labels)
@@ -465,7 +467,7 @@ class ORTTrainer:
         self.is_train = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A ``train_step``, or after :meth:`eval` an ``eval_step``.
+        """Runs a ``train_step``, or an ``eval_step`` after :meth:`eval`.
 
         >>> loss, logits = legacy_trainer(x, labels, Learning_Rate=0.1)
         >>> loss.shape, logits.shape
@@ -474,25 +476,25 @@ class ORTTrainer:
         return self.train_step(*args, **kwargs) if self.is_train else self.eval_step(*args, **kwargs)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs of a batch, and train on it.
+        """Computes the outputs of a batch and trains on the batch.
 
-        Values are given in order: the inputs, the learning rate unless the trainer has ``get_lr_this_step``, and in
-        mixed precision the scale of the loss unless the trainer has a ``loss_scaler``. Each of them may be given by its
-        name instead; a single list is taken as all of them. A learning rate or a scale is a number, or an array or a
-        tensor of one.
+        The arguments are in this order: the inputs, then the learning rate, then the loss scale. The learning rate is
+        left out if the trainer has ``get_lr_this_step``. The loss scale is only for mixed precision without
+        ``loss_scaler``. Each argument may be passed by name instead; a single list counts as all positional arguments.
+        A learning rate or loss scale is a number, or an array or tensor with one number.
 
         Args:
-            *args: values at their places.
-            **kwargs: values by their names, and ``fetches``, a list of names of outputs.
+            *args: positional values.
+            **kwargs: values by name, and ``fetches``, a list of output names.
 
         Returns:
-            The described outputs as they were before the update, or those of ``fetches`` alone, in their order. One is
-            bare, several are a list. In mixed precision without a ``loss_scaler``, a call that makes an update and
-            fetches nothing gives another one at the end: one bool, true if all gradients were finite.
+            The described outputs before the update, or only the outputs in ``fetches``, in their order. A single output
+            is returned alone, several as a list. In mixed precision without ``loss_scaler``, a call that updates the
+            weights and has no ``fetches`` returns one more value at the end: a bool, true if all gradients were finite.
 
         Raises:
-            AssertionError: for another number of values, and a learning rate where the trainer computes its own.
-            InvalidArgumentError: for a learning rate that is no finite number of 0 or more, a scale that is 0.
+            AssertionError: for a wrong number of values, or a learning rate if the trainer has ``get_lr_this_step``.
+            InvalidArgumentError: for a learning rate that is not a finite number of 0 or more, or a loss scale of 0.
             AssertionError, KeyError, InvalidArgumentError: as :meth:`ortrain.trainer.ORTTrainer.train_step`.
 
         >>> loss, logits = legacy_trainer.train_step(x, labels, Learning_Rate=np.array([0.01], np.float32))
@@ -512,7 +514,7 @@ class ORTTrainer:
         return results
 
     def _taken(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The inputs that a ``train_step`` is given. The learning rate and the scale of the step are set."""
+        """Returns the inputs of a ``train_step``. Stores the learning rate and the loss scale of the step."""
         names = list(self._inputs)
         rate_name, scale_name = self.learning_rate_description_.name_, self.loss_scale_input_name
         if self.get_lr_this_step_ is None:
@@ -538,7 +540,7 @@ class ORTTrainer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """A step of the trainer inside that fetches these outputs; all of an empty list."""
+        """Runs a step of the inner trainer that fetches some outputs; an empty list fetches all of them."""
         info = self._trainer._train_step_info
         info.fetches = fetches
         try:
@@ -547,14 +549,15 @@ class ORTTrainer:
             info.fetches = []
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs of a batch as at inference: Dropout drops nothing, and nothing is trained or counted.
+        """Computes the outputs of a batch in inference mode: without Dropout, training or counting.
 
         Args:
-            *args: inputs at their places, without a learning rate.
-            **kwargs: inputs by their names, and ``fetches``, a list of names of outputs.
+            *args: positional inputs, without a learning rate.
+            **kwargs: inputs by name, and ``fetches``, a list of output names.
 
         Returns:
-            The described outputs, or those of ``fetches`` alone, in their order. One is bare, several are a list.
+            The described outputs, or only the outputs in ``fetches``, in their order. A single output is returned
+            alone, several as a list.
 
         Raises:
             AssertionError, KeyError, InvalidArgumentError: as :meth:`ortrain.trainer.ORTTrainer.eval_step`.
@@ -571,19 +574,19 @@ class ORTTrainer:
         by_name = dict(zip(described, results, strict=True))
         return [by_name[name] for name in fetches]
 
-    # States and files.
+    # State and files.
 
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, Any]:
-        """The weights and what the optimizer keeps of them, as one flat dict.
+        """Returns the weights and the optimizer state as one flat dict.
 
         Args:
-            include_optimizer_state: whether other values than those of the model are there: ``Moment_1_<weight>``,
+            include_optimizer_state: if true, the dict also has values that are not in the model: ``Moment_1_<weight>``,
                 ``Moment_2_<weight>``, ``Update_Count_<weight>`` or ``Step``.
 
         Returns:
-            Copies by name, all initializers of the model among them: tensors if PyTorch is imported, otherwise arrays.
-            Of a module without the optimizer's, what its ``load_state_dict`` takes. Before the first step of a module
-            ``{}``.
+            Copies by name, including all initializers of the model: tensors if PyTorch is imported, otherwise arrays.
+            For a module without the optimizer state, the dict fits the module's ``load_state_dict``. Before the first
+            step of a module the dict is empty.
 
         Warns:
             UserWarning: before the first step of a module.
@@ -616,15 +619,16 @@ class ORTTrainer:
         return values if torch is None else {name: torch.from_numpy(value) for name, value in values.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
-        """Set values of a dict as of :meth:`state_dict`, some or all.
+        """Sets some or all values from a dict of :meth:`state_dict`.
 
         Args:
-            state_dict: arrays or tensors by name. Before the first step of a module they wait for the step.
-            strict: whether a name that the trainer does not have is an error. Otherwise its value is left out.
+            state_dict: arrays or tensors by name. Before the first step of a module, the trainer stores them for that
+                step.
+            strict: if true, an unknown name is an error. Otherwise its value is ignored.
 
         Raises:
-            InvalidArgumentError: for a value of another shape or type, and if strict for an unknown name, which is a
-                ``RuntimeError``. Nothing has changed then.
+            InvalidArgumentError: for a value of another shape or type; with ``strict``, also for an unknown name. The
+                error is a ``RuntimeError`` too. In this case no value is changed.
 
         >>> state = legacy_trainer.state_dict()
         >>> first, _ = legacy_trainer.train_step(x, labels, 0.01)
@@ -636,7 +640,7 @@ class ORTTrainer:
         _flat_checkpoint._load_flat(self._trainer, state_dict, strict)
 
     def save_as_onnx(self, path: str) -> None:
-        """Write the forward model with the weights as they are now, as :meth:`ortrain.trainer.ORTTrainer.save_as_onnx`.
+        """Writes the forward model with the current weights, as :meth:`ortrain.trainer.ORTTrainer.save_as_onnx`.
 
         >>> legacy_trainer.save_as_onnx("trained.onnx")
         >>> onnx.load("trained.onnx") == legacy_trainer.onnx_model_
@@ -652,22 +656,22 @@ def save_checkpoint(
     checkpoint_state_dict: Mapping[str, Any] | None = None,
     include_optimizer_state: bool = True,
 ) -> None:
-    """Write :meth:`ORTTrainer.state_dict` to a file of ``torch.save``, with other values. Needs PyTorch.
+    """Writes :meth:`ORTTrainer.state_dict` and other values to a file of ``torch.save``. Needs PyTorch.
 
     Args:
         model: the trainer.
-        checkpoint_dir: a folder. The file is ``<prefix>.ort.pt``; with ZeRO
-            ``<prefix>.ZeRO.<rank>.<last rank>.ort.pt``.
-        checkpoint_prefix: the start of the name of the file.
-        checkpoint_state_dict: other values, by name. ``"model"`` is the name of the state.
-        include_optimizer_state: as of :meth:`ORTTrainer.state_dict`.
+        checkpoint_dir: the folder. The file is ``<prefix>.ort.pt``, and with ZeRO ``<prefix>.ZeRO.<rank>.<last
+            rank>.ort.pt``.
+        checkpoint_prefix: the start of the file name.
+        checkpoint_state_dict: other values by name. The name ``"model"`` is reserved for the state.
+        include_optimizer_state: as in :meth:`ORTTrainer.state_dict`.
 
     Raises:
-        AssertionError: if there is no such folder.
-        ImportError: without PyTorch.
+        AssertionError: if the folder does not exist.
+        ImportError: if PyTorch is not installed.
 
     Warns:
-        UserWarning: if there is such a file, which is replaced.
+        UserWarning: if the file exists. It is replaced.
 
     >>> from ortrain.trainer import legacy
     >>> legacy.save_checkpoint(None, "nowhere")
@@ -693,26 +697,26 @@ def load_checkpoint(
     *,
     allow_pickle: bool = False,
 ) -> dict[str, Any]:
-    """Go on from a file of :func:`save_checkpoint`, or from those of all ZeRO processes. Needs PyTorch.
+    """Restores a file of :func:`save_checkpoint`, or the files of all ZeRO processes. Needs PyTorch.
 
     Args:
         model: the trainer.
         checkpoint_dir: the folder.
-        checkpoint_prefix: the start of the name of the file.
-        strict: as of :meth:`ORTTrainer.load_state_dict`.
-        allow_pickle: whether objects of every class are made. That runs code of whoever wrote the file. Without,
-            ``torch.load`` makes what ``weights_only=True`` lets it make.
+        checkpoint_prefix: the start of the file name.
+        strict: as in :meth:`ORTTrainer.load_state_dict`.
+        allow_pickle: if true, objects of every class are created. This runs code of the file's author. If false,
+            ``torch.load`` runs with ``weights_only=True``.
 
     Returns:
         The other values of the file, or of all files.
 
     Raises:
-        AssertionError: if there is no such file, or not one of each process.
-        InvalidArgumentError: for a file that cannot be read, and for values that do not fit.
-        ImportError: without PyTorch.
+        AssertionError: if the file does not exist, or the file of a process is missing.
+        InvalidArgumentError: for a file that cannot be read, or for values that do not match the trainer.
+        ImportError: if PyTorch is not installed.
 
     Warns:
-        UserWarning: if there are files of several processes.
+        UserWarning: if the files are from several processes.
 
     >>> from ortrain.trainer import legacy
     >>> legacy.load_checkpoint(legacy_trainer, ".")
@@ -721,7 +725,7 @@ def load_checkpoint(
 
     """
     with warnings.catch_warnings():
-        # It warns of its own name.
+        # The callee warns that its own name is deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         return _flat_checkpoint.experimental_load_checkpoint(
             model._trainer, checkpoint_dir, checkpoint_prefix, strict, allow_pickle=allow_pickle
@@ -729,7 +733,7 @@ def load_checkpoint(
 
 
 def _check_kinds(model_desc: object, learning_rate_description: object, loss_scaler: object) -> None:
-    """A TypeError for descriptions and a loss scaler of another kind."""
+    """Raises a TypeError for descriptions or a loss scaler of another type."""
     if not isinstance(model_desc, ModelDescription):
         raise TypeError(f"model_desc is a ModelDescription, not {type(model_desc).__name__}")
     for value in (*model_desc.inputs_, *model_desc.outputs_, learning_rate_description):
@@ -743,7 +747,7 @@ def _check_kinds(model_desc: object, learning_rate_description: object, loss_sca
 
 
 def _of_two(loss_fn: Any) -> Any:
-    """A loss as the trainer inside takes it: with two parameters, where a function has more that may be left out."""
+    """Returns the loss with exactly two parameters, as the inner trainer requires."""
     if not callable(loss_fn) or is_torch_module(loss_fn):
         return loss_fn
     return lambda outputs, labels: loss_fn(outputs, labels)
@@ -752,7 +756,7 @@ def _of_two(loss_fn: Any) -> Any:
 def _new_description(
     description: ModelDescription, learning_rate: IODescription, model: Any
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """A description as the trainer inside takes it."""
+    """Converts the descriptions to the format of the inner trainer."""
     inputs, outputs = description.inputs_, description.outputs_
     if any(value.name_ == learning_rate.name_ for value in inputs):
         raise InvalidArgumentError(
@@ -790,7 +794,7 @@ def _count(name: str, count: Any) -> int:
 
 
 def _number(name: str, value: Any, *, above_zero: bool = False) -> float:
-    """A number, or the one number of an array, a tensor or a list, as float32 can have it."""
+    """Returns a number, or the only number of an array, a tensor or a list, as a finite float32 value."""
     array = as_array(value)
     number = float(array.item()) if array.size == 1 and array.dtype.kind in "fiu" else np.nan
     if not 0 <= number <= _LARGEST or (above_zero and number == 0):

@@ -11,17 +11,17 @@ __all__ = ["LossScaler"]
 
 
 class LossScaler:
-    """A scale of the loss that, if dynamic, is doubled after finite steps and halved when gradients overflow.
+    """A loss scale. A dynamic scale is doubled after finite steps and halved if gradients overflow.
 
-    The scale moves as that of :class:`ortrain.trainer.amp.DynamicLossScaler`.
+    The scale changes by the rules of :class:`ortrain.trainer.amp.DynamicLossScaler`.
 
     Args:
-        loss_scale_input_name: the input of the graph that takes the scale.
-        is_dynamic_scale: False keeps the scale as it is.
+        loss_scale_input_name: the name of the graph input for the scale.
+        is_dynamic_scale: if false, the scale never changes.
         loss_scale: the first scale.
-        up_scale_window: finite steps in a row after which the scale is doubled.
-        min_loss_scale: the scale is halved down to this value.
-        max_loss_scale: the scale is doubled up to this value.
+        up_scale_window: number of consecutive finite steps after which the scale is doubled.
+        min_loss_scale: the lower limit when the scale is halved.
+        max_loss_scale: the upper limit when the scale is doubled.
 
     >>> from ortrain.trainer.legacy_loss_scaler import LossScaler
     >>> scaler = LossScaler("loss_scale", True, loss_scale=8.0, up_scale_window=2)
@@ -51,7 +51,7 @@ class LossScaler:
         self.stable_steps_ = 0
 
     def update_loss_scale(self, is_all_finite: bool) -> None:
-        """Double, halve or keep the scale after an update.
+        """Doubles, halves or keeps the scale after an update.
 
         Args:
             is_all_finite: True if all gradients of the update were finite.
@@ -75,7 +75,7 @@ class LossScaler:
             self.stable_steps_ = 0
 
     def reset(self) -> None:
-        """Go back to the first scale, and count finite steps anew.
+        """Restores the first scale and resets the count of finite steps.
 
         >>> from ortrain.trainer.legacy_loss_scaler import LossScaler
         >>> scaler = LossScaler("loss_scale", True, loss_scale=8.0)

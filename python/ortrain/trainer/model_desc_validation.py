@@ -1,4 +1,4 @@
-"""Descriptions of a model for :class:`ortrain.trainer.ORTTrainer`: names and shapes of its inputs and outputs.
+"""Model descriptions for :class:`ortrain.trainer.ORTTrainer`: names and shapes of inputs and outputs.
 
 >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
 >>> description = _ORTTrainerModelDesc({"inputs": [("x", ["batch", 64])], "outputs": [("loss", [], True)]})
@@ -34,7 +34,7 @@ ALL_FINITE_IO_DESCRIPTION_NAME = "__all_finite"
 LOSS_SCALE_INPUT_IO_DESCRIPTION_NAME = "__loss_scale_input_name"
 GRADIENT_ACCUMULATION_IO_DESCRIPTION_NAME = "__gradient_accumulation_name"
 
-# A size is a number, or a name for sizes that runs may choose.
+# A size is a number, or a name for a size that may differ between runs.
 Shape = list[int | str]
 
 
@@ -53,7 +53,7 @@ class InputDescription(NamedTuple):
 
 
 class InputDescriptionTyped(NamedTuple):
-    """An input of a model whose element type is known.
+    """An input of a model with a known element type.
 
     >>> from ortrain.trainer.model_desc_validation import InputDescriptionTyped
     >>> InputDescriptionTyped("x", ["batch", 64], np.dtype("float32")).dtype
@@ -85,7 +85,7 @@ class OutputDescription(NamedTuple):
 
 
 class OutputDescriptionTyped(NamedTuple):
-    """An output of a model whose element type is known.
+    """An output of a model with a known element type.
 
     >>> from ortrain.trainer.model_desc_validation import OutputDescriptionTyped
     >>> OutputDescriptionTyped("loss", [], True, np.dtype("float32")).dtype_amp is None
@@ -105,16 +105,16 @@ class OutputDescriptionTyped(NamedTuple):
 
 
 class _ORTTrainerModelDesc:
-    """The inputs and outputs of a model, checked, and those that a trainer adds.
+    """Validated inputs and outputs of a model, and the inputs and outputs that a trainer adds.
 
     Args:
-        model_desc: a dictionary with two lists that are not empty. ``inputs`` has tuples ``(name, shape)``, and
-            ``outputs`` has tuples ``(name, shape)`` or ``(name, shape, is_loss)``. A shape is a list of sizes: an int
-            of 0 or more, or a name that stands for the same size wherever it occurs.
+        model_desc: a dictionary with two lists that are not empty. ``inputs`` has tuples ``(name, shape)``. ``outputs``
+            has tuples ``(name, shape)`` or ``(name, shape, is_loss)``. A shape is a list of sizes: an int of 0 or more,
+            or a name. The same name means the same size everywhere.
 
     Raises:
-        ValueError: for another layout, for names that occur twice or are empty, for negative sizes, and for two losses.
-            The message begins ``Invalid model_desc:`` and lists all that is wrong by places in the lists.
+        ValueError: for another layout, duplicate or empty names, negative sizes, or two losses. The message begins
+            ``Invalid model_desc:`` and lists all errors by index in the lists.
         ImportError: if the package ``cerberus`` is not installed: ``pip install ortrain[trainer]``.
 
     >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
@@ -168,10 +168,10 @@ class _ORTTrainerModelDesc:
 
     @property
     def gradient_accumulation(self) -> OutputDescriptionTyped | None:
-        """The output that says that gradients were added up: one bool. None before it is set, which takes its name.
+        """The flag output of gradient accumulation: one bool, or None. Set a name to create the description.
 
         Raises:
-            AssertionError: if it is set to anything but a name, or to an empty one.
+            AssertionError: for a new value that is not a name, or is empty.
 
         >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
         >>> description = _ORTTrainerModelDesc({"inputs": [("x", [2])], "outputs": [("loss", [], True)]})
@@ -188,10 +188,10 @@ class _ORTTrainerModelDesc:
 
     @property
     def all_finite(self) -> OutputDescriptionTyped | None:
-        """The output that says that all gradients were finite: one bool. None before it is set, which takes its name.
+        """The output that is true if all gradients were finite: one bool, or None. Set a name to create it.
 
         Raises:
-            AssertionError: if it is set to anything but a name, or to an empty one.
+            AssertionError: for a new value that is not a name, or is empty.
 
         >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
         >>> description = _ORTTrainerModelDesc({"inputs": [("x", [2])], "outputs": [("loss", [], True)]})
@@ -208,10 +208,10 @@ class _ORTTrainerModelDesc:
 
     @property
     def loss_scale_input(self) -> InputDescriptionTyped | None:
-        """The input of the scale of the loss: a float32 without axes. None before it is set, which takes its name.
+        """The input of the loss scale: a float32 scalar, or None. Set a name to create the description.
 
         Raises:
-            AssertionError: if it is set to anything but a name, or to an empty one.
+            AssertionError: for a new value that is not a name, or is empty.
 
         >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
         >>> description = _ORTTrainerModelDesc({"inputs": [("x", [2])], "outputs": [("loss", [], True)]})
@@ -228,15 +228,15 @@ class _ORTTrainerModelDesc:
         setattr(self, LOSS_SCALE_INPUT_IO_DESCRIPTION_NAME, scale)
 
     def add_type_to_input_description(self, index: int, dtype: Any) -> None:
-        """Give an input its element type. A type that the input already has is replaced.
+        """Sets or replaces the element type of an input.
 
         Args:
-            index: the place of the input in the description.
-            dtype: a type of NumPy, or of PyTorch.
+            index: the index of the input in the description.
+            dtype: a NumPy or PyTorch type.
 
         Raises:
-            AssertionError: for an index that is negative or no int, and for another kind of type.
-            IndexError: for an index behind the last input.
+            AssertionError: for an index that is negative or not an int, or for a value that is not an element type.
+            IndexError: for an index after the last input.
 
         >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
         >>> description = _ORTTrainerModelDesc({"inputs": [("x", [2])], "outputs": [("loss", [], True)]})
@@ -250,16 +250,16 @@ class _ORTTrainerModelDesc:
         self.inputs[index] = InputDescriptionTyped(described.name, described.shape, as_dtype(dtype))
 
     def add_type_to_output_description(self, index: int, dtype: Any, dtype_amp: Any = None) -> None:
-        """Give an output its element type. A type that the output already has is replaced.
+        """Sets or replaces the element type of an output.
 
         Args:
-            index: the place of the output in the description.
-            dtype: its type in the model, of NumPy or PyTorch.
-            dtype_amp: its type under mixed precision, if that is another one.
+            index: the index of the output in the description.
+            dtype: the type in the model, a NumPy or PyTorch type.
+            dtype_amp: the type under mixed precision, if it differs.
 
         Raises:
-            AssertionError: for an index that is negative or no int, and for another kind of type.
-            IndexError: for an index behind the last output.
+            AssertionError: for an index that is negative or not an int, or for a value that is not an element type.
+            IndexError: for an index after the last output.
 
         >>> from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
         >>> description = _ORTTrainerModelDesc({"inputs": [("x", [2])], "outputs": [("y", [2], True)]})
@@ -306,7 +306,7 @@ def _check_index(kind: str, index: object, descriptions: Sequence[object]) -> No
         raise IndexError(f"there is no {kind} {index}: {len(descriptions)} are described, counted from 0")
 
 
-# The rules. All wrong elements are named together, each with all that is wrong.
+# Validation rules. One error lists all invalid elements, each with all its problems.
 
 
 def _check_input(beside: Mapping[Any, Any], place: Any, value: Any) -> Iterator[str]:
@@ -331,7 +331,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _check_name_and_shape(beside: Mapping[Any, Any], place: Any, value: Any) -> Iterator[str]:
-    """Messages about the first two elements, as far as there are some."""
+    """Yields messages about the first two elements, if they exist."""
     if not isinstance(value, (tuple, list)):
         return
     for name in value[:1]:
@@ -353,7 +353,7 @@ def _name_of(value: Any) -> Any:
 
 
 def _check_sizes(shape: list[Any]) -> Iterable[str]:
-    """Messages about sizes; one message about several sizes comes once."""
+    """Returns the messages about sizes without duplicates."""
     found = (_complaint(size) for size in shape)
     return dict.fromkeys(complaint for complaint in found if complaint is not None)
 

@@ -1,4 +1,4 @@
-"""A trainer: an ONNX model, an optimizer and options behind one ``train_step``.
+"""Trainer of an ONNX model: model, optimizer and options behind one ``train_step``.
 
 >>> import warnings
 >>> from ortrain.trainer.optim import AdamConfig
@@ -57,35 +57,35 @@ __all__ = ["ORTTrainer"]
 
 
 class ORTTrainer:
-    """A model that is trained by one call for each batch, as ``onnxruntime.training.ORTTrainer``.
+    """A trainer with one call for each batch, as ``onnxruntime.training.ORTTrainer``.
 
-    ``ortrain.classic.TrainingSession`` computes; the trainer gives it the learning rate of a schedule, the scale of the
-    loss, and windows of gradients, and counts steps. :mod:`ortrain.api` is the face for new programs.
+    ``ortrain.classic.TrainingSession`` runs the model. The trainer adds the learning rate of a schedule, the loss
+    scale, gradient accumulation and step counts. Use :mod:`ortrain.api` for new programs.
 
     Args:
-        model: an ``onnx.ModelProto`` that ends in its loss. The post-processing changes it in place. Or a
-            ``torch.nn.Module``, which goes to the CPU: the first step exports it with its inputs, whose names are the
-            arguments of ``forward``. Training does not change the module; ``state_dict(pytorch_format=True)`` is what
-            its ``load_state_dict`` takes.
-        model_desc: a dict of ``"inputs"``, pairs of a name and a shape, and ``"outputs"``, the same with ``True``
-            behind the one that is the loss. A size is a number, or a name for sizes that may differ from call to call.
-            Values are given and come back in this order.
+        model: an ``onnx.ModelProto`` with the loss as an output, which post-processing changes in place. Or a
+            ``torch.nn.Module``, which is moved to the CPU. The first step exports the module with the inputs of that
+            step; the names of the inputs are the arguments of ``forward``. Training does not change the module.
+            ``state_dict(pytorch_format=True)`` returns trained weights for the module's ``load_state_dict``.
+        model_desc: a dict with ``"inputs"``, pairs of a name and a shape, and ``"outputs"``, the same pairs, with
+            ``True`` as a third element for the loss. A size is a number, or a name for sizes that may differ between
+            calls. Inputs and outputs of a step have this order.
         optim_config: the optimizer.
-        loss_fn: the loss of a module, a function of what the module returns and the last input; its result is the
-            first output. ``None`` for a module that returns its loss, and for an ONNX model, which has it.
+        loss_fn: the loss of a module, a function of the module's result and the last input. Its result is the first
+            output. ``None`` for a module that returns its loss, and for an ONNX model.
         options: the options; ``None`` for ``ORTTrainerOptions()``.
-        mixed_precision_dtype: the type that the model computes in where ``options.mixed_precision.enabled`` is set:
+        mixed_precision_dtype: the compute type of the model if ``options.mixed_precision.enabled`` is set:
             ``"float16"``, or ``"bfloat16"``, which needs no loss scaler.
 
     Raises:
-        AssertionError: for an argument of another kind, a description whose names the model does not have, and one
-            without exactly one loss.
-        ValueError: for a model that is none, a description or options that do not fit.
-        UnsupportedError: for a device that is not here, sizes of distributed trainings above 1.
+        AssertionError: for an argument of the wrong type, a description with names that the model does not have, or a
+            description without exactly one loss.
+        ValueError: if ``model`` is not a model, or for a description or options that are invalid.
+        UnsupportedError: for an unavailable device, or for distributed sizes above 1.
         InvalidArgumentError, OrtrainError: as ``ortrain.classic.TrainingSession``.
 
     Warns:
-        FutureWarning: each time: the class is there for scripts that have it.
+        FutureWarning: always. The class exists for scripts that already use it.
 
     >>> import warnings
     >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
@@ -140,7 +140,7 @@ class ORTTrainer:
         self._state_dict: dict[str, Any] = {}
         self._train_io_binding: IOBinding | None = None
         self._eval_io_binding: IOBinding | None = None
-        # Calls of a window, and of them those that succeeded since the last update; and the seed of random numbers.
+        # Number of calls of an accumulation window; successful calls since the last update; seed of random numbers.
         self._accumulated, self._in_window, self._seed = 1, 0, 0
         if self._torch_model is None:
             try:
@@ -150,17 +150,17 @@ class ORTTrainer:
                 self.options.mixed_precision.loss_scaler = scaler
                 raise
 
-    # The session.
+    # Session.
 
     def _export(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Make the ONNX model of a module of PyTorch, which the first step does, and the session."""
+        """Exports a PyTorch module and builds the session. The first step calls this method."""
         if self._training_session is None and self._torch_model is not None:
             from ortrain.trainer import _torch_export
 
             _torch_export.begin(self, args, kwargs)
 
     def _init_onnx_model(self, model: ModelProto) -> None:
-        """Take the ONNX model, and make the session."""
+        """Post-processes the ONNX model and builds the session."""
         internal = self.options._internal_use
         if internal.enable_internal_postprocess:
             model = run_postprocess(model)
@@ -174,14 +174,14 @@ class ORTTrainer:
         add_types(self.model_desc, model)
         session = self._session_of(model, {})
         self._onnx_model = model
-        # The session takes the seed of the process, where there is one.
+        # The session uses the seed of the process if one is set.
         self._seed, self._in_window = _seeds.of_process() or 0, 0
         self._use(session)
         if self._load_state_dict is not None:
             self._load_state_dict()
 
     def _session_of(self, model: ModelProto, states: States) -> TrainingSession:
-        """A session for the model that starts from a state of the optimizer."""
+        """Builds a session for the model that starts from a state of the optimizer."""
         session = make_session(
             model, self.model_desc, self.optim_config, self.options, self._providers, self._precision, states
         )
@@ -196,7 +196,7 @@ class ORTTrainer:
         return session
 
     def _use(self, session: TrainingSession) -> None:
-        """Train with a session from now on."""
+        """Makes this session the session of all further steps."""
         self._training_session = session
         self._accumulated = int(self.options.batch.gradient_accumulation_steps)
         self._runner = Runner(session, self.model_desc)
@@ -207,7 +207,7 @@ class ORTTrainer:
             self._add_mixed_precision(session)
 
     def _add_mixed_precision(self, session: TrainingSession) -> None:
-        """Say in the description what mixed precision adds."""
+        """Adds the inputs, outputs and types of mixed precision to the description."""
         scale = session.loss_scale_input_name
         assert scale is not None
         self.model_desc.all_finite, self.model_desc.loss_scale_input = ALL_FINITE, scale
@@ -224,7 +224,7 @@ class ORTTrainer:
         return scaler
 
     def _ready(self, binding: IOBinding | None) -> tuple[Runner, IOBinding]:
-        """The runner and a binding, once there is a session."""
+        """Returns the runner and a binding, or raises an error if there is no session."""
         if self._training_session is None or binding is None:
             raise OrtrainError("the trainer has no session yet")
         return self._runner, binding
@@ -232,22 +232,22 @@ class ORTTrainer:
     # Steps.
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs of a batch, and train on it.
+        """Computes the outputs of a batch and trains on the batch.
 
-        Inputs are given in the order of the description, or by their names; a single list is taken as all of them.
-        They are arrays of NumPy, or tensors of PyTorch on the CPU; outputs come in the kind that was given. An update
-        follows each ``gradient_accumulation_steps``-th call that succeeds, by the mean of the gradients since the last
-        update.
+        Pass inputs in the order of the description or by name; a single list counts as all positional inputs. Inputs
+        are NumPy arrays, or PyTorch tensors on the CPU; outputs have the same kind. Each
+        ``gradient_accumulation_steps``-th successful call updates the weights with the mean of the gradients since the
+        last update.
 
         Returns:
-            The described outputs as they were before the update: one is bare, several are a list. With ``fetches`` in
-            ``_train_step_info`` these alone, in their order.
+            The described outputs before the update: a single output alone, several as a list. With ``fetches`` in
+            ``_train_step_info``, only these outputs, in their order.
 
         Raises:
-            AssertionError: for another number of inputs, and for two sizes of one name.
+            AssertionError: for a wrong number of inputs, or for two different sizes with the same name.
             KeyError: for an output with a named size that no input has.
-            InvalidArgumentError: for inputs of another type or shape, ``fetches`` that are no outputs, and a scheduler
-                that does not give one finite number. No weight has changed then.
+            InvalidArgumentError: for inputs of another type or shape, ``fetches`` that are not outputs, or a scheduler
+                that does not return one finite number. In this case no weight is changed.
 
         >>> loss, logits = trainer.train_step(x, labels=labels)
         >>> loss.shape, logits.shape
@@ -274,10 +274,10 @@ class ORTTrainer:
         return runner.answer(fetches or names, results, given)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs of a batch as at inference, and train and count nothing.
+        """Computes the outputs of a batch in inference mode, without training or counting.
 
-        Dropout drops nothing, and BatchNormalization uses the running statistics.
-        Inputs, results and errors are those of :meth:`train_step`; ``fetches`` come in the order of the description.
+        Dropout drops nothing, and BatchNormalization uses the running statistics. Inputs, results and errors are as for
+        :meth:`train_step`, but ``fetches`` are returned in the order of the description.
 
         >>> loss, logits = trainer.eval_step(x, labels)
         >>> bool(trainer.eval_step(x, labels)[0] == loss)
@@ -293,18 +293,18 @@ class ORTTrainer:
         return runner.answer(names, results, given)
 
     def _judge(self, finite: Any) -> None:
-        """Tell the loss scaler that the gradients of an update were finite, or not, and count the update if so."""
+        """Reports to the loss scaler if the gradients of an update were finite, and counts the update if they were."""
         info = self._train_step_info
         info.all_finite = finite
         try:
             if self._scaler is not None:
                 self._scaler.update(info)
         finally:
-            # The weights have changed, whatever the scaler says.
+            # The weights have already changed, even if the scaler raises an error.
             info.optimization_step += int(bool(finite))
 
     def _numbers(self, rate: float) -> dict[str, float]:
-        """Numbers that a run is given beside the inputs of the user, by name."""
+        """Returns the additional inputs of a run by name: the learning rate and the loss scale."""
         numbers = {self.model_desc.learning_rate.name: rate}
         scale = self.model_desc.loss_scale_input
         if scale is not None:
@@ -313,24 +313,25 @@ class ORTTrainer:
         return numbers
 
     def _learning_rate(self) -> float:
-        """The learning rate of this step."""
+        """Returns the learning rate of this step."""
         scheduler = self.options.lr_scheduler
         if scheduler is None:
             return float(self.optim_config.lr)
         return checked_rate(scheduler._step(self._train_step_info))
 
-    # Files and states.
+    # Files and state.
 
     def save_as_onnx(self, path: str) -> None:
-        """Write the forward model with the weights as they are now.
+        """Writes the forward model with the current weights.
 
-        The model of the trainer gets them, too: weights that are trained go to the end of its initializers.
+        Also updates the trainer's model: trained weights move to the end of its initializers.
 
         Raises:
-            AssertionError: for a path that is no ``str``.
+            AssertionError: if ``path`` is not a ``str``.
 
         Warns:
-            UserWarning: if there is no model yet, no such folder, or a folder at the path. Nothing is written then.
+            UserWarning: if there is no model yet, the folder does not exist, or the path is a folder. Nothing is
+                written.
 
         >>> loss, logits = trainer.train_step(x, labels)
         >>> trainer.save_as_onnx("trained.onnx")
@@ -357,18 +358,18 @@ class ORTTrainer:
         _files.write(path, self._onnx_model.SerializeToString())
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Everything that training changes, as nested dicts of arrays and numbers: copies.
+        """Returns copies of everything that training changes, as nested dicts of arrays and numbers.
 
-        The sections are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``. ``loss_scaler`` is there
-        with a loss scaler, ``running_statistics`` with a BatchNormalization that updates them, ``random_numbers`` with
-        a Dropout that can drop, and ``accumulated_gradients`` in the middle of a window.
+        The sections are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``. Some sections are
+        optional: ``loss_scaler`` with a loss scaler, ``running_statistics`` with a BatchNormalization in training mode,
+        ``random_numbers`` with an active Dropout, and ``accumulated_gradients`` within an accumulation window.
 
         Args:
-            pytorch_format: whether to return weights alone, by their names: tensors if PyTorch is imported, else
-                arrays. Those of a ``torch.nn.Module`` are all that its ``load_state_dict`` takes.
+            pytorch_format: if true, returns only weights by name: tensors if PyTorch is imported, else arrays. For a
+                ``torch.nn.Module``, the dict has all names that the module's ``load_state_dict`` needs.
 
         Warns:
-            UserWarning: if there is no session yet. The state that waits for the session is returned then.
+            UserWarning: if there is no session yet. The result is the state stored for the session.
 
         >>> state = trainer.state_dict()
         >>> list(state)
@@ -400,21 +401,20 @@ class ORTTrainer:
         return _state.state_of(self._training_session, self._onnx_model, self)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on from a state of :meth:`state_dict`. Before there is a session, the state waits for it.
+        """Restores a state of :meth:`state_dict`. Without a session, the trainer stores the state for the session.
 
         Args:
             state_dict: the state, or a part of it.
-            strict: whether the state must have the weights of the trainer and the values that its optimizer keeps, and
-                no others.
+            strict: if true, the state must have exactly the weights and optimizer values of the trainer.
 
         Raises:
-            RuntimeError: if strict, for names that are missing or unexpected. Nothing has changed then.
-            InvalidArgumentError: for a value of another shape or type. Nothing has changed then.
+            RuntimeError: with ``strict``, for missing or unexpected names. In this case nothing is changed.
+            InvalidArgumentError: for a value of another shape or type. In this case nothing is changed.
             AssertionError: for the state of another optimizer.
-            KeyError: for a state of an optimizer without ``trainer_options``.
+            KeyError: for an optimizer state without ``trainer_options``.
 
         Warns:
-            UserWarning: for each of ``train_step_info``, ``model``, ``optimizer`` that is not there.
+            UserWarning: for each missing section of ``train_step_info``, ``model`` and ``optimizer``.
 
         >>> state = trainer.state_dict()
         >>> first, _ = trainer.train_step(x, labels)
@@ -443,19 +443,19 @@ class ORTTrainer:
         *,
         allow_pickle: bool = False,
     ) -> None:
-        """Write the state to a new HDF5 file, with values of the user's own.
+        """Writes the state and the user's own values to a new HDF5 file.
 
         Args:
-            path: the file, which is not there yet.
-            user_dict: what else :meth:`load_checkpoint` is to return.
-            include_optimizer_states: whether the state of the optimizer is written.
-            allow_pickle: whether ``user_dict`` may have objects of any class, which :meth:`load_checkpoint` reads with
-                ``allow_pickle=True`` alone.
+            path: the file, which must not exist.
+            user_dict: additional values that :meth:`load_checkpoint` returns.
+            include_optimizer_states: if true, the optimizer state is written.
+            allow_pickle: if true, ``user_dict`` may have objects of any class. :meth:`load_checkpoint` then needs
+                ``allow_pickle=True``.
 
         Raises:
             OrtrainError: before the first step of a ``torch.nn.Module``. Nothing is written.
             InvalidArgumentError: for a ``user_dict`` that :meth:`load_checkpoint` would refuse. Nothing is written.
-            OSError: if the file is there already, or cannot be written.
+            OSError: if the file exists already or cannot be written.
 
         >>> trainer.save_checkpoint("checkpoint0.ortcp", {"epoch": 3})
         >>> trainer.load_checkpoint("checkpoint0.ortcp")
@@ -474,22 +474,22 @@ class ORTTrainer:
         _checkpoint_storage.save(state, path)
 
     def load_checkpoint(self, *paths: PathLike, strict: bool = True, allow_pickle: bool = False) -> Any:
-        """Go on from files of :meth:`save_checkpoint`.
+        """Restores the state in files of :meth:`save_checkpoint`.
 
         Args:
-            *paths: one file; of a state that several processes divided, all of theirs, in any order.
-            strict: as of :meth:`load_state_dict`.
-            allow_pickle: whether the user's own values may be objects of any class. Reading them runs code of whoever
-                wrote the file; without, numbers, texts, containers, arrays and dates are read.
+            *paths: one file, or the files of all processes if several processes divided the state. The order is free.
+            strict: as in :meth:`load_state_dict`.
+            allow_pickle: if true, the user's own values may be objects of any class. Reading them runs code of the
+                file's author. If false, only numbers, texts, containers, arrays and dates are read.
 
         Returns:
-            what was given to :meth:`save_checkpoint` as ``user_dict``; ``{}`` for nothing.
+            the ``user_dict`` of :meth:`save_checkpoint`, or ``{}`` if the file has none.
 
         Raises:
-            AssertionError: for several files of one process.
-            IndexError: for no path.
-            ValueError: for what is no HDF5 file.
-            RuntimeError, AssertionError, KeyError: as :meth:`load_state_dict`.
+            AssertionError: for several files from a training in one process.
+            IndexError: if no path is passed.
+            ValueError: for a file that is not HDF5.
+            RuntimeError, AssertionError, KeyError: as in :meth:`load_state_dict`.
 
         >>> trainer.save_checkpoint("checkpoint0.ortcp")
         >>> trainer.load_checkpoint("checkpoint0.ortcp")
@@ -517,12 +517,12 @@ class ORTTrainer:
         return user_dict
 
     def checkpoint_state(self) -> CheckpointState:
-        """The weights, moments, steps and seed as a state of :mod:`ortrain.api`, so that a device can go on: a copy.
+        """Returns a copy of weights, moments, steps and seed as a state of :mod:`ortrain.api`.
 
-        Frozen weights (``utils.frozen_weights``) and running statistics go along as parameters that are not trained.
-        The step is that of the optimizer: its count of updates, the largest of all weights, and with SGD
-        ``optimization_step``. An optimizer model of AdamW goes on from the moments; one of LAMB does with
-        ``Optimizer(..., replace=True)``. The state of SGD is that of ``ortrain.optim.SGD``.
+        A training on a device can continue from this state. Frozen weights (``utils.frozen_weights``) and running
+        statistics become parameters that are not trained. The step is the optimizer's largest update count of all
+        weights, and with SGD ``optimization_step``. An optimizer model of AdamW continues from the moments; a LAMB
+        optimizer needs ``Optimizer(..., replace=True)`` for this. A state of SGD is a state of ``ortrain.optim.SGD``.
 
         Raises:
             OrtrainError: if there is no session yet.
@@ -546,23 +546,23 @@ class ORTTrainer:
         *,
         mixed_precision_dtype: str = "float16",
     ) -> ORTTrainer:
-        """Return a trainer that goes on from a state of :mod:`ortrain.api`: its weights, moments, steps and seed.
+        """Builds a trainer that continues from a state of :mod:`ortrain.api`: its weights, moments, steps and seed.
 
         Args:
-            state: the state. Its parameters are initializers of the model.
+            state: the state. Its parameters must be initializers of the model.
             model: the forward model with its loss.
-            model_desc: as of the class.
-            optim_config: the optimizer. With SGD, and of a state without moments, only weights and steps are taken. A
-                momentum of zeros is left aside: SGD keeps it in a state, and does not use it without its setting.
-            options: as of the class.
-            mixed_precision_dtype: as of the class.
+            model_desc: as for the class.
+            optim_config: the optimizer. With SGD, or for a state without moments, only weights and steps are used. A
+                momentum of zeros is ignored: a state of SGD has one even if the momentum setting is off.
+            options: as for the class.
+            mixed_precision_dtype: as for the class.
 
         Raises:
-            TypeError: for what is no state.
-            InvalidArgumentError: for a parameter that the model does not have, a trained weight that the state does not
-                have, values of other shapes or types, a state of an optimizer with other slots than two moments, a
-                used momentum among them.
-            AssertionError, ValueError, OrtrainError: as of the class.
+            TypeError: if ``state`` is not a ``CheckpointState``.
+            InvalidArgumentError: for a parameter that the model does not have, a trained weight that is missing from
+                the state, or values of another shape or type; also for optimizer slots other than two moments, for
+                example a momentum that is not zero.
+            AssertionError, ValueError, OrtrainError: as for the class.
 
         >>> import warnings
         >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions

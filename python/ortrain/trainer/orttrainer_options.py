@@ -1,4 +1,4 @@
-"""Options of :class:`ortrain.trainer.ORTTrainer`: a tree of settings, checked when it is made.
+"""Options of :class:`ortrain.trainer.ORTTrainer`: a tree of settings, validated at construction.
 
 >>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions
 >>> options = ORTTrainerOptions({"batch": {"gradient_accumulation_steps": 4}, "device": {"id": "cpu"}})
@@ -23,7 +23,7 @@ __all__ = ["ORTTrainerOptions", "PropagateCastOpsStrategy"]
 
 @unique
 class PropagateCastOpsStrategy(IntEnum):
-    """Ways to move casts through a graph of mixed precision. They are accepted, and change nothing in ortrain.
+    """Strategies to move casts through a graph in mixed precision. They are accepted but have no effect in ortrain.
 
     >>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions, PropagateCastOpsStrategy
     >>> casts = {"strategy": PropagateCastOpsStrategy.INSERT_AND_REDUCE, "level": 2}
@@ -35,13 +35,13 @@ class PropagateCastOpsStrategy(IntEnum):
     NONE = 0
     """Casts stay where they are."""
     INSERT_AND_REDUCE = 1
-    """Casts are put around nodes, and pairs that undo each other are removed."""
+    """Casts are inserted around nodes, and pairs of inverse casts are removed."""
     FLOOD_FILL = 2
     """Casts are moved along the graph, so that whole regions compute in the narrow type."""
 
 
 class _Section:
-    """A part of the options: its keys are attributes."""
+    """A section of the options, with its keys as attributes."""
 
     _main_class_name: str
     """Name of the class of the whole tree."""
@@ -51,15 +51,15 @@ class _Section:
     """Names of attributes that were set after the construction."""
 
     def __init__(self, main_class_name: str, options: dict[str, Any]) -> None:
-        # Settings of providers and names of tensors may be any strings, those of the attributes below, too.
+        # Provider settings and tensor names may be any strings, even the names of the attributes below.
         vars(self).update({name: _wrapped(main_class_name, value) for name, value in options.items()})
         vars(self).update(_main_class_name=main_class_name, _validated_opts=options, _assigned=set())
 
-    # A type checker is told the attributes of the whole tree below.
+    # A type checker reads the attributes from the class annotations below instead.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            # A trainer tells a device that was set from the default device.
+            # A trainer must distinguish a device set by the user from the default device.
             self._assigned.add(name)
             super().__setattr__(name, value)
 
@@ -73,24 +73,24 @@ class _Section:
 
 
 class _ORTTrainerOptionsInternal(_Section):
-    """A part of the options inside the whole tree, which keeps what was validated of it."""
+    """A nested section of the options, with its validated settings."""
 
 
 class ORTTrainerOptions(_Section):
-    """The settings of an :class:`ortrain.trainer.ORTTrainer`: a dictionary, checked and completed by defaults.
+    """Settings of an :class:`ortrain.trainer.ORTTrainer`: a validated dictionary, completed with defaults.
 
-    All keys may be left out. Each key is an attribute; so are the keys of the dictionaries inside. Attributes can be
-    set, which is not checked again. A trainer reads and changes the object that it is given, so two trainers with one
-    object share the changes. ``docs/orttrainer.md`` has the table of all keys, with the effect of each.
+    All keys are optional. Each key is an attribute, and so are the keys of nested dictionaries. Attributes can be set;
+    new values are not validated. A trainer reads and changes its options object, so two trainers with the same object
+    share the changes. ``docs/orttrainer.md`` lists all keys with their effects.
 
     Args:
-        options: the settings, a dictionary or pairs. It is copied and never changed. ``None`` for a setting whose
-            default is not ``None`` means the default.
+        options: the settings, as a dictionary or pairs. The argument is copied and never changed. ``None`` selects the
+            default of a setting, unless the default is ``None`` itself.
 
     Raises:
-        ValueError: for unknown keys, and for values of another type or out of range. The message begins
-            ``Invalid options:`` and lists all of them by their keys.
-        TypeError: if ``options`` is no dictionary, and nothing that a dictionary can be made of.
+        ValueError: for unknown keys, and for values of another type or out of range. The message begins ``Invalid
+            options:`` and lists all errors by key.
+        TypeError: if ``options`` is neither a dictionary nor convertible to one.
         ImportError: if the package ``cerberus`` is not installed: ``pip install ortrain[trainer]``.
 
     >>> from ortrain.trainer.orttrainer_options import ORTTrainerOptions
@@ -110,7 +110,7 @@ class ORTTrainerOptions(_Section):
     """
 
     batch: Any
-    """The number of batches that make an update."""
+    """Number of batches for each update."""
     device: Any
     """The device of the training and its outputs, and a limit of memory."""
     distributed: Any
@@ -118,9 +118,9 @@ class ORTTrainerOptions(_Section):
     lr_scheduler: Any
     """The scheduler that gives the learning rate of each step, or ``None``."""
     mixed_precision: Any
-    """A switch for computing in a narrow type, and the scaler of the loss."""
+    """Switch for mixed precision, and the loss scaler."""
     graph_transformer: Any
-    """Values that the backward pass computes again, and the places of casts."""
+    """Recomputation in the backward pass, and positions of casts."""
     utils: Any
     """Weights that are not trained, the clipping of gradients, and the building of the graph."""
     debug: Any
@@ -133,7 +133,7 @@ class ORTTrainerOptions(_Section):
     """Options of the session that runs the training, or ``None``."""
 
     _original_opts: dict[str, Any]
-    """The dictionary of the user, as it was given."""
+    """The original dictionary of the user."""
 
     def __init__(self, options: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         original = dict(options)
@@ -142,7 +142,7 @@ class ORTTrainerOptions(_Section):
 
 
 def _plain(value: Any) -> Any:
-    """A copy of dictionaries and sequences, at any depth. What stands in them stays the same object."""
+    """Returns a copy of nested dictionaries and sequences. Their other elements stay the same objects."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 def _wrapped(main_class_name: str, value: Any) -> Any:
-    """A setting as an attribute: a dictionary whose keys can be attributes is an object, also inside a sequence."""
+    """Converts a setting to an attribute: a dictionary with text keys becomes an object, also within a sequence."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return _ORTTrainerOptionsInternal(main_class_name, value)
     if type(value) in (list, tuple, set):
@@ -167,10 +167,10 @@ class _KindOfSessionOptions(type):
 
 
 class _AnySessionOptions(metaclass=_KindOfSessionOptions):
-    """Session options of ortrain, and those of an onnxruntime that is installed."""
+    """Session options of ortrain or of an installed onnxruntime."""
 
 
-# The rules. Defaults that can be changed are made anew for each object.
+# Validation rules. Mutable defaults are created anew for each object.
 
 
 def _section(**fields: Any) -> dict[str, Any]:
@@ -190,13 +190,13 @@ def _text(default: str = "") -> dict[str, Any]:
 
 
 def _list(**elements: Any) -> dict[str, Any]:
-    # A trainer appends to lists, which a tuple does not let it do.
+    # A trainer appends to lists, so tuples are converted.
     rules = {"type": "list", "default_setter": lambda _: [], "coerce": _as_list}
     return rules | {"schema": elements} if elements else rules
 
 
 def _table(**rules: Any) -> dict[str, Any]:
-    """A dictionary with any names."""
+    """Returns the rule for a dictionary with any texts as keys."""
     return {"type": "dict", "default_setter": lambda _: {}, "keysrules": {"type": "string"}, **rules}
 
 
@@ -205,7 +205,7 @@ def _instance(kind: str, default: Any = None) -> dict[str, Any]:
 
 
 def _misnamed(key: str) -> dict[str, Any]:
-    """A name that documents have for a key."""
+    """Returns the rule that refuses a wrong name of a key found in some documentation."""
     return {"nullable": True, "check_with": f"misnamed_{key}"}
 
 

@@ -1,4 +1,4 @@
-"""Changes of an ONNX model before it is trained: names of nodes, a loss in one node, types of expanded values.
+"""Rewrites of an ONNX model before training: node names, a fused loss node, types of expanded values.
 
 >>> from ortrain.trainer.postprocess import run_postprocess
 >>> [node.name for node in run_postprocess(model).graph.node]
@@ -20,7 +20,7 @@ _LIKELIHOODS = ("nll_loss", "NegativeLogLikelihoodLoss")
 
 
 def run_postprocess(model: ModelProto) -> ModelProto:
-    """Change a model in place by all functions of this module, and return it.
+    """Applies all rewrites of this module to a model in place, and returns the model.
 
     >>> from ortrain.trainer.postprocess import run_postprocess
     >>> run_postprocess(model) is model
@@ -30,7 +30,7 @@ def run_postprocess(model: ModelProto) -> ModelProto:
 
 
 def add_name(model: ModelProto) -> ModelProto:
-    """Name each node by its operator and its place: ``Gemm_0``. The model is changed in place and returned.
+    """Names each node by its operator and index: ``Gemm_0``. The model is changed in place and returned.
 
     >>> from ortrain.trainer.postprocess import add_name
     >>> add_name(model).graph.node[1].name
@@ -42,12 +42,12 @@ def add_name(model: ModelProto) -> ModelProto:
 
 
 def fuse_softmaxNLL_to_softmaxCE(model: ModelProto) -> ModelProto:  # noqa: N802  (the reference's name)
-    """Put a ``SparseSoftmaxCrossEntropy`` in the place of each LogSoftmax that a likelihood loss reads.
+    """Replaces each LogSoftmax with a likelihood loss by a ``SparseSoftmaxCrossEntropy``.
 
-    The loss is ``nll_loss`` or ``NegativeLogLikelihoodLoss``; either of its first two inputs may be the LogSoftmax, and
-    a third one is the weight of each class. The new node gives the loss and the log-probabilities, and stands at the
-    end. A loss that ignores a class stays as it is, and so does a LogSoftmax over another axis than the classes': the
-    new operator can do neither. The model is changed in place and returned.
+    The loss is ``nll_loss`` or ``NegativeLogLikelihoodLoss``. Either of its first two inputs may be the LogSoftmax, and
+    an optional third input is the weight of each class. The new node outputs the loss and the log-probabilities, and is
+    the last node. Two cases stay unchanged, because the new operator does not support them: a loss with
+    ``ignore_index``, and a LogSoftmax over an axis other than the classes. The model is changed in place and returned.
 
     >>> from ortrain.trainer.postprocess import fuse_softmaxNLL_to_softmaxCE
     >>> make = onnx.helper.make_node
@@ -70,7 +70,7 @@ def fuse_softmaxNLL_to_softmaxCE(model: ModelProto) -> ModelProto:  # noqa: N802
 
 
 def _softmax_of(graph: GraphProto, loss: NodeProto) -> tuple[NodeProto | None, str | None]:
-    """The LogSoftmax that a loss reads, and the name of the labels."""
+    """Returns the LogSoftmax that a loss reads, and the name of the labels."""
     for scores, labels in ((0, 1), (1, 0)):
         softmax = _maker(graph, loss.input[scores])
         if softmax is not None and softmax.op_type == "LogSoftmax":
@@ -79,7 +79,7 @@ def _softmax_of(graph: GraphProto, loss: NodeProto) -> tuple[NodeProto | None, s
 
 
 def _can_be_fused(graph: GraphProto, softmax: NodeProto, loss: NodeProto) -> bool:
-    # Classes are the second axis of the likelihood and the last one of the fused loss: the same of a matrix alone.
+    # The class axis is 1 for the likelihood loss and -1 for the fused loss: the same axis only for a matrix.
     if _attribute(loss, "ignore_index") is not None:
         return False
     rank = _rank(graph, softmax.input[0])
@@ -108,7 +108,7 @@ def _fuse(graph: GraphProto, softmax: NodeProto, loss: NodeProto, labels: str, c
 
 
 def _sort(graph: GraphProto) -> None:
-    """Bring each node behind the nodes whose results the node reads, and otherwise keep the order."""
+    """Sorts the nodes topologically. Otherwise the order stays the same."""
     waiting = list(graph.node)
     open_results = {name for node in waiting for name in node.output if name}
     ordered: list[NodeProto] = []
@@ -123,10 +123,10 @@ def _sort(graph: GraphProto) -> None:
 
 
 def fix_expand_shape(model: ModelProto) -> ModelProto:
-    """Write down the types of what is expanded to the shape of an input of the model.
+    """Records the types of values that are expanded to the shape of a model input.
 
-    The shape is ``Shape`` of the input, or what exporters before 2020 made of that: a ``Where`` between it and ones.
-    The model is changed in place and returned.
+    The shape must be a ``Shape`` of the input, or a pattern of exporters before 2020: a ``Where`` of the ``Shape`` and
+    ones. The model is changed in place and returned.
 
     >>> from ortrain.trainer.postprocess import fix_expand_shape
     >>> make = onnx.helper.make_node
@@ -151,7 +151,7 @@ def fix_expand_shape(model: ModelProto) -> ModelProto:
 
 
 def _shape_source(graph: GraphProto, node: NodeProto | None) -> str | None:
-    """The value whose shape a node gives, if it gives one."""
+    """Returns the value with the shape that a node computes, or None."""
     if node is None:
         return None
     if node.op_type == "Shape":
@@ -167,7 +167,7 @@ def _shape_source(graph: GraphProto, node: NodeProto | None) -> str | None:
 
 
 def _maker(graph: GraphProto, name: str) -> NodeProto | None:
-    """The node that makes a value."""
+    """Returns the node that produces a value."""
     return next((node for node in graph.node if name and name in node.output), None)
 
 
@@ -182,13 +182,13 @@ def _values(graph: GraphProto) -> Iterable[Any]:
 
 
 def _rank(graph: GraphProto, name: str) -> int | None:
-    """The number of axes of a value, where the model says its shape."""
+    """Returns the rank of a value, if the model has its shape."""
     tensor = next((value.type.tensor_type for value in _values(graph) if value.name == name), None)
     return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
 
 
 def _element_type(graph: GraphProto, name: str) -> int | None:
-    """The element type of a value, where the model says it."""
+    """Returns the element type of a value, if the model has it."""
     for tensor in graph.initializer:
         if tensor.name == name:
             return int(tensor.data_type)

@@ -1,4 +1,4 @@
-"""The state of a training beside its weights: counts of steps, and what the last step found.
+"""State of a training besides its weights: step counts, and results of the last step.
 
 >>> from ortrain.trainer.optim import AdamConfig
 >>> from ortrain.trainer.train_step_info import TrainStepInfo
@@ -18,14 +18,14 @@ __all__ = ["TrainStepInfo"]
 
 @dataclass(eq=False)
 class TrainStepInfo:
-    """The counts and flags that schedulers and loss scalers read. The trainer keeps one and changes its fields.
+    """Counts and flags for schedulers and loss scalers. The trainer owns one instance and updates its fields.
 
     Args:
         optimizer_config: the config of the optimizer.
         all_finite: True if all gradients of the last update were finite; with mixed precision, an array of one bool.
-        fetches: names of outputs that ``train_step`` and ``eval_step`` give instead of all; empty for all.
-        optimization_step: updates of the weights.
-        step: calls of ``train_step``; accumulated steps count, too.
+        fetches: names of the only outputs that ``train_step`` and ``eval_step`` return; empty for all outputs.
+        optimization_step: number of weight updates.
+        step: number of calls of ``train_step``, including calls that only accumulate gradients.
 
     Raises:
         AssertionError: if an argument has another type, or a count is negative.
@@ -46,11 +46,11 @@ class TrainStepInfo:
     all_finite: Any = True
     """True if all gradients of the last update were finite; with mixed precision, an array of one bool."""
     fetches: list[str] = field(default_factory=list)
-    """Names of outputs that steps give instead of all; empty for all."""
+    """Names of the only outputs that steps return; empty for all outputs."""
     optimization_step: int = 0
-    """Updates of the weights."""
+    """Number of weight updates."""
     step: int = 0
-    """Calls of ``train_step``."""
+    """Number of calls of ``train_step``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer_config, _OptimizerConfig):

@@ -1,7 +1,7 @@
 //! Programs of matrix products.
 
 use ortrain_expr::{Builder, DType, Dims, Precision, Type};
-use ortrain_program::{Entries, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder};
+use ortrain_program::{GradientModes, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder};
 
 /// A program of matrix products of float32 at a precision, each with a right factor of its own.
 pub(crate) fn products(count: usize, [m, n, k]: [usize; 3], precision: Precision) -> Program {
@@ -30,7 +30,8 @@ pub(crate) fn products(count: usize, [m, n, k]: [usize; 3], precision: Precision
             precision,
             epilogue,
         };
-        b.emit(Instruction::from(product), Entries::ALL, &"a layer".into()).expect("the product is sound");
+        b.emit(Instruction::from(product), GradientModes::ALL, &"a layer".into())
+            .expect("the product is sound");
         inputs.push(right);
         outputs.push(to);
     }

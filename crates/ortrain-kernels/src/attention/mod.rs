@@ -19,10 +19,10 @@ use ortrain_expr::{Access, BinaryOp, DType, Inst, Load, Nest, Reg, Scalar, Type}
 use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::tape::number::Float;
-use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Compiler, Drive, Plan, Tape};
-use crate::views::{Parts, RunScalars, Scratch};
+use crate::scratch::{Parts, RunScalars, Scratch};
+use crate::tile::number::Float;
+use crate::tile::strided_iter::StridedIter;
+use crate::tile::{ALIGN, Compiler, LoopOrder, Plan, TileProgram};
 
 /// Attention, or the gradients of its operands.
 ///
@@ -83,11 +83,11 @@ const SCORES: usize = 16 << 10;
 /// The same where a mask differs from query to query: the fewer queries a block has, the more keys it hides from all.
 const MASKED_SCORES: usize = 4 << 10;
 /// Multiplications that make a task worth while.
-const GRAIN: usize = 1 << 19;
+const MIN_TASK_WORK: usize = 1 << 19;
 /// Tasks that are plenty for any number of cores.
-const PLENTY: usize = 16;
+const MAX_TASKS: usize = 16;
 /// Buffers of a nest, at most.
-const MOST_BUFFERS: usize = 64;
+const MAX_BUFFERS: usize = 64;
 /// What is added to a score that has no weight, at most; and to one that has some, at least. Where no score's magnitude is
 /// more than [`BOUND`] before that, those of the first kind lie so far below one of the second that their powers are zero.
 const HIDDEN: f64 = -1e4;
@@ -203,14 +203,14 @@ impl Cut {
     /// With blocks of about so many scores.
     fn new(heads: usize, [queries, keys, size, width]: [usize; 4], scores: usize, mr: usize) -> Cut {
         let one = (queries * keys).saturating_mul(size + width);
-        let wanted = (one.saturating_mul(heads) / GRAIN).clamp(1, PLENTY).div_ceil(heads);
+        let wanted = (one.saturating_mul(heads) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(heads);
         let most = (scores / keys).max(mr).min(queries.div_ceil(wanted).max(mr));
         // Whole blocks of the micro-kernel.
         let rows = queries.div_ceil(queries.div_ceil(most)).next_multiple_of(mr).min(queries);
         let blocks = queries.div_ceil(rows);
         let part = blocks.div_ceil(wanted.min(blocks)) * rows;
         let parts = queries.div_ceil(part);
-        let group = (GRAIN / 2 / (one / parts).max(1)).max(1);
+        let group = (MIN_TASK_WORK / 2 / (one / parts).max(1)).max(1);
         Cut { heads, queries, keys, size, width, rows, parts, part, group, buffers: 0, shared: 0, bytes: 0 }
     }
 
@@ -228,7 +228,7 @@ struct Operand {
     /// Which of the buffers it is.
     buffer: usize,
     offset: isize,
-    batch: Walk,
+    batch: StridedIter,
     /// Steps from query to query (or key to key) and from element to element.
     line: isize,
     step: isize,
@@ -248,7 +248,7 @@ enum Pointwise {
 /// A nest that runs over a block while it is in the cache.
 #[derive(Debug)]
 struct Taped {
-    tape: Tape,
+    tape: TileProgram,
     /// Elements of a line of its space, and of all lines of a head.
     elements: usize,
     whole: usize,
@@ -351,7 +351,7 @@ impl Making<'_> {
         Ok(Operand {
             buffer,
             offset: access.offset as isize,
-            batch: Walk::new(batch)?,
+            batch: StridedIter::new(batch)?,
             line: access.strides[axes],
             step: access.strides[axes + 1],
         })
@@ -382,12 +382,12 @@ impl Making<'_> {
             nest.to_mut().stores.push(whole);
         }
         let nest = &*nest;
-        if loads + stores.max(1) > MOST_BUFFERS {
-            return Err(format!("more than {MOST_BUFFERS} buffers"));
+        if loads + stores.max(1) > MAX_BUFFERS {
+            return Err(format!("more than {MAX_BUFFERS} buffers"));
         }
         let outside: Vec<usize> = (0..axes).collect();
-        let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &[axes, axes + 1] };
-        let tape = Tape::new(&plan, self.compiler)?;
+        let plan = Plan { nest, drive: LoopOrder::Map, outside: &outside, along: &[axes, axes + 1] };
+        let tape = TileProgram::new(&plan, self.compiler)?;
         let frame = self.cut.room(tape.frame);
         let (buffer, buffers) = (self.cut.buffers, loads - given + stores);
         self.cut.buffers += buffers;

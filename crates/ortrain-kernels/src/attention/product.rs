@@ -17,7 +17,7 @@ pub(super) struct Left<T> {
 
 impl<T> Left<T> {
     /// The transposed matrix.
-    pub(super) fn turned(self) -> Left<T> {
+    pub(super) fn transpose(self) -> Left<T> {
         Left { row: self.depth, depth: self.row, ..self }
     }
 }

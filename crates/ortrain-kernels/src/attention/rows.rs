@@ -3,7 +3,7 @@
 //! Each pass goes over a few rows before the next one does: what one row waits for at its end, the next one's work fills.
 
 use crate::isa::{Level, Work};
-use crate::tape::number::Float;
+use crate::tile::number::Float;
 
 /// Chains of a sum.
 const LANES: usize = 32;
@@ -42,10 +42,10 @@ fn larger<T: Float>(a: T, b: T) -> T {
 /// The largest element, times `scale`, but for what is not a number: its power is none either, nor is their sum.
 #[inline(always)]
 fn largest<T: Float>(row: &[T], scale: T) -> T {
-    let mut lanes = [T::LEAST; LANES];
+    let mut lanes = [T::LOWEST; LANES];
     let mut take = |tile: &[T; LANES]| {
         for (lane, &x) in lanes.iter_mut().zip(tile) {
-            *lane = larger(x.times(scale), *lane);
+            *lane = larger(x.mul(scale), *lane);
         }
     };
     let (tiles, rest) = row.as_chunks::<LANES>();
@@ -61,7 +61,7 @@ fn sum<T: Float>(row: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
     let mut take = |tile: &[T; LANES]| {
         for (lane, &x) in lanes.iter_mut().zip(tile) {
-            *lane = lane.plus(x);
+            *lane = lane.add(x);
         }
     };
     let (tiles, rest) = row.as_chunks::<LANES>();
@@ -69,7 +69,7 @@ fn sum<T: Float>(row: &[T]) -> T {
     if !rest.is_empty() {
         take(&tile(rest, T::ZERO));
     }
-    joined(lanes, T::plus)
+    joined(lanes, T::add)
 }
 
 /// The sum of products of two rows.
@@ -78,7 +78,7 @@ fn dot<T: Float>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
     let mut take = |a: &[T; LANES], b: &[T; LANES]| {
         for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane = lane.plus(a.times(b));
+            *lane = lane.add(a.mul(b));
         }
     };
     let ((a_tiles, a_rest), (b_tiles, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
@@ -86,7 +86,7 @@ fn dot<T: Float>(a: &[T], b: &[T]) -> T {
     if !a_rest.is_empty() {
         take(&tile(a_rest, T::ZERO), &tile(b_rest, T::ZERO));
     }
-    joined(lanes, T::plus)
+    joined(lanes, T::add)
 }
 
 /// Rows of scores in memory.
@@ -162,7 +162,7 @@ impl<T: Float> Work for Softmax<T> {
                     // SAFETY: as above.
                     let added = unsafe { added.row(i, rows.keys) };
                     for (x, &Anywhere(y)) in row.iter_mut().zip(added) {
-                        *x = x.times(scale).plus(y);
+                        *x = x.mul(scale).add(y);
                     }
                 }
                 *most = largest(row, later);
@@ -171,14 +171,14 @@ impl<T: Float> Work for Softmax<T> {
             for ((i, &most), total) in (first..end).zip(&most).zip(&mut sums) {
                 let row = row(i);
                 for x in &mut *row {
-                    *x = x.times(later).minus(most).exp::<L>();
+                    *x = x.mul(later).sub(most).exp::<L>();
                 }
                 *total = sum(row);
             }
             for (i, &sum) in (first..end).zip(&sums) {
-                let share = T::ONE.over(sum);
+                let share = T::ONE.div(sum);
                 for x in row(i) {
-                    *x = x.times(share);
+                    *x = x.mul(share);
                 }
             }
         }
@@ -209,7 +209,7 @@ impl<T: Float> Work for SoftmaxGradient<T> {
             for (i, &sum) in (first..end).zip(&sums) {
                 let (softmax, gradients) = both(i);
                 for (g, &p) in gradients.iter_mut().zip(softmax) {
-                    *g = p.times(g.minus(sum)).times(scale);
+                    *g = p.mul(g.sub(sum)).mul(scale);
                 }
             }
         }
@@ -228,7 +228,7 @@ impl<T: Float> Work for Magnitude<T> {
         let mut take = |tile: &[Anywhere<T>; LANES]| {
             for ((most, wrong), &Anywhere(x)) in most.iter_mut().zip(&mut wrong).zip(tile) {
                 *most = larger(x.magnitude(), *most);
-                *wrong = wrong.plus(x.times(T::ZERO));
+                *wrong = wrong.add(x.mul(T::ZERO));
             }
         };
         for i in 0..rows {
@@ -239,7 +239,7 @@ impl<T: Float> Work for Magnitude<T> {
                 take(&tile(rest, Anywhere(T::ZERO)));
             }
         }
-        joined(most, larger).plus(joined(wrong, T::plus))
+        joined(most, larger).add(joined(wrong, T::add))
     }
 }
 

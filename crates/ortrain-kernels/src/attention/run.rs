@@ -3,16 +3,16 @@
 use super::product::{Left, Product};
 use super::rows::{Added, Magnitude, Rows, Seen, Softmax, SoftmaxGradient};
 use super::{
-    BOUND, Computed, Cut, Engine, Gradients, HIDDEN, Kernel, MOST_BUFFERS, OPEN, Operand, Pass, Pointwise,
+    BOUND, Computed, Cut, Engine, Gradients, HIDDEN, Kernel, MAX_BUFFERS, OPEN, Operand, Pass, Pointwise,
     Taped,
 };
 use crate::gemm::micro::Target;
 use crate::gemm::pack::{Block, pack};
 use crate::isa::{Level, Work};
 use crate::pool::Pool;
-use crate::tape::Site;
-use crate::tape::number::Number;
-use crate::views::{Bases, Parts, RunScalars};
+use crate::scratch::{Bases, Parts, RunScalars};
+use crate::tile::ExecContext;
+use crate::tile::number::Number;
 
 /// What a task works with.
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ impl<T: Number> Work for Add<'_, T> {
     #[inline(always)]
     fn work<L: Level>(self) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {
-            *to = to.plus(from);
+            *to = to.add(from);
         }
     }
 }
@@ -212,12 +212,12 @@ impl<T: Computed> Kernel<T> {
             self.isa.run(Magnitude(self.added(task, operand, first), [end - first, elements]))
         };
         let number = T::from_constant;
-        let scores = most(&self.q, (first, end), size).times(most(&self.k, (0, keys), size));
+        let scores = most(&self.q, (first, end), size).mul(most(&self.k, (0, keys), size));
         let values = most(&self.v, (0, keys), width);
         // A difference of two sums of so many products.
-        let sums = given.map_or(T::ONE, |given| most(given, (first, end), width)).times(values);
-        let sums = sums.times(number(4.0 * width as f64));
-        scores.times(number(scale.abs() * size as f64)) <= number(BOUND) && sums.times(T::ZERO) == T::ZERO
+        let sums = given.map_or(T::ONE, |given| most(given, (first, end), width)).mul(values);
+        let sums = sums.mul(number(4.0 * width as f64));
+        scores.mul(number(scale.abs() * size as f64)) <= number(BOUND) && sums.mul(T::ZERO) == T::ZERO
     }
 
     /// How many of the first keys the queries of a block see, where that is known; `hides` says if it matters.
@@ -250,7 +250,7 @@ impl<T: Computed> Kernel<T> {
         let tape = &taped.tape;
         let elements = taped.elements;
         let (first, count) = (first * elements, lines * elements);
-        let mut slots = [std::ptr::null_mut(); MOST_BUFFERS];
+        let mut slots = [std::ptr::null_mut(); MAX_BUFFERS];
         slots[taped.given..][..taped.buffers].copy_from_slice(&task.bases[taped.buffer..][..taped.buffers]);
         // Accesses count from the first element of all heads.
         let before = task.head * taped.whole + first;
@@ -260,7 +260,7 @@ impl<T: Computed> Kernel<T> {
         if taped.to_block {
             slots[taped.loads] = to.wrapping_sub(before).cast();
         }
-        let site = |product: *const T| Site {
+        let site = |product: *const T| ExecContext {
             tape,
             bases: &slots,
             scalars: task.scalars,
@@ -390,7 +390,7 @@ impl<T: Computed> Kernel<T> {
                 if let Some(taped) = &gradients.v {
                     self.pack(task, given, block, width, false, layout.given_block);
                     let to = sums_to(taped, v_sums);
-                    add_up([seen, width, rows], weights.turned(), layout.given_block, to, add);
+                    add_up([seen, width, rows], weights.transpose(), layout.given_block, to, add);
                 }
                 if !needs_scores {
                     continue;
@@ -401,7 +401,7 @@ impl<T: Computed> Kernel<T> {
                 if let Some(taped) = &gradients.k {
                     self.pack(task, &self.q, block, size, false, layout.q_block);
                     let to = sums_to(taped, k_sums);
-                    add_up([seen, size, rows], scores.turned(), layout.q_block, to, add);
+                    add_up([seen, size, rows], scores.transpose(), layout.q_block, to, add);
                 }
                 if let Some(taped) = &gradients.q {
                     let result = task.at(layout.result);

@@ -4,10 +4,10 @@ use std::any::TypeId;
 
 use ortrain_expr::DType;
 
-use super::patches::{Band, Patches, Run, SLACK, Segment};
+use super::im2col::{Band, Patches, Run, SLACK, Segment};
 use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work, prefetch};
-use crate::tape::number::{Brain, Half, Number, Stored};
+use crate::tile::number::{Bf16, F16, Number, Stored};
 
 /// Elements that are copied at once.
 const WIDE: usize = 16;
@@ -185,8 +185,8 @@ pub(super) unsafe fn fill<T: Real>(
     match dtype {
         DType::F32 => go!(f32),
         DType::F64 => go!(f64),
-        DType::F16 => go!(Half),
-        DType::BF16 => go!(Brain),
+        DType::F16 => go!(F16),
+        DType::BF16 => go!(Bf16),
         other => unreachable!("a convolution of {other}: checked when compiled"),
     }
 }
@@ -225,12 +225,12 @@ struct Pick {
 /// Elements that a pick sees.
 const NEAR: usize = 2 * WIDE;
 /// Picks of a row, at most.
-const MOST_PICKS: usize = 80;
+const MAX_PICKS: usize = 80;
 
 impl<T: Real> Rows<'_, T> {
     /// The same rows as picks; how many, if that is less work.
     #[inline(always)]
-    fn picks(&self, picks: &mut [Pick; MOST_PICKS]) -> Option<usize> {
+    fn picks(&self, picks: &mut [Pick; MAX_PICKS]) -> Option<usize> {
         let mut pick = Pick { from: 0, to: 0, len: 0, index: [0; WIDE] };
         let (mut count, mut vectors) = (0, 0);
         for segment in self.segments {
@@ -309,7 +309,7 @@ impl<T: Real> Work for Rows<'_, T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let mut picks = [Pick { from: 0, to: 0, len: 0, index: [0; WIDE] }; MOST_PICKS];
+        let mut picks = [Pick { from: 0, to: 0, len: 0, index: [0; WIDE] }; MAX_PICKS];
         let picked = if L::PICKS && TypeId::of::<T>() == TypeId::of::<f32>() && !self.segments.is_empty() {
             self.picks(&mut picks).unwrap_or(0)
         } else {
@@ -424,8 +424,8 @@ pub(super) unsafe fn lines<T: Real>(
     match dtype {
         DType::F32 => go!(f32),
         DType::F64 => go!(f64),
-        DType::F16 => go!(Half),
-        DType::BF16 => go!(Brain),
+        DType::F16 => go!(F16),
+        DType::BF16 => go!(Bf16),
         other => unreachable!("a convolution of {other}: checked when compiled"),
     }
 }
@@ -455,7 +455,7 @@ impl<T: Real> Work for Total<T> {
                     if len - start < WIDE {
                         for i in 0..len - start {
                             let part = |part: usize| from.wrapping_add(part * part_step + i).read();
-                            let sum = (1..parts).fold(part(0), |sum, p| sum.plus(part(p)));
+                            let sum = (1..parts).fold(part(0), |sum, p| sum.add(part(p)));
                             to.add(i).write(sum);
                         }
                         continue;
@@ -465,7 +465,7 @@ impl<T: Real> Work for Total<T> {
                     for p in 1..parts {
                         let more = part(p);
                         for (sum, more) in sum.iter_mut().zip(more) {
-                            *sum = sum.plus(more);
+                            *sum = sum.add(more);
                         }
                     }
                     to.cast::<[T; WIDE]>().write(sum);

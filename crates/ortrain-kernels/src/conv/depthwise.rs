@@ -10,32 +10,35 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::{fill, lines};
-use super::cut::{Blocks, Cut, Unit};
-use super::edges::Given;
-use super::finish::{Finish, Rect};
+use super::depthwise_3x3::{self, Grid, NINE, Three};
+use super::epilogue::{Finish, Rect};
+use super::im2col::Patches;
+use super::implicit_gemm::MAX_TASKS;
 use super::interleave::{Strands, Weave};
-use super::patches::Patches;
-use super::product::PLENTY;
-use super::three::{self, Grid, NINE, Three};
+use super::padding_fixup::PaddedInput;
+use super::partition::{Blocks, Partition, Unit};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::tape::ALIGN;
-use crate::views::{Bases, Scratch};
+use crate::scratch::{Bases, Scratch};
+use crate::tile::ALIGN;
 
 /// Output channels of a group up to which this is the better way.
-const MOST: usize = 4;
+const MAX_OUTPUTS_OF_GROUP: usize = 4;
 /// Positions of a block, and elements of a block of some planes: beside their strips in the first-level cache.
 const POSITIONS: usize = 16 << 10;
 const BLOCK: usize = 4 << 10;
 /// Elements that a task is made of at least.
-const GRAIN: usize = 16 << 10;
+const MIN_TASK_WORK: usize = 16 << 10;
 
 /// Whether a convolution is one for the kernels here.
 fn fits(desc: &ConvDesc, patches: &Patches) -> bool {
     let shape = &desc.shape;
-    shape.channels_in == 1 && shape.channels_out <= MOST && patches.outer.is_empty() && !patches.aligned
+    shape.channels_in == 1
+        && shape.channels_out <= MAX_OUTPUTS_OF_GROUP
+        && patches.outer.is_empty()
+        && !patches.aligned
 }
 
 /// A tap: its element among the weights, and its offset in the strips.
@@ -57,7 +60,7 @@ pub(super) struct Depthwise<T> {
     phases: Vec<Vec<Tap>>,
     /// Blocks of positions of an image; parts of the channels; planes of a block.
     blocks: Blocks,
-    parts: Cut,
+    parts: Partition,
     planes: usize,
     single: bool,
     /// A quicker way, if windows are of three by three and move by one place.
@@ -123,8 +126,8 @@ impl<T: Real> Depthwise<T> {
         let sizes = (blocks.most * copies).max(patches.strip.elements * sources.max(1));
         let planes = (BLOCK / sizes).clamp(1, channels.max(1));
         let all = shape.batch.saturating_mul(channels).saturating_mul(positions);
-        let wanted = (all / GRAIN).clamp(1, PLENTY).div_ceil((shape.batch * blocks.count).max(1));
-        let parts = Cut::new(channels, 1, wanted);
+        let wanted = (all / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil((shape.batch * blocks.count).max(1));
+        let parts = Partition::new(channels, 1, wanted);
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.room::<T>(patches.strip.elements * sources * planes);
         layout.weights = layout.room::<T>(taps * sources * parts.most());
@@ -154,7 +157,7 @@ impl<T: Real> Depthwise<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         image: usize,
         (channel, channel_end): (usize, usize),
         (begin, end): (usize, usize),
@@ -366,7 +369,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -389,7 +392,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
 }
 
 /// Chains of a sum.
-const LANES: usize = three::LANES;
+const LANES: usize = depthwise_3x3::LANES;
 /// Channels whose results are finished together.
 const FILTERS: usize = 64;
 
@@ -404,7 +407,7 @@ pub(super) struct DepthwiseFilter<T> {
     many: usize,
     taps: usize,
     blocks: Blocks,
-    parts: Cut,
+    parts: Partition,
     /// Whether the output's gradient is read where it lies.
     in_place: bool,
     /// A quicker way, for nine taps; it reads the gradient in place, however long its rows are.
@@ -426,7 +429,7 @@ impl<T: Real> DepthwiseFilter<T> {
         let blocks = Blocks::new(patches.positions(), patches.cols.count, Unit::Rows(16), POSITIONS, 1);
         patches.lay_out(blocks.most, blocks.split(), true);
         let all = shape.batch.saturating_mul(groups * many).saturating_mul(patches.positions());
-        let parts = Cut::new(groups, 1, (all / GRAIN).clamp(1, PLENTY));
+        let parts = Partition::new(groups, 1, (all / MIN_TASK_WORK).clamp(1, MAX_TASKS));
         let cols = if blocks.split() { blocks.most } else { patches.cols.count };
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let nine = Three::new::<T>(isa).filter(|_| {
@@ -460,7 +463,7 @@ impl<T: Real> DepthwiseFilter<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         (group, group_end): (usize, usize),
         scratch: *mut u8,
     ) {
@@ -493,7 +496,7 @@ impl<T: Real> DepthwiseFilter<T> {
                                 let mut width = LANES / 2;
                                 while width > 0 {
                                     for l in 0..width {
-                                        lanes[l] = lanes[l].plus(lanes[l + width]);
+                                        lanes[l] = lanes[l].add(lanes[l + width]);
                                     }
                                     width /= 2;
                                 }
@@ -620,7 +623,7 @@ impl<T: Real> Dots<'_, T> {
             for (i, sums) in sums.into_iter().enumerate() {
                 let to = self.sums.add(tap + i);
                 let old = to.read();
-                to.write(std::array::from_fn(|l| old[l].plus(sums[l])));
+                to.write(std::array::from_fn(|l| old[l].add(sums[l])));
             }
         }
     }
@@ -669,7 +672,7 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {

@@ -10,18 +10,18 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::fill;
-use super::cut::{Blocks, Cut, Unit};
-use super::edges::Given;
-use super::finish::{Finish, Rect};
-use super::patches::Patches;
-use super::product::{PLENTY, STRIPS};
+use super::epilogue::{Finish, Rect};
+use super::im2col::Patches;
+use super::implicit_gemm::{MAX_TASKS, STRIPS};
+use super::padding_fixup::PaddedInput;
+use super::partition::{Blocks, Partition, Unit};
 use super::tiles::{ChannelTiles, NEIGHBOURS, Tiles, VECTORS};
 use super::{ConvDesc, Engine};
-use crate::gemm::pack::turn;
+use crate::gemm::pack::transpose;
 use crate::isa::{CACHE_LINE, Isa};
 use crate::pool::Pool;
-use crate::tape::ALIGN;
-use crate::views::{Bases, Parts, Scratch};
+use crate::scratch::{Bases, Parts, Scratch};
+use crate::tile::ALIGN;
 
 /// Elements of a block of the result.
 const BLOCK: usize = 64 << 10;
@@ -60,7 +60,7 @@ impl Lanes {
         let each = match self {
             Lanes::Positions(tiles) => cols.next_multiple_of(tiles.lanes),
             Lanes::Channels(tiles) => {
-                let parts = Cut::at_most(cols, 1, tiles.run.len());
+                let parts = Partition::at_most(cols, 1, tiles.run.len());
                 let part = |i| parts.part(i);
                 (0..parts.parts).map(part).map(|(from, to)| (to - from).max(NEIGHBOURS)).sum()
             }
@@ -137,7 +137,7 @@ impl Direct {
         }
 
         let rows = (BLOCK / (m * cols)).max(1);
-        let wanted = PLENTY.div_ceil(patches.batch.max(1));
+        let wanted = MAX_TASKS.div_ceil(patches.batch.max(1));
         let blocks = Blocks::new(patches.positions(), cols, Unit::Rows(1), rows * cols, wanted);
         patches.lay_out(blocks.most, blocks.split(), true);
         let elements = patches.strip.elements;
@@ -155,7 +155,7 @@ impl Direct {
             Lanes::Positions(_) => SEEN / (lines.clone().count() * line),
             Lanes::Channels(_) => WEIGHTS / (phase.taps.len() * height * BYTES),
         };
-        let chunks = Cut::at_most(channels, 1, at_once.max(1));
+        let chunks = Partition::at_most(channels, 1, at_once.max(1));
         let (mut offsets, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in 0..chunks.parts {
             let (first, end) = chunks.part(chunk);
@@ -240,7 +240,7 @@ impl Direct {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         image: usize,
         (begin, end): (usize, usize),
         parts: Parts,
@@ -273,7 +273,7 @@ impl Direct {
                     let turned = scratch.add(layout.turned).cast::<f32>();
                     self.vectors_of_channels(tiles, (begin, end), weights, strips, turned);
                     let pitch = self.m.next_multiple_of(tiles.channels);
-                    turn(self.isa, turned, pitch, (end - begin, self.m), block, layout.pitch);
+                    transpose(self.isa, turned, pitch, (end - begin, self.m), block, layout.pitch);
                 }
             }
             let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };
@@ -352,7 +352,7 @@ impl Direct {
         let Direct { patches, .. } = self;
         let cols = patches.cols.count;
         let (row, rows) = (begin / cols, (end - begin) / cols);
-        let parts = Cut::at_most(cols, 1, tiles.run.len());
+        let parts = Partition::at_most(cols, 1, tiles.run.len());
         let pitch = self.m.next_multiple_of(tiles.channels);
         for (chunk, lines) in self.rows.iter().enumerate() {
             for tile in 0..self.m.div_ceil(tiles.channels) {
@@ -390,7 +390,7 @@ impl Engine for Direct {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {

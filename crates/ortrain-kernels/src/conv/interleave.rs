@@ -1,8 +1,8 @@
 //! From the phases of a block to rows of the result.
 
-use super::edges::Given;
-use super::finish::{Finish, Rect};
-use super::patches::Patches;
+use super::epilogue::{Finish, Rect};
+use super::im2col::Patches;
+use super::padding_fixup::PaddedInput;
 use crate::gemm::micro::Real;
 use crate::isa::{Level, Work};
 
@@ -62,7 +62,7 @@ impl Weave<'_> {
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         channels: (usize, usize),
         (begin, end): (usize, usize),
         block: *const T,

@@ -4,19 +4,19 @@
 //! through sliding windows: an element of the tensor occurs in it as often as windows cover it. That matrix is never
 //! made as a whole: its panels are packed when they are needed, or its rows are read where they lie.
 
+mod channel_vectors;
 mod copy;
-mod cut;
 mod depthwise;
+mod depthwise_3x3;
 mod direct;
-mod edges;
-mod filter;
-mod finish;
-mod general;
+mod epilogue;
+mod fallback;
+mod filter_gradient;
+mod im2col;
+mod implicit_gemm;
 mod interleave;
-mod lanes;
-mod patches;
-mod product;
-mod three;
+mod padding_fixup;
+mod partition;
 mod tiles;
 mod winograd;
 
@@ -29,16 +29,16 @@ use crate::gemm::Products;
 use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::tape::Compiler;
-use crate::views::{RunScalars, Scratch};
+use crate::scratch::{RunScalars, Scratch};
+use crate::tile::Compiler;
+use channel_vectors::Lanes;
 use depthwise::{Depthwise, DepthwiseFilter};
 use direct::Direct;
-use edges::Given;
-use filter::FilterGradient;
-use finish::{Finish, Rect};
-use general::General;
-use lanes::Lanes;
-use product::Product;
+use epilogue::{Finish, Rect};
+use fallback::General;
+use filter_gradient::FilterGradient;
+use implicit_gemm::Product;
+use padding_fixup::PaddedInput;
 use winograd::Winograd;
 
 /// A convolution, or the gradient of one.
@@ -82,7 +82,7 @@ trait Engine: Send + Sync {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange>;
@@ -96,7 +96,7 @@ impl ConvKernel {
     /// type, an epilogue that reduces, is not well typed or not over the result.
     pub fn new<'a>(desc: &ConvDesc, compiler: impl Into<Compiler<'a>>) -> Result<ConvKernel, String> {
         let compiler = compiler.into();
-        if let Some(fault) = desc.shape.fault() {
+        if let Some(fault) = desc.shape.validate() {
             return Err(fault);
         }
         // Empty tensors, too, must have sizes that can be counted.
@@ -161,7 +161,7 @@ impl ConvKernel {
         let (shared, each) = self.scratch();
         let workers = scratch.part(shared, each, pool).workers;
         let finish = self.engine.finish();
-        let mut given = Given { scalars, doubtful: true };
+        let mut given = PaddedInput { scalars, doubtful: true };
         if let Some(transformed) = &self.transformed {
             if !transformed.is_odd(bases, pool, workers) {
                 given.doubtful = false;
@@ -169,7 +169,8 @@ impl ConvKernel {
                 return unsafe { transformed.run(bases, given, pool, scratch) };
             }
         } else {
-            given.doubtful = finish.edges.as_ref().is_some_and(|edges| edges.doubt(bases, pool, workers));
+            given.doubtful =
+                finish.edges.as_ref().is_some_and(|edges| edges.may_be_nonfinite(bases, pool, workers));
         }
         // SAFETY: the caller's contract.
         unsafe { self.engine.run(bases, given, pool, scratch) }?;
@@ -178,9 +179,9 @@ impl ConvKernel {
             // SAFETY: the caller's contract; what is stored as it is holds the sums.
             unsafe {
                 if self.double {
-                    edges.mend_all(bases, finish.target::<f64>(bases, all), pool, workers);
+                    edges.recompute_all(bases, finish.target::<f64>(bases, all), pool, workers);
                 } else {
-                    edges.mend_all(bases, finish.target::<f32>(bases, all), pool, workers);
+                    edges.recompute_all(bases, finish.target::<f32>(bases, all), pool, workers);
                 }
             }
         }

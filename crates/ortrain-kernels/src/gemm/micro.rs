@@ -9,7 +9,7 @@ use super::tiles::{self, Side, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(super) use crate::isa::prefetch;
 use crate::isa::{Isa, Kind, Level};
-use crate::tape::number::Number;
+use crate::tile::number::Number;
 
 /// Multiplies a few rows of A with a few columns of B, keeping the sums in registers.
 #[derive(Clone, Copy)]

@@ -17,7 +17,7 @@ pub(crate) mod pack;
 mod plan;
 mod portable;
 pub(crate) mod run;
-mod thin;
+mod small_m;
 pub(crate) mod tiles;
 
 use std::fmt;
@@ -26,8 +26,8 @@ use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type, UnaryOp};
 
 use crate::isa::Bf16Unit;
 use crate::pool::Pool;
-use crate::tape::Compiler;
-use crate::views::{Parts, RunScalars, Scratch};
+use crate::scratch::{Parts, RunScalars, Scratch};
+use crate::tile::Compiler;
 use micro::Real;
 use plan::Shape;
 use run::Product;

@@ -6,7 +6,7 @@ use ortrain_expr::DType;
 
 use super::micro::Real;
 use crate::isa::{CACHE_LINE, Isa, Level, Work, prefetch};
-use crate::tape::number::{Brain, Half, Rounded, Stored};
+use crate::tile::number::{Bf16, F16, Rounded, Stored};
 
 /// The storage type of the elements of a matrix, and the float of 16 bits that they are rounded to when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,16 +282,16 @@ pub(crate) unsafe fn pack<T: Real>(
     let Elements { stored, rounded } = elements.into();
     match (stored, rounded) {
         (DType::F32, None) => go!(f32, 0.0),
-        (DType::F32, Some(DType::F16)) => go!(Rounded<Half>, 0.0),
-        (DType::F32, Some(DType::BF16)) => go!(Rounded<Brain>, 0.0),
+        (DType::F32, Some(DType::F16)) => go!(Rounded<F16>, 0.0),
+        (DType::F32, Some(DType::BF16)) => go!(Rounded<Bf16>, 0.0),
         (DType::F64, None) => go!(f64, 0.0),
-        (DType::F16, None) => go!(Half, 0.0),
-        (DType::BF16, None) => go!(Brain, 0.0),
+        (DType::F16, None) => go!(F16, 0.0),
+        (DType::BF16, None) => go!(Bf16, 0.0),
         other => unreachable!("a matrix of {other:?}: checked when compiled"),
     }
 }
 
-struct Turn<T> {
+struct TransposeTask<T> {
     from: *const T,
     from_step: usize,
     lines: usize,
@@ -300,26 +300,26 @@ struct Turn<T> {
     to_step: usize,
 }
 
-impl<T: Real> Work for Turn<T> {
+impl<T: Real> Work for TransposeTask<T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         const SIDE: usize = 8;
-        let Turn { from, from_step, lines, len, to, to_step } = self;
+        let TransposeTask { from, from_step, lines, len, to, to_step } = self;
         let squares = TypeId::of::<T>() == TypeId::of::<f32>() && lines >= SIDE && len >= SIDE;
         // Cache lines of results are filled one after the other: results may lie a page apart.
         const TWO: usize = 2 * SIDE;
         for pair in (0..lines).step_by(TWO) {
             for start in (0..len).step_by(SIDE) {
                 for first in (pair..lines.min(pair + TWO)).step_by(SIDE) {
-                    // SAFETY: the contract of `turn`.
+                    // SAFETY: the contract of `transpose`.
                     unsafe {
                         if squares {
                             // The last squares may overlap those before.
                             let (first, start) = (first.min(lines - SIDE), start.min(len - SIDE));
                             let (from, to) =
                                 (from.add(first * from_step + start), to.add(start * to_step + first));
-                            L::turn8(from.cast(), from_step as isize, to.cast(), to_step);
+                            L::transpose_8x8(from.cast(), from_step as isize, to.cast(), to_step);
                             continue;
                         }
                         for line in first..lines.min(first + SIDE) {
@@ -339,7 +339,7 @@ impl<T: Real> Work for Turn<T> {
 ///
 /// # Safety
 /// The elements are there, and `to` has room for them.
-pub(crate) unsafe fn turn<T: Real>(
+pub(crate) unsafe fn transpose<T: Real>(
     isa: Isa,
     from: *const T,
     from_step: usize,
@@ -347,5 +347,5 @@ pub(crate) unsafe fn turn<T: Real>(
     to: *mut T,
     to_step: usize,
 ) {
-    isa.run(Turn { from, from_step, lines, len, to, to_step });
+    isa.run(TransposeTask { from, from_step, lines, len, to, to_step });
 }

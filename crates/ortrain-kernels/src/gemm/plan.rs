@@ -5,11 +5,11 @@ use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 use super::GemmDesc;
 use super::micro::{Micro, Real};
 use super::pack::Elements;
-use super::thin;
+use super::small_m;
 use super::tiles::Side;
 use crate::isa::CACHE_LINE;
-use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Compiler, Drive, Plan, Tape};
+use crate::tile::strided_iter::StridedIter;
+use crate::tile::{ALIGN, Compiler, LoopOrder, Plan, TileProgram};
 
 /// Depth of a chunk: a panel of A of that depth stays in the first-level cache, past which one of B streams.
 const DEPTH: usize = 384;
@@ -29,9 +29,9 @@ const KEEP: usize = 2 << 20;
 /// Bytes of B that are packed at a time for all threads.
 const SHARED: usize = 8 << 20;
 /// Multiplications of a block that make it worth a task of its own.
-const GRAIN: usize = 1 << 18;
+const MIN_TASK_WORK: usize = 1 << 18;
 /// Tasks that are plenty for any number of cores.
-const PLENTY: usize = 16;
+const MAX_TASKS: usize = 16;
 /// Fewer tasks than this are too few.
 const FEW_TASKS: usize = 4;
 /// Panels of B up to which A is read where it lies, whichever way it lies.
@@ -89,13 +89,13 @@ pub(super) struct Shape {
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) buffers: usize,
-    pub(super) tape: Tape,
+    pub(super) tape: TileProgram,
     /// Store straight from the micro-kernel: the product is stored as it is, and columns are adjacent.
     pub(super) direct: Option<Direct>,
     /// Few rows, multiplied without packing B.
     pub(super) thin: bool,
     /// Few rows or few columns, whose dot products with lines of the other operand are made where those lie.
-    pub(super) few: Option<Few>,
+    pub(super) few: Option<SkinnyOperand>,
     /// Shared scratch memory: bytes, and where the partial results of cut sums lie in it.
     pub(super) shared: usize,
     pub(super) partial_at: usize,
@@ -108,7 +108,7 @@ pub(super) struct Shape {
 
 /// How an operand gets to the micro-kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Packing {
     /// Read where it lies.
     There,
     /// Packed by each task; if the block covers all of a part's depth, the next task may use it again.
@@ -119,20 +119,20 @@ pub(super) enum Way {
 
 /// The operand that has few lines, where products are made as dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Few {
+pub(super) enum SkinnyOperand {
     /// Few rows.
     A,
     /// Few columns.
     B,
 }
 
-impl Few {
-    fn of((m, n, k): (usize, usize, usize), real: DType, a: &Operand, b: &Operand) -> Option<Few> {
+impl SkinnyOperand {
+    fn of((m, n, k): (usize, usize, usize), real: DType, a: &Operand, b: &Operand) -> Option<SkinnyOperand> {
         let along = |operand: &Operand| operand.elements.are(real) && operand.depth == 1;
         if m <= FEW_LINES.0 && k >= SHORT && along(b) {
-            Some(Few::A)
+            Some(SkinnyOperand::A)
         } else if n <= FEW_LINES.1 && k >= 2 * SHORT && along(a) {
-            Some(Few::B)
+            Some(SkinnyOperand::B)
         } else {
             None
         }
@@ -146,11 +146,11 @@ pub(super) struct Operand {
     pub(super) slot: usize,
     pub(super) elements: Elements,
     pub(super) offset: isize,
-    pub(super) batch: Walk,
+    pub(super) batch: StridedIter,
     /// Steps across the panels and along k.
     pub(super) line: isize,
     pub(super) depth: isize,
-    pub(super) way: Way,
+    pub(super) way: Packing,
     /// Where the packed block lies in scratch memory.
     pub(super) at: usize,
 }
@@ -180,10 +180,10 @@ impl Operand {
             slot,
             elements: Elements { stored: access.dtype, rounded },
             offset: access.offset as isize,
-            batch: Walk::new(batch)?,
+            batch: StridedIter::new(batch)?,
             line: access.strides[across],
             depth: access.strides[along],
-            way: Way::There,
+            way: Packing::There,
             at: 0,
         })
     }
@@ -252,7 +252,7 @@ impl Axes {
 #[derive(Debug)]
 pub(super) struct Direct {
     pub(super) offset: isize,
-    pub(super) batch: Walk,
+    pub(super) batch: StridedIter,
     pub(super) row: isize,
 }
 
@@ -275,8 +275,8 @@ impl Shape {
         let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
         let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
         let along = [rows.as_slice(), &cols].concat();
-        let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &along };
-        let tape = Tape::new(&plan, compiler)?;
+        let plan = Plan { nest, drive: LoopOrder::Map, outside: &outside, along: &along };
+        let tape = TileProgram::new(&plan, compiler)?;
         let of_a = Operand::new((&desc.a, desc.rounded[0], 0), nest, k, &outside, (axes, axes + 1))?;
         let of_b = Operand::new((&desc.b, desc.rounded[1], 1), nest, k, &outside, (axes + 1, axes))?;
         let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
@@ -289,10 +289,10 @@ impl Shape {
         // What packs nothing multiplies operands as they are.
         let as_they_are = micro.tiles.is_none();
         let dots = as_they_are && T::dots(isa).is_some();
-        let few = if dots { Few::of((m, n, k), real, &a, &b) } else { None };
+        let few = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
         let thin = as_they_are
             && few.is_none()
-            && m <= thin::ROWS
+            && m <= small_m::ROWS
             && (b.line == 1 || b.depth == 1)
             && (m * T::BYTES).saturating_mul(k) <= KEEP;
         let small = batch * m * n <= SMALL && k >= 2 * LONG;
@@ -330,7 +330,7 @@ impl Shape {
                 cut.cols = even(n, MANY_COLUMNS, nr);
                 cut.refine(true, false);
             } else {
-                cut.refine(!thin && few != Some(Few::A), few != Some(Few::B));
+                cut.refine(!thin && few != Some(SkinnyOperand::A), few != Some(SkinnyOperand::B));
             }
         }
         // Of few long sums, a chunk of both operands stays in the first-level cache.
@@ -357,9 +357,9 @@ impl Shape {
         let strip = match few {
             _ if thin => n.next_multiple_of(cols).max(cols),
             Some(few) => {
-                let operand = if few == Few::A { &mut a } else { &mut b };
+                let operand = if few == SkinnyOperand::A { &mut a } else { &mut b };
                 if !operand.elements.are(real) || operand.depth != 1 {
-                    operand.way = Way::Own { whole: true };
+                    operand.way = Packing::Own { whole: true };
                 }
                 n.next_multiple_of(cols).max(cols)
             }
@@ -372,9 +372,9 @@ impl Shape {
         };
         // What is packed again for every block of the other is gone through slowly.
         let order = match (a.way, b.way) {
-            (_, Way::Own { .. }) if b.batch.stays() => [2, 0, 1],
-            (_, Way::Own { .. }) => [0, 2, 1],
-            (Way::Own { .. }, _) if a.batch.stays() => [1, 0, 2],
+            (_, Packing::Own { .. }) if b.batch.stays() => [2, 0, 1],
+            (_, Packing::Own { .. }) => [0, 2, 1],
+            (Packing::Own { .. }, _) if a.batch.stays() => [1, 0, 2],
             _ => [0, 1, 2],
         };
         let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
@@ -397,11 +397,11 @@ impl Shape {
             let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
             for (operand, side, lines) in [(&mut a, Side::A, rows), (&mut b, Side::B, cols)] {
                 operand.at = match operand.way {
-                    Way::Own { whole: true } => room(micro.packed(side, lines, part.min(k))),
-                    Way::Own { whole: false } => room(micro.packed(side, lines, depth.min(k))),
+                    Packing::Own { whole: true } => room(micro.packed(side, lines, part.min(k))),
+                    Packing::Own { whole: false } => room(micro.packed(side, lines, depth.min(k))),
                     // Even where B is read in place, its last, narrow panel is packed.
-                    Way::There => room(nr * depth.min(k)),
-                    Way::Shared => {
+                    Packing::There => room(nr * depth.min(k)),
+                    Packing::Shared => {
                         let copies = if operand.batch.stays() { 1 } else { batch };
                         room_for_all(copies * micro.packed(side, strip, k))
                     }
@@ -427,7 +427,7 @@ impl Shape {
             apart,
             strip,
             order,
-            group: (GRAIN / 2 / work).max(1),
+            group: (MIN_TASK_WORK / 2 / work).max(1),
             a,
             b,
             buffers: 1 + nest.loads.len() + nest.stores.len(),
@@ -472,7 +472,7 @@ impl Blocks {
         let Micro { mr, nr, tiles, .. } = micro;
         let packs = |operand: &Operand| !operand.elements.are(real) || tiles.is_some();
         if packs(a) || n.div_ceil(nr) > FEW_COLUMNS && !a.lies_along(real) {
-            a.way = Way::Own { whole: a_whole };
+            a.way = Packing::Own { whole: a_whole };
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
         let many_rows =
@@ -482,9 +482,9 @@ impl Blocks {
             let copies = if b.batch.stays() { 1 } else { batch };
             let column = micro.packed(Side::B, 1, k).saturating_mul(copies * bytes);
             let room = SHARED / column.max(1) / cols * cols;
-            b.way = Way::Own { whole: b_whole };
+            b.way = Packing::Own { whole: b_whole };
             if again && (room >= n || copies == 1 && room >= 2 * COLUMNS) {
-                b.way = Way::Shared;
+                b.way = Packing::Shared;
                 strip = strip.min(room.max(cols));
             }
         }
@@ -515,7 +515,7 @@ impl Cut {
             rows: even(m, mr * ROW_PANELS, row_unit),
             cols: even(n, COLUMNS, nr),
             parts: 1,
-            wanted: (work / GRAIN).clamp(1, PLENTY),
+            wanted: (work / MIN_TASK_WORK).clamp(1, MAX_TASKS),
         }
     }
 
@@ -581,5 +581,9 @@ fn direct(nest: &Nest, outside: &[usize], (row, col): (usize, usize)) -> Result<
         return Ok(None);
     }
     let batch = outside.iter().map(|&axis| (nest.dims[axis], store.strides[axis]));
-    Ok(Some(Direct { offset: store.offset as isize, batch: Walk::new(batch)?, row: store.strides[row] }))
+    Ok(Some(Direct {
+        offset: store.offset as isize,
+        batch: StridedIter::new(batch)?,
+        row: store.strides[row],
+    }))
 }

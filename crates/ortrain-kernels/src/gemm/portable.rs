@@ -1,7 +1,7 @@
 //! Micro-kernels of every machine: arrays that the compiler keeps in registers. 4×8 of f32, 4×4 of f64.
 
 use super::micro::Micro;
-use crate::tape::number::Number;
+use crate::tile::number::Number;
 
 /// # Safety
 /// The contract of [`Micro::run`].
@@ -24,7 +24,7 @@ unsafe fn kernel<T: Number, const M: usize, const N: usize>(
             // SAFETY: as above.
             let x = unsafe { a.wrapping_offset(i as isize * a_row).read_unaligned() };
             for (s, &y) in sum.iter_mut().zip(&line) {
-                *s = s.plus(x.times(y));
+                *s = s.add(x.mul(y));
             }
         }
         a = a.wrapping_offset(a_col);
@@ -36,7 +36,7 @@ unsafe fn kernel<T: Number, const M: usize, const N: usize>(
         unsafe {
             if add {
                 for (s, &old) in sum.iter_mut().zip(&c.read_unaligned()) {
-                    *s = old.plus(*s);
+                    *s = old.add(*s);
                 }
             }
             c.write_unaligned(*sum);

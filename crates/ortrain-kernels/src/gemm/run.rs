@@ -3,15 +3,15 @@
 use ortrain_expr::OutOfRange;
 
 use super::micro::{Dots, Factor, Micro, Real, Target};
-use super::pack::{Block, pack, turn};
-use super::plan::{Few, Kept, Key, Operand, Shape, Way};
-use super::thin::{self, Thin};
+use super::pack::{Block, pack, transpose};
+use super::plan::{Kept, Key, Operand, Packing, Shape, SkinnyOperand};
+use super::small_m::{self, Thin};
 use super::tiles::{Session, Side};
 use super::{Engine, GemmDesc};
 use crate::isa::{Level, Work};
 use crate::pool::{Pool, pause};
-use crate::tape::{Compiler, Failure, Site};
-use crate::views::{Bases, Parts, RunScalars};
+use crate::scratch::{Bases, Parts, RunScalars};
+use crate::tile::{Compiler, ExecContext, Failure};
 
 /// Elements that one task packs for all, at least and at most, about.
 const PACK: (usize, usize) = (1 << 13, 1 << 15);
@@ -67,7 +67,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
         let bases = Bases(bases);
         for strip in (0..shape.n).step_by(shape.strip) {
             let cols = shape.strip.min(shape.n - strip);
-            if shape.b.way == Way::Shared {
+            if shape.b.way == Packing::Shared {
                 // SAFETY: the caller's contract.
                 unsafe { self.pack_strip(&bases, (strip, cols), pool, parts) };
             }
@@ -202,7 +202,7 @@ impl<T: Real> Product<T> {
             } else {
                 (task.scratch.add(block_at).cast::<T>(), cols.1)
             };
-            turn(tape.isa, task.c, rows.1, (cols.1, rows.1), c, c_row);
+            transpose(tape.isa, task.c, rows.1, (cols.1, rows.1), c, c_row);
             Task { rows, cols, c, c_row: c_row as isize, ..task }
         }
     }
@@ -232,7 +232,7 @@ impl<T: Real> Product<T> {
                 k: *k,
                 c: block,
             };
-            thin::multiply(tape.isa, b.elements, thin);
+            small_m::multiply(tape.isa, b.elements, thin);
             if direct.is_some() {
                 for i in 0..rows.1 {
                     let to = task.c.wrapping_offset(i as isize * task.c_row).cast::<u8>();
@@ -244,18 +244,18 @@ impl<T: Real> Product<T> {
 
     /// Computes a block of a product as dot products of few lines, which stay in the first-level cache, with the lines
     /// of the other operand.
-    unsafe fn multiply_lines(&self, task: &Task<'_, T>, few: Few, dots: Dots<T>) {
+    unsafe fn multiply_lines(&self, task: &Task<'_, T>, few: SkinnyOperand, dots: Dots<T>) {
         let Shape { depth, ref tape, ref a, ref b, .. } = self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
         let (operand, other, lines, others, line_step, other_step) = match few {
-            Few::A => (a, b, rows, cols, c_row, 1),
-            Few::B => (b, a, cols, rows, 1, c_row),
+            SkinnyOperand::A => (a, b, rows, cols, c_row, 1),
+            SkinnyOperand::B => (b, a, cols, rows, 1, c_row),
         };
         let first = element(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
         let (mut at, mut line) = (first.cast::<T>(), operand.line);
         // SAFETY: the caller's contract, and the layout made by `Shape::new`.
         unsafe {
-            if operand.way != Way::There {
+            if operand.way != Packing::There {
                 let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
                 let packed = scratch.add(operand.at).cast::<T>();
                 let key = (operand.offset + operand.batch.offset(task.batch), lines.0, depths.0);
@@ -366,7 +366,7 @@ impl<T: Real> Product<T> {
         // SAFETY: the elements are the operand's, and there is room for whole panels (layout made by `Shape::new`).
         unsafe {
             match operand.way {
-                Way::Shared => {
+                Packing::Shared => {
                     let Shape { n: all, k, strip, .. } = self.shape;
                     let padded = strip.min(all - task.strip).next_multiple_of(panel);
                     let copy = if operand.batch.stays() { 0 } else { task.batch };
@@ -374,7 +374,7 @@ impl<T: Real> Product<T> {
                     let before = size(padded, depth) + size(first - task.strip, n);
                     packed_at(packed.add(copy * size(padded, k) + before))
                 }
-                Way::Own { whole: true } => {
+                Packing::Own { whole: true } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
                     let (from, depths) = task.depths;
                     let key = (operand.offset + operand.batch.offset(task.batch), first, from);
@@ -388,12 +388,12 @@ impl<T: Real> Product<T> {
                     }
                     packed_at(packed.add(size(padded, depth - from)))
                 }
-                Way::Own { whole: false } => {
+                Packing::Own { whole: false } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
                     micro.pack(isa, elements, block(first, lines, depth, n), side, packed);
                     packed_at(packed)
                 }
-                Way::There => {
+                Packing::There => {
                     let mut found = Lines {
                         at: element(operand, base, task.batch, first, depth).cast(),
                         line,
@@ -498,7 +498,7 @@ impl<T: Real> Product<T> {
     /// What the epilogue does once for each task.
     unsafe fn open(&self, bases: &[*mut u8], scalars: RunScalars, frame: *mut u8) {
         let tape = &self.shape.tape;
-        let site = Site { tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
+        let site = ExecContext { tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
         // SAFETY: the caller's contract.
         unsafe { site.run(&tape.once, 0, 0, tape.tile) };
     }
@@ -517,7 +517,8 @@ impl<T: Real> Product<T> {
         let tape = &self.shape.tape;
         for (start, n) in tape.tiles(first, first + count) {
             // Slot 0 is never taken from `bases`, so that slots count from B on.
-            let site = Site { tape, bases: &bases[1..], scalars, frame, product: product(start).cast() };
+            let site =
+                ExecContext { tape, bases: &bases[1..], scalars, frame, product: product(start).cast() };
             // SAFETY: the caller's contract.
             unsafe { site.run(&tape.stages[0].body, batch, start, n) };
         }
@@ -563,7 +564,7 @@ impl<T: Real> Work for Spill<T> {
                 unsafe {
                     let value = self.from.add(i * self.from_row + j).read();
                     let to = self.to.wrapping_offset(i as isize * self.to_row).add(j);
-                    to.write_unaligned(if self.add { to.read_unaligned().plus(value) } else { value });
+                    to.write_unaligned(if self.add { to.read_unaligned().add(value) } else { value });
                 }
             }
         }
@@ -590,7 +591,7 @@ impl<T: Real> Work for Sum<T> {
             for part in 1..self.count {
                 let from = std::slice::from_raw_parts(self.from.add(part * self.step), self.len);
                 for (to, &value) in to.iter_mut().zip(from) {
-                    *to = to.plus(value);
+                    *to = to.add(value);
                 }
             }
         }

@@ -33,9 +33,9 @@ impl Level for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+    unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
         // SAFETY: the caller's contract, and code of this level runs where the level is.
-        unsafe { turn8(from, from_step, to, to_step) }
+        unsafe { transpose_8x8(from, from_step, to, to_step) }
     }
 
     #[inline(always)]
@@ -72,13 +72,13 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
     black_box(sums);
 }
 
-/// See [`Level::turn8`].
+/// See [`Level::transpose_8x8`].
 ///
 /// # Safety
 /// Its contract, and the machine must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(crate) unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+pub(crate) unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
     for p in [0, 4] {
         // SAFETY: the caller's contract.
         let half = |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };

@@ -33,9 +33,9 @@ impl Level for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+    unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
         // SAFETY: the caller's contract, and code of this level runs where the level is.
-        unsafe { super::avx2::turn8(from, from_step, to, to_step) }
+        unsafe { super::avx2::transpose_8x8(from, from_step, to, to_step) }
     }
 
     #[inline(always)]

@@ -166,12 +166,12 @@ pub(crate) trait Level: Copy {
     ///
     /// # Safety
     /// The elements are there, and those of `to` may be written.
-    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize);
+    unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize);
     /// Turns `lines` lines of 16, at least one and at most 16: lines `from_step` apart become lines `to_step` apart, of
     /// which nothing behind the first `lines` elements is written.
     ///
     /// # Safety
-    /// As [`Level::turn8`].
+    /// As [`Level::transpose_8x8`].
     #[inline(always)]
     unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
         let line = |i: usize| from.wrapping_offset(i as isize * from_step);
@@ -180,7 +180,12 @@ pub(crate) trait Level: Copy {
             if lines >= 8 {
                 for p in [0, 8] {
                     for i in [0, lines - 8] {
-                        Self::turn8(line(i).wrapping_add(p), from_step, to.add(p * to_step + i), to_step);
+                        Self::transpose_8x8(
+                            line(i).wrapping_add(p),
+                            from_step,
+                            to.add(p * to_step + i),
+                            to_step,
+                        );
                     }
                 }
             } else {
@@ -194,7 +199,7 @@ pub(crate) trait Level: Copy {
     /// Turns six lines of 8: lines `from_step` apart become lines of six, one behind the other.
     ///
     /// # Safety
-    /// As [`Level::turn8`].
+    /// As [`Level::transpose_8x8`].
     #[inline(always)]
     unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
         for i in 0..6 {

@@ -40,7 +40,7 @@ impl Level for Portable {
     }
 
     #[inline(always)]
-    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+    unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
         for p in 0..8 {
             for i in 0..8 {
                 // SAFETY: the caller's contract.

@@ -8,14 +8,14 @@ use std::ops::Range;
 
 use ortrain_expr::{Nest, Segments};
 
-use super::GRAIN;
-use crate::tape::Tape;
+use super::MIN_TASK_WORK;
+use crate::tile::TileProgram;
 
 /// Tasks that are plenty for any number of cores, of very different lengths.
-const PLENTY: usize = 512;
+const MAX_TASKS: usize = 512;
 /// Work of a piece, in additions. Each stage of a wave begins with a piece for each thread, so that a piece takes long beside the
 /// start of a thread: LAMB's step over 80 000 weights takes a fiftieth less time than with pieces of one grain.
-const PIECE: usize = 4 * GRAIN;
+const PIECE: usize = 4 * MIN_TASK_WORK;
 /// Work that a segment is beside that of its elements, in additions: what is computed once for it, and calls.
 const SEGMENT: usize = 2048;
 /// Bytes of the long segments of a wave: they fit the caches that cores have for themselves, and take long beside the start of
@@ -85,7 +85,7 @@ pub(super) struct Cut {
 
 impl Cut {
     /// The tasks of a tape for a nest over segments.
-    pub(super) fn new(segments: &Segments, nest: &Nest, tape: &Tape) -> Cut {
+    pub(super) fn new(segments: &Segments, nest: &Nest, tape: &TileProgram) -> Cut {
         let is_map = nest.inner == 0;
         let mut cut = Cut::of(segments, is_map, tape.cost, tape.tile);
         // A map goes over its segments once.
@@ -132,7 +132,7 @@ impl Cut {
     /// A segment is cut only if it has more elements than a tile, and between tiles: what a tile keeps from one stage to the
     /// next is of a whole segment.
     fn of(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> Cut {
-        let piece = (PIECE / cost).max(segments.elements() / PLENTY).max(1).next_multiple_of(tile);
+        let piece = (PIECE / cost).max(segments.elements() / MAX_TASKS).max(1).next_multiple_of(tile);
         let enough = piece.saturating_mul(cost);
         let mut cut = Cut {
             segments: segments.clone(),
@@ -264,6 +264,6 @@ mod tests {
         assert!(Cut::of(&segments(&[1; 1000]), false, 30, 64).tasks.len() < 50);
         assert_eq!(Cut::of(&segments(&[4000, 4001]), false, 1000, 4096).long, []);
         let cut = Cut::of(&segments(&[25_000_000]), true, 30, 512);
-        assert!((PLENTY / 2..=PLENTY).contains(&cut.tasks.len()), "{}", cut.tasks.len());
+        assert!((MAX_TASKS / 2..=MAX_TASKS).contains(&cut.tasks.len()), "{}", cut.tasks.len());
     }
 }

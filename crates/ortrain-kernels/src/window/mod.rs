@@ -2,40 +2,40 @@
 //!
 //! Six ways of computing it, chosen by the sizes:
 //!
-//! - `planes`: all windows of a plane side by side in vectors, after the plane was laid out as `lines` does with rows.
+//! - `plane_vectors`: all windows of a plane side by side in vectors, after the plane was laid out as `row_vectors` does with rows.
 //!   For planes that a cache holds.
-//! - `lines`: windows along the last axis side by side in vectors. The lines they read are laid out first, padded and
+//! - `row_vectors`: windows along the last axis side by side in vectors. The lines they read are laid out first, padded and
 //!   parted by the remainder of the position modulo the stride, so that what adjacent windows read is adjacent. For large
 //!   planes.
-//! - `cells`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
+//! - `per_window`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
 //!   for sizes that no line holds.
-//! - `apart`: gradients where at most one window covers an element: of each element, whether the one over it had its
+//! - `nonoverlapping`: gradients where at most one window covers an element: of each element, whether the one over it had its
 //!   maximum there.
-//! - `covers`: the gradient of a sum where windows overlap: of each element, what arrives at the windows that cover it.
-//! - `spread`: the gradient of a maximum where windows overlap, which follows positions, or the numbers of cells in their
+//! - `sum_backward`: the gradient of a sum where windows overlap: of each element, what arrives at the windows that cover it.
+//! - `max_backward`: the gradient of a maximum where windows overlap, which follows positions, or the numbers of cells in their
 //!   windows.
 //!
 //! All give the same bits: maxima are exact, and sums are made in the order that [`ortrain_expr::WindowPass`] names.
 
-mod apart;
-mod cells;
-mod covers;
-mod lines;
-mod planes;
-mod spread;
+mod max_backward;
+mod nonoverlapping;
+mod per_window;
+mod plane_vectors;
+mod row_vectors;
+mod sum_backward;
 
 use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape};
 use smallvec::SmallVec;
 
 use crate::isa::{Isa, portable};
 use crate::pool::Pool;
-use crate::tape::number::{Brain, Half, Number, Stored};
-use crate::views::{Bases, Scratch};
-use apart::Apart;
-use covers::Covers;
-use lines::Lines;
-use planes::Planes;
-use spread::Spread;
+use crate::scratch::{Bases, Scratch};
+use crate::tile::number::{Bf16, F16, Number, Stored};
+use max_backward::Spread;
+use nonoverlapping::Apart;
+use plane_vectors::Planes;
+use row_vectors::Lines;
+use sum_backward::Covers;
 
 /// A pooling. What it means is said at [`WindowShape`]; results have the type of what is read.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ pub struct WindowDesc {
 /// Most axes that a window slides along; axes with a single position do not count.
 const AXES: usize = 8;
 /// Elements of a task, about.
-const GRAIN: usize = 16 * 1024;
+const MIN_TASK_WORK: usize = 16 * 1024;
 /// Planes from which on a task has whole planes.
 const PLANES: usize = 16;
 
@@ -80,7 +80,7 @@ struct Plan {
     source: usize,
     target: usize,
     positions: Positions,
-    way: Way,
+    way: Algorithm,
 }
 
 /// How positions of maxima are counted.
@@ -176,7 +176,7 @@ impl Positions {
 type Axes = SmallVec<[SlidingAxis; 4]>;
 
 #[derive(Clone, Debug)]
-enum Way {
+enum Algorithm {
     Planes(Planes),
     Lines(Lines),
     Cells,
@@ -192,14 +192,14 @@ struct Tasks {
     planes: usize,
     /// Parts of a plane.
     parts: usize,
-    /// Rows of the target (elements for [`Way::Spread`], steps for [`Way::Apart`]) of a part.
+    /// Rows of the target (elements for [`Algorithm::Spread`], steps for [`Packing::Apart`]) of a part.
     rows: usize,
 }
 
 /// An element of a pooling.
 trait Element: Stored<Computed: Number> {
     /// The least value, as it is computed.
-    const LEAST: Self::Computed;
+    const LOWEST: Self::Computed;
     /// Whether elements are stored as they are computed.
     const PLAIN: bool;
     /// What sums are kept in.
@@ -209,7 +209,7 @@ trait Element: Stored<Computed: Number> {
 macro_rules! elements {
     ($($t:ty: $least:expr, $plain:expr, $sum:ty;)*) => {$(
         impl Element for $t {
-            const LEAST: Self::Computed = $least;
+            const LOWEST: Self::Computed = $least;
             const PLAIN: bool = $plain;
             type Sum = $sum;
         }
@@ -219,8 +219,8 @@ macro_rules! elements {
 elements! {
     f32: f32::NEG_INFINITY, true, f32;
     f64: f64::NEG_INFINITY, true, f64;
-    Half: f32::NEG_INFINITY, false, f32;
-    Brain: f32::NEG_INFINITY, false, f32;
+    F16: f32::NEG_INFINITY, false, f32;
+    Bf16: f32::NEG_INFINITY, false, f32;
     i8: i8::MIN as i32, false, i8;
     i16: i16::MIN as i32, false, i16;
     i32: i32::MIN, true, i32;
@@ -251,7 +251,7 @@ macro_rules! with_element {
             $dtype,
             $s => $e,
             [
-                F32: f32, F64: f64, F16: Half, BF16: Brain,
+                F32: f32, F64: f64, F16: F16, BF16: Bf16,
                 I8: i8, I16: i16, I32: i32, I64: i64, U8: u8, U16: u16, U32: u32, U64: u64
             ],
             other => unreachable!("pooling of {other}: checked when compiled")
@@ -265,7 +265,7 @@ macro_rules! with_float {
         with_one_of!(
             $dtype,
             $s => $e,
-            [F32: f32, F64: f64, F16: Half, BF16: Brain],
+            [F32: f32, F64: f64, F16: F16, BF16: Bf16],
             other => unreachable!("{other} goes this way: chosen for floats alone")
         )
     };
@@ -444,7 +444,7 @@ struct Buffers {
     scratch: *mut u8,
 }
 
-/// The part of the target that a task has: rows (elements for [`Way::Spread`], steps for [`Way::Apart`]) of some planes.
+/// The part of the target that a task has: rows (elements for [`Algorithm::Spread`], steps for [`Packing::Apart`]) of some planes.
 #[derive(Clone, Copy)]
 struct Part {
     planes: (usize, usize),
@@ -463,7 +463,7 @@ impl WindowKernel {
         if dtype == DType::Bool {
             return Err(format!("pooling of {dtype}"));
         }
-        if let Some(fault) = shape.fault() {
+        if let Some(fault) = shape.validate() {
             return Err(fault);
         }
         match (pass, index) {
@@ -508,7 +508,7 @@ impl WindowKernel {
         }
         if planes * target == 0 {
             // Nothing is written.
-            let way = Way::Cells;
+            let way = Algorithm::Cells;
             let plan = Plan { pass, planes, axes, last, width, source, target, positions, way };
             let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
             return Ok(WindowKernel { plan, dtype, isa, tasks, scratch: 0 });
@@ -522,7 +522,7 @@ impl WindowKernel {
             index.is_none() || index == Some((IndexKind::Cell, DType::U8)) && shape.axes.iter().all(inside);
         let (way, tasks, scratch) = if let Some(apart) = apart.take_if(|_| own) {
             let (tasks, scratch) = (apart.tasks(planes, target), apart.scratch());
-            (Way::Apart(apart), tasks, scratch)
+            (Algorithm::Apart(apart), tasks, scratch)
         } else if pass == WindowPass::MaxGradient {
             let spread = Spread::new(dtype, shape, &positions);
             let tasks = spread.tasks(planes, source, target);
@@ -532,9 +532,9 @@ impl WindowKernel {
                 Some(apart) if tasks.parts == 1 => {
                     let apart = apart.or(spread, scratch);
                     let scratch = apart.scratch();
-                    (Way::Apart(apart), tasks, scratch)
+                    (Algorithm::Apart(apart), tasks, scratch)
                 }
-                _ => (Way::Spread(spread), tasks, scratch),
+                _ => (Algorithm::Spread(spread), tasks, scratch),
             }
         } else {
             let tasks = by_rows(planes, &axes, gradient, width, target);
@@ -542,15 +542,15 @@ impl WindowKernel {
             let whole = if tasks.parts == 1 { Planes::new(pass, &axes, dtype, &positions) } else { None };
             if let Some(planes) = whole {
                 let scratch = planes.scratch();
-                (Way::Planes(planes), tasks, scratch)
+                (Algorithm::Planes(planes), tasks, scratch)
             } else if let Some(covers) = covers {
                 let scratch = covers.scratch();
-                (Way::Covers(covers), tasks, scratch)
+                (Algorithm::Covers(covers), tasks, scratch)
             } else if let Some(lines) = Lines::new(pass, &axes, dtype, &positions) {
                 let scratch = lines.scratch();
-                (Way::Lines(lines), tasks, scratch)
+                (Algorithm::Lines(lines), tasks, scratch)
             } else {
-                (Way::Cells, tasks, 0)
+                (Algorithm::Cells, tasks, 0)
             }
         };
         let plan = Plan { pass, planes, axes, last, width, source, target, positions, way };
@@ -591,8 +591,8 @@ impl WindowKernel {
         }
         let Tasks { planes: whole, parts, rows } = self.tasks;
         let last = match self.plan.way {
-            Way::Apart(ref apart) => apart.steps(),
-            Way::Spread(_) => elements,
+            Algorithm::Apart(ref apart) => apart.steps(),
+            Algorithm::Spread(_) => elements,
             _ => self.plan.target_rows(),
         };
         let pointers = [source.cast_mut(), index, target];
@@ -637,22 +637,22 @@ impl WindowKernel {
         }
         // What goes element by element gains nothing from vectors.
         match &plan.way {
-            Way::Planes(planes) => laid!(planes, planes),
-            Way::Lines(lines) => laid!(lines, lines),
-            Way::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
-                portable::enter(cells::Run::<S, true>::new(plan, buffers, part));
+            Algorithm::Planes(planes) => laid!(plane_vectors, planes),
+            Algorithm::Lines(lines) => laid!(row_vectors, lines),
+            Algorithm::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
+                portable::enter(per_window::Run::<S, true>::new(plan, buffers, part));
             }),
-            Way::Cells => with_element!(self.dtype, S => {
-                portable::enter(cells::Run::<S, false>::new(plan, buffers, part));
+            Algorithm::Cells => with_element!(self.dtype, S => {
+                portable::enter(per_window::Run::<S, false>::new(plan, buffers, part));
             }),
-            Way::Apart(apart) => {
-                with_float!(self.dtype, S => apart::Run::<S>::new(plan, apart, buffers, part).run(isa));
+            Algorithm::Apart(apart) => {
+                with_float!(self.dtype, S => nonoverlapping::Run::<S>::new(plan, apart, buffers, part).run(isa));
             }
-            Way::Covers(covers) => {
-                with_float!(self.dtype, S => covers::Run::<S>::new(plan, covers, buffers, part).run(isa));
+            Algorithm::Covers(covers) => {
+                with_float!(self.dtype, S => sum_backward::Run::<S>::new(plan, covers, buffers, part).run(isa));
             }
-            Way::Spread(spread) => with_element!(self.dtype, S => {
-                portable::enter(spread::Run::<S>::new(plan, spread, buffers, part));
+            Algorithm::Spread(spread) => with_element!(self.dtype, S => {
+                portable::enter(max_backward::Run::<S>::new(plan, spread, buffers, part));
             }),
         }
     }
@@ -676,10 +676,10 @@ fn by_rows(planes: usize, axes: &[SlidingAxis], gradient: bool, width: usize, ta
     let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, gradient)));
     let work = target.saturating_mul(cells);
     let rows = target / width.max(1);
-    if planes < PLANES && work > GRAIN {
+    if planes < PLANES && work > MIN_TASK_WORK {
         let per_row = width.saturating_mul(cells).max(1);
-        let rows_of_part = (GRAIN / per_row).max(1);
+        let rows_of_part = (MIN_TASK_WORK / per_row).max(1);
         return Tasks { planes: 1, parts: rows.div_ceil(rows_of_part), rows: rows_of_part };
     }
-    Tasks { planes: (GRAIN / work.max(1)).clamp(1, planes.max(1)), parts: 1, rows }
+    Tasks { planes: (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)), parts: 1, rows }
 }

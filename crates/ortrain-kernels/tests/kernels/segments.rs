@@ -131,7 +131,7 @@ proptest! {
     fn segments_compute_what_the_reference_computes(seed: u64) {
         let mut random = Random(seed);
         let nest = random_nest(&mut random);
-        prop_assert_eq!(nest.fault(), None);
+        prop_assert_eq!(nest.validate(), None);
         let (loads, outs) = buffers(&mut random, &nest);
         let want = reference(&nest, &loads, &outs).unwrap();
         for isa in Isa::available() {

@@ -1,4 +1,4 @@
-//! Generates the messages of ONNX and a table of their fields; see the README beside.
+//! Generates the messages of ONNX and a table of their fields. See the README of this crate.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,8 @@ use std::process::Command;
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto};
 
-/// Rare and large fields of frequent messages: boxed, so that a plain attribute stays small.
+/// Large fields that are rarely set, in messages that occur often. They are boxed, so that an attribute without them
+/// stays small.
 const BOXED: [&str; 4] =
     ["AttributeProto.t", "AttributeProto.g", "AttributeProto.sparse_tensor", "AttributeProto.tp"];
 

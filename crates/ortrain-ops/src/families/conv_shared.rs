@@ -54,17 +54,17 @@ pub(super) fn kernel_dims(
     };
     let kernel: Vec<Dim> = (0..rank.saturating_sub(2)).map(one).collect::<Result<_, _>>()?;
     let cells = kernel.iter().filter_map(Dim::known).fold(1, usize::saturating_mul);
-    if cells > MOST_CELLS {
+    if cells > MAX_CELLS {
         let shape = kernel.iter().cloned().collect::<Shape>();
         return Err(OpError::unsupported(format!(
-            "a filter has {cells} cells for each channel, {shape}; {MOST_CELLS} are the most"
+            "a filter has {cells} cells for each channel, {shape}; {MAX_CELLS} are the most"
         )));
     }
     Ok(kernel)
 }
 
 /// The most cells of a filter, for each channel: kernels keep tables of them.
-const MOST_CELLS: usize = 1 << 20;
+const MAX_CELLS: usize = 1 << 20;
 
 /// Checks that a bias, input `k`, has `channels` elements.
 pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(), OpError> {

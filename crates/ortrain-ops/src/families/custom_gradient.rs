@@ -56,11 +56,11 @@ struct CustomGradient {
 }
 
 /// A bound of numbers of inputs in a stranger's model.
-const MOST_INPUTS: i64 = 1 << 16;
+const MAX_INPUTS: i64 = 1 << 16;
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let count = Attrs::required(INPUTS, node.attrs.int(INPUTS)?)?;
-    let inputs = usize::try_from(count).ok().filter(|_| count <= MOST_INPUTS);
+    let inputs = usize::try_from(count).ok().filter(|_| count <= MAX_INPUTS);
     let inputs =
         inputs.ok_or_else(|| OpError::invalid(format!("it has {count} inputs according to {INPUTS}")))?;
     let of: Vec<usize> = Attrs::required(OF, node.attrs.ints(OF)?)?

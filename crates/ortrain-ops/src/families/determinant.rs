@@ -18,7 +18,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 /// The largest size: every step of the elimination is nodes of its own.
-const MOST: usize = 64;
+const MAX_SIZE: usize = 64;
 
 struct Det;
 
@@ -40,9 +40,9 @@ impl Op for Det {
         cx.arity(1, 1, 1)?;
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
         let shape = cx.shape(0);
-        if let Some(size) = shape.map(size_of).transpose()?.flatten().filter(|&size| size > MOST) {
+        if let Some(size) = shape.map(size_of).transpose()?.flatten().filter(|&size| size > MAX_SIZE) {
             return Err(OpError::unsupported(format!(
-                "the determinant of matrices of size {size}; {MOST} is the largest"
+                "the determinant of matrices of size {size}; {MAX_SIZE} is the largest"
             )));
         }
         cx.output(0, dtype, shape.map(|shape| shape[..shape.rank() - 2].iter().cloned().collect()));

@@ -291,7 +291,7 @@ fn clamped(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
 }
 
 /// The most inputs of a variadic operator: each is a load of one expression.
-pub(crate) const MOST_OPERANDS: usize = 1024;
+pub(crate) const MAX_OPERANDS: usize = 1024;
 
 /// Any number of inputs.
 const VARIADIC: usize = usize::MAX;
@@ -413,8 +413,8 @@ impl Op for Elementwise {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = self.count(cx.node());
         cx.arity(count.max(1), count.max(1), 1)?;
-        if count > MOST_OPERANDS {
-            return Err(OpError::unsupported(format!("it has {count} inputs; {MOST_OPERANDS} are the most")));
+        if count > MAX_OPERANDS {
+            return Err(OpError::unsupported(format!("it has {count} inputs; {MAX_OPERANDS} are the most")));
         }
         for k in 0..count {
             cx.dtype_where(k, self.row.takes.describe(), |dtype| self.row.takes.accepts(dtype))?;

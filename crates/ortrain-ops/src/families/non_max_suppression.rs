@@ -18,9 +18,9 @@ use crate::op::{Definition, Op, Placement};
 
 const BOXES: usize = 0;
 const SCORES: usize = 1;
-const MOST: usize = 2;
+const MAX_OUTPUT_BOXES: usize = 2;
 const OVERLAP: usize = 3;
-const LEAST_SCORE: usize = 4;
+const MIN_SCORE: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct NonMaxSuppression {
@@ -33,15 +33,15 @@ struct NonMaxSuppression {
 impl Op for NonMaxSuppression {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(2, 5, 1)?;
-        for k in [BOXES, SCORES, OVERLAP, LEAST_SCORE] {
+        for k in [BOXES, SCORES, OVERLAP, MIN_SCORE] {
             if cx.has(k) {
                 cx.dtype_where(k, "float32", |dtype| dtype == DType::F32)?;
             }
         }
-        if cx.has(MOST) {
-            cx.dtype_where(MOST, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has(MAX_OUTPUT_BOXES) {
+            cx.dtype_where(MAX_OUTPUT_BOXES, "int64", |dtype| dtype == DType::I64)?;
         }
-        for k in [MOST, OVERLAP, LEAST_SCORE] {
+        for k in [MAX_OUTPUT_BOXES, OVERLAP, MIN_SCORE] {
             // Without elements they are left out, so to say.
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size > 1))
@@ -124,9 +124,9 @@ impl HostFunction for NonMaxSuppression {
             return Err(format!("boxes have shape {:?} and scores {:?}", boxes.dims(), scores.dims()));
         }
         let number = |k: usize| all[k].and_then(|tensor| tensor.to_f64().first().copied());
-        let most = number(MOST).unwrap_or(0.0).max(0.0) as usize;
+        let most = number(MAX_OUTPUT_BOXES).unwrap_or(0.0).max(0.0) as usize;
         let most_overlap = number(OVERLAP).unwrap_or(0.0) as f32;
-        let least = number(LEAST_SCORE);
+        let least = number(MIN_SCORE);
         let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
         let mut chosen = Vec::new();
         let steps = Steps::default();

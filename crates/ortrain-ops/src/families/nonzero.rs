@@ -34,15 +34,15 @@ impl Op for NonZero {
 }
 
 /// The most elements that are looked through: their indices alone take half a gigabyte for each axis.
-const MOST_ELEMENTS: usize = 1 << 26;
+const MAX_ELEMENTS: usize = 1 << 26;
 
 fn check_size(dims: &[usize]) -> Result<(), String> {
     let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
-    if count.is_some_and(|count| count <= MOST_ELEMENTS) {
+    if count.is_some_and(|count| count <= MAX_ELEMENTS) {
         return Ok(());
     }
     Err(format!(
-        "{dims:?} are too many elements to list those that are not zero; {MOST_ELEMENTS} are the most. Where chooses between \
+        "{dims:?} are too many elements to list those that are not zero; {MAX_ELEMENTS} are the most. Where chooses between \
          values without listing places, and a Slice in front makes parts"
     ))
 }

@@ -8,7 +8,7 @@
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
-use ortrain_program::{BufferId, Entry};
+use ortrain_program::{BufferId, GradientMode};
 
 use crate::OpError;
 use crate::infer::Infer;
@@ -406,8 +406,8 @@ impl Op for Accumulate {
         };
         if cx.is_reset_flag(2) {
             let (overwrite, accumulate) = (step(cx, Some(true)), step(cx, Some(false)));
-            cx.emit_for(Entry::Overwrite, overwrite)?;
-            cx.emit_for(Entry::Accumulate, accumulate)?;
+            cx.emit_for(GradientMode::Overwrite, overwrite)?;
+            cx.emit_for(GradientMode::Accumulate, accumulate)?;
         } else {
             let known = cx.constant(2).map(|flag| flag.data().iter().any(|&byte| byte != 0));
             let overwrite = if cx.has(2) { known } else { Some(false) };

@@ -13,7 +13,7 @@ use ortrain_expr::{Access, Inst, Scalar, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
-use crate::axis_map::{AxisMap, MOST_TAPS, apply};
+use crate::axis_map::{AxisMap, MAX_TAPS, apply};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder};
@@ -90,9 +90,9 @@ impl Mode {
     fn copies(self, size: usize, ends: Ends, axis: usize) -> Result<Copies, OpError> {
         let (before, after) = ends;
         let total = padded(size, ends, axis)?;
-        if total.max(size) > MOST_TAPS {
+        if total.max(size) > MAX_TAPS {
             return Err(OpError::unsupported(format!(
-                "axis {axis} has {} elements; {MOST_TAPS} are the most that can be padded in this mode",
+                "axis {axis} has {} elements; {MAX_TAPS} are the most that can be padded in this mode",
                 total.max(size)
             )));
         }

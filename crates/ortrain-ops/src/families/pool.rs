@@ -276,7 +276,7 @@ impl Op for MaxPoolGrad {
 }
 
 /// The most windows of a plane whose cells are counted when a program is made; of more they are counted in each step.
-const MOST_COUNTED: usize = 1 << 20;
+const MAX_COUNTED: usize = 1 << 20;
 
 /// What the sum under a window of so many cells is multiplied by: windows that count nothing give zero.
 fn inverse(count: f64) -> f64 {
@@ -395,7 +395,7 @@ impl AveragePool {
     ) -> Result<(), OpError> {
         let dtype = cx.buffer_dtype(source);
         let exact = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let factors = self.factors(axes, MOST_COUNTED);
+        let factors = self.factors(axes, MAX_COUNTED);
         let computed = match &factors {
             Some(_) => None,
             None => Some(self.computed_factors(cx, exact, axes)?),

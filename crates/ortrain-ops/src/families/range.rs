@@ -15,7 +15,7 @@ use crate::op::{Definition, Need, Op};
 struct Range;
 
 /// Elements of a range are no more than this: what does not fit in memory is refused here.
-const MOST: f64 = 1e15;
+const MAX_ELEMENTS: f64 = 1e15;
 
 /// The one element of a tensor.
 fn scalar(tensor: &Tensor) -> Option<Scalar> {
@@ -37,7 +37,7 @@ fn count([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
         return usize::try_from(rounded.max(0)).map_err(|_| message());
     }
     let steps = ((limit.to_f64() - start.to_f64()) / delta.to_f64()).ceil();
-    if delta.to_f64() == 0.0 || steps.is_nan() || steps > MOST {
+    if delta.to_f64() == 0.0 || steps.is_nan() || steps > MAX_ELEMENTS {
         return Err(message());
     }
     Ok(steps.max(0.0) as usize)

@@ -7,7 +7,7 @@
 //! stands in the graph itself, not in a subgraph, at most once, and has no decomposition: no operator of `ai.onnx` waits.
 
 use ortrain_graph::{Graph, Node};
-use ortrain_program::{HandOver, Instruction};
+use ortrain_program::{Instruction, Yield};
 
 use crate::OpError;
 use crate::infer::Infer;
@@ -40,11 +40,11 @@ impl Op for YieldOp {
                 cx.temp(&format!("gradient {output}"), dtype, len)
             });
         }
-        cx.emit(Instruction::HandOver(HandOver { given, taken }))
+        cx.emit(Instruction::Yield(Yield { outputs: given, inputs: taken }))
     }
 
     fn placement(&self) -> Placement {
-        Placement::HandOver
+        Placement::Yield
     }
 }
 

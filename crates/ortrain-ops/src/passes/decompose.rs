@@ -126,9 +126,7 @@ mod tests {
         let in_place = |definition: &Definition| {
             definition.samples().iter().any(|graph| {
                 let op = build(graph, &graph.nodes[0]).expect("a sample is valid");
-                op.writes_state()
-                    || !op.in_place().is_empty()
-                    || matches!(op.placement(), Placement::HandOver)
+                op.writes_state() || !op.in_place().is_empty() || matches!(op.placement(), Placement::Yield)
             })
         };
         let (written, others): (Vec<&Definition>, Vec<&Definition>) = Registry::standard()

@@ -7,7 +7,7 @@ use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::custom_gradient::has_gradient_of;
-use crate::families::elementwise::MOST_OPERANDS;
+use crate::families::elementwise::MAX_OPERANDS;
 use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
 use crate::passes::infer::{infer_added, infer_part};
@@ -366,8 +366,8 @@ fn total(
             let mut rest: Vec<Option<ValueId>> = many.iter().copied().map(Some).collect();
             // More than a Sum takes are added up part after part, in the same order.
             let mut part = 0;
-            while rest.len() > MOST_OPERANDS {
-                let first: Vec<_> = rest.drain(..MOST_OPERANDS).collect();
+            while rest.len() > MAX_OPERANDS {
+                let first: Vec<_> = rest.drain(..MAX_OPERANDS).collect();
                 let sum = graph.add_value(&format!("{name}_part_{part}"), graph.value(value).ty.clone());
                 let mut node = Node::new("", "Sum", &first, &[Some(sum)], Attrs::new());
                 node.name = format!("AccumulateGrad_{name}_part_{part}").into();

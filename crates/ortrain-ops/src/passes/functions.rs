@@ -18,12 +18,12 @@ use crate::registry::Registry;
 
 /// How many nodes a model may have when its functions are written out. Functions that call functions can describe far
 /// more than any machine holds.
-const MOST_NODES: usize = 1 << 18;
+const MAX_NODES: usize = 1 << 18;
 /// How many bytes of names and attributes may be repeated, payloads of tensors (which are shared) aside.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 
 /// How deep calls and subgraphs may lie in each other.
-const MOST_DEPTH: usize = 100;
+const MAX_DEPTH: usize = 100;
 
 /// Domain, name and overload of a function.
 type Key = (String, String, String);
@@ -262,7 +262,7 @@ impl Extent {
     }
 
     fn is_too_large(self) -> bool {
-        self.nodes > MOST_NODES || self.bytes > MOST_BYTES
+        self.nodes > MAX_NODES || self.bytes > MAX_BYTES
     }
 }
 
@@ -274,7 +274,7 @@ fn too_large(node: &NodeProto, own: Option<Extent>) -> Error {
     Error::Call {
         node: call_label(node),
         reason: format!(
-            "the model's functions, written out, have more than {MOST_NODES} nodes or take more than {MOST_BYTES} \
+            "the model's functions, written out, have more than {MAX_NODES} nodes or take more than {MAX_BYTES} \
              bytes{own}; a Loop repeats nodes without writing them out"
         ),
     }
@@ -348,8 +348,8 @@ impl<'a> Inliner<'a> {
 
     /// A node, or what it calls.
     fn one(&mut self, node: NodeProto) -> Result<Vec<NodeProto>, Error> {
-        if self.depth == MOST_DEPTH {
-            let reason = format!("it lies in calls of functions and subgraphs more than {MOST_DEPTH} deep");
+        if self.depth == MAX_DEPTH {
+            let reason = format!("it lies in calls of functions and subgraphs more than {MAX_DEPTH} deep");
             return Err(Error::Call { node: call_label(&node), reason });
         }
         self.depth += 1;
@@ -488,7 +488,7 @@ impl<'a> Inliner<'a> {
         let mut known = HashMap::new();
         let mut sum = Extent::default();
         for node in &graph.node {
-            let own = self.extent(node, &mut known, MOST_DEPTH);
+            let own = self.extent(node, &mut known, MAX_DEPTH);
             sum = sum.plus(own);
             if sum.is_too_large() {
                 return Err(too_large(node, Some(own)));

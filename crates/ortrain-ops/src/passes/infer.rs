@@ -222,13 +222,13 @@ fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Resul
 }
 
 /// The most axes of a tensor: as many as NumPy and onnxruntime have. An expression counts positions along fewer than 256.
-pub const MOST_AXES: usize = 64;
+pub const MAX_AXES: usize = 64;
 
 /// Refuses shapes of too many axes.
 fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
     match ty.shape() {
-        Some(shape) if shape.rank() > MOST_AXES => Err(OpError::unsupported(format!(
-            "{:?} has {} axes, of shape {shape}; a tensor has {MOST_AXES} at most, so leave out axes of one element or merge \
+        Some(shape) if shape.rank() > MAX_AXES => Err(OpError::unsupported(format!(
+            "{:?} has {} axes, of shape {shape}; a tensor has {MAX_AXES} at most, so leave out axes of one element or merge \
              some by a Reshape",
             graph.name_of(id),
             shape.rank()
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
     use crate::testing::{Failure, add, check_gradients, f64s, graph, run};
 
-    const MANY: usize = MOST_AXES + 1;
+    const MANY: usize = MAX_AXES + 1;
 
     /// What an operator that makes so many axes says, of values that are known before a run and of those that are not.
     fn said(op: &str, given: &[Tensor], attrs: &Attrs, constant: bool) -> String {
@@ -361,7 +361,7 @@ mod tests {
             (
                 "OneHot",
                 vec![
-                    Tensor::i64(&[1; MOST_AXES], &[0]),
+                    Tensor::i64(&[1; MAX_AXES], &[0]),
                     Tensor::i64(&[], &[2]),
                     Tensor::f32(&[2], &[0.0, 1.0]),
                 ],
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn as_many_axes_as_there_may_be() {
         let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
-        let new: Vec<i64> = (1..MOST_AXES as i64).collect();
+        let new: Vec<i64> = (1..MAX_AXES as i64).collect();
         let (mut made, ids) = graph(&[&x]);
         let new = made.add_constant("new", Tensor::i64(&[new.len()], &new));
         let y = add(&mut made, ("", "Unsqueeze"), "y", &[Some(ids[0]), Some(new)], 1, Attrs::new());
@@ -398,7 +398,7 @@ mod tests {
         made.outputs = y;
         infer(&mut made).expect("it is valid");
         let got = run(&made, std::slice::from_ref(&x)).expect("it runs");
-        assert_eq!(got[0].dims().len(), MOST_AXES);
+        assert_eq!(got[0].dims().len(), MAX_AXES);
         assert_eq!(got[0].to_f64(), [1.0, 2.0, 3.0]);
     }
 

@@ -38,10 +38,10 @@ const OPERATORS: [&str; 9] = [
 const SINCE: i64 = 11;
 
 /// How many tensors a sequence may hold: each is a value of the graph.
-const MOST_TENSORS: usize = 1 << 14;
+const MAX_TENSORS: usize = 1 << 14;
 
 /// How often a body is written while the shapes of what a loop carries are found out.
-const MOST_ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 3;
 
 /// How deep loops may be nested whose bodies are written more often than once: the rounds multiply.
 const DEEPEST: usize = 2;
@@ -316,9 +316,9 @@ impl Writer {
             }
         };
         if let Some(made) = made {
-            if made.len() > MOST_TENSORS {
+            if made.len() > MAX_TENSORS {
                 let message =
-                    format!("it makes a sequence of {} tensors; {MOST_TENSORS} are the most", made.len());
+                    format!("it makes a sequence of {} tensors; {MAX_TENSORS} are the most", made.len());
                 return Err(OpError::unsupported(message));
             }
             no_output(graph, output)?;
@@ -465,7 +465,7 @@ impl Writer {
         let mut carried = repetition.as_ref().map(|r| first_carried(graph, node, r)).unwrap_or_default();
         let changes = repetition.as_ref().filter(|r| r.conditional && r.carried > 0);
         let open = |carried: &[ValueType]| carried.iter().map(without_shape).collect::<Vec<ValueType>>();
-        let rounds = if changes.is_some() && self.depth < DEEPEST { MOST_ROUNDS } else { 1 };
+        let rounds = if changes.is_some() && self.depth < DEEPEST { MAX_ROUNDS } else { 1 };
         if changes.is_some() && rounds == 1 {
             carried = open(&carried);
         }
@@ -646,9 +646,9 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
         ))
     });
     let most = |count: usize| match count {
-        0..=MOST_TENSORS => Ok(count),
+        0..=MAX_TENSORS => Ok(count),
         _ => Err(OpError::unsupported(format!(
-            "it makes a sequence of {count} tensors; {MOST_TENSORS} are the most"
+            "it makes a sequence of {count} tensors; {MAX_TENSORS} are the most"
         ))),
     };
     let lengths = ints(graph, node, 1, "the sizes of its parts")?;

@@ -27,7 +27,7 @@ use crate::{Error, OpError};
 const KEPT: usize = 32;
 
 /// How many values of an input are made up where shapes depend on them.
-const MOST_ZEROS: usize = 1 << 16;
+const MAX_ZEROS: usize = 1 << 16;
 
 /// Values that stay the same in a loop are put into planes if they have more elements than this: a plane costs more than
 /// handing a few numbers to each iteration.
@@ -115,7 +115,7 @@ impl Specialiser {
 
     /// The same graph, state and settings with other results.
     #[must_use]
-    pub fn showing(&self, outputs: Vec<ValueId>) -> Specialiser {
+    pub fn with_outputs(&self, outputs: Vec<ValueId>) -> Specialiser {
         let mut graph = self.graph.clone();
         graph.outputs = outputs;
         self.with_graph(graph)
@@ -133,7 +133,7 @@ impl Specialiser {
     /// and the results of the node are asked for. Nothing, if the node has nothing inside, or they do not say which branch
     /// was taken or how often the body was repeated.
     #[must_use]
-    pub fn written_out(&self, node: usize, known: &dyn Fn(ValueId) -> Option<Tensor>) -> Option<Specialiser> {
+    pub fn inlined(&self, node: usize, known: &dyn Fn(ValueId) -> Option<Tensor>) -> Option<Specialiser> {
         let mut graph = self.graph.clone();
         if !write_out(&mut graph, node, known).ok()? {
             return None;
@@ -276,7 +276,7 @@ impl Specialiser {
             let dtype = self.graph.value(id).ty.dtype().unwrap_or(DType::I64);
             let few = dims[k].iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
             let zeros =
-                few.filter(|&count| count <= MOST_ZEROS).map(|_| Tensor::zeros(dtype, dims[k].to_vec()));
+                few.filter(|&count| count <= MAX_ZEROS).map(|_| Tensor::zeros(dtype, dims[k].to_vec()));
             let what = || format!("the shapes depend on the values of input {:?}", self.graph.name_of(id));
             zeros.and_then(Result::ok).ok_or_else(|| Error::Graph(what()))
         })
@@ -375,7 +375,7 @@ impl Specialise for Specialiser {
     fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, String> {
         let schedule = self.schedule(inputs).map_err(|error| error.to_string())?;
         // A part that stays as it was would be specialised again without end.
-        if let [SegmentNode { segment: Segment::Late(_), .. }] = schedule.segments.as_slice() {
+        if let [SegmentNode { segment: Segment::Deferred(_), .. }] = schedule.segments.as_slice() {
             let node = &self.graph.nodes[0];
             let label = self.graph.node_label(node);
             return Err(format!(
@@ -410,7 +410,7 @@ enum Kind {
     Host,
     Control,
     /// In a program where all nodes are, outside otherwise.
-    HandOver,
+    Yield,
 }
 
 /// A node's operator, its attributes read, and where its work goes.
@@ -513,7 +513,7 @@ fn compile(
             Placement::Program => Kind::Program,
             Placement::Host(_) => Kind::Host,
             Placement::If { .. } | Placement::Repeat(_) => Kind::Control,
-            Placement::HandOver => Kind::HandOver,
+            Placement::Yield => Kind::Yield,
             Placement::Composition => unreachable!("written out above"),
         };
         let mut open = !outputs().all(concrete);
@@ -534,11 +534,11 @@ fn compile(
     if budget < settings.unrolled_nodes {
         remove_idle(&mut graph, &mut placed);
     }
-    if placed.iter().any(|node| node.kind == Kind::HandOver) {
+    if placed.iter().any(|node| node.kind == Kind::Yield) {
         let is_outside = |node: &Placed| matches!(node.kind, Kind::Host | Kind::Control);
         let in_program = late.is_empty() && !placed.iter().any(is_outside);
         let kind = if in_program { Kind::Program } else { Kind::Control };
-        placed.iter_mut().filter(|node| node.kind == Kind::HandOver).for_each(|node| node.kind = kind);
+        placed.iter_mut().filter(|node| node.kind == Kind::Yield).for_each(|node| node.kind = kind);
     }
     segments(&graph, roles, &placed, &late, settings).map(Compiled::Schedule)
 }
@@ -627,7 +627,7 @@ fn segments(
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
     let mut maker = SegmentMaker { graph, roles, placed, schedule, slots, settings };
-    maker.hand_over()?;
+    maker.yielded()?;
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
             let slot = maker.slot(id);
@@ -728,7 +728,7 @@ fn segments(
                 }
                 maker.program(members, &inputs, &outputs, *is_late)?;
             }
-            Kind::Host | Kind::Control | Kind::HandOver => {
+            Kind::Host | Kind::Control | Kind::Yield => {
                 for &index in members {
                     maker.outside(index)?;
                 }
@@ -799,7 +799,7 @@ impl SegmentMaker<'_> {
         let given: Vec<ValueId> =
             inputs.iter().copied().filter(|&id| matches!(self.role(id), None | Some(Role::User))).collect();
         let segment = if late {
-            Segment::Late(Arc::new(self.late(members, inputs, outputs)))
+            Segment::Deferred(Arc::new(self.late(members, inputs, outputs)))
         } else {
             let (program, shapes) = self.lowered(members, &given, outputs)?;
             Segment::Program(Arc::new(program), shapes)
@@ -921,10 +921,10 @@ impl SegmentMaker<'_> {
                 (inputs, outputs, Segment::If(branches, label))
             }
             Placement::Repeat(repetition) => self.repeat(node, &repetition, label)?,
-            Placement::HandOver => {
+            Placement::Yield => {
                 self.deliver_constants(node.present_inputs())?;
                 let (given, taken) = self.handed(node);
-                (given, taken, Segment::HandOver(label))
+                (given, taken, Segment::Yield(label))
             }
             Placement::Program | Placement::Composition => unreachable!("programs are made of groups"),
         };
@@ -946,10 +946,10 @@ impl SegmentMaker<'_> {
     }
 
     /// Notes what changes hands, if anything does.
-    fn hand_over(&mut self) -> Result<(), Error> {
+    fn yielded(&mut self) -> Result<(), Error> {
         let graph = self.graph;
         for (node, placed) in graph.nodes.iter().zip(self.placed) {
-            if !matches!(placed.op.placement(), Placement::HandOver) {
+            if !matches!(placed.op.placement(), Placement::Yield) {
                 continue;
             }
             if self.schedule.handed.is_some() {
@@ -958,7 +958,7 @@ impl SegmentMaker<'_> {
                 return Err(Error::at(graph, node, source));
             }
             let (given, taken) = self.handed(node);
-            self.schedule.handed = Some(Handed { given, taken });
+            self.schedule.handed = Some(Handed { outputs: given, inputs: taken });
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! Loop or Scan that are few.
 
 use ortrain_graph::{Attr, Attrs, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
-use ortrain_program::Along;
+use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Error;
@@ -297,7 +297,7 @@ pub(crate) fn unroll(
     };
     let mut collected: Vec<Vec<ValueId>> = vec![Vec::new(); r.stacked.len()];
     for iteration in 0..count {
-        let at = |along: Along| if along.reversed { count - 1 - iteration } else { iteration };
+        let at = |along: ScanAxis| if along.reversed { count - 1 - iteration } else { iteration };
         let position = r.scanned.first().map_or(iteration, |&along| at(along));
         let mut outside: FxHashMap<ValueId, ValueId> = captured.iter().copied().collect();
         if r.conditional {

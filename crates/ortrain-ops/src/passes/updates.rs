@@ -65,7 +65,7 @@ fn lift(graph: &mut Graph, newest: &mut Newest) {
                 lift_branches(graph, index, [then_branch, else_branch], newest);
             }
             Placement::Repeat(repetition) => lift_body(graph, index, &repetition, newest),
-            Placement::Program | Placement::Composition | Placement::Host(_) | Placement::HandOver => {}
+            Placement::Program | Placement::Composition | Placement::Host(_) | Placement::Yield => {}
         }
     }
 }

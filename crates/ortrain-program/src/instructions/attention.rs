@@ -163,7 +163,7 @@ impl Body for Attention {
         }
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let buffer = |id: BufferId| &buffers[id.0 as usize];
         let dtype = buffer(self.q.buffer).dtype;
         let sizes = [self.queries, self.keys, self.size, self.width];
@@ -174,7 +174,7 @@ impl Body for Attention {
         for (operand, sizes) in self.operands() {
             let (dims, access) = (matrices(&self.batch, sizes), &operand.access);
             let fits = access.dtype == dtype
-                && operand.fault(buffers).is_none()
+                && operand.validate(buffers).is_none()
                 && access.strides.len() == dims.len();
             if !fits {
                 return Some(format!("an operand's access does not fit {:?}", buffer(operand.buffer).label));
@@ -200,11 +200,11 @@ impl Body for Attention {
                 return Some(format!("{name} of other results than one that is passed on"));
             }
             if let Some(Operand { buffer: id, .. }) =
-                nest.operands().find(|operand| operand.fault(buffers).is_some())
+                nest.operands().find(|operand| operand.validate(buffers).is_some())
             {
                 return Some(format!("an access of {name} that does not fit {:?}", buffer(*id).label));
             }
-            if stores { nest.fault() } else { nest.operand_fault() }
+            if stores { nest.validate() } else { nest.operand_fault() }
         })
     }
 

@@ -16,7 +16,7 @@ pub(crate) trait Body {
     fn sizes(&self) -> String;
 
     /// The first fault: an access outside a buffer, or parts that contradict each other.
-    fn fault(&self, buffers: &[Buffer]) -> Option<String>;
+    fn validate(&self, buffers: &[Buffer]) -> Option<String>;
 
     /// Takes down which elements it reads and writes.
     fn traffic(&self, traffic: &mut Traffic<'_>) {
@@ -76,7 +76,7 @@ pub(crate) trait Body {
 
 /// The fault of a nest whose accesses are not those of its buffers, or whose accumulators are not the given ones.
 pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]) -> Option<String> {
-    let wrong_operand = || nest.operands().find_map(|operand| operand.fault(buffers));
+    let wrong_operand = || nest.operands().find_map(|operand| operand.validate(buffers));
     let found: SmallVec<[DType; 2]> = nest.loads[..nest.accumulators()].iter().map(Load::dtype).collect();
     let wrong_accumulators = || {
         (found.as_slice() != accumulators).then(|| {

@@ -35,9 +35,9 @@ impl Body for Conv {
         format!("{:?} {:?} x {:?}", self.shape.pass, a.as_slice(), b.as_slice())
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let Conv { a, b, epilogue, shape, .. } = self;
-        if let Some(fault) = product_fault(self, buffers).or_else(|| shape.fault()) {
+        if let Some(fault) = product_fault(self, buffers).or_else(|| shape.validate()) {
             return Some(fault);
         }
         let [a_dims, b_dims, result] = shape.operands();
@@ -48,7 +48,7 @@ impl Body for Conv {
                 return Some(format!("an operand {:?} that is not floats {dims:?}", buffer.label));
             }
             let row_major = Access::contiguous(access.dtype, dims);
-            if operand.fault(buffers).is_some() || access.strides != row_major.strides {
+            if operand.validate(buffers).is_some() || access.strides != row_major.strides {
                 return Some(format!("an access of an operand that does not fit {:?}", buffer.label));
             }
         }
@@ -58,7 +58,7 @@ impl Body for Conv {
         if epilogue.dims != result || epilogue.inner != 0 {
             return Some("an epilogue over another space than the result".into());
         }
-        epilogue.fault()
+        epilogue.validate()
     }
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {

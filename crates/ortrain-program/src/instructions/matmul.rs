@@ -61,7 +61,7 @@ impl Body for MatMul {
         format!("{:?} {}x{}x{}{types}", self.batch.as_slice(), self.m, self.n, self.k)
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let MatMul { a, b, epilogue, .. } = self;
         if let Some(fault) = product_fault(self, buffers) {
             return Some(fault);
@@ -73,7 +73,7 @@ impl Body for MatMul {
             }
         }
         for (factor, dims) in [a, b].into_iter().zip(self.spaces()) {
-            if factor.fault(buffers).is_some() || factor.access.strides.len() != dims.len() {
+            if factor.validate(buffers).is_some() || factor.access.strides.len() != dims.len() {
                 return Some("a factor's access does not fit its buffer".into());
             }
             if let Some(fault) = factor.overrun(&dims, "a factor") {
@@ -83,7 +83,7 @@ impl Body for MatMul {
         if epilogue.dims != matrices(&self.batch, [self.m, self.n]) || epilogue.inner != 0 {
             return Some("an epilogue over another space than the product".into());
         }
-        epilogue.fault()
+        epilogue.validate()
     }
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {

@@ -19,9 +19,9 @@ impl Body for Nest {
         }
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         nest_fault(self, &[], buffers)
-            .or_else(|| self.fault())
+            .or_else(|| self.validate())
             .or_else(|| segments_fault(self, self.segments.as_ref()?, buffers))
     }
 

@@ -47,10 +47,10 @@ impl Body for NestGroup {
         self.nests.iter().all(|nest| Body::is_empty(&**nest))
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let of_one = |nest: &Arc<Nest>| {
             let can_fail = || nest.expr.can_fail().then(|| "a nest of a group that can fail".to_owned());
-            Body::fault(&**nest, buffers).or_else(can_fail)
+            Body::validate(&**nest, buffers).or_else(can_fail)
         };
         self.nests.iter().find_map(of_one).or_else(|| {
             let label = &self.shared(buffers)?.label;

@@ -61,7 +61,7 @@ impl Body for ScatterAdd {
         each(&mut self.target.buffer, Use::Update);
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
         let need = |operand: &Operand, len: usize| {
             let found = buffer(operand).len;

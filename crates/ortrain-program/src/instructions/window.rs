@@ -70,8 +70,8 @@ impl Body for Window {
         self.index.iter_mut().for_each(|index| each(&mut index.operand.buffer, index_use));
     }
 
-    fn fault(&self, buffers: &[Buffer]) -> Option<String> {
-        if let Some(fault) = self.shape.fault() {
+    fn validate(&self, buffers: &[Buffer]) -> Option<String> {
+        if let Some(fault) = self.shape.validate() {
             return Some(fault);
         }
         let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];

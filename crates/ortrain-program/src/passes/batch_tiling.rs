@@ -15,7 +15,7 @@ use crate::target::{BatchTiles, Target};
 use crate::{Buffer, Conv, Instruction, Operand, ScheduledInstruction, is_work};
 
 /// Pairs that are tried.
-const MOST: usize = 32;
+const MAX_PAIRS: usize = 32;
 /// Puts pairs in parts where that takes less memory.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(tiles) = target.batch_tiles else { return Ok(Changed(0)) };
@@ -24,7 +24,7 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let whole = arena(draft)?;
     let mut tried = draft.clone();
     let mut best: Option<(usize, usize, Draft)> = None;
-    for pairs in 1..=MOST {
+    for pairs in 1..=MAX_PAIRS {
         tried.instructions = in_parts(&mut tried, &found);
         let planned = arena(&tried)?;
         if planned < best.as_ref().map_or(whole - whole / tiles.worth, |best| best.0) {
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::reference::evaluate;
-    use crate::{BufferId, Entries, Load, Nest, Program, ProgramBuilder, Scalars};
+    use crate::{BufferId, GradientModes, Load, Nest, Program, ProgramBuilder, Scalars};
 
     const IMAGES: usize = 4;
     const CHANNELS: usize = 64;
@@ -221,7 +221,7 @@ mod tests {
             (Operand::whole(a, DType::F32, &a_dims), Operand::whole(filter, DType::F32, &b_dims));
         let precision = Precision::F32;
         let instruction = Instruction::from(Conv { shape, a, b: filter, precision, epilogue });
-        b.emit(instruction, Entries::ALL, &name.into()).unwrap();
+        b.emit(instruction, GradientModes::ALL, &name.into()).unwrap();
         result
     }
 

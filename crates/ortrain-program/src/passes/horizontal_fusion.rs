@@ -13,10 +13,10 @@ use crate::editor::node_names;
 use crate::instructions::NestGroup;
 use crate::spans::Spans;
 use crate::versions::Versions;
-use crate::{Buffer, BufferId, Entries, Instruction, Place, ScheduledInstruction};
+use crate::{Buffer, BufferId, GradientModes, Instruction, Place, ScheduledInstruction};
 
 /// Most nests of a group. What is asked of an instruction is answered for each of its buffers, and sometimes for each pair.
-const MOST: usize = 1024;
+const MAX_NESTS: usize = 1024;
 /// Nests of a group make their results earlier than others need them. That takes little memory in a program whose buffers of the
 /// arena have together at most one part in so many of the bytes of its state, as those of an optimizer have.
 const SHARE: usize = 16;
@@ -54,7 +54,7 @@ fn is_update(draft: &Draft) -> bool {
 /// Nests that compute the same of other sizes: with the same operations, in whatever order.
 #[derive(PartialEq, Eq, Hash)]
 struct Kind {
-    entries: Entries,
+    entries: GradientModes,
     is_map: bool,
     /// A sum of numbers of the operations. Where it is that of others by chance, different nests are a group as well.
     operations: u64,
@@ -99,7 +99,7 @@ impl<'a> Groups<'a> {
         let mut earliest = self.floor;
         scheduled.instruction.buffers(&mut |id, used| earliest = earliest.max(self.spans.earliest(id, used)));
         let beside = kind.as_ref().and_then(|kind| self.last.get(kind)).copied();
-        let fits = |&at: &usize| at >= earliest && self.places[at].len() < MOST;
+        let fits = |&at: &usize| at >= earliest && self.places[at].len() < MAX_NESTS;
         let beside = beside.filter(fits);
         let at = beside.unwrap_or(self.places.len());
         scheduled.instruction.buffers(&mut |id, used| self.spans.note(id, used, at));

@@ -3,7 +3,7 @@
 use ortrain_expr::Scalar;
 
 use super::{Changed, Draft, Outcome, Target};
-use crate::rewrite::splice::with_constants;
+use crate::rewrite::inline_nest::with_constants;
 use crate::{Load, Operand, Place};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {

@@ -23,7 +23,7 @@ use crate::scheduled::NewVersions;
 use crate::target::Target;
 use crate::uses::Uses;
 use crate::versions::{Version, Versions};
-use crate::{Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, ScheduledInstruction};
+use crate::{Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, ScheduledInstruction};
 
 /// Bits of a byte.
 const BITS: usize = 8;
@@ -103,7 +103,7 @@ impl<'a> Choice<'a> {
         let Some(writer) = self.uses.writers(id).only() else { return false };
         let instructions = &self.draft.instructions;
         let touches = || self.uses.readers(id).iter().chain([writer]).map(|at| &instructions[at].instruction);
-        instructions[writer].entries == Entries::ALL
+        instructions[writer].entries == GradientModes::ALL
             && (buffer.len.is_multiple_of(BITS)
                 || touches().all(|instruction| may_be_longer(instruction, id)))
     }
@@ -230,7 +230,7 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
-        let given = ScheduledInstruction { entries: Entries::ALL, ..scheduled.clone() };
+        let given = ScheduledInstruction { entries: GradientModes::ALL, ..scheduled.clone() };
         let both = || masks.iter().zip(&made);
         for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
             let map = Instruction::from(unpacking(bytes(mask), bits.0, again.0));
@@ -354,12 +354,12 @@ mod tests {
             for slot in (0..reads.len()).filter(|&slot| nest.is_gathered(slot)).collect::<Vec<_>>() {
                 nest.loads[slot].operand_mut().unwrap().access.strides[0] = 0;
             }
-            assert_eq!(nest.fault(), None);
+            assert_eq!(nest.validate(), None);
             let instruction = Instruction::from(nest);
             let versions = Versions::default();
             self.instructions.push(ScheduledInstruction {
                 instruction,
-                entries: Entries::ALL,
+                entries: GradientModes::ALL,
                 node: "node".into(),
                 versions,
             });
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(given.packed().bits(), ["mask 1", "mask 2"]);
         // One that is made for one entry only is not there in the other.
         let mut of_entry = layers(5000, false);
-        of_entry.instructions[1].entries = Entries::only(crate::Entry::Overwrite);
+        of_entry.instructions[1].entries = GradientModes::only(crate::GradientMode::Overwrite);
         assert_eq!(of_entry.packed().bits(), ["mask 0", "mask 2"]);
     }
 

@@ -7,15 +7,15 @@
 mod batch_tiling;
 mod changed;
 mod choose_precision;
+mod compact_pool_indices;
 mod dead_elements;
-mod failures_first;
+mod fallible_first;
 mod fuse_attention;
 mod fusion;
 mod horizontal_fusion;
 mod inline_constants;
 mod mask_packing;
 pub(crate) mod memory_plan;
-mod number_cells;
 mod precompute_derivatives;
 mod rematerialization;
 mod remove_unused;
@@ -62,7 +62,7 @@ pub const PASSES: &[Pass] = &[
     required("remove_unused", "drops instructions and results that nobody needs", remove_unused::run),
     optional("inline_constants", "puts constants of one element into expressions", inline_constants::run),
     optional("dead_elements", "leaves out elements that nobody reads or that are zero", dead_elements::run),
-    optional("number_cells", "makes positions of maxima numbers of cells", number_cells::run),
+    optional("number_cells", "makes positions of maxima numbers of cells", compact_pool_indices::run),
     optional(
         "sink_scatter_add",
         "moves sums at given rows behind maps that read them",
@@ -78,7 +78,7 @@ pub const PASSES: &[Pass] = &[
     optional("fusion", "makes maps parts of what makes their operands or reads their results", fusion::run),
     required("choose_precision", "says how exactly factors of products are taken", choose_precision::run),
     optional("weight_prepacking", "lays matrices in panels for products of few rows", weight_prepacking::run),
-    required("failures_first", "puts what can fail before what writes state", failures_first::run),
+    required("failures_first", "puts what can fail before what writes state", fallible_first::run),
     optional("mask_packing", "keeps masks as bits where most is alive", mask_packing::run),
     optional("batch_tiling", "takes pairs of convolutions through a batch in parts", batch_tiling::run),
     optional(
@@ -233,7 +233,9 @@ mod tests {
 
     use super::*;
     use crate::versions::Versions;
-    use crate::{Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScheduledInstruction};
+    use crate::{
+        Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, Place, ScheduledInstruction,
+    };
 
     const N: usize = 8;
 
@@ -254,7 +256,7 @@ mod tests {
             stores: vec![to],
         };
         let (instruction, node): (_, Arc<str>) = (Instruction::from(nest), "node".into());
-        let (entries, versions) = (Entries::ALL, Versions::default());
+        let (entries, versions) = (GradientModes::ALL, Versions::default());
         let instructions = vec![ScheduledInstruction { instruction, entries, node, versions }];
         let ends = (vec![BufferId(0)], vec![BufferId(1)]);
         Draft::new(instructions, vec![buffer("x"), buffer("y")], Vec::new(), ends, Precision::F32)

@@ -6,16 +6,16 @@
 //!
 //! `g * a + g * b` becomes `g * (a + b)`: one rounding where there were several.
 
-use ortrain_expr::{DType, Inst, Type, slope};
+use ortrain_expr::{DType, Inst, Type, split_derivative};
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::align;
 use crate::buffer::{add_work, distinct};
 use crate::editor::{Editor, PLACES};
 use crate::operand::read_by;
-use crate::rewrite::splice::{is_injective, with_expression};
+use crate::rewrite::inline_nest::{is_injective, with_expression};
 use crate::scheduled::NewVersions;
-use crate::{Buffer, BufferId, Entries, Instruction, Nest, Operand, ScheduledInstruction};
+use crate::{Buffer, BufferId, GradientModes, Instruction, Nest, Operand, ScheduledInstruction};
 
 /// What is kept must be less than this part of what it takes the place of.
 const LESS: (usize, usize) = (3, 4);
@@ -57,7 +57,7 @@ impl Editor<'_> {
 
     fn slope(&self, at: usize) -> Option<Slope> {
         let entries = |at: usize| self.slots[at].as_ref().map(|scheduled| scheduled.entries);
-        let map = self.map(at).filter(|_| entries(at) == Some(Entries::ALL))?;
+        let map = self.map(at).filter(|_| entries(at) == Some(GradientModes::ALL))?;
         let [result] = map.stores.as_slice() else { return None };
         let store = &result.access;
         let points: usize = map.dims.iter().product();
@@ -83,14 +83,14 @@ impl Editor<'_> {
         let made: Vec<Option<usize>> = read_by(map).map(made).collect::<Option<_>>()?;
         let latest = made.iter().copied().max().flatten().filter(|&latest| latest < at)?;
         let late: Vec<bool> = made.iter().map(|&made| made == Some(latest)).collect();
-        let (slope, product) = slope(expr, &late, map.loads.len())?;
+        let (slope, product) = split_derivative(expr, &late, map.loads.len())?;
         let to_slope = Operand { buffer: NEW, access: store.clone() };
         let slope = with_expression(map, slope, to_slope, None)?;
         let product = with_expression(map, product, result.clone(), Some(NEW))?;
         let needed = |id: BufferId| read_by(map).position(|read| read == id).and_then(|slot| made[slot]);
         let after = read_by(&slope).filter_map(needed).max().filter(|&after| after < latest)?;
         let room = after.is_multiple_of(PLACES) && self.slots[after + 1].is_none();
-        if !room || entries(after) != Some(Entries::ALL) {
+        if !room || entries(after) != Some(GradientModes::ALL) {
             return None;
         }
         // What would be kept for this map alone, most of the time.

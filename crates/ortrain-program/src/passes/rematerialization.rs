@@ -15,7 +15,9 @@ use crate::draft::Draft;
 use crate::liveness::{Life, Liveness, alive};
 use crate::target::{Speed, Target};
 
-use crate::{Buffer, BufferId, BufferIds, Cost, Entries, Place, Program, ScheduledInstruction, is_work};
+use crate::{
+    Buffer, BufferId, BufferIds, Cost, GradientModes, Place, Program, ScheduledInstruction, is_work,
+};
 
 /// By which the times of instructions are compared.
 const SPEED: Speed = Target::PLAIN.speed;
@@ -57,7 +59,7 @@ impl Program {
 
 /// An instruction, or a copy of one, with the values that it takes and makes.
 #[derive(Clone, Debug)]
-struct Entry {
+struct OrderedInstruction {
     /// Its place in the program as it was.
     origin: usize,
     reads: Values,
@@ -83,18 +85,18 @@ struct Origin {
 /// What is decided: entries in order, and of each value what it is a copy of.
 #[derive(Clone)]
 struct Order {
-    entries: Vec<Entry>,
+    entries: Vec<OrderedInstruction>,
     roots: Vec<Value>,
 }
 
 /// The origins of the entries of a program as it was.
-fn origins(program: &Program, order: &[Entry]) -> Vec<Origin> {
+fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
     let Program { buffers, instructions, inputs, outputs, .. } = program;
     let mut writers = vec![0; buffers.len()];
     order.iter().flat_map(|entry| &entry.writes).for_each(|&value| writers[value] += 1);
     // Given from outside, or wanted there.
     let [inputs, outputs] = [inputs, outputs].map(|ids| flags(buffers.len(), ids));
-    let origin = |entry: &Entry| {
+    let origin = |entry: &OrderedInstruction| {
         let ScheduledInstruction { instruction, entries, .. } = &instructions[entry.origin];
         let Cost { flops, bytes } = instruction.cost_over(buffers);
         let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
@@ -111,7 +113,7 @@ fn origins(program: &Program, order: &[Entry]) -> Vec<Origin> {
         let mut later = (entry.origin..instructions.len()).filter(|_| !planes.is_empty());
         Origin {
             seconds: flops as f64 / SPEED.flops + bytes as f64 / SPEED.bytes,
-            repeats: own && steady && *entries == Entries::ALL && !instruction.must_stay(),
+            repeats: own && steady && *entries == GradientModes::ALL && !instruction.must_stay(),
             until: later.find(|&later| changes(&instructions[later])).unwrap_or(usize::MAX),
         }
     };
@@ -132,9 +134,9 @@ impl<'a> Recomputation<'a> {
         let values = |ids: BufferIds| distinct(ids.into_iter().filter(work).map(|id| id.0 as usize));
         let entry = |(origin, scheduled): (usize, &ScheduledInstruction)| {
             let [reads, writes] = [scheduled.instruction.reads(), scheduled.instruction.writes()].map(values);
-            Entry { origin, reads, writes, is_copy: false }
+            OrderedInstruction { origin, reads, writes, is_copy: false }
         };
-        let entries: Vec<Entry> = program.instructions.iter().enumerate().map(entry).collect();
+        let entries: Vec<OrderedInstruction> = program.instructions.iter().enumerate().map(entry).collect();
         let size = |buffer: &Buffer| match buffer.place {
             Place::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
             _ => 0,
@@ -250,7 +252,7 @@ impl<'a> Recomputation<'a> {
         let mut new: Vec<(Value, Value)> = Vec::new();
         let mut copies = Vec::new();
         for at in places {
-            let mut copy = Entry { is_copy: true, ..order.entries[at].clone() };
+            let mut copy = OrderedInstruction { is_copy: true, ..order.entries[at].clone() };
             for read in &mut copy.reads {
                 let known = new.iter().find(|(root, _)| *root == order.roots[*read]);
                 *read = known.map_or_else(|| self.version(order, lives, *read, to).0, |pair| pair.1);
@@ -305,7 +307,7 @@ impl<'a> Recomputation<'a> {
         let Program { buffers, instructions, .. } = self.program;
         let Order { entries, roots } = &self.order;
         let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
-        let made = |entry: &Entry| {
+        let made = |entry: &OrderedInstruction| {
             let mut scheduled = instructions[entry.origin].clone();
             let version = |values: &[Value], id: BufferId| {
                 let found = values.iter().find(|&&value| roots[value] == id.0 as usize);
@@ -330,7 +332,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Backend, Bindings, Entry as Way, Instruction, Load, Nest, Operand, ProgramBuilder, Reference,
+        Backend, Bindings, GradientMode as Way, Instruction, Load, Nest, Operand, ProgramBuilder, Reference,
         Scalars, Workspace,
     };
 
@@ -356,7 +358,7 @@ mod tests {
                 reductions: Vec::new(),
                 stores: vec![whole(write)],
             };
-            b.emit(Instruction::from(nest), Entries::ALL, &node).unwrap();
+            b.emit(Instruction::from(nest), GradientModes::ALL, &node).unwrap();
             write
         };
         let x = b.work("x", DType::F32, N);

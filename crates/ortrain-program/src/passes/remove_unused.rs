@@ -3,7 +3,7 @@
 use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::flags;
 use crate::operand::written_by;
-use crate::rewrite::splice::with_results;
+use crate::rewrite::inline_nest::with_results;
 use crate::{BufferId, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {

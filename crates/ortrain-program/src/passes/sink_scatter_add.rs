@@ -8,11 +8,12 @@ use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::operand::only_result;
-use crate::rewrite::splice::{is_injective, same, with_constants};
+use crate::rewrite::inline_nest::{is_injective, same, with_constants};
 use crate::scheduled::NewVersions;
 use crate::uses::Places;
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Load, Nest, Operand, Place, ScatterAdd, ScheduledInstruction,
+    Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, Place, ScatterAdd,
+    ScheduledInstruction,
 };
 
 /// Moves sums behind the maps that read their targets, one map after the other.
@@ -55,7 +56,7 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
     let uses = draft.uses();
     let others = |places: &Places| places.iter().filter(|&index| index != at).collect::<Vec<usize>>();
     let (writers, readers) = (others(uses.writers(target)), others(uses.readers(target)));
-    let mut seen = Entries::NONE;
+    let mut seen = GradientModes::NONE;
     for &index in &readers {
         let other = &instructions[index];
         let map = flexible_map(other)?;

@@ -16,9 +16,9 @@ use crate::draft::Draft;
 use crate::target::{BatchTiles, Panels, Target};
 use crate::versions::Versions;
 use crate::{
-    Backend, Bindings, Buffer, BufferId, Conv, Entries, Entry, Instruction, Load, MatMul, Memory, Nest,
-    Operand, Place, PlaneId, Reference, Scalars, ScatterAdd, ScheduledInstruction, Window, WindowIndex,
-    Workspace,
+    Backend, Bindings, Buffer, BufferId, Conv, GradientMode, GradientModes, Instruction, Load, MatMul,
+    Memory, Nest, Operand, Place, PlaneId, Reference, Scalars, ScatterAdd, ScheduledInstruction, Window,
+    WindowIndex, Workspace,
 };
 
 /// Columns of a line. A longer one is broken behind a semicolon.
@@ -145,7 +145,7 @@ fn results(draft: &Draft) -> Vec<Vec<u8>> {
         ref other => panic!("{other:?} lies in no arena"),
     };
     let mut found = Vec::new();
-    for entry in [Entry::Overwrite, Entry::Accumulate] {
+    for entry in [GradientMode::Overwrite, GradientMode::Accumulate] {
         for id in &program.inputs {
             assert_eq!(program.buffer(*id).dtype, DType::F32, "inputs of examples are floats");
             work.arena().write(place(id).0, &values(program.buffer(*id).len)).unwrap();
@@ -221,8 +221,8 @@ impl Sketch {
     }
 
     fn emit(&mut self, node: &str, instruction: Instruction) {
-        assert_eq!(instruction.fault(&self.buffers), None, "{node}");
-        let (entries, node, versions) = (Entries::ALL, node.into(), Versions::default());
+        assert_eq!(instruction.validate(&self.buffers), None, "{node}");
+        let (entries, node, versions) = (GradientModes::ALL, node.into(), Versions::default());
         self.instructions.push(ScheduledInstruction { instruction, entries, node, versions });
     }
 

@@ -14,12 +14,12 @@ use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome};
 use crate::buffer::add_work;
 use crate::operand::only_moves;
-use crate::rewrite::splice::inline;
+use crate::rewrite::inline_nest::inline;
 use crate::scheduled::NewVersions;
 use crate::target::{Panels, Target};
 use crate::uses::Uses;
 use crate::versions::Versions;
-use crate::{Buffer, BufferId, Entries, Instruction, MatMul, Nest, Operand, ScheduledInstruction};
+use crate::{Buffer, BufferId, GradientModes, Instruction, MatMul, Nest, Operand, ScheduledInstruction};
 
 /// The right factor of products, with the length of their sums and the number of their columns.
 type Matrix = (Operand, [usize; 2]);
@@ -27,7 +27,7 @@ type Matrix = (Operand, [usize; 2]);
 /// Products that read the same matrix between two writes to its buffer.
 struct Group {
     readers: Vec<usize>,
-    entries: Entries,
+    entries: GradientModes,
 }
 
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
@@ -48,8 +48,9 @@ fn lay_panels(shape: Panels, draft: &mut Draft) -> usize {
             && fits(product, shape)
         {
             let key = (product.b.clone(), [product.k, product.n]);
-            let group =
-                open.entry(key).or_insert_with(|| Group { readers: Vec::new(), entries: Entries::NONE });
+            let group = open
+                .entry(key)
+                .or_insert_with(|| Group { readers: Vec::new(), entries: GradientModes::NONE });
             group.readers.push(at);
             group.entries = group.entries.or(scheduled.entries);
         }

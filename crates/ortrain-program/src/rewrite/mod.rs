@@ -1,4 +1,4 @@
 //! Rewrites of nests: one nest put into another, behind another, or over another space.
 
-pub(crate) mod embed;
-pub(crate) mod splice;
+pub(crate) mod index_map;
+pub(crate) mod inline_nest;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp};
 use ortrain_program::{
-    Backend, BufferId, Entries, Entry, Instruction, Load, Nest, Operand, PlaneId, Program, ProgramBuilder,
-    align,
+    Backend, BufferId, GradientMode, GradientModes, Instruction, Load, Nest, Operand, PlaneId, Program,
+    ProgramBuilder, align,
 };
 
 use super::Report;
@@ -78,7 +78,7 @@ impl Making {
             reductions: sums.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
             stores: vec![operand(&to)],
         };
-        self.b.emit(Instruction::from(nest), Entries::ALL, &self.node).expect("it is sound");
+        self.b.emit(Instruction::from(nest), GradientModes::ALL, &self.node).expect("it is sound");
     }
 
     /// Means of squares of rows and of columns, and a step of the matrix by both.
@@ -130,8 +130,8 @@ pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let runs = PROGRAMS.iter().map(|shapes| {
         let [plain, fused] = [false, true].map(|fused| Arc::new(program(shapes, fused)));
-        let want = run_program(&plain, &reference(), 7, Entry::Accumulate);
-        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 7, Entry::Accumulate));
+        let want = run_program(&plain, &reference(), 7, GradientMode::Accumulate);
+        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 7, GradientMode::Accumulate));
         if got != again {
             return Err(format!("{shapes:?}: two runs differ"));
         }

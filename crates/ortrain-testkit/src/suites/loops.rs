@@ -6,7 +6,9 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::differentiate::backpropagate;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::{Role, Specialiser};
-use ortrain_program::{Backend, Bindings, Entry, Given, Runner, Scalars, Turn, Workspace};
+use ortrain_program::{
+    Backend, Bindings, Given, GradientMode, RunContext, Scalars, ScheduleExecutor, Workspace,
+};
 
 use super::Report;
 
@@ -79,14 +81,14 @@ fn run(
     let schedule = specialiser.schedule(inputs).map_err(|error| error.to_string())?;
     let segments = schedule.segments.len();
     let mut work = Workspace::new(backend.clone());
-    let runner =
-        Runner::new(backend.clone(), schedule.schedule().clone()).map_err(|error| error.to_string())?;
+    let runner = ScheduleExecutor::new(backend.clone(), schedule.schedule().clone())
+        .map_err(|error| error.to_string())?;
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     let mut results = vec![Vec::new(); graph.outputs.len()];
     let (bindings, scalars) = (Bindings { planes: &[] }, Scalars { seed: 3, train_step: 1 });
     runner
         .run(
-            Turn::new(&bindings, &mut work, Entry::Overwrite, scalars),
+            RunContext::new(&bindings, &mut work, GradientMode::Overwrite, scalars),
             &given,
             &mut |k, dtype, dims, value| {
                 results[k] = vec![0; dims.iter().product::<usize>() * dtype.size()];

@@ -7,7 +7,7 @@ use std::iter::FromIterator;
 use std::sync::Arc;
 
 use ortrain_graph::DType;
-use ortrain_program::{Backend, Entry};
+use ortrain_program::{Backend, GradientMode};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -102,7 +102,7 @@ pub fn cases(backend: &Arc<dyn Backend>) -> Report {
 /// evaluator. Two runs give the same bits.
 #[must_use]
 pub fn random_programs(backend: &Arc<dyn Backend>, kinds: Kinds, seeds: std::ops::Range<u64>) -> Report {
-    let runs = seeds.flat_map(|seed| [(seed, Entry::Accumulate), (seed, Entry::Overwrite)]);
+    let runs = seeds.flat_map(|seed| [(seed, GradientMode::Accumulate), (seed, GradientMode::Overwrite)]);
     runs.map(|(seed, entry)| {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));

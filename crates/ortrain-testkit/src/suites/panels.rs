@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, DType, Precision, Reg, Type};
 use ortrain_program::{
-    Backend, BufferId, Entries, Entry, Instruction, Load, MatMul, Nest, Operand, PlaneId, Program,
-    ProgramBuilder,
+    Backend, BufferId, GradientMode, GradientModes, Instruction, Load, MatMul, Nest, Operand, PlaneId,
+    Program, ProgramBuilder,
 };
 
 use super::Report;
@@ -86,7 +86,7 @@ impl Net {
             Turned::ByMap => {
                 let factor = b.work("turned", DType::F32, columns * columns);
                 let step = map(square(weights), side(factor), |_, x| x);
-                b.emit(step, Entries::ALL, &node).expect("it is sound");
+                b.emit(step, GradientModes::ALL, &node).expect("it is sound");
                 square(factor)
             }
         };
@@ -94,7 +94,7 @@ impl Net {
         for step in 0..steps {
             if changed == Some(step) {
                 let step = map(square(weights), square(weights), |b, x| b.mul(x, x));
-                b.emit(step, Entries::ALL, &node).expect("it is sound");
+                b.emit(step, GradientModes::ALL, &node).expect("it is sound");
             }
             let next = b.work("state", DType::F32, rows * columns);
             let mut e = Builder::new();
@@ -129,7 +129,7 @@ impl Net {
                 precision: Precision::F32,
                 epilogue,
             };
-            b.emit(Instruction::from(product), Entries::ALL, &node).expect("it is sound");
+            b.emit(Instruction::from(product), GradientModes::ALL, &node).expect("it is sound");
             state = next;
         }
         let (inputs, outputs) = (vec![first], vec![state]);
@@ -170,8 +170,8 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let nets = nets().into_iter().filter(|(net, _)| net.precision == Precision::F32);
     nets.map(|(net, _)| {
         let [plain, fused] = [false, true].map(|fused| Arc::new(net.program(fused)));
-        let want = run_program(&plain, &reference(), 3, Entry::Accumulate);
-        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 3, Entry::Accumulate));
+        let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
+        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 3, GradientMode::Accumulate));
         if got != again {
             return Err(format!("{net:?}: two runs differ"));
         }

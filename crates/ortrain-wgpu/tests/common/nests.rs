@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_codegen::split;
 use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Scalar, Segments, Type};
-use ortrain_program::{BufferId, Entries, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+use ortrain_program::{BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
 
 use crate::programs::{both, run};
 
@@ -80,7 +80,7 @@ pub(crate) fn program(
         reductions: reductions.iter().zip(values).map(|(&(op, _), value)| Reduction { op, value }).collect(),
         stores,
     };
-    b.emit(Instruction::from(nest), Entries::ALL, &"node".into()).expect("the nest is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is sound");
     let program = b.finish(given, made).expect("it can be planned");
     assert!(split(&program).is_none(), "the host computes some of it");
     Arc::new(program)

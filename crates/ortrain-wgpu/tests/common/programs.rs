@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_program::{
-    Backend, Bindings, BufferId, Entry, Place, Program, Reference, RunError, Scalars, Workspace,
+    Backend, Bindings, BufferId, GradientMode, Place, Program, Reference, RunError, Scalars, Workspace,
 };
 
 use crate::common::wgpu;
@@ -38,7 +38,7 @@ pub(crate) fn run(
     executable.run(
         &Bindings { planes: &[] },
         &mut work,
-        Entry::Overwrite,
+        GradientMode::Overwrite,
         Scalars { seed: 7, train_step: 3 },
     )?;
     let read = |id: &BufferId| Ok(work.arena().to_vec(place(id), program.buffer(*id).bytes())?);

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use ortrain_expr::{DType, Precision};
 use ortrain_program::{
-    Backend, Bf16Fallback, Bindings, BufferId, Entries, Entry, Instruction, Place, PlaneId, Program,
-    ProgramBuilder, Reference, RunError, Scalars, Workspace,
+    Backend, Bf16Fallback, Bindings, BufferId, GradientMode, GradientModes, Instruction, Place, PlaneId,
+    Program, ProgramBuilder, Reference, RunError, Scalars, Workspace,
 };
 use ortrain_testkit::programs::numbers;
 use ortrain_testkit::tolerance;
@@ -75,7 +75,7 @@ impl Making {
     }
 
     pub(crate) fn emit(&mut self, instruction: impl Into<Instruction>) {
-        self.builder.emit(instruction.into(), Entries::ALL, &"node".into()).expect("it is sound");
+        self.builder.emit(instruction.into(), GradientModes::ALL, &"node".into()).expect("it is sound");
     }
 
     pub(crate) fn finish(self) -> Made {
@@ -104,7 +104,7 @@ impl Made {
             }
         }
         let planes = Bindings { planes: &[&plane] };
-        let outcome = executable.run(&planes, &mut work, Entry::Overwrite, Scalars::default());
+        let outcome = executable.run(&planes, &mut work, GradientMode::Overwrite, Scalars::default());
         let read = |&id: &BufferId| match program.buffer(id).place {
             Place::Work(offset) => work.arena().to_vec(offset, program.buffer(id).bytes()).expect(WORKS),
             _ => unreachable!("results are work"),

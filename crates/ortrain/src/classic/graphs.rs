@@ -26,10 +26,10 @@ use crate::artifacts::{
     Value, declare, full, gather_gradients, inferred, message_graph, opset_of, self_contained,
     training_message, updated_statistics,
 };
-use crate::binding::parameter_of_gradient;
-use crate::constants::make_initializers;
-use crate::kind::check_forward;
-use crate::nearest::hint;
+use crate::computed_parameters::make_initializers;
+use crate::file_kind::check_forward;
+use crate::parameter_binding::parameter_of_gradient;
+use crate::suggest::hint;
 use crate::{Error, ModelMeta, ModelSource, Result};
 
 /// The version of `ai.onnx` whose operators all take bfloat16, Conv and pooling among them.
@@ -562,13 +562,13 @@ fn given(value: f64) -> f64 {
 /// Checks what the node of an optimizer of all weights has once.
 fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
     /// The largest number of weights of such a node.
-    const MOST: usize = 1024;
+    const MAX_WEIGHTS: usize = 1024;
     if !has_shared_counter(row.name) {
         return Ok(());
     }
-    if spec.groups.len() > MOST {
+    if spec.groups.len() > MAX_WEIGHTS {
         return Err(Error::State(format!(
-            "{} updates at most {MOST} weights, and {} are trained",
+            "{} updates at most {MAX_WEIGHTS} weights, and {} are trained",
             row.name,
             spec.groups.len()
         )));

@@ -8,8 +8,8 @@ use ortrain_ops::training::{has_shared_counter, optimizer_of_nodes};
 
 use super::graphs::COPY;
 use super::{TrainingSession, same_type};
-use crate::nearest::hint;
 use crate::state::OptimizerState;
+use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// The key of what all weights share.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ortrain_graph::Tensor;
 
 use super::{TrainingSession, contents, same_type};
-use crate::nearest::hint;
+use crate::suggest::hint;
 use crate::{Error, Result};
 
 impl TrainingSession {

@@ -1,9 +1,12 @@
-"""Helpers around ONNX models, by the names of onnxcustom (``onnxcustom.utils``).
+"""Helpers for ONNX models, with the names of onnxcustom (``onnxcustom.utils``).
 
-Small functions as models (:mod:`~ortrain.gradient.utils.onnx_function`), losses and penalties that are added to a
-model (:mod:`~ortrain.gradient.utils.orttraining_helper`), names and values of initializers
-(:mod:`~ortrain.gradient.utils.onnx_helper`), nodes that are replaced (:mod:`~ortrain.gradient.utils.onnx_rewriter`),
-and devices (:mod:`~ortrain.gradient.utils.onnxruntime_helper`). All but the last need the package ``onnx``.
+- :mod:`~ortrain.gradient.utils.onnx_function`: small functions as models
+- :mod:`~ortrain.gradient.utils.orttraining_helper`: losses and penalties that are added to a model
+- :mod:`~ortrain.gradient.utils.onnx_helper`: names and values of initializers
+- :mod:`~ortrain.gradient.utils.onnx_rewriter`: replacement of nodes
+- :mod:`~ortrain.gradient.utils.onnxruntime_helper`: devices
+
+All modules but the last need the package ``onnx``.
 
 >>> import ortrain
 >>> from ortrain.gradient.utils.onnx_function import function_onnx_graph

@@ -1,4 +1,4 @@
-"""Graphs of ONNX as they are written and rewritten: names, nodes, models like other models."""
+"""Helpers to write and rewrite ONNX graphs: names, nodes, and copies of models."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from onnx import helper
 from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
 
-# The version of the standard operators that models are written at unless a caller says another one.
+# Default opset of generated models.
 DEFAULT_OPSET = 15
-# ``Sign`` is there from this version on.
+# First opset with ``Sign``.
 OLDEST_OPSET = 9
-# Floats that weights are made of.
+# Element types of weights.
 FLOATS: tuple[int, ...] = (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 
 def unique_name(existing_names: set[str], name: str) -> str:
-    """A name that is not taken: ``name``, or ``name`` with ``_2``, ``_3``, … behind; it is taken afterwards."""
+    """Returns ``name``, or ``name`` with a suffix ``_2``, ``_3``, … if it exists, and adds the result to the set."""
     found, number = name, 1
     while found in existing_names:
         number += 1
@@ -33,10 +33,10 @@ def unique_name(existing_names: set[str], name: str) -> str:
 
 
 def finite(value: object, argument: str) -> float:
-    """A number that a caller gave.
+    """Checks and converts a number argument.
 
     Raises:
-        InvalidArgumentError: for what is no number, NaN, or infinite.
+        InvalidArgumentError: for an argument that is not a number, NaN, or infinite.
 
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -47,10 +47,10 @@ def finite(value: object, argument: str) -> float:
 
 
 def check_keywords(what: str, options: Iterable[str], given: Iterable[str]) -> None:
-    """Refuses keywords that are no options.
+    """Checks that keywords are known options.
 
     Raises:
-        TypeError: for the first of them.
+        TypeError: for the first unknown keyword.
 
     """
     known = list(options)
@@ -61,10 +61,10 @@ def check_keywords(what: str, options: Iterable[str], given: Iterable[str]) -> N
 
 
 def checked_opset(opset: object) -> int:
-    """A version of the standard operators that graphs can be written at.
+    """Checks an opset version; returns the default for None.
 
     Raises:
-        InvalidArgumentError: for one that is too old, or that the package ``onnx`` does not know.
+        InvalidArgumentError: for a version that is too old, or newer than the package ``onnx`` supports.
 
     """
     newest = onnx.defs.onnx_opset_version()
@@ -76,9 +76,9 @@ def checked_opset(opset: object) -> int:
 
 
 class GraphWriter:
-    """Nodes and constants that are added to a graph.
+    """Writer that adds nodes and constants to a graph.
 
-    Each result gets a name of its own. Constants of the same value and the same name are one initializer.
+    Each result gets a unique name. Constants of the same value and the same name share one initializer.
     """
 
     def __init__(self, opset: int, dtype: npt.DTypeLike, taken: set[str] | None = None) -> None:
@@ -91,11 +91,11 @@ class GraphWriter:
         self._constants: dict[tuple[str, tuple[int, ...], tuple[float, ...]], str] = {}
 
     def op(self, kind: str, *inputs: str, name: str, **attributes: Any) -> str:
-        """Adds a node whose result has this name, with a number behind if the name is taken."""
+        """Adds a node with a result of this name, or of this name with a number if the name exists."""
         return self.result(kind, *inputs, name=unique_name(self.names, name), **attributes)
 
     def result(self, kind: str, *inputs: str, name: str, **attributes: Any) -> str:
-        """Adds a node whose result has just this name."""
+        """Adds a node with a result of exactly this name."""
         self.names.add(name)
         self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
@@ -108,34 +108,34 @@ class GraphWriter:
         return self._constants[key]
 
     def number(self, value: float, name: str) -> str:
-        """A constant without axes, which changes the shape of nothing that it is multiplied with."""
+        """Adds a scalar constant, which does not change the shape of other operands."""
         return self._constant(name, self.element_type, [], [value])
 
     def sizes(self, values: Sequence[int], name: str) -> str:
-        """A constant of integers: a shape, or axes."""
+        """Adds a constant of integers: a shape, or axes."""
         return self._constant(name, onnx.TensorProto.INT64, [len(values)], values)
 
     def column(self, weights: str, name: str) -> str:
-        """Weights, one of each row, as a column."""
+        """Reshapes weights, one for each row, to a column."""
         return self.op("Reshape", weights, self.sizes([-1, 1], "column_shape"), name=name)
 
     def clip(self, value: str, least: float, most: float, name: str) -> str:
-        """A value that is kept between two numbers."""
+        """Clips a value to two bounds."""
         bounds = [self.number(least, "eps_name"), self.number(most, "eps1_name")]
-        # Before opset 12 the package onnxruntime clips 32-bit floats only.
+        # Before opset 12, the package onnxruntime clips only 32-bit floats.
         if self.opset >= 12:
             return self.op("Clip", value, *bounds, name=name)
         return self.op("Min", self.op("Max", value, bounds[0], name=name), bounds[1], name=name)
 
     def row_sums(self, value: str, name: str) -> str:
-        """The sums of the rows of a matrix, as a column."""
+        """Computes the sums of the rows of a matrix, as a column."""
         if self.opset < 13:
             return self.op("ReduceSum", value, name=name, axes=[1], keepdims=1)
         return self.op("ReduceSum", value, self.sizes([1], "axes_name"), name=name, keepdims=1)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node has as attributes."""
+    """Yields the graphs in the attributes of a node."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -144,7 +144,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def uses(node: onnx.NodeProto) -> set[str]:
-    """The values that a node reads, those that its subgraphs take from around it among them."""
+    """Returns the values that a node reads, including the outer values that its subgraphs read."""
     names = set(node.input)
     for graph in subgraphs(node):
         own = {entry.name for entry in [*graph.input, *graph.initializer]}
@@ -155,7 +155,7 @@ def uses(node: onnx.NodeProto) -> set[str]:
 
 
 def names_of(graph: onnx.GraphProto) -> set[str]:
-    """The names of all values of a graph and of its subgraphs."""
+    """Returns the names of all values of a graph and of its subgraphs."""
     entries = [*graph.input, *graph.output, *graph.initializer]
     names = {entry.name for entry in entries} | {entry.values.name for entry in graph.sparse_initializer}
     for node in graph.node:
@@ -166,7 +166,7 @@ def names_of(graph: onnx.GraphProto) -> set[str]:
 
 
 def rename(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
-    """Gives values other names, in place, wherever a graph or its subgraphs name them."""
+    """Renames values in a graph and its subgraphs, in place."""
     for entry in [*graph.input, *graph.output, *graph.initializer, *graph.value_info]:
         entry.name = new.get(entry.name, entry.name)
     for sparse in graph.sparse_initializer:
@@ -176,7 +176,7 @@ def rename(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
 
 
 def rename_in(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
-    """Gives values other names where a node or its subgraphs name them."""
+    """Renames values in a node and its subgraphs, in place."""
     node.input[:] = [new.get(name, name) for name in node.input]
     node.output[:] = [new.get(name, name) for name in node.output]
     for graph in subgraphs(node):
@@ -184,7 +184,7 @@ def rename_in(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
 
 
 def needed_nodes(nodes: Iterable[onnx.NodeProto], results: Iterable[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that results depend on, in their order, and all values that these nodes and results are."""
+    """Returns the nodes that results depend on, in their order, and all values that the results depend on."""
     wanted, kept = set(results), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.output):
@@ -194,7 +194,7 @@ def needed_nodes(nodes: Iterable[onnx.NodeProto], results: Iterable[str]) -> tup
 
 
 def operators_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of their subgraphs."""
+    """Yields nodes, and the nodes of their subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
@@ -202,7 +202,7 @@ def operators_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def model_like(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
-    """A model that has another graph; versions, producer, metadata and functions are those of a given one."""
+    """Returns a copy of a model with another graph; versions, producer, metadata and functions are copied."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     made.graph.CopyFrom(graph)
@@ -210,10 +210,10 @@ def model_like(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProt
 
 
 def checked_model(model: object, argument: str = "onx") -> onnx.ModelProto:
-    """A model that a caller gave.
+    """Checks that an argument is a model.
 
     Raises:
-        TypeError: for anything else.
+        TypeError: for any other argument.
 
     """
     if not isinstance(model, onnx.ModelProto):

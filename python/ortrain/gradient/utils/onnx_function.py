@@ -1,7 +1,7 @@
 """Small functions as models: losses with their gradients, penalties, updates (``onnxcustom.utils.onnx_function``).
 
-Each model has a few nodes, and inputs and outputs of fixed names. Trainings run them between a forward and a backward
-pass: a loss, its gradient, the penalty of weights, the step of an optimizer.
+Each model has a few nodes, and inputs and outputs with fixed names. Trainings run these models between a forward and a
+backward pass: a loss, its gradient, the penalty of weights, the step of an optimizer.
 
 >>> from ortrain.gradient.utils.onnx_function import function_onnx_graph
 >>> model = function_onnx_graph("axpy")
@@ -26,17 +26,17 @@ from ortrain.gradient.utils._graphs import GraphWriter, check_keywords, checked_
 
 __all__ = ["function_onnx_graph", "get_supported_functions"]
 
-# From this version on initializers need not be inputs.
+# First IR version in which initializers need not be inputs.
 _IR_VERSION = 4
 _Shape = Sequence[int | str | None] | None
-# Rows and columns, which expected and predicted values share; a tensor of any number of axes.
+# Rows and columns of expected and predicted values; a tensor of any rank; a vector of one element.
 _MATRIX, _ANY, _ONE = ("rows", "columns"), None, (1,)
 
 _Writer = TypeVar("_Writer", bound=Callable[..., None])
 
 
 class _Function(GraphWriter):
-    """A function that is being written."""
+    """Writer of a function."""
 
     def __init__(self, opset: int, dtype: npt.DTypeLike, weight_name: str | None) -> None:
         super().__init__(opset, dtype)
@@ -64,7 +64,7 @@ class _Function(GraphWriter):
             self._declare(self._outputs, name, shape, self.element_type)
 
     def pairs(self, expected: int | None = None, **outputs: _Shape) -> None:
-        """Declares what losses have: expected and predicted values, weights of rows, and outputs."""
+        """Declares the inputs and outputs of a loss: expected and predicted values, row weights, and outputs."""
         self._declare(self._inputs, "X1", _MATRIX, self.element_type if expected is None else expected)
         self.inputs(_MATRIX, "X2")
         self.outputs(**outputs)
@@ -73,21 +73,21 @@ class _Function(GraphWriter):
             self.initializers.append(helper.make_tensor(self.weight_name, self.element_type, [1], [1]))
 
     def times(self, value: str, factor: float, name: str, constant: str = "factor") -> str:
-        """A value times a constant."""
+        """Multiplies a value by a constant."""
         return self.op("Mul", value, self.number(factor, constant), name=name)
 
     def scaled(self, value: str, factor: str, name: str) -> str:
-        """A value of any shape, which it keeps, times an input of one element."""
+        """Multiplies a value of any shape by an input of one element; the shape does not change."""
         if factor not in self._scalars:
             self._scalars[factor] = self.op("Reshape", factor, self.sizes([], "scalar_shape"), name=f"{factor}_scalar")
         return self.op("Mul", value, self._scalars[factor], name=name)
 
     def difference(self) -> str:
-        """``X1 - X2``."""
+        """Computes ``X1 - X2``."""
         return self.op("Sub", "X1", "X2", name="difference")
 
     def _weighted(self, kind: str, *inputs: str, name: str) -> tuple[str, tuple[str, ...]]:
-        """The operator and the inputs of a node that gives what another node would, times the weights of rows."""
+        """Returns the operator and the inputs of a node that computes another node's result times the row weights."""
         if self.weight_name is None:
             return kind, inputs
         if self._weights is None:
@@ -95,7 +95,7 @@ class _Function(GraphWriter):
         return "Mul", (self.op(kind, *inputs, name=name), self._weights)
 
     def total(self, kind: str, *inputs: str, factor: float | None = None) -> None:
-        """Writes the sum of what a node gives, each element times the weight of its row, to the output ``Y``."""
+        """Writes the sum of a node's result to the output ``Y``; row weights scale its elements."""
         kind, inputs = self._weighted(kind, *inputs, name="unweighted_score")
         total = self.op("ReduceSum", self.op(kind, *inputs, name="scores"), name="total", keepdims=0)
         if factor is not None:
@@ -103,7 +103,7 @@ class _Function(GraphWriter):
         self.vector(total)
 
     def gradient(self, kind: str, *inputs: str) -> None:
-        """Writes what a node gives, each element times the weight of its row, to the output ``Y_grad``."""
+        """Writes a node's result to the output ``Y_grad``; row weights scale its elements."""
         kind, inputs = self._weighted(kind, *inputs, name="unweighted_gradient")
         self.result(kind, *inputs, name="Y_grad")
 
@@ -112,7 +112,7 @@ class _Function(GraphWriter):
         self.result("Reshape", value, self.sizes([1], "vector_shape"), name="Y")
 
     def elastic_penalty(self, value: str, l1: float, l2: float) -> str:
-        """``l1`` times the sum of absolute values plus ``l2`` times the sum of squares."""
+        """Computes ``l1`` times the sum of absolute values plus ``l2`` times the sum of squares."""
         absolute = self.op("ReduceSum", self.op("Abs", value, name="absolute"), name="absolute_sum", keepdims=0)
         square = self.op("ReduceSumSquare", value, name="square_sum", keepdims=0)
         return self.op(
@@ -123,7 +123,7 @@ class _Function(GraphWriter):
         )
 
     def model(self, name: str, description: str) -> onnx.ModelProto:
-        """The model of all that was written."""
+        """Returns the model of the function."""
         graph = helper.make_graph(
             self.nodes, name, self._inputs, self._outputs, self.initializers, doc_string=description
         )
@@ -145,7 +145,7 @@ _FUNCTIONS: dict[str, _Known] = {}
 
 
 def _known(weights: bool = False) -> Callable[[_Writer], _Writer]:
-    """Notes a function by its name."""
+    """Registers a function by its name."""
 
     def noted(write: _Writer) -> _Writer:
         options = list(inspect.signature(write).parameters)[1:]
@@ -156,7 +156,7 @@ def _known(weights: bool = False) -> Callable[[_Writer], _Writer]:
 
 
 def get_supported_functions() -> dict[str, str]:
-    """The functions that :func:`function_onnx_graph` knows: their names with a sentence about each.
+    """Returns the functions that :func:`function_onnx_graph` supports: their names, with a description of each.
 
     Source: ``onnxcustom.utils.onnx_function.get_supported_functions``.
 
@@ -175,16 +175,17 @@ def function_onnx_graph(
     weight_name: str | None = None,
     **kwargs: Any,
 ) -> onnx.ModelProto:
-    """A function as a model, by its name.
+    """Returns a function as a model, by its name.
 
-    Losses take matrices: ``X1`` is what is expected, ``X2`` what is predicted, one row for each observation. Their
-    ``Y`` has shape ``(1,)``, their ``Y_grad`` is the derivative of ``Y`` with respect to ``X2``, of its shape.
+    Losses have matrix inputs: ``X1`` is expected, ``X2`` is predicted, with one row for each observation. Their ``Y``
+    has shape ``(1,)``. Their ``Y_grad`` is the derivative of ``Y`` with respect to ``X2``, of the shape of ``X2``.
 
     =================================== ======================== ===================================================
     name                                inputs                   outputs
     =================================== ======================== ===================================================
     ``axpy``                            ``X1 X2 alpha``          ``Y = alpha X1 + X2``
     ``axpyw``                           ``X1 X2 G alpha beta``   ``Y = Z + X2``, ``Z = beta G + alpha X1``
+
     ``axpyw2``                          ``X1 X2 G alpha beta``   ``Y = beta Z + alpha X1 + X2``, ``Z`` as above
     ``copy``, ``zero``                  ``X``                    ``Y = X``, ``Y = 0 X``
     ``linear_regression``               ``X A B``                ``Y = X A + B``
@@ -194,7 +195,7 @@ def function_onnx_graph(
                                                                  ``Y_grad``
     ``grad_loss_absolute_error``        ``X1 X2 [weight]``       ``Y``: the sum of absolute values, and ``Y_grad``
     ``grad_loss_elastic_error``         ``X1 X2 [weight]``       ``Y``: ``l1_weight`` times the sum of absolute values
-                                                                 plus ``l2_weight`` times that of squares, and
+                                                                 plus ``l2_weight`` times the sum of squares, and
                                                                  ``Y_grad``
     ``grad_sigmoid_neg_log_loss_error`` ``X1 X2 [weight]``       ``Y``: the sum of log losses of scores ``X2`` for
                                                                  classes ``X1`` (int64, 0 or 1), and ``Y_grad``
@@ -204,27 +205,27 @@ def function_onnx_graph(
     =================================== ======================== ===================================================
 
     Vectors ``alpha`` and ``beta`` have one element. ``axpy``, ``copy``, ``zero``, the weights of a penalty and their
-    update take tensors of any number of axes; those inputs have no shape, which ``onnx.checker`` asks for.
+    update accept tensors of any rank. These inputs are declared without a shape, which ``onnx.checker`` requires.
 
     Args:
-        name: the name of the function; :func:`get_supported_functions` has all.
-        target_opset: the version of the standard operators, 9 or newer; 15 unless given.
+        name: the name of the function; see :func:`get_supported_functions`.
+        target_opset: the opset version, 9 or newer; 15 by default.
         dtype: the type of all floats: ``float32`` or ``float64``.
         weight_name: the name of an input with a weight for each row, of shape ``(rows,)``. The input has an
-            initializer: runtimes that let inputs replace initializers take 1 for all rows where none is given. For
-            ``None`` there is no such input.
+            initializer: runtimes in which inputs override initializers use 1 for all rows by default. ``None`` for a
+            function without this input.
         kwargs: numbers: ``multiply=2`` of ``grad_loss_square_error``; ``l1_weight=0.01`` and ``l2_weight=0.01`` of the
             elastic loss and penalties; ``l1=1e-4`` and ``l2=1e-4`` of ``update_penalty_elastic_error``; ``n_tensors=1``
-            and ``loss_shape=(1, 1)`` (``None`` for any) of ``n_penalty_elastic_error``; ``eps=1e-5``, by which
-            ``grad_sigmoid_neg_log_loss_error`` keeps probabilities away from 0 and 1.
+            and ``loss_shape=(1, 1)`` (``None`` for any) of ``n_penalty_elastic_error``; ``eps=1e-5``, the minimum
+            distance of probabilities from 0 and 1 in ``grad_sigmoid_neg_log_loss_error``.
 
     Raises:
-        InvalidArgumentError: for an unknown name, a version, a type or a number that the function cannot have; for
-            weights of a function that has none.
+        InvalidArgumentError: for an unknown name; for an invalid version, type or number; for ``weight_name`` with a
+            function without row weights.
         TypeError: for an unknown keyword.
 
-    Source: ``onnxcustom.utils.onnx_function.function_onnx_graph``, whose derivatives of absolute values have the other
-    sign.
+    Source: ``onnxcustom.utils.onnx_function.function_onnx_graph``. There, the derivatives of absolute values have the
+    opposite sign.
 
     >>> import ortrain
     >>> from ortrain.gradient.utils.onnx_function import function_onnx_graph
@@ -262,7 +263,7 @@ def _axpy(f: _Function) -> None:
 
 
 def _velocity(f: _Function) -> str:
-    """Declares what both kinds of momentum have and writes ``Z``; the result is ``alpha X1``."""
+    """Declares the inputs and outputs of both momentum functions and writes ``Z``; returns ``alpha X1``."""
     f.inputs(_ANY, "X1", "X2", "G")
     f.inputs(_ONE, "alpha", "beta")
     f.outputs(Y=_ANY, Z=_ANY)

@@ -42,11 +42,11 @@ _VAR_TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType"} | {
 
 
 def get_onnx_opset(onx: onnx.ModelProto, domain: str = "") -> int:
-    """The version of a domain's operators that a model uses.
+    """Returns the opset version of a domain in a model.
 
     Args:
         onx: the model.
-        domain: the domain; ``""``, which is ``"ai.onnx"``, unless given.
+        domain: the domain; by default ``""``, which is ``"ai.onnx"``.
 
     Raises:
         InvalidArgumentError: for a domain that the model does not import.
@@ -70,7 +70,7 @@ def get_onnx_opset(onx: onnx.ModelProto, domain: str = "") -> int:
 
 
 def proto_type_to_dtype(proto_type: int | str) -> type[np.float32] | type[np.float64]:
-    """The NumPy type of float32 or float64, given as ONNX has it.
+    """Returns the NumPy type of an ONNX element type, float32 or float64.
 
     Args:
         proto_type: ``TensorProto.FLOAT`` (1) or ``TensorProto.DOUBLE`` (11); ``"tensor(float)"`` or
@@ -96,7 +96,7 @@ def proto_type_to_dtype(proto_type: int | str) -> type[np.float32] | type[np.flo
 
 
 def dtype_to_var_type(dtype: npt.DTypeLike) -> type[Any]:
-    """The type that skl2onnx has for tensors of a NumPy type; needs the package ``skl2onnx``.
+    """Returns the skl2onnx type of tensors of a NumPy type; needs the package ``skl2onnx``.
 
     Args:
         dtype: ``float32``, ``float64``, ``int32`` or ``int64``.
@@ -120,12 +120,12 @@ def dtype_to_var_type(dtype: npt.DTypeLike) -> type[Any]:
 
 
 def onnx_rename_weights(onx: onnx.ModelProto) -> onnx.ModelProto:
-    """Renames initializers so that their own order is alphabetical, in place; the result is the same model.
+    """Renames initializers in place so that their order is alphabetical; returns the same model.
 
-    The initializer at place ``k`` becomes ``I<k>_<name>``. All numbers have as many digits as the number of
-    initializers. Outputs keep their names.
+    The initializer at index ``k`` becomes ``I<k>_<name>``. The index is padded with zeros to the number of digits of
+    the number of initializers. Outputs keep their names.
 
-    Source: ``onnxcustom.utils.onnx_helper.onnx_rename_weights``, which leaves subgraphs as they are.
+    Source: ``onnxcustom.utils.onnx_helper.onnx_rename_weights``, which does not rename in subgraphs.
 
     >>> from ortrain.gradient.utils.onnx_helper import onnx_rename_weights
     >>> onnx_rename_weights(model) is model
@@ -156,7 +156,7 @@ def _place(model: onnx.ModelProto, name: str) -> int:
 
 
 def _tensor(value: _Tensor, name: str) -> onnx.TensorProto:
-    """A value as a tensor of this name."""
+    """Converts a value to a tensor of this name."""
     if isinstance(value, onnx.TensorProto):
         tensor = onnx.TensorProto()
         tensor.CopyFrom(value)
@@ -172,7 +172,7 @@ def _tensor(value: _Tensor, name: str) -> onnx.TensorProto:
 
 
 def add_initializer(model: onnx.ModelProto, name: str, value: _Tensor) -> onnx.ModelProto:
-    """A model with one more initializer. Where an input has its name, the input can be left out from then on.
+    """Returns a model with an additional initializer. An input of the same name becomes optional.
 
     Args:
         model: the model; it is not changed.
@@ -180,8 +180,8 @@ def add_initializer(model: onnx.ModelProto, name: str, value: _Tensor) -> onnx.M
         value: an array, a value, or a tensor.
 
     Raises:
-        InvalidArgumentError: for a name that another initializer, or the result of a node, has.
-        TypeError: for what is no tensor.
+        InvalidArgumentError: for the name of an existing initializer or node result.
+        TypeError: for a value that is not a tensor.
 
     Source: ``onnxcustom.utils.onnx_helper.add_initializer``.
 
@@ -200,18 +200,18 @@ def add_initializer(model: onnx.ModelProto, name: str, value: _Tensor) -> onnx.M
 
 
 def remove_initializer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """A model whose input of this name has no default value any more: whoever runs the model gives one.
+    """Returns a model without the default value of an input, so that every run must supply the input.
 
-    ortrain takes initializers for constants, also where an input has their names. A function of
-    :func:`~ortrain.gradient.utils.onnx_function.function_onnx_graph` with weights of rows takes them from its caller
-    without its initializer.
+    ortrain treats initializers as constants, also if an input has the same name. Functions of
+    :func:`~ortrain.gradient.utils.onnx_function.function_onnx_graph` therefore read row weights from their caller only
+    after the initializer is removed.
 
     Args:
         model: the model; it is not changed.
         name: the name of the initializer and the input.
 
     Raises:
-        InvalidArgumentError: for a name that no initializer has, or no input.
+        InvalidArgumentError: for a name that is not both an initializer and an input.
 
     >>> import ortrain
     >>> from ortrain.gradient.utils.onnx_function import function_onnx_graph
@@ -232,15 +232,15 @@ def remove_initializer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def replace_initializers_into_onnx(model: onnx.ModelProto, results: Mapping[str, _Tensor]) -> onnx.ModelProto:
-    """A model with other values in some of its initializers, trained ones, say.
+    """Returns a model with new values for some of its initializers, for example trained values.
 
     Args:
         model: the model; it is not changed.
-        results: an array, a value or a tensor for each name. Element types and shapes are those of the initializers.
+        results: an array, a value or a tensor for each name, of the element type and shape of the initializer.
 
     Raises:
-        InvalidArgumentError: for a name that no initializer has, another element type, another shape.
-        TypeError: for what is no tensor.
+        InvalidArgumentError: for an unknown initializer, or a different element type or shape.
+        TypeError: for a value that is not a tensor.
 
     Source: ``onnxcustom.utils.onnx_helper.replace_initializers_into_onnx``.
 

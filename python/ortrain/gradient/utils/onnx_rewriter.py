@@ -1,4 +1,4 @@
-"""Nodes of a model that make way for others (``onnxcustom.utils.onnx_rewriter``).
+"""Replacement of nodes in a model (``onnxcustom.utils.onnx_rewriter``).
 
 >>> from ortrain.gradient.utils.onnx_function import function_onnx_graph
 >>> from ortrain.gradient.utils.onnx_rewriter import unreduced_onnx_loss
@@ -28,27 +28,27 @@ from ortrain.gradient.utils._graphs import (
 
 __all__ = ["onnx_rewrite_operator", "unreduced_onnx_loss"]
 
-# The name that scripts know.
+# Alias with the name that scripts use.
 _unique_name = unique_name
 
 
 def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onnx.ModelProto:
-    """The model of a loss without its sum: what the loss adds up becomes the only output, a row for each observation.
+    """Returns the model of a loss without its sum: the summed terms become the only output, one row per observation.
 
-    Nodes behind the sum, such as a factor of it, are left out, and so are inputs that nothing needs any more.
+    Nodes after the sum, such as a factor, are removed, and so are unused inputs.
 
     Args:
-        onx: a model in which exactly one node reduces, a ``ReduceSum`` or a ``ReduceSumSquare``; its gradient may be
-            another output. The model is not changed.
-        output_name: the name of the output; a number comes behind it where the model has such a value already.
+        onx: a model with exactly one reduction, a ``ReduceSum`` or a ``ReduceSumSquare``; its gradient may be another
+            output. The model is not changed.
+        output_name: the name of the output; a number is appended if the model already has a value of this name.
 
     Returns:
-        A model whose output is declared with shape ``[None, 1]``, or with the number of columns that is known.
+        A model with an output of shape ``[None, 1]``, or with the number of columns if it is known.
 
     Raises:
-        OrtrainError: for a model in which no node reduces, or more than one.
-        UnsupportedError: for another reduction than a sum.
-        TypeError: for what is no model.
+        OrtrainError: for a model without a reduction, or with more than one.
+        UnsupportedError: for a reduction other than a sum.
+        TypeError: for an argument that is not a model.
 
     Source: ``onnxcustom.utils.onnx_rewriter.unreduced_onnx_loss``.
 
@@ -93,7 +93,7 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
 
 
 def _terms(model: onnx.ModelProto, name: str) -> tuple[int, int]:
-    """The element type of what a loss adds up, and its number of columns: 1 unless another one is known."""
+    """Returns the element type of the summed terms, and the number of columns: 1 if it is unknown."""
     graph = shape_inference.infer_shapes(model).graph
     for entry in [*graph.value_info, *graph.input]:
         kind = entry.type.tensor_type
@@ -110,19 +110,19 @@ def onnx_rewrite_operator(
     recursive: bool = True,
     debug_info: object = None,
 ) -> onnx.ModelProto:
-    """A model in which the nodes of one operator are replaced, each by the nodes of another model.
+    """Returns a model in which the nodes of another model replace each node of an operator.
 
     Args:
         onx: the model; it is not changed.
         op_type: the operator.
-        sub_onx: what replaces it: a model with as many inputs and outputs as each of the nodes has, in their order.
-        recursive: whether nodes in subgraphs (of ``If``, ``Loop``, ``Scan``) are replaced, too.
-        debug_info: taken for the sake of the reference; it changes nothing.
+        sub_onx: the replacement: a model with the same number of inputs and outputs as each node, in the same order.
+        recursive: True to also replace nodes in subgraphs (of ``If``, ``Loop``, ``Scan``).
+        debug_info: accepted for compatibility with the reference; it has no effect.
 
     Raises:
-        InvalidArgumentError: for a node with another number of inputs or outputs; where an operator of ``sub_onx``
-            means something else at the version that ``onx`` has.
-        TypeError: for what is no model.
+        InvalidArgumentError: for a node with a different number of inputs or outputs. Also if an operator of
+            ``sub_onx`` has another definition in the opset of ``onx``.
+        TypeError: for an argument that is not a model.
 
     Source: ``onnxcustom.utils.onnx_rewriter.onnx_rewrite_operator``.
 
@@ -145,7 +145,7 @@ def onnx_rewrite_operator(
 
 
 def _imports(model: onnx.ModelProto, sub: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
-    """What a model must import, too, so that operators of another one mean in it what they mean there."""
+    """Returns the opset imports that a model needs in addition, so that the operators of ``sub`` keep their meaning."""
     there = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     here = {entry.domain or "ai.onnx": entry.version for entry in sub.opset_import}
     for node in operators_of(sub.graph.node):
@@ -162,7 +162,7 @@ def _imports(model: onnx.ModelProto, sub: onnx.ModelProto) -> list[onnx.Operator
 
 
 def _since(node: onnx.NodeProto, version: int) -> int | None:
-    """The version in which an operator got the definition that it has in another one."""
+    """Returns the opset version that introduced the definition of an operator at ``version``."""
     try:
         return int(
             onnx.defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain).since_version
@@ -191,14 +191,14 @@ def _replace(graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, taken: 
 def _instance(
     node: onnx.NodeProto, sub: onnx.GraphProto, taken: set[str]
 ) -> tuple[list[onnx.TensorProto], list[onnx.NodeProto]]:
-    """The initializers and nodes of a graph that stand for one node."""
+    """Returns the initializers and nodes of a graph that replace one node."""
     initializers = {entry.name for entry in sub.initializer}
     inputs = [entry.name for entry in sub.input if entry.name not in initializers]
     outputs = [entry.name for entry in sub.output]
     label = node.name or (node.output[0] if node.output else "")
     _same_number(node.input, inputs, f"{node.op_type} {label!r}", "inputs")
     _same_number(node.output, outputs, f"{node.op_type} {label!r}", "outputs")
-    # Inputs that a node leaves out have no name, and neither have outputs.
+    # Omitted inputs and outputs of a node have an empty name.
     new = dict(zip(inputs, node.input, strict=True))
     made = {name for inner in sub.node for name in inner.output}
     results = {ours: theirs for ours, theirs in zip(outputs, node.output, strict=True) if theirs}
@@ -214,7 +214,7 @@ def _instance(
         rename_in(inner, new)
         if inner.name:
             inner.name = f"{label}/{inner.name}" if label else inner.name
-    # Outputs that are inputs or initializers of the replacement.
+    # Outputs that are also inputs or initializers of the replacement.
     nodes += [
         helper.make_node("Identity", [new[ours]], [theirs]) for ours, theirs in results.items() if ours not in made
     ]

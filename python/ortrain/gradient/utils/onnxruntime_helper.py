@@ -1,6 +1,6 @@
-"""Devices, providers and values, by their names and as objects (``onnxcustom.utils.onnxruntime_helper``).
+"""Devices, providers and values, as names and as objects (``onnxcustom.utils.onnxruntime_helper``).
 
-ortrain computes on the CPU. The names of other devices are understood, so that scripts can ask for them and be told.
+ortrain computes on the CPU. The names of other devices are valid here; their use is an error later.
 
 >>> from ortrain.gradient.utils.onnxruntime_helper import device_to_providers, get_ort_device, ort_device_to_string
 >>> ort_device_to_string(get_ort_device("cuda:1")), device_to_providers("cpu")
@@ -34,10 +34,10 @@ _DEVICES = {_CPU: "cpu", _CUDA: "cuda"}
 
 
 def provider_to_device(provider_name: str) -> str:
-    """The device that a provider runs on: ``"cpu"`` or ``"cuda"``.
+    """Returns the device of a provider: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        InvalidArgumentError: for a provider of another name.
+        InvalidArgumentError: for an unknown provider.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.provider_to_device``.
 
@@ -52,14 +52,14 @@ def provider_to_device(provider_name: str) -> str:
 
 
 def get_ort_device_type(device: str | OrtDevice) -> int:
-    """The number of the kind of a device: 0 for the CPU, 1 for CUDA.
+    """Returns the type of a device as a number: 0 for the CPU, 1 for CUDA.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``, or a device.
 
     Raises:
-        InvalidArgumentError: for another name.
-        TypeError: for what is neither a name nor a device.
+        InvalidArgumentError: for an unknown name.
+        TypeError: for an argument that is neither a name nor a device.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.get_ort_device_type``.
 
@@ -79,15 +79,15 @@ def get_ort_device_type(device: str | OrtDevice) -> int:
 
 
 def get_ort_device(device: str | OrtDevice) -> OrtDevice:
-    """A device by its name.
+    """Returns a device by its name.
 
     Args:
-        device: ``"cpu"``; ``"cuda"`` or ``"gpu"``, with a number behind a colon for another one than the first
-            (``"cuda:1"``); a device, which is returned as it is.
+        device: ``"cpu"``; ``"cuda"`` or ``"gpu"``, with a colon and an index for a device other than the first
+            (``"cuda:1"``); a device, which is returned unchanged.
 
     Raises:
-        InvalidArgumentError: for another name.
-        TypeError: for what is neither a name nor a device.
+        InvalidArgumentError: for an unknown name.
+        TypeError: for an argument that is neither a name nor a device.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.get_ort_device``.
 
@@ -112,11 +112,11 @@ def get_ort_device(device: str | OrtDevice) -> OrtDevice:
 
 
 def ort_device_to_string(device: OrtDevice) -> str:
-    """The name of a device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; :func:`get_ort_device` takes it back.
+    """Returns the name of a device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; :func:`get_ort_device` is the inverse.
 
     Raises:
-        TypeError: for what is no device.
-        UnsupportedError: for a device that is neither a CPU nor of CUDA.
+        TypeError: for an argument that is not a device.
+        UnsupportedError: for a device that is neither a CPU nor a CUDA device.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.ort_device_to_string``.
 
@@ -137,15 +137,15 @@ def ort_device_to_string(device: OrtDevice) -> str:
 
 
 def numpy_to_ort_value(arr: npt.NDArray[Any], device: OrtDevice | None = None) -> OrtValue:
-    """An array as a value, in the array's own memory where its elements lie there in a row.
+    """Returns an array as a value; a contiguous array shares its memory with the value.
 
     Args:
-        arr: the array; its memory is kept as long as the value.
-        device: where the value is to be; the CPU unless given.
+        arr: the array; its memory lives as long as the value.
+        device: the device of the value; the CPU by default.
 
     Raises:
-        TypeError: for what is no array.
-        UnsupportedError: for elements that no tensor has; for another device than the CPU.
+        TypeError: for an argument that is not an array.
+        UnsupportedError: for an element type that tensors do not have; for another device than the CPU.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.numpy_to_ort_value``.
 
@@ -160,14 +160,14 @@ def numpy_to_ort_value(arr: npt.NDArray[Any], device: OrtDevice | None = None) -
 
 
 def device_to_providers(device: str | OrtDevice) -> list[str]:
-    """The providers that run on a device: a list of one name.
+    """Returns the providers that run on a device: a list of one name.
 
-    ortrain itself has none for CUDA: a session that is given that one says so.
+    ortrain has no provider for CUDA: a session with the CUDA provider is an error.
 
     Raises:
         InvalidArgumentError: for an unknown name.
-        TypeError: for what is neither a name nor a device.
-        UnsupportedError: for a device that is neither a CPU nor of CUDA.
+        TypeError: for an argument that is neither a name nor a device.
+        UnsupportedError: for a device that is neither a CPU nor a CUDA device.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.device_to_providers``.
 
@@ -181,14 +181,14 @@ def device_to_providers(device: str | OrtDevice) -> list[str]:
 
 
 def get_ort_device_from_session(sess: Any) -> OrtDevice:
-    """The device that a session runs on.
+    """Returns the device of a session.
 
     Args:
-        sess: a session of ortrain, or one of onnxruntime.
+        sess: a session of ortrain, or of onnxruntime.
 
     Raises:
-        TypeError: for what is no session.
-        UnsupportedError: for a session of onnxruntime on another provider, or on a device that it does not say.
+        TypeError: for an argument that is not a session.
+        UnsupportedError: for an onnxruntime session on another provider, or without a ``device_id`` in its options.
 
     Source: ``onnxcustom.utils.onnxruntime_helper.get_ort_device_from_session``.
 

@@ -1,4 +1,4 @@
-"""Losses and penalties that become part of a model (``onnxcustom.utils.orttraining_helper``).
+"""Losses and penalties as parts of a model (``onnxcustom.utils.orttraining_helper``).
 
 >>> import ortrain
 >>> from ortrain.gradient.utils.orttraining_helper import add_loss_output
@@ -42,18 +42,18 @@ from ortrain.gradient.utils.onnx_helper import get_onnx_opset
 __all__ = ["add_loss_output", "get_train_initializer", "penalty_loss_onnx"]
 
 _Sizes: TypeAlias = list[int | str | None] | None
-# Before this version operators do not broadcast.
+# First opset with broadcasting.
 _OLDEST_OPSET = 7
-# What shape inference calls a size that has no name.
+# Prefix of the symbolic sizes that shape inference generates.
 _UNNAMED = "unk__"
-# The name that scripts know.
+# Alias with the name that scripts use.
 _unique_name = unique_name
 
 
 def get_train_initializer(onx: onnx.ModelProto) -> dict[str, tuple[npt.NDArray[Any], onnx.TensorProto]]:
-    """The initializers of floats (16, 32 or 64 bits), by name in the order of the model: the value and the tensor.
+    """Returns the float initializers (16, 32 or 64 bits), by name in the order of the model: the value and the tensor.
 
-    The value is an array of its own; the tensor is that of the model.
+    The value is a copy; the tensor is part of the model.
 
     Source: ``onnxcustom.utils.orttraining_helper.get_train_initializer``.
 
@@ -76,20 +76,20 @@ def penalty_loss_onnx(
     l2: float | None = None,
     existing_names: set[str] | None = None,
 ) -> tuple[list[onnx.TensorProto], list[onnx.NodeProto]]:
-    """Initializers and nodes of a penalty: ``l1`` times the sum of absolute values plus ``l2`` times that of squares.
+    """Returns the initializers and nodes of a penalty: ``l1`` times the sum of ``abs(w)`` plus ``l2`` times ``w * w``.
 
-    The last node makes the penalty, ``penalty_<name>``, of shape ``(1,)``. A coefficient of 0, or ``None``, has no
+    The last node computes the penalty, ``penalty_<name>``, of shape ``(1,)``. A coefficient of 0, or ``None``, has no
     nodes.
 
     Args:
         name: the weight, a value of any shape.
-        dtype: its type.
+        dtype: the type of the weight.
         l1: the coefficient of the absolute values.
         l2: the coefficient of the squares.
-        existing_names: names that are taken; those that are made are added to the set.
+        existing_names: existing names; the names of the new values are added to the set.
 
     Raises:
-        InvalidArgumentError: without any coefficient, or for one that is no number.
+        InvalidArgumentError: without any coefficient, or for a coefficient that is not a number.
 
     Source: ``onnxcustom.utils.orttraining_helper.penalty_loss_onnx``.
 
@@ -123,7 +123,7 @@ def penalty_loss_onnx(
 
 
 class _Task(NamedTuple):
-    """A loss that is being written."""
+    """Inputs of a loss under construction."""
 
     writer: GraphWriter
     output: str
@@ -136,7 +136,7 @@ class _Task(NamedTuple):
     """The weights of rows."""
 
     def weighted(self, terms: str, name: str) -> str:
-        """Terms of the loss times the weights of their rows."""
+        """Multiplies terms of the loss by the weights of their rows."""
         if self.weights is None:
             return terms
         writer = self.writer
@@ -148,7 +148,7 @@ class _Task(NamedTuple):
         return writer.op("Mul", terms, weights, name=name)
 
     def total(self, terms: str) -> str:
-        """The sum over all terms, each times the weight of its row."""
+        """Sums all terms, each times the weight of its row."""
         return self.writer.op("ReduceSum", self.weighted(terms, "loss_diff_weight"), name="loss_sum", keepdims=0)
 
 
@@ -212,43 +212,45 @@ def add_loss_output(
     output_index: int | str | None = None,
     **kwargs: float,
 ) -> onnx.ModelProto:
-    """A model that computes a loss of one of its outputs, too.
+    """Returns a model that also computes a loss of one of its outputs.
 
-    Its inputs are those of the model, then what is expected (``label_name``), then weights of rows (``weight_name``).
-    Its outputs are the loss, of shape ``(1, 1)``, and the output that the loss is of. Further outputs are left out, and
-    so are nodes and initializers that nothing needs any more. ``Reciprocal`` is written as a quotient.
+    The inputs are the inputs of the model, then the targets (``label_name``), then row weights (``weight_name``). The
+    outputs are the loss, of shape ``(1, 1)``, and the output that the loss depends on. Other outputs are removed, and
+    so are unused nodes and initializers. ``Reciprocal`` becomes a quotient.
 
-    Let ``d`` be what is predicted minus what is expected. Terms of a row are multiplied by its weight. The loss is
+    Let ``d`` be the predicted value minus the target. The weight of a row scales its terms. The loss is
 
     ============================= ====================================================================================
     ``score_name``                loss
     ============================= ====================================================================================
     ``squared_error``, ``l2``     the sum of ``d * d``
+
     ``absolute_error``, ``l1``    the sum of ``abs(d)``
     ``elastic``                   the sum of ``l1_weight * abs(d) + l2_weight * d * d``
-    ``log``                       the mean over rows of the log loss of two columns of probabilities, which are kept
-                                  from 0 and 1 by ``eps`` and divided by their sum; labels are int64, 0 or 1, of shape
+    ``log``                       the mean over rows of the log loss. The two columns are probabilities, clipped to
+                                  ``eps`` and ``1 - eps`` and divided by their sum. Labels are int64, 0 or 1, of shape
                                   ``(rows, 1)``
     ============================= ====================================================================================
 
     Args:
-        onx: the model; it is not changed. Where the result of a node has the name of the label, it is called
-            ``_<label>_`` in the new model.
+        onx: the model; it is not changed. If a node result has the name of the label, its name in the new model is
+            ``_<label>_``.
         score_name: the kind of loss.
         loss_name: the name of the loss.
-        label_name: the name of what is expected: of the type and the shape of the output, except for ``log``.
-        weight_name: the name of an input with a weight for each row, of shape ``(rows,)``; ``None`` for none.
-        penalty: what is added to the loss for initializers or inputs, by their names: ``{"l1": a, "l2": b}`` for ``a``
-            times the sum of absolute values plus ``b`` times the sum of squares, or a float for ``l2`` alone.
-        output_index: the output that the loss is of, by its place or its name; needed where there is more than one.
+        label_name: the name of the targets: of the type and the shape of the output, except for ``log``.
+        weight_name: the name of an input with a weight for each row, of shape ``(rows,)``; ``None`` for no weights.
+        penalty: penalties on initializers or inputs, by name, which are added to the loss: ``{"l1": a, "l2": b}`` for
+            ``a`` times the sum of absolute values plus ``b`` times the sum of squares, or a float for only ``l2``.
+        output_index: the output that the loss depends on, by its index or its name; required for several outputs.
         kwargs: ``l1_weight=0.5`` and ``l2_weight=0.5`` of ``elastic``, ``eps=1e-6`` of ``log``.
 
     Raises:
-        InvalidArgumentError: for an output that is not there, or is no tensor of floats; several outputs without
-            ``output_index``; a name that is taken; a penalty of an unknown value, or without a coefficient.
-        UnsupportedError: for another ``score_name``.
-        TypeError: for an ``output_index`` that is neither an integer nor a name, a penalty that is neither a float nor
-            a dictionary, an unknown keyword.
+        InvalidArgumentError: for an unknown output, or an output that is not a float tensor; for several outputs
+            without ``output_index``; for a name that already exists; for a penalty on an unknown value, or without a
+            coefficient.
+        UnsupportedError: for an unknown ``score_name``.
+        TypeError: for an ``output_index`` that is neither an integer nor a name; for a penalty that is neither a float
+            nor a dictionary; for an unknown keyword.
 
     Source: ``onnxcustom.utils.orttraining_helper.add_loss_output``, which multiplies each error by the weights of all
     rows.
@@ -308,7 +310,7 @@ def _with_loss(
     inputs: list[onnx.ValueInfoProto],
     outputs: list[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
-    """A model with what was written, without what nothing needs any more."""
+    """Returns a model with the written nodes, without unused nodes and initializers."""
     graph = model.graph
     nodes, wanted = needed_nodes([*graph.node, *writer.nodes], [entry.name for entry in outputs])
     wanted |= {entry.name for entry in graph.input}
@@ -323,7 +325,7 @@ def _with_loss(
 
 
 def _selected(graph: onnx.GraphProto, output_index: int | str | None) -> onnx.ValueInfoProto:
-    """The output that the loss is of."""
+    """Returns the output that the loss depends on."""
     outputs: list[onnx.ValueInfoProto] = list(graph.output)
     names = [entry.name for entry in outputs]
     listed = ", ".join(names)
@@ -345,7 +347,7 @@ def _selected(graph: onnx.GraphProto, output_index: int | str | None) -> onnx.Va
 
 
 def _free_names(graph: onnx.GraphProto, output: str, **names: str | None) -> None:
-    """Makes the name of the label free where the result of a node has it, and checks that all names are free."""
+    """Renames a node result with the name of the label, and checks that no value has any of the names."""
     label = names["label"]
     fixed = {entry.name for entry in [*graph.input, *graph.initializer]} | {output}
     if isinstance(label, str) and label not in fixed and label in names_of(graph):
@@ -365,7 +367,7 @@ def _free_names(graph: onnx.GraphProto, output: str, **names: str | None) -> Non
 
 
 def _described(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> tuple[int, _Sizes]:
-    """The element type and the sizes of an output; no sizes where nobody knows how many there are."""
+    """Returns the element type and the sizes of an output; no sizes if the rank is unknown."""
     kind = output.type.tensor_type
     if not kind.HasField("shape") or kind.elem_type == onnx.TensorProto.UNDEFINED:
         inferred = shape_inference.infer_shapes(model).graph.output
@@ -387,7 +389,7 @@ def _described(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> tuple[int
 def _penalties(
     writer: GraphWriter, graph: onnx.GraphProto, penalty: Mapping[str, float | Mapping[str, float | None]]
 ) -> str | None:
-    """Writes penalties; the result is their sum."""
+    """Writes penalties; returns their sum."""
     if not isinstance(penalty, Mapping):
         raise TypeError(f"penalty is a dictionary of names and coefficients, not {type(penalty).__name__}")
     types = {entry.name: entry.data_type for entry in graph.initializer}
@@ -420,9 +422,9 @@ def _penalties(
 
 
 def _rewrite_op_no_grad(onx: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which ``Reciprocal`` is a quotient, which runtimes differentiate that have no gradient of it.
+    """Returns a copy in which ``Reciprocal`` becomes a quotient, for runtimes without a gradient of ``Reciprocal``.
 
-    Nodes in subgraphs stay, and so do those whose types nobody knows.
+    Nodes in subgraphs and nodes of unknown types do not change.
     """
     made = onnx.ModelProto()
     made.CopyFrom(onx)

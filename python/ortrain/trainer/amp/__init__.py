@@ -1,4 +1,4 @@
-"""Mixed precision of :class:`ortrain.trainer.ORTTrainer`: its loss scalers.
+"""Loss scalers for mixed precision of :class:`ortrain.trainer.ORTTrainer`.
 
 >>> from ortrain.trainer import amp
 >>> amp.DynamicLossScaler(loss_scale=1024).loss_scale

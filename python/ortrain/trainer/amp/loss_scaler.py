@@ -1,7 +1,7 @@
 """Loss scalers of :class:`ortrain.trainer.ORTTrainer`, for training in float16.
 
-The loss is multiplied by a scale before the backward pass, so that small gradients are not lost in float16. The
-optimizer divides gradients by the scale.
+The loss is multiplied by a scale before the backward pass, so that small gradients do not underflow in float16. The
+optimizer divides the gradients by the scale.
 
 >>> from ortrain.trainer import TrainStepInfo
 >>> from ortrain.trainer.amp.loss_scaler import DynamicLossScaler
@@ -23,7 +23,7 @@ __all__ = ["DynamicLossScaler", "LossScaler"]
 
 
 class LossScaler:
-    """The base of loss scalers. A scaler of a user is a subclass with ``update``.
+    """Base class of loss scalers. A user's scaler is a subclass with a method ``update``.
 
     Args:
         loss_scale: the first scale, a finite int or float above 0.
@@ -47,10 +47,10 @@ class LossScaler:
 
     @property
     def input_name(self) -> str | None:
-        """The input of the graph that takes the scale; the trainer sets the name. None before.
+        """The name of the graph input for the scale. None until the trainer sets it.
 
         Raises:
-            AssertionError: if it is set to anything but a name, or to an empty one.
+            AssertionError: for a new value that is not a name, or is empty.
 
         >>> from ortrain.trainer.amp import DynamicLossScaler
         >>> scaler = DynamicLossScaler()
@@ -72,7 +72,7 @@ class LossScaler:
         """The factor of the loss, a float.
 
         Raises:
-            AssertionError: if it is set to anything but a finite int or float above 0.
+            AssertionError: for a new value that is not a finite int or float above 0.
 
         >>> from ortrain.trainer.amp import DynamicLossScaler
         >>> scaler = DynamicLossScaler()
@@ -90,7 +90,7 @@ class LossScaler:
         self._loss_scale = float(scale)
 
     def reset(self) -> None:
-        """Go back to the first scale.
+        """Restores the first scale.
 
         >>> from ortrain.trainer.amp import DynamicLossScaler
         >>> scaler = DynamicLossScaler(loss_scale=256)
@@ -102,13 +102,13 @@ class LossScaler:
         self._loss_scale = self._initial_loss_scale
 
     def update(self, train_step_info: TrainStepInfo) -> float:
-        """Set the scale for the next update, and return the scale. The trainer calls this after every update.
+        """Sets and returns the scale for the next update. The trainer calls this method after every update.
 
         Args:
-            train_step_info: ``all_finite`` says if the gradients of the update were finite.
+            train_step_info: ``all_finite`` is true if the gradients of the update were finite.
 
         Raises:
-            NotImplementedError: if the class has none of its own.
+            NotImplementedError: if the class does not override ``update``.
 
         >>> from ortrain.trainer import TrainStepInfo
         >>> from ortrain.trainer.amp import DynamicLossScaler
@@ -124,14 +124,14 @@ class LossScaler:
 
 
 class DynamicLossScaler(LossScaler):
-    """A scale that is doubled after a number of finite steps, and halved when gradients overflow.
+    """A scale that is doubled after a number of finite steps and halved if gradients overflow.
 
     Args:
-        automatic_update: False keeps the scale as it is.
+        automatic_update: if false, the scale never changes.
         loss_scale: the first scale, a finite int or float above 0.
-        up_scale_window: finite steps in a row after which the scale is doubled.
-        min_loss_scale: the scale is halved down to this value.
-        max_loss_scale: the scale is doubled up to this value.
+        up_scale_window: number of consecutive finite steps after which the scale is doubled.
+        min_loss_scale: the lower limit when the scale is halved.
+        max_loss_scale: the upper limit when the scale is doubled.
 
     Raises:
         AssertionError: if ``loss_scale`` has another type or value.
@@ -168,7 +168,7 @@ class DynamicLossScaler(LossScaler):
         self._stable_steps_count = 0
 
     def reset(self) -> None:
-        """Go back to the first scale, and count finite steps anew.
+        """Restores the first scale and resets the count of finite steps.
 
         >>> from ortrain.trainer.amp import DynamicLossScaler
         >>> scaler = DynamicLossScaler(loss_scale=256)
@@ -181,10 +181,10 @@ class DynamicLossScaler(LossScaler):
         self._stable_steps_count = 0
 
     def update(self, train_step_info: TrainStepInfo) -> float:
-        """Double, halve or keep the scale, and return the scale.
+        """Doubles, halves or keeps the scale, and returns the scale.
 
         Args:
-            train_step_info: ``all_finite`` says if the gradients of the update were finite.
+            train_step_info: ``all_finite`` is true if the gradients of the update were finite.
 
         >>> from ortrain.trainer import TrainStepInfo
         >>> from ortrain.trainer.amp import DynamicLossScaler

@@ -1,7 +1,7 @@
-"""Optimizers of :class:`ortrain.trainer.ORTTrainer`: their names, settings, and groups of weights.
+"""Optimizer settings of :class:`ortrain.trainer.ORTTrainer`: name, settings, and groups of weights.
 
-A config only describes an optimizer. The trainer hands the settings of each weight to the optimizer that
-:mod:`ortrain.classic` runs.
+A config only describes an optimizer. The trainer passes the settings of each weight to the optimizer in
+:mod:`ortrain.classic`.
 
 >>> from ortrain.trainer.optim.config import AdamConfig
 >>> config = AdamConfig([{"params": ["fc1.bias", "fc2.bias"], "lambda_coef": 0.0}], lr=0.001, lambda_coef=0.01)
@@ -23,26 +23,27 @@ from ortrain._near import hint
 __all__ = ["AdamConfig", "LambConfig", "SGDConfig", "_OptimizerConfig"]
 
 _NAMES = ("AdamOptimizer", "LambOptimizer", "SGDOptimizer")
-# A key of a group may be spelled as the argument of a config, which cannot be called `lambda`.
+# A group may use the argument name ``lambda_coef``, because ``lambda`` is a keyword of Python.
 _ENDING = "_coef"
 
 
 class _OptimizerConfig:
-    """An optimizer by its name, with the settings of all weights and those of groups of weights.
+    """Description of an optimizer: its name, the settings of all weights, and the settings of groups of weights.
 
-    The classes below fill in the name and the settings. A setting of a group goes before that in ``defaults``, and a
-    later group before an earlier one.
+    The subclasses below fill in the name and the settings. A setting of a group overrides ``defaults``, and a later
+    group overrides an earlier group.
 
     Args:
         name: ``"AdamOptimizer"``, ``"LambOptimizer"`` or ``"SGDOptimizer"``.
-        params: groups. A group is a dict: its key ``params`` is a list of names of weights, all others are settings
-            that ``defaults`` has. Settings that a group lacks are written into the dict of the caller, and a key
-            ``lambda_coef`` becomes ``lambda``; so two configs take two lists of groups.
-        defaults: settings of weights in no group, and ``lr``, the learning rate: an int or a float of 0 or more.
+        params: groups. A group is a dict. Its key ``params`` is a list of weight names; all other keys are settings
+            that ``defaults`` has. The config completes the dicts of the caller: missing settings are added, and a key
+            ``lambda_coef`` becomes ``lambda``. Therefore two configs need two lists of groups.
+        defaults: settings of weights that are in no group, and ``lr``, the learning rate: an int or a float of 0 or
+            more.
 
     Raises:
-        AssertionError: if an argument has another type, name or value, or a group has no ``params``, nothing else, or a
-            setting that ``defaults`` lacks. No group is changed then.
+        AssertionError: if an argument has another type, name or value; if a group has no ``params``, nothing but
+            ``params``, or a setting that ``defaults`` lacks. In this case no group is changed.
 
     >>> from ortrain.trainer.optim import _OptimizerConfig
     >>> groups = [{"params": ["fc1.weight"], "alpha": 0.8}]
@@ -82,7 +83,7 @@ class _OptimizerConfig:
         self.params = params
 
     def _check_group(self, at: int, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-        """An AssertionError if the group is none of this optimizer."""
+        """Raises an AssertionError if a group is not valid for this optimizer."""
         if not isinstance(group, dict):
             raise AssertionError(
                 f"group {at} of 'params' must be a dict with 'params' and settings, not {type(group).__name__}"
@@ -110,11 +111,11 @@ class SGDConfig(_OptimizerConfig):
     """Plain gradient descent: ``w - lr * gradient``. No momentum, clipping or decay.
 
     Args:
-        params: an empty list; all weights are trained alike.
+        params: an empty list: all weights have the same settings.
         lr: learning rate.
 
     Raises:
-        AssertionError: if ``params`` is not an empty list, or ``lr`` is no number of 0 or more.
+        AssertionError: if ``params`` is not an empty list, or ``lr`` is not a number of 0 or more.
 
     >>> from ortrain.trainer.optim import SGDConfig
     >>> config = SGDConfig(lr=0.01)
@@ -131,16 +132,16 @@ class SGDConfig(_OptimizerConfig):
 
 
 class _Rule(NamedTuple):
-    """The values that a setting of Adam or LAMB may have."""
+    """Rule for the values of a setting of Adam or LAMB."""
 
     wanted: str
     holds: Callable[[object], bool]
-    # Values in groups are plain numbers, too, where arguments have a type of their own.
+    # Groups accept plain numbers where an argument must have a special type (a bool, an enum member).
     in_group: Callable[[object], bool]
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    # Only NaN differs from itself.
+    # Excludes NaN, the only value that differs from itself.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
@@ -165,7 +166,7 @@ def _zero_or_one(value: object) -> bool:
 
 
 class _MomentsConfig(_OptimizerConfig):
-    """The common part of Adam and LAMB: rules of settings, and no learning rate in groups."""
+    """Common part of Adam and LAMB: rules of settings, and no learning rate in groups."""
 
     _rules: ClassVar[dict[str, _Rule]] = {
         **dict.fromkeys(
@@ -235,7 +236,7 @@ class _MomentsConfig(_OptimizerConfig):
 
     @property
     def max_norm_clip(self) -> float:
-        """Largest L2 norm of all gradients together; longer ones are scaled down to it.
+        """Largest L2 norm of all gradients together. Larger gradients are scaled down to this norm.
 
         >>> from ortrain.trainer.optim import AdamConfig
         >>> AdamConfig().max_norm_clip
@@ -259,24 +260,24 @@ def _is_mode(value: object) -> bool:
 
 
 class AdamConfig(_MomentsConfig):
-    """Adam with decoupled weight decay, for each weight with the settings of its group.
+    """Adam with decoupled weight decay. Each weight uses the settings of its group.
 
     Args:
-        params: groups of weights with settings of their own, see :class:`_OptimizerConfig`; ``lr`` is none of them.
+        params: groups of weights with their own settings, see :class:`_OptimizerConfig`. A group cannot have ``lr``.
         lr: learning rate.
         alpha: decay rate of the first moment.
         beta: decay rate of the second moment.
         lambda_coef: weight decay; ``lambda`` in ``defaults`` and groups.
         epsilon: the term that is added to the square root of the second moment.
-        max_norm_clip: largest L2 norm of all gradients together; ``math.inf`` clips nothing.
+        max_norm_clip: largest L2 norm of all gradients together; ``math.inf`` disables clipping.
         do_bias_correction: divide moments by ``1 - alpha ** t`` and ``1 - beta ** t`` at step ``t``.
-        weight_decay_mode: ``AdamConfig.DecayMode.BEFORE_WEIGHT_UPDATE`` takes the decay from the old weight, and adds
-            ``epsilon`` to the corrected root; ``AFTER_WEIGHT_UPDATE`` takes the decay from the new weight, and adds
-            ``epsilon`` to the root as it is.
+        weight_decay_mode: ``AdamConfig.DecayMode.BEFORE_WEIGHT_UPDATE`` computes the decay from the old weight, and
+            adds ``epsilon`` to the bias-corrected root. ``AFTER_WEIGHT_UPDATE`` computes the decay from the new weight,
+            and adds ``epsilon`` to the root without correction.
 
     Raises:
-        AssertionError: if a setting is out of its range or a group is not as :class:`_OptimizerConfig` wants it. No
-            group is changed then.
+        AssertionError: if a setting is out of its range, or a group is invalid as described in
+            :class:`_OptimizerConfig`. In this case no group is changed.
 
     >>> from ortrain.trainer.optim import AdamConfig
     >>> mode = AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
@@ -291,7 +292,7 @@ class AdamConfig(_MomentsConfig):
 
     @unique
     class DecayMode(IntEnum):
-        """The weights that decay: those before an update, or those after the update."""
+        """Weights from which the decay is computed: the weights before or after an update."""
 
         BEFORE_WEIGHT_UPDATE = 0
         AFTER_WEIGHT_UPDATE = 1
@@ -327,7 +328,7 @@ class AdamConfig(_MomentsConfig):
 
     @property
     def weight_decay_mode(self) -> DecayMode:
-        """The weights that decay: those before a step, or those after it.
+        """Weights from which the decay is computed: the weights before or after a step.
 
         >>> from ortrain.trainer.optim import AdamConfig
         >>> AdamConfig().weight_decay_mode.name
@@ -339,10 +340,10 @@ class AdamConfig(_MomentsConfig):
 class LambConfig(_MomentsConfig):
     """LAMB: a step of Adam, scaled for each weight by the ratio of the norms of weight and step.
 
-    All weights of a training have one ``ratio_min``, one ``ratio_max`` and one ``do_bias_correction``.
+    All weights of a training share ``ratio_min``, ``ratio_max`` and ``do_bias_correction``.
 
     Args:
-        params: groups of weights with settings of their own, see :class:`_OptimizerConfig`; ``lr`` is none of them.
+        params: groups of weights with their own settings, see :class:`_OptimizerConfig`. A group cannot have ``lr``.
         lr: learning rate.
         alpha: decay rate of the first moment.
         beta: decay rate of the second moment.
@@ -350,12 +351,12 @@ class LambConfig(_MomentsConfig):
         ratio_min: smallest ratio, a float.
         ratio_max: largest ratio, a float.
         epsilon: the term that is added to the square root of the second moment.
-        max_norm_clip: largest L2 norm of all gradients together; ``math.inf`` clips nothing.
+        max_norm_clip: largest L2 norm of all gradients together; ``math.inf`` disables clipping.
         do_bias_correction: divide moments by ``1 - alpha ** t`` and ``1 - beta ** t`` at step ``t``.
 
     Raises:
-        AssertionError: if a setting is out of its range or a group is not as :class:`_OptimizerConfig` wants it. No
-            group is changed then.
+        AssertionError: if a setting is out of its range, or a group is invalid as described in
+            :class:`_OptimizerConfig`. In this case no group is changed.
 
     >>> from ortrain.trainer.optim import LambConfig
     >>> config = LambConfig(lr=0.002, ratio_max=10.0)
@@ -417,17 +418,17 @@ class LambConfig(_MomentsConfig):
 
 
 def _setting(key: str, defaults: Mapping[str, Any]) -> str:
-    """The setting that a key of a group names."""
+    """Returns the setting for a key of a group."""
     return key if key in defaults or not isinstance(key, str) else key.removesuffix(_ENDING)
 
 
 def _argument(setting: str) -> str:
-    """The argument of a config that gives a setting."""
+    """Returns the argument of a config for a setting."""
     return setting + _ENDING if setting == "lambda" else setting
 
 
 def _complete(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Give a group all settings, in place."""
+    """Adds all missing settings to a group, in place."""
     for key in [key for key in group if key.endswith(_ENDING) and key not in defaults]:
         group[_setting(key, defaults)] = group.pop(key)
     for key, value in defaults.items():

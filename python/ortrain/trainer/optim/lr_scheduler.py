@@ -1,7 +1,7 @@
-"""Learning rates of :class:`ortrain.trainer.ORTTrainer` over the updates of a training, with a warm-up.
+"""Learning-rate schedulers of :class:`ortrain.trainer.ORTTrainer`, with a warm-up.
 
-A scheduler computes the rate of a step from ``optimization_step``, the number of updates done, and from the rate of the
-config of the optimizer. A scheduler keeps nothing that a checkpoint would need.
+A scheduler computes the rate of a step from two values: ``optimization_step``, the number of completed updates, and the
+learning rate of the optimizer's config. A scheduler has no state, so a checkpoint stores nothing for it.
 
 >>> from ortrain.trainer import TrainStepInfo
 >>> from ortrain.trainer.optim import AdamConfig
@@ -35,12 +35,12 @@ __all__ = [
     "checked_rate",
 ]
 
-# A learning rate is fed to the optimizer as float32.
+# The optimizer reads the learning rate as float32.
 _LARGEST = 3.4028234663852886e38
 
 
 class _LRScheduler:
-    """The base of schedulers. A scheduler of a user is a subclass with ``get_lr``.
+    """Base class of schedulers. A user's scheduler is a subclass with a method ``get_lr``.
 
     >>> from ortrain.trainer import TrainStepInfo
     >>> from ortrain.trainer.optim import AdamConfig, lr_scheduler
@@ -56,13 +56,14 @@ class _LRScheduler:
         self._last_lr: list[float] = []
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
-        """The learning rate of the next update, in a list of one float.
+        """Returns the learning rate of the next update, in a list of one float.
 
         Args:
-            train_step_info: the updates done, ``optimization_step``, and the rate, ``optimizer_config.lr``.
+            train_step_info: the number of completed updates (``optimization_step``) and the base rate
+                (``optimizer_config.lr``).
 
         Raises:
-            NotImplementedError: if the class has none of its own.
+            NotImplementedError: if the class does not override ``get_lr``.
 
         >>> from ortrain.trainer import TrainStepInfo
         >>> from ortrain.trainer.optim import AdamConfig, ConstantWarmupLRScheduler
@@ -74,7 +75,7 @@ class _LRScheduler:
         raise NotImplementedError(f"{type(self).__name__} has no get_lr(train_step_info), which every scheduler needs")
 
     def get_last_lr(self) -> list[float]:
-        """The rate that the trainer took last, in a list; an empty list before the first step.
+        """Returns the rate of the trainer's last step in a list, or an empty list before the first step.
 
         >>> from ortrain.trainer.optim import ConstantWarmupLRScheduler
         >>> ConstantWarmupLRScheduler(total_steps=20).get_last_lr()
@@ -83,18 +84,21 @@ class _LRScheduler:
         return self._last_lr
 
     def _step(self, train_step_info: TrainStepInfo) -> list[float]:
-        """The rate of ``get_lr``, kept for ``get_last_lr``. The trainer calls ``_step`` at every step."""
+        """Returns the rate of ``get_lr`` and stores it for ``get_last_lr``.
+
+        The trainer calls ``_step`` at every step.
+        """
         self._last_lr = self.get_lr(train_step_info)
         return self._last_lr
 
 
 class _WarmupLRScheduler(_LRScheduler):
-    """A rate that grows from 0 in the first updates, and then follows a curve."""
+    """Base class of rates that grow from 0 in the first updates and then follow a curve."""
 
     total_steps: int
-    """Updates of the whole training."""
+    """Number of updates of the whole training."""
     warmup: float
-    """The share of the updates in which the rate grows."""
+    """Fraction of the updates in which the rate grows."""
 
     def __init__(self, total_steps: int, warmup: float) -> None:
         super().__init__()
@@ -106,10 +110,11 @@ class _WarmupLRScheduler(_LRScheduler):
         self.warmup = warmup
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
-        """The learning rate of the next update, in a list of one float.
+        """Returns the learning rate of the next update, in a list of one float.
 
         Args:
-            train_step_info: the updates done, ``optimization_step``, and the rate, ``optimizer_config.lr``.
+            train_step_info: the number of completed updates (``optimization_step``) and the base rate
+                (``optimizer_config.lr``).
 
         >>> from ortrain.trainer import TrainStepInfo
         >>> from ortrain.trainer.optim import AdamConfig, LinearWarmupLRScheduler
@@ -124,28 +129,28 @@ class _WarmupLRScheduler(_LRScheduler):
         return [rate * factor]
 
     def _warm_steps(self) -> float:
-        """Updates in which the rate grows, not rounded."""
+        """Returns the number of warm-up updates, not rounded."""
         return self.warmup * self.total_steps
 
     def _progress(self, t: int) -> float:
-        """The share of the updates behind the warm-up that is done."""
+        """Returns the completed fraction of the updates after the warm-up."""
         warm = self._warm_steps()
         return (t - warm) / max(1.0, self.total_steps - warm)
 
     def _factor(self, t: int, rate: float) -> float:
-        """The factor of the rate after ``t`` updates, behind the warm-up."""
+        """Returns the factor of the rate after ``t`` updates, for ``t`` after the warm-up."""
         raise NotImplementedError
 
 
 class ConstantWarmupLRScheduler(_WarmupLRScheduler):
-    """A rate that grows linearly during the warm-up, and stays.
+    """A rate that grows linearly during the warm-up and then stays constant.
 
-    With ``t`` updates done and ``W = warmup * total_steps``, which is not rounded, the factor of the rate is
-    ``t / max(1, W)`` while ``t < W``, and 1 from then on.
+    With ``t`` updates done and ``W = warmup * total_steps`` (not rounded), the factor of the rate is ``t / max(1, W)``
+    while ``t < W``, and 1 afterwards.
 
     Args:
-        total_steps: updates of the whole training, an int of 1 or more.
-        warmup: the share of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
+        total_steps: number of updates of the whole training, an int of 1 or more.
+        warmup: the fraction of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
 
     Raises:
         AssertionError: if an argument has another type or value.
@@ -166,17 +171,17 @@ class ConstantWarmupLRScheduler(_WarmupLRScheduler):
 
 
 class CosineWarmupLRScheduler(_WarmupLRScheduler):
-    """A rate that grows linearly during the warm-up, and then falls along a cosine.
+    """A rate that grows linearly during the warm-up and then falls along a cosine.
 
-    With ``t`` updates done, ``N = total_steps`` and ``W = warmup * N``, which is not rounded, the factor of the rate is
-    ``t / max(1, W)`` while ``t < W``, and then ``max(0, (1 + cos(2 * pi * cycles * p)) / 2)`` with
-    ``p = (t - W) / max(1, N - W)``.
+    With ``t`` updates done, ``N = total_steps`` and ``W = warmup * N`` (not rounded), the factor of the rate is ``t /
+    max(1, W)`` while ``t < W``. Afterwards it is ``max(0, (1 + cos(2 * pi * cycles * p)) / 2)`` with ``p = (t - W) /
+    max(1, N - W)``.
 
     Args:
-        total_steps: updates of the whole training, an int of 1 or more.
-        cycles: waves of the cosine, a float above 0.0; half a wave falls from the rate to 0. This is the second
-            argument, where other schedulers have ``warmup``.
-        warmup: the share of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
+        total_steps: number of updates of the whole training, an int of 1 or more.
+        cycles: number of periods of the cosine, a float above 0.0; half a period falls from the rate to 0. This is the
+            second argument; in other schedulers the second argument is ``warmup``.
+        warmup: the fraction of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
 
     Raises:
         AssertionError: if an argument has another type or value.
@@ -191,7 +196,7 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
     """
 
     cycles: float
-    """Waves of the cosine."""
+    """Number of periods of the cosine."""
 
     def __init__(self, total_steps: int, cycles: float = 0.5, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
@@ -204,14 +209,14 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
 
 
 class LinearWarmupLRScheduler(_WarmupLRScheduler):
-    """A rate that grows linearly during the warm-up, and then falls linearly to 0.
+    """A rate that grows linearly during the warm-up and then falls linearly to 0.
 
-    With ``t`` updates done, ``N = total_steps`` and ``W = warmup * N``, which is not rounded, the factor of the rate is
-    ``t / max(1, W)`` while ``t < W``, and then ``max(0, (N - t) / max(1, N - W))``.
+    With ``t`` updates done, ``N = total_steps`` and ``W = warmup * N`` (not rounded), the factor of the rate is ``t /
+    max(1, W)`` while ``t < W``. Afterwards it is ``max(0, (N - t) / max(1, N - W))``.
 
     Args:
-        total_steps: updates of the whole training, an int of 1 or more.
-        warmup: the share of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
+        total_steps: number of updates of the whole training, an int of 1 or more.
+        warmup: the fraction of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
 
     Raises:
         AssertionError: if an argument has another type or value.
@@ -232,21 +237,21 @@ class LinearWarmupLRScheduler(_WarmupLRScheduler):
 
 
 class PolyWarmupLRScheduler(_WarmupLRScheduler):
-    """A rate that grows linearly during the warm-up, and then falls to another rate along a power.
+    """A rate that grows linearly during the warm-up and then falls to ``lr_end`` along a power curve.
 
-    With ``t`` updates done, ``N = total_steps``, ``W = warmup * N``, which is not rounded, and ``L``, the rate of the
-    optimizer, the new rate is ``L * t / max(1, W)`` while ``t < W``, then
-    ``(L - lr_end) * (1 - (t - W) / (N - W)) ** power + lr_end``, and ``lr_end`` after ``N`` updates.
+    With ``t`` updates done, ``N = total_steps``, ``W = warmup * N`` (not rounded) and the optimizer's rate ``L``, the
+    new rate is ``L * t / max(1, W)`` while ``t < W``. Afterwards it is ``(L - lr_end) * (1 - (t - W) / (N - W)) **
+    power + lr_end``, and ``lr_end`` after ``N`` updates.
 
     Args:
-        total_steps: updates of the whole training, an int of 1 or more.
-        lr_end: the last rate, a float of 0.0 or more, below the rate of the optimizer. This is the second argument,
-            where other schedulers have ``warmup``.
-        power: the power, a float of 0.0 or more; 1.0 is a line.
-        warmup: the share of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
+        total_steps: number of updates of the whole training, an int of 1 or more.
+        lr_end: the final rate, a float of 0.0 or more, below the rate of the optimizer. This is the second argument; in
+            other schedulers the second argument is ``warmup``.
+        power: the exponent, a float of 0.0 or more; 1.0 gives a straight line.
+        warmup: the fraction of the updates in which the rate grows, a float of 0.0 or more and below 1.0.
 
     Raises:
-        AssertionError: if an argument has another type or value; from ``get_lr`` if the rate is not above ``lr_end``.
+        AssertionError: if an argument has another type or value; in ``get_lr``, if the rate is not above ``lr_end``.
 
     >>> from ortrain.trainer import TrainStepInfo
     >>> from ortrain.trainer.optim import SGDConfig, PolyWarmupLRScheduler
@@ -271,10 +276,11 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
         self.power = power
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
-        """The learning rate of the next update, in a list of one float.
+        """Returns the learning rate of the next update, in a list of one float.
 
         Args:
-            train_step_info: the updates done, ``optimization_step``, and the rate, ``optimizer_config.lr``.
+            train_step_info: the number of completed updates (``optimization_step``) and the base rate
+                (``optimizer_config.lr``).
 
         Raises:
             AssertionError: if the rate of the optimizer is not above ``lr_end``.
@@ -300,14 +306,14 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
 
 
 def checked_rate(rates: Any) -> float:
-    """The learning rate in what a scheduler gave, checked before the step uses the rate.
+    """Checks the result of a scheduler before the step uses it, and returns the learning rate.
 
     Args:
-        rates: what ``get_lr`` gave: a list, a tuple or an array with one number.
+        rates: the result of ``get_lr``: a list, a tuple or an array with one number.
 
     Raises:
-        InvalidArgumentError: if there is none, if there are several, or if the one is no number of 0 or more that
-            float32 holds.
+        InvalidArgumentError: if there is not exactly one value, or the value is not a number from 0 to the largest
+            float32.
 
     >>> from ortrain.trainer.optim.lr_scheduler import checked_rate
     >>> checked_rate([0.5])

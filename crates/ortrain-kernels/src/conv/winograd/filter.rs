@@ -9,17 +9,17 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::transform::{Gradients, Images, Planes, Tiles};
 use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
-use crate::conv::cut::Cut;
-use crate::conv::edges::Given;
-use crate::conv::finish::{Finish, Rect};
-use crate::conv::product::{DEPTH, PLENTY};
+use crate::conv::epilogue::{Finish, Rect};
+use crate::conv::implicit_gemm::{DEPTH, MAX_TASKS};
+use crate::conv::padding_fixup::PaddedInput;
+use crate::conv::partition::Partition;
 use crate::conv::{ConvDesc, Engine};
 use crate::gemm::micro::{Micro, Real};
 use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::tape::ALIGN;
-use crate::views::{Bases, Parts, Scratch};
+use crate::scratch::{Bases, Parts, Scratch};
+use crate::tile::ALIGN;
 
 /// Bytes of the packed tiles of a strip.
 const STRIP: usize = 4 << 20;
@@ -40,9 +40,9 @@ pub(super) struct FilterGradient {
     /// Rows of a panel.
     height: usize,
     /// Rows of tiles, those of all images one after the other: some at a time.
-    strips: Cut,
+    strips: Partition,
     /// Channels of the output: some at a time.
-    rows: Cut,
+    rows: Partition,
     layout: Layout,
 }
 
@@ -89,10 +89,11 @@ impl FilterGradient {
         let height = m.div_ceil(m.div_ceil(mr).next_multiple_of(2));
         let width = channels.next_multiple_of(nr);
         let most = DEPTH.min(STRIP / (POINTS * width * BYTES));
-        let strips = Cut::at_most(tile_rows, 1, most / grid[1]);
+        let strips = Partition::at_most(tile_rows, 1, most / grid[1]);
         let pitch = pitch(strips.most() * grid[1] + LANES);
         let most = (SUMS / (POINTS * width * BYTES)).min(PANELS * height);
-        let rows_of_tasks = Cut::new(m, height, Cut::at_most(m, height, most).parts.max(PLENTY));
+        let rows_of_tasks =
+            Partition::new(m, height, Partition::at_most(m, height, most).parts.max(MAX_TASKS));
         let inputs =
             Images { size: [rows.input, cols.input], before: [rows.before, cols.before], grid, channels };
         let outputs = Images { size: output, before: [0, 0], grid, channels: m };
@@ -166,7 +167,7 @@ impl FilterGradient {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         strip: usize,
         task: usize,
         parts: Parts,
@@ -242,7 +243,7 @@ impl Engine for FilterGradient {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {

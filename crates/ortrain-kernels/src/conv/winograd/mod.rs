@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ortrain_expr::{DType, OutOfRange, SlidingAxis};
 
-use super::edges::{Given, Odd, PIECE};
-use super::finish::Finish;
+use super::epilogue::Finish;
+use super::padding_fixup::{Odd, PIECE, PaddedInput};
 use super::{ConvDesc, Engine};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::views::{Bases, Scratch};
+use crate::scratch::{Bases, Scratch};
 use filter::FilterGradient;
 use result::Results;
 
@@ -88,7 +88,7 @@ impl Winograd {
     pub(super) unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {

@@ -9,17 +9,17 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::transform::{Images, Squares, Tiles, Weights};
 use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
-use crate::conv::cut::Cut;
-use crate::conv::edges::Given;
-use crate::conv::finish::{Finish, Rect};
-use crate::conv::product::{DEPTH, PLENTY};
+use crate::conv::epilogue::{Finish, Rect};
+use crate::conv::implicit_gemm::{DEPTH, MAX_TASKS};
+use crate::conv::padding_fixup::PaddedInput;
+use crate::conv::partition::Partition;
 use crate::conv::{ConvDesc, Engine};
 use crate::gemm::micro::{Micro, Real};
 use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::tape::ALIGN;
-use crate::views::{Bases, Scratch};
+use crate::scratch::{Bases, Scratch};
+use crate::tile::ALIGN;
 
 /// Tiles of a block, where weights are shared, and bytes of what they become.
 const TILES: usize = 112;
@@ -50,9 +50,9 @@ pub(super) struct Results {
     filter: [usize; 2],
     reversed: bool,
     /// Rows of tiles, those of all images one after the other: some at a time.
-    strips: Cut,
+    strips: Partition,
     /// Channels of the result: some at a time.
-    rows: Cut,
+    rows: Partition,
     /// Whether weights are shared, and strips are tasks; else strips are shared, and rows are tasks.
     shared_weights: bool,
     layout: Layout,
@@ -109,18 +109,18 @@ impl Results {
         let shared_weights = POINTS * panels * panel * BYTES <= SHARED_WEIGHTS;
         let strips = if shared_weights {
             let most = TILES.min(OWN_TILES / (POINTS * channels * BYTES));
-            let strips = Cut::at_most(tile_rows, 1, most / grid[1]);
-            Cut::new(tile_rows, 1, strips.parts.max(PLENTY.min(tiles / nr)))
+            let strips = Partition::at_most(tile_rows, 1, most / grid[1]);
+            Partition::new(tile_rows, 1, strips.parts.max(MAX_TASKS.min(tiles / nr)))
         } else {
-            Cut::at_most(tile_rows, 1, SHARED_TILES / (POINTS * channels * grid[1] * BYTES))
+            Partition::at_most(tile_rows, 1, SHARED_TILES / (POINTS * channels * grid[1] * BYTES))
         };
         let pitch = pitch((strips.most() * grid[1]).next_multiple_of(nr) + LANES);
         let most = OWN / (POINTS * pitch * BYTES);
         let rows = if shared_weights {
-            Cut::at_most(m, height, most)
+            Partition::at_most(m, height, most)
         } else {
-            let rows = Cut::at_most(m, height, most.min(OWN / (POINTS * channels * BYTES)));
-            Cut::new(m, height, rows.parts.max(PLENTY))
+            let rows = Partition::at_most(m, height, most.min(OWN / (POINTS * channels * BYTES)));
+            Partition::new(m, height, rows.parts.max(MAX_TASKS))
         };
 
         let images = Images { size: source, before, grid, channels };
@@ -206,7 +206,7 @@ impl Results {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         strip: (usize, usize),
         (row, end): (usize, usize),
         (weights, tiles): (*const f32, *const f32),
@@ -310,7 +310,7 @@ impl Engine for Results {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: Given,
+        given: PaddedInput,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -349,7 +349,7 @@ impl Engine for Results {
         } else {
             for strip in 0..strips.parts {
                 let strip = strips.part(strip);
-                let some = Cut::new(*channels, 1, PLENTY);
+                let some = Partition::new(*channels, 1, MAX_TASKS);
                 pool.run(some.parts, parts.workers, &|i, worker| {
                     // SAFETY: as said above.
                     unsafe { self.tiles(source(), strip, some.part(i), parts.of(worker), shared()) };

@@ -339,7 +339,7 @@ impl Work for Planes {
                     (planes[0], planes[1], planes[2]) = of_gradient(a.0, b.0, c.0, d.0);
                     (planes[3], planes[4], planes[5]) = of_gradient(a.1, b.1, c.1, d.1);
                     (planes[6], planes[7], planes[8]) = of_gradient(a.2, b.2, c.2, d.2);
-                    L::turn8(planes.as_ptr().cast(), LANES as isize, to, TAPS);
+                    L::transpose_8x8(planes.as_ptr().cast(), LANES as isize, to, TAPS);
                     for (i, &last) in planes[TAPS - 1].iter().enumerate() {
                         to.add(i * TAPS + TAPS - 1).write(last);
                     }

@@ -20,10 +20,10 @@ use super::{
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
+use crate::introspect::Sample;
 use crate::op::{Definition, Op, Placement};
 use crate::passes::differentiate::backpropagate;
 use crate::passes::infer::{forget_shapes, infer_added};
-use crate::introspect::Sample;
 
 const THEN: &str = "then_branch";
 const ELSE: &str = "else_branch";
@@ -552,7 +552,7 @@ mod tests {
         let x = spread(&[3], 8);
         let graph = of_two_lengths(&x);
         let made = schedule(&graph, &[flag(true), x.clone()]);
-        let late = made.segments.iter().filter(|node| matches!(node.segment, Segment::Late(_)));
+        let late = made.segments.iter().filter(|node| matches!(node.segment, Segment::Deferred(_)));
         assert_eq!(late.count(), 1, "{made}");
         for (condition, len) in [(true, 3), (false, 6)] {
             let inputs = [flag(condition), x.clone()];

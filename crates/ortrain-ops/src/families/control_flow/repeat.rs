@@ -14,7 +14,7 @@
 //! Where what a Loop carries changes its shape, the gradient is a Loop: see `growing`.
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
-use ortrain_program::Along;
+use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::branch::either;
@@ -35,7 +35,7 @@ use crate::rewrite::Rewrite;
 
 /// How often a body is typed while what it carries changes its type. Bodies within bodies are typed as often each, so the
 /// number is small.
-const MOST_ROUNDS: usize = 4;
+const MAX_ROUNDS: usize = 4;
 
 /// How deep loops may be nested.
 const DEEPEST: usize = 8;
@@ -193,9 +193,9 @@ impl Repeat {
                     }
                 });
             }
-            if next != carried && (r.conditional || round < MOST_ROUNDS) {
+            if next != carried && (r.conditional || round < MAX_ROUNDS) {
                 carried = next;
-                if r.conditional && round + 1 >= MOST_ROUNDS {
+                if r.conditional && round + 1 >= MAX_ROUNDS {
                     // What may still change is not worth to be known.
                     for ty in &mut carried {
                         *ty = ty.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
@@ -525,14 +525,14 @@ impl Repeat {
         forward.outputs = forward_outputs;
 
         // What the body scans: what was saved, slices, and gradients of what was collected.
-        let mut scans: Vec<(ValueId, ValueId, Along)> = Vec::new();
+        let mut scans: Vec<(ValueId, ValueId, ScanAxis)> = Vec::new();
         let mut more: Vec<(ValueId, ValueId)> = Vec::new();
         for &id in &saved {
             let collects = |&k: &usize| collected[k] == id && r.stacked[k].reversed == direction;
             if let Some(k) = (0..collected.len()).find(collects) {
-                let Along { axis, reversed } = r.stacked[k];
+                let ScanAxis { axis, reversed } = r.stacked[k];
                 let outside = cx.output(r.carried + k, &graph.value(id).name);
-                scans.push((id, outside, Along { axis, reversed: !reversed }));
+                scans.push((id, outside, ScanAxis { axis, reversed: !reversed }));
                 continue;
             }
             let outer_name = node.present_outputs().next().map_or("", |id| cx.name_of(id));
@@ -547,13 +547,13 @@ impl Repeat {
                 id
             };
             more.push((result, outside));
-            scans.push((id, outside, Along { axis: 0, reversed: !direction }));
+            scans.push((id, outside, ScanAxis { axis: 0, reversed: !direction }));
         }
         for (s, &slice) in slices.iter().enumerate() {
             if kept.slices.contains(&slice) || (s == 0 && scans.is_empty()) {
-                let Along { axis, reversed } = r.scanned[s];
+                let ScanAxis { axis, reversed } = r.scanned[s];
                 let outside = cx.input(self.scanned_input(s))?;
-                scans.push((slice, outside, Along { axis, reversed: !reversed }));
+                scans.push((slice, outside, ScanAxis { axis, reversed: !reversed }));
             }
         }
         // Random numbers are numbered along the first one, in which the direction is turned round.
@@ -561,9 +561,9 @@ impl Repeat {
             scans.swap(0, first);
         }
         for (&k, &element) in arriving.iter().zip(&elements) {
-            let Along { axis, reversed } = r.stacked[k];
+            let ScanAxis { axis, reversed } = r.stacked[k];
             let gradient = cx.output_grad(r.carried + k).expect("it arrives");
-            scans.push((element, gradient, Along { axis, reversed: !reversed }));
+            scans.push((element, gradient, ScanAxis { axis, reversed: !reversed }));
         }
 
         // The body of the gradient.
@@ -590,8 +590,8 @@ impl Repeat {
         forward.outputs.extend(more.iter().map(|&(result, _)| result));
         forward.remove_unused();
         let results = r.carried + r.stacked.len();
-        let stacked: Vec<Along> = (r.stacked.iter().copied())
-            .chain(more.iter().map(|_| Along { axis: 0, reversed: direction }))
+        let stacked: Vec<ScanAxis> = (r.stacked.iter().copied())
+            .chain(more.iter().map(|_| ScanAxis { axis: 0, reversed: direction }))
             .collect();
         cx.change_node(|outside, index| {
             let node = &mut outside.nodes[index];
@@ -616,10 +616,10 @@ impl Repeat {
         }
         inputs.extend(scans.iter().map(|&(_, outside, _)| Some(outside)));
         inputs.extend(outer.iter().copied().map(Some));
-        let read: Vec<Along> = scans.iter().map(|&(.., along)| along).collect();
-        let made: Vec<Along> = of_slices
+        let read: Vec<ScanAxis> = scans.iter().map(|&(.., along)| along).collect();
+        let made: Vec<ScanAxis> = of_slices
             .iter()
-            .map(|&(s, _)| Along { axis: r.scanned[s].axis, reversed: !r.scanned[s].reversed })
+            .map(|&(s, _)| ScanAxis { axis: r.scanned[s].axis, reversed: !r.scanned[s].reversed })
             .collect();
         let mut attrs = Attrs::new().with("num_scan_inputs", scans.len() as i64).with(BODY, graph);
         attrs = along_attrs(attrs, "input", &read);
@@ -670,7 +670,7 @@ fn zeros_of(cx: &mut Grad<'_>, like: ValueId, dtype: DType) -> ValueId {
 }
 
 /// Axes and directions as attributes of a Scan; `what` is "input" or "output".
-fn along_attrs(mut attrs: Attrs, what: &str, along: &[Along]) -> Attrs {
+fn along_attrs(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
     for (name, values) in [
         (format!("scan_{what}_axes"), along.iter().map(|along| along.axis).collect::<Vec<i64>>()),
         (format!("scan_{what}_directions"), along.iter().map(|along| i64::from(along.reversed)).collect()),
@@ -804,13 +804,13 @@ fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
             carried + 1
         ))
     })?;
-    let stacked = vec![Along { axis: 0, reversed: false }; stacked];
+    let stacked = vec![ScanAxis { axis: 0, reversed: false }; stacked];
     let repetition = Repetition { body: BODY, conditional: true, carried, scanned: Vec::new(), stacked };
     Ok(Box::new(Repeat { repetition }))
 }
 
 /// Axes and directions of what a Scan reads or collects; `what` is "input" or "output".
-fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<Along>, OpError> {
+fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>, OpError> {
     let list = |name: &str| -> Result<Vec<i64>, OpError> {
         let values = node.attrs.ints(name)?.map_or_else(|| vec![0; count], <[i64]>::to_vec);
         if values.len() == count {
@@ -825,7 +825,7 @@ fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<Along>, OpError> 
             "scan_{what}_directions holds {other}; 0 and 1 are directions"
         )));
     }
-    let along = |(axis, direction): (i64, i64)| Along { axis, reversed: direction == 1 };
+    let along = |(axis, direction): (i64, i64)| ScanAxis { axis, reversed: direction == 1 };
     Ok(axes.into_iter().zip(directions).map(along).collect())
 }
 

@@ -31,7 +31,7 @@ const TAKEN: [&str; 13] = [
 ];
 
 /// The most settings of a function: each is a value of the step of every parameter.
-const MOST_SETTINGS: usize = 100;
+const MAX_SETTINGS: usize = 100;
 
 /// The first name that occurs twice.
 fn twice(names: &[String]) -> Option<&String> {
@@ -75,8 +75,8 @@ impl OptimizerFunction {
         if let Some(name) = twice(&proto.input).or_else(|| twice(&proto.output)) {
             return Err(wrong(format!("it has {name:?} twice among its inputs, or among its outputs")));
         }
-        if settings.len() > MOST_SETTINGS {
-            return Err(wrong(format!("it has {} settings; {MOST_SETTINGS} are the most", settings.len())));
+        if settings.len() > MAX_SETTINGS {
+            return Err(wrong(format!("it has {} settings; {MAX_SETTINGS} are the most", settings.len())));
         }
         if proto.domain.is_empty() || proto.domain == "ai.onnx" {
             return Err(wrong("it is in the domain of ONNX itself; give it one of your own".into()));

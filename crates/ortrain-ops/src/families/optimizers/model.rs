@@ -306,7 +306,7 @@ fn with_tensors(
 ) -> Result<Graph, OpError> {
     let mut names: Vec<String> = Vec::new();
     let loss_scale = settings.iter().any(|name| name == LOSS_SCALE);
-    let unnamed: Vec<String> = vec![String::new(); MOST_NUMBERS];
+    let unnamed: Vec<String> = vec![String::new(); MAX_NUMBERS];
     let mut graph = body(name, (elements, settings), &unnamed, types, |inputs| {
         let found = numbers(inputs);
         names = found.iter().map(|(name, _)| name.clone()).collect();
@@ -357,7 +357,7 @@ fn with_tensors(
 }
 
 /// More numbers than the step of an optimizer has.
-const MOST_NUMBERS: usize = 128;
+const MAX_NUMBERS: usize = 128;
 
 /// Puts a prefix before the names of all values of a graph and its subgraphs, but for the last inputs, which are captured.
 fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {

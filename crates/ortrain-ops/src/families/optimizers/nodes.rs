@@ -22,7 +22,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 /// The largest number of parameters of one `LambOptimizer`.
-const MOST_PARAMETERS: usize = 1024;
+const MAX_PARAMETERS: usize = 1024;
 /// Inputs of one parameter of `LambOptimizer`, and as many outputs.
 const PORTS: usize = 5;
 /// Inputs of `LambOptimizer` before those of parameters.
@@ -306,7 +306,7 @@ struct Lamb {
 
 impl Op for Lamb {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(0, LAMB_FIRST + PORTS * MOST_PARAMETERS, 1 + PORTS * MOST_PARAMETERS)?;
+        cx.arity(0, LAMB_FIRST + PORTS * MAX_PARAMETERS, 1 + PORTS * MAX_PARAMETERS)?;
         let needed = (0..self.parameters)
             .flat_map(|group| (0..PORTS - 1).map(move |k| LAMB_FIRST + PORTS * group + k));
         if let Some(missing) = std::iter::once(RATE).chain(needed).find(|&k| !cx.has(k)) {

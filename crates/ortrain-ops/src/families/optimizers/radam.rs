@@ -4,7 +4,7 @@ use super::adamw::moments;
 use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 /// The length of the average from which its variance can be told.
-const LEAST_LENGTH: f64 = 5.0;
+const MIN_LENGTH: f64 = 5.0;
 
 pub(super) const RADAM: Optimizer = Optimizer {
     name: "RAdam",
@@ -37,7 +37,7 @@ pub(super) const RADAM: Optimizer = Optimizer {
         let length = most - 2.0 * u.step * beta2.pow(u.step) / c2;
         let rectified = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
         let adaptive = rectified.max(u.number(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
-        let scale = length.above(LEAST_LENGTH).choose(adaptive, u.number(1.0));
+        let scale = length.above(MIN_LENGTH).choose(adaptive, u.number(1.0));
         u.parameter - (decay + u.rate / c1 * first * scale)
     }),
 };

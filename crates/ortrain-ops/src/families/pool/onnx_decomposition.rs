@@ -10,10 +10,10 @@ use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
 /// Most cells of a window whose gradient is written as a filter, and most windows that have a table of their own.
-const MOST_CELLS: usize = 1 << 20;
+const MAX_CELLS: usize = 1 << 20;
 
 /// Most windows along an axis.
-const MOST_ALONG: usize = 1 << 22;
+const MAX_ALONG: usize = 1 << 22;
 
 fn add(to: &mut impl NodeSink, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
@@ -31,7 +31,7 @@ fn cast(to: &mut impl NodeSink, value: ValueId, dtype: DType) -> ValueId {
 /// A filter of ones for one channel.
 fn ones(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
     let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-    let Some(cells) = cells.filter(|&cells| cells <= MOST_CELLS) else {
+    let Some(cells) = cells.filter(|&cells| cells <= MAX_CELLS) else {
         return Err(OpError::unsupported(format!(
             "its gradient is written with a filter of the window's size, and {kernel:?} is too large for one"
         )));
@@ -91,11 +91,11 @@ impl AveragePool {
         let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
         let all_alike = |factors: &[f64]| factors.windows(2).all(|pair| pair[0] == pair[1]);
         let mut tables: Vec<(Vec<usize>, Vec<f64>)> = Vec::new();
-        match self.factors(axes, MOST_CELLS) {
+        match self.factors(axes, MAX_CELLS) {
             Some(factors) => tables.push((outputs, factors)),
             None => {
                 for (k, &size) in outputs.iter().enumerate() {
-                    if size > MOST_ALONG {
+                    if size > MAX_ALONG {
                         return Err(OpError::unsupported(format!(
                             "its gradient is written with the number of cells under each window, and {outputs:?} windows \
                              are too many for that; smaller pads or larger strides make fewer"
@@ -350,7 +350,7 @@ pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 const SUMMED: i64 = 16;
 
 /// Most groups of windows.
-const MOST_GROUPS: i64 = 256;
+const MAX_GROUPS: i64 = 256;
 
 /// `g` scattered to `index` for older sets: windows that do not overlap have no position twice, so that the windows are
 /// taken in groups of such, and what the groups write is added.
@@ -373,7 +373,7 @@ fn scattered_apart(
     };
     let over: Vec<i64> = (0..kernel.len()).map(over).collect();
     let groups = over.iter().try_fold(1i64, |n, &size| n.checked_mul(size));
-    let Some(groups) = groups.filter(|&groups| groups <= MOST_GROUPS) else {
+    let Some(groups) = groups.filter(|&groups| groups <= MAX_GROUPS) else {
         return Err(OpError::unsupported(format!(
             "before opset {SUMMED} its gradient is written for each group of windows that do not overlap, and {over:?} are \
              too many"

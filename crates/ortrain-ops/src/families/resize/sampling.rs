@@ -3,7 +3,7 @@
 use ortrain_graph::Attrs;
 
 use crate::OpError;
-use crate::axis_map::{AxisMap, MOST_TAPS, Tap};
+use crate::axis_map::{AxisMap, MAX_TAPS, Tap};
 use crate::infer::normalize_axis;
 
 /// Which element is nearest.
@@ -276,9 +276,9 @@ impl Settings {
             Method::Cubic(_) => (2.0 / squeezed).ceil(),
         };
         let most = target as f64 * 2.0 * reach;
-        if target.max(source) > MOST_TAPS || most > MOST_TAPS as f64 {
+        if target.max(source) > MAX_TAPS || most > MAX_TAPS as f64 {
             return Err(OpError::unsupported(format!(
-                "axis {axis} is to be resized from {source} to {target} elements, which needs more than {MOST_TAPS} \
+                "axis {axis} is to be resized from {source} to {target} elements, which needs more than {MAX_TAPS} \
                  weights"
             )));
         }

@@ -139,9 +139,9 @@ impl Attributes {
                 .ok_or_else(|| OpError::invalid(format!("hidden_size is {size}; it must be positive")))
         });
         if let Some(Ok(size)) = hidden_size
-            && size > MOST_HIDDEN
+            && size > MAX_HIDDEN
         {
-            return Err(OpError::unsupported(format!("hidden_size is {size}; {MOST_HIDDEN} is the largest")));
+            return Err(OpError::unsupported(format!("hidden_size is {size}; {MAX_HIDDEN} is the largest")));
         }
         let clip = attrs.float("clip")?.map(f64::from);
         if let Some(clip) = clip
@@ -218,16 +218,16 @@ impl Attributes {
             input: size(x, 2).or_else(|| size(w, 2)),
             hidden,
         };
-        if hidden > MOST_HIDDEN {
+        if hidden > MAX_HIDDEN {
             let message =
-                format!("the hidden size is {hidden}, by the shape of R; {MOST_HIDDEN} is the largest");
+                format!("the hidden size is {hidden}, by the shape of R; {MAX_HIDDEN} is the largest");
             return Err(OpError::unsupported(message));
         }
         if let Some(steps) = found.steps.known()
-            && steps > MOST_STEPS
+            && steps > MAX_STEPS
         {
             return Err(OpError::unsupported(format!(
-                "the sequences have {steps} steps; {MOST_STEPS} are the most, as each is computed by instructions of \
+                "the sequences have {steps} steps; {MAX_STEPS} are the most, as each is computed by instructions of \
                  its own; give longer ones in parts, each with the states at the end of the part before"
             )));
         }
@@ -240,10 +240,10 @@ impl Attributes {
 }
 
 /// The largest hidden size: the recurrent weights of a larger one fill no memory that there is.
-const MOST_HIDDEN: usize = 1 << 24;
+const MAX_HIDDEN: usize = 1 << 24;
 
 /// The most steps: the instructions of as many take a gigabyte or two.
-const MOST_STEPS: usize = 1 << 16;
+const MAX_STEPS: usize = 1 << 16;
 
 /// The sizes of a node.
 struct Found {

@@ -1,7 +1,7 @@
 use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
 
 use super::steps::TURNED;
-use super::{Attributes, Kind, MOST_STEPS};
+use super::{Attributes, Kind, MAX_STEPS};
 use crate::NEWEST_OPSET;
 use crate::testing::{
     assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run, run_node,
@@ -590,9 +590,9 @@ fn more_steps_than_a_program_holds_are_refused() {
                 let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
                 one_node(NEWEST_OPSET, case.op(), &inputs, case.outputs(), case.attrs.clone())
             };
-            let message = data(MOST_STEPS + 1).expect_err("refused").to_string();
+            let message = data(MAX_STEPS + 1).expect_err("refused").to_string();
             assert!(message.contains(expected), "{message}");
-            assert!(data(MOST_STEPS).is_ok());
+            assert!(data(MAX_STEPS).is_ok());
         }
     }
 }

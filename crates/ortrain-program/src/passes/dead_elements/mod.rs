@@ -8,11 +8,11 @@
 //! - instructions compute what is read of their results; of a result that is zero but for some elements, these, over a fill;
 //! - buffers of which the rest is neither written nor read any more hold nothing else.
 //!
-//! The elements that are read, and those that may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever
+//! The elements that are read, and those that may be other than zero, are [`StridedRange`]s of a buffer: as elements lie, whatever
 //! axes an instruction sees.
 
-mod band;
 mod product;
+mod strided_range;
 
 use std::sync::Arc;
 
@@ -22,21 +22,22 @@ use smallvec::{SmallVec, smallvec};
 use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome, Target};
 use crate::operand::only_result;
-use crate::rewrite::splice::{is_injective, with_constants};
+use crate::rewrite::inline_nest::{is_injective, with_constants};
 use crate::scheduled::NewVersions;
 use crate::versions::Versions;
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, Use, is_work,
+    Buffer, BufferId, GradientModes, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, Use,
+    is_work,
 };
-use band::{Band, Cuts, Narrowed, hull, points, share};
 use product::narrowed_product;
+use strided_range::{AxisSlices, Narrowed, StridedRange, hull, points, share};
 
 /// What can be left out of an instruction because it is zero.
 #[derive(Default)]
 struct Zeros {
     /// Terms of its sums that may be other than zero: cuts of reduced axes. That of a product is its third axis behind the
     /// batch.
-    terms: Cuts,
+    terms: AxisSlices,
     /// For each result where it may be other than zero. Nothing is known of those that are not listed.
     results: Vec<Part>,
     /// Loads of its nest that are zero at every point.
@@ -47,13 +48,13 @@ struct Zeros {
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     /// At these points: at all, if there is no cut.
-    Points(Cuts),
+    Points(AxisSlices),
     Nowhere,
 }
 
 impl Part {
     fn anywhere() -> Part {
-        Part::Points(Cuts::new())
+        Part::Points(AxisSlices::new())
     }
 
     fn share(&self) -> f64 {
@@ -81,11 +82,11 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 }
 
 /// All of each buffer that is seen outside of the work of a program, one of these lists among them, and nothing of others.
-fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<Band> {
+fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange> {
     let band = |(k, buffer): (u32, &Buffer)| {
         let id = BufferId(k);
         let seen = !is_work(buffers, id) || lists.iter().any(|list| list.contains(&id));
-        if seen { Band::whole(buffer.len) } else { Band::none(buffer.len) }
+        if seen { StridedRange::whole(buffer.len) } else { StridedRange::none(buffer.len) }
     };
     (0..).zip(buffers).map(band).collect()
 }
@@ -115,15 +116,15 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
                 continue;
             }
             let reached = match (found.results.get(k), instruction.flexible_nest()) {
-                (Some(Part::Nowhere), _) => Band::none(len),
+                (Some(Part::Nowhere), _) => StridedRange::none(len),
                 (Some(Part::Points(cuts)), Some(nest)) if cuts.is_empty() => {
-                    Band::reached(&nest.stores[k].access, &nest.dims)
+                    StridedRange::reached(&nest.stores[k].access, &nest.dims)
                 }
                 (Some(Part::Points(cuts)), Some(nest)) => {
                     let left = Narrowed::new(&nest.dims, cuts);
-                    Band::reached(&left.access(&nest.stores[k].access), &left.dims())
+                    StridedRange::reached(&left.access(&nest.stores[k].access), &left.dims())
                 }
-                _ => Band::whole(len),
+                _ => StridedRange::whole(len),
             };
             written[id] = written[id].hull(reached, len);
         }
@@ -133,15 +134,15 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
 }
 
 /// Where an access may find something other than zero.
-fn part_of(access: &Access, dims: &[usize], written: Band) -> Part {
-    if !written.is_whole() && Band::reached(access, dims).is_apart_from(written) {
+fn part_of(access: &Access, dims: &[usize], written: StridedRange) -> Part {
+    if !written.is_whole() && StridedRange::reached(access, dims).is_apart_from(written) {
         return Part::Nowhere;
     }
     Part::Points(points(dims, access, written))
 }
 
 /// Where the loads of a nest may be other than zero; nothing is said of accumulators.
-fn parts_of_loads(nest: &Nest, written: &[Band]) -> Vec<Part> {
+fn parts_of_loads(nest: &Nest, written: &[StridedRange]) -> Vec<Part> {
     let part = |(slot, load): (usize, &Load)| match load {
         Load::Buffer(from) if !nest.is_gathered(slot) => {
             part_of(&from.access, &nest.dims, written[from.buffer.0 as usize])
@@ -185,13 +186,13 @@ fn zero_loads(parts: &[Part]) -> Vec<usize> {
     (0..parts.len()).filter(|&slot| parts[slot] == Part::Nowhere).collect()
 }
 
-fn zeros_of_nest(nest: &Nest, written: &[Band]) -> Zeros {
+fn zeros_of_nest(nest: &Nest, written: &[StridedRange]) -> Zeros {
     if nest.expr.can_fail() {
         return Zeros::default();
     }
     let parts = parts_of_loads(nest, written);
     let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
-    let mut terms = Cuts::new();
+    let mut terms = AxisSlices::new();
     let is_zero = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Const(value) if value.to_f64() == 0.0);
     if parts.iter().all(|part| *part == Part::anywhere()) && !nest.expr.insts().iter().any(is_zero) {
         // Nothing that is zero makes anything zero.
@@ -232,7 +233,7 @@ fn is_made_of_sums_alone(nest: &Nest) -> bool {
         )
 }
 
-fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
+fn zeros_of_product(m: &MatMul, written: &[StridedRange]) -> Zeros {
     let nest = &m.epilogue;
     if nest.expr.can_fail() {
         return Zeros::default();
@@ -242,7 +243,7 @@ fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
     // Axes of the factors, as those of the product and its sums.
     let factors = [(&m.a, [rows, sums]), (&m.b, [sums, columns])];
-    let mut terms = Cuts::new();
+    let mut terms = AxisSlices::new();
     let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
     for ((factor, last), dims) in factors.into_iter().zip(m.spaces()) {
         let mut part = part_of(&factor.access, &dims, written[factor.buffer.0 as usize]);
@@ -250,7 +251,7 @@ fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
             for cut in cuts.iter_mut().filter(|cut| cut.axis >= rows) {
                 cut.axis = last[cut.axis - rows];
             }
-            let own: Cuts = cuts.iter().filter(|cut| cut.axis == sums).copied().collect();
+            let own: AxisSlices = cuts.iter().filter(|cut| cut.axis == sums).copied().collect();
             if share(&own) < share(&terms) {
                 terms = own;
             }
@@ -268,16 +269,16 @@ fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
 
 /// A space is narrowed for zeros alone if no more than one point of so many is left: what is read of the others has to be
 /// filled.
-const LEAST_GAIN_OF_ZEROS: f64 = 2.0;
+const MIN_GAIN_OF_ZEROS: f64 = 2.0;
 
 /// What is wanted of buffers, while instructions are gone through from the last to the first.
 struct Demand {
     /// The number of instructions that write each buffer.
     writers: Vec<usize>,
     /// What is read of each from here on.
-    wanted: Vec<Band>,
+    wanted: Vec<StridedRange>,
     /// Elements that are written, in some entries, before anybody reads them.
-    overwritten: Vec<Option<(Band, Entries)>>,
+    overwritten: Vec<Option<(StridedRange, GradientModes)>>,
 }
 
 impl Demand {
@@ -292,7 +293,7 @@ impl Demand {
     /// Takes in buffers that are new, copies of factors.
     fn know(&mut self, buffers: &[Buffer]) {
         let new = &buffers[self.wanted.len()..];
-        self.wanted.extend(new.iter().map(|buffer| Band::none(buffer.len)));
+        self.wanted.extend(new.iter().map(|buffer| StridedRange::none(buffer.len)));
         self.overwritten.resize(buffers.len(), None);
     }
 
@@ -301,14 +302,14 @@ impl Demand {
         let ScheduledInstruction { instruction, entries, .. } = scheduled;
         let Some(map) = instruction.as_map() else { return false };
         let Some(id) = only_result(map) else { return false };
-        let sees_it = |(band, later): (Band, Entries)| {
+        let sees_it = |(band, later): (StridedRange, GradientModes)| {
             !band.holds(self.wanted[id.0 as usize]) || later.and(*entries) != *entries
         };
         is_work(buffers, id) && !map.expr.can_fail() && !self.overwritten[id.0 as usize].is_none_or(sees_it)
     }
 
     /// Takes in what an instruction writes.
-    fn write(&mut self, instruction: &Instruction, entries: Entries) {
+    fn write(&mut self, instruction: &Instruction, entries: GradientModes) {
         for id in instruction.writes() {
             self.overwritten[id.0 as usize] = None;
         }
@@ -336,9 +337,9 @@ impl Demand {
         nest: &Nest,
         zeros: &Zeros,
         buffers: &[Buffer],
-    ) -> (Cuts, SmallVec<[BufferId; 2]>) {
+    ) -> (AxisSlices, SmallVec<[BufferId; 2]>) {
         let (dims, kept) = (&nest.dims, nest.dims.len() - nest.inner);
-        let (mut part, mut fills): (Option<Cuts>, _) = (None, SmallVec::new());
+        let (mut part, mut fills): (Option<AxisSlices>, _) = (None, SmallVec::new());
         for (k, &Operand { buffer: id, access: ref store }) in nest.stores.iter().enumerate() {
             let wanted = self.wanted[id.0 as usize];
             if wanted.is_none() {
@@ -352,7 +353,7 @@ impl Demand {
                 && !instruction.reads().contains(&id);
             if let Some(Part::Points(other)) = zeros.results.get(k)
                 && may_fill
-                && share(other) * LEAST_GAIN_OF_ZEROS <= share(&cuts)
+                && share(other) * MIN_GAIN_OF_ZEROS <= share(&cuts)
             {
                 let left = Narrowed::new(dims, other);
                 if !written_whole(&left.access(store), &left.dims()).is_some_and(|band| band.holds(wanted)) {
@@ -427,8 +428,8 @@ fn without_zeros(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Ins
 }
 
 /// The band of which a store writes every element, if it leaves out none in between.
-fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
-    let band = Band::reached(store, dims);
+fn written_whole(store: &Access, dims: &[usize]) -> Option<StridedRange> {
+    let band = StridedRange::reached(store, dims);
     // What is the same along an axis is written there, too.
     let moves = |(&dim, &stride)| if stride == 0 { 1 } else { dim };
     let dims: ortrain_expr::Dims = dims.iter().zip(&store.strides).map(moves).collect();
@@ -437,7 +438,7 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
 }
 
 /// Adds the elements of another band, of a buffer of `len`.
-fn take_in(band: &mut Band, other: &dyn Fn() -> Band, len: usize) {
+fn take_in(band: &mut StridedRange, other: &dyn Fn() -> StridedRange, len: usize) {
     if !band.is_whole() {
         *band = band.hull(other(), len);
     }
@@ -448,15 +449,16 @@ fn bands(
     instruction: &Instruction,
     buffers: &[Buffer],
     used: Use,
-    mut each: impl FnMut(usize, &dyn Fn() -> Band),
+    mut each: impl FnMut(usize, &dyn Fn() -> StridedRange),
 ) {
     let Some(nest) = nest_of(instruction) else {
         let ids = if used.reads() { instruction.reads() } else { instruction.writes() };
-        let whole = |id: BufferId| Band::whole(buffers[id.0 as usize].len);
+        let whole = |id: BufferId| StridedRange::whole(buffers[id.0 as usize].len);
         return ids.into_iter().for_each(|id| each(id.0 as usize, &|| whole(id)));
     };
     let mut reached = |Operand { buffer, access }: &Operand, dims: Option<&[usize]>| {
-        let band = || dims.map_or(Band::whole(access.len), |dims| Band::reached(access, dims));
+        let band =
+            || dims.map_or(StridedRange::whole(access.len), |dims| StridedRange::reached(access, dims));
         each(buffer.0 as usize, &band);
     };
     if used.writes() {
@@ -483,8 +485,8 @@ fn fill(id: BufferId, buffer: &Buffer) -> Nest {
 /// cannot be left out stays.
 fn narrowed(
     instruction: Instruction,
-    cuts: &Cuts,
-    terms: &Cuts,
+    cuts: &AxisSlices,
+    terms: &AxisSlices,
     buffers: &mut Vec<Buffer>,
 ) -> (Instruction, SmallVec<[Nest; 2]>) {
     if cuts.is_empty() && terms.is_empty() {

@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, Dims, Strides};
 use smallvec::SmallVec;
 
-use super::band::{Cut, Cuts, Narrowed};
+use super::strided_range::{AxisSlice, AxisSlices, Narrowed};
 use crate::buffer::add_work;
 use crate::{Buffer, Instruction, MatMul, Nest, Operand};
 
@@ -17,21 +17,21 @@ struct Factor {
 /// stay; terms that do not lie together are copied, by the maps beside it. `None` where kernels could not read what is left.
 pub(super) fn narrowed_product(
     m: &MatMul,
-    cuts: &Cuts,
-    terms: &Cuts,
+    cuts: &AxisSlices,
+    terms: &AxisSlices,
     buffers: &mut Vec<Buffer>,
 ) -> Option<(Instruction, SmallVec<[Nest; 2]>)> {
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
-    let stays = |cut: &&Cut| cut.axis != columns || cut.turn == m.n || cut.count == 1;
-    let cuts: Cuts = cuts.iter().filter(stays).copied().collect();
-    let of_factor = |axes: [usize; 2]| -> Cuts {
-        let moved = |cut: &Cut| {
+    let stays = |cut: &&AxisSlice| cut.axis != columns || cut.turn == m.n || cut.count == 1;
+    let cuts: AxisSlices = cuts.iter().filter(stays).copied().collect();
+    let of_factor = |axes: [usize; 2]| -> AxisSlices {
+        let moved = |cut: &AxisSlice| {
             let axis = if cut.axis < rows {
                 cut.axis
             } else {
                 rows + axes.iter().position(|&axis| axis == cut.axis)?
             };
-            Some(Cut { axis, ..*cut })
+            Some(AxisSlice { axis, ..*cut })
         };
         cuts.iter().chain(terms).filter_map(moved).collect()
     };
@@ -41,7 +41,7 @@ pub(super) fn narrowed_product(
     let mut a = Factor { operand: m.a.with_access(a.access(&m.a.access)), dims: a.dims() };
     let mut b = Factor { operand: m.b.with_access(b.access(&m.b.access)), dims: b.dims() };
     let mut copies = SmallVec::new();
-    let is_split = |cut: &&Cut| cut.turn != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
+    let is_split = |cut: &&AxisSlice| cut.turn != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
     if terms.iter().any(|cut| is_split(&cut)) {
         let (last, first) = (a.dims.len() - 1, b.dims.len() - 3);
         copies.push(a.with_one_axis(last - 1, buffers)?);

@@ -13,16 +13,16 @@ use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome, Target};
 use crate::editor::{Change, Editor, node_names};
 use crate::operand::{matrices, only_moves, only_result, read_by, written_by};
-use crate::rewrite::embed::Embedding;
-use crate::rewrite::splice::{Link, append, inline, same};
+use crate::rewrite::index_map::Embedding;
+use crate::rewrite::inline_nest::{Link, append, inline, same};
 use crate::versions::Versions;
 use crate::{
-    Attention, AttentionGradients, AttentionPass, BufferId, Entries, Instruction, Load, MatMul, Nest,
+    Attention, AttentionGradients, AttentionPass, BufferId, GradientModes, Instruction, Load, MatMul, Nest,
     Operand, ScheduledInstruction,
 };
 
 /// Maps between two instructions, at most.
-const MOST_MAPS: usize = 8;
+const MAX_MAPS: usize = 8;
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut changes = 0;
@@ -158,7 +158,7 @@ struct Space {
     queries: usize,
     dims: Dims,
     whole: Access,
-    entries: Entries,
+    entries: GradientModes,
 }
 
 impl Space {
@@ -246,7 +246,7 @@ impl Editor<'_> {
         let host = host(&outputs, b, given.iter().map(|&id| space.whole_of(id)).collect());
         let mut map = self.map_that_makes(value)?;
         let mut tried: Vec<BufferId> = given.to_vec();
-        for _ in 0..MOST_MAPS * MOST_MAPS {
+        for _ in 0..MAX_MAPS * MAX_MAPS {
             let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
             let Some(id) = read_by(&map).find(|id| !tried.contains(id) && is_whole(id)) else { break };
             tried.push(id);
@@ -283,7 +283,7 @@ impl Editor<'_> {
     }
 
     /// An epilogue that goes on with maps that do nothing but move the result. Those that it went on with are noted.
-    fn with_moves(&self, mut nest: Nest, entries: Entries, gone: &mut Vec<usize>) -> Nest {
+    fn with_moves(&self, mut nest: Nest, entries: GradientModes, gone: &mut Vec<usize>) -> Nest {
         while let Some((longer, reader)) = self.moved_on(&nest, entries) {
             nest = longer;
             gone.push(reader);
@@ -292,7 +292,7 @@ impl Editor<'_> {
     }
 
     /// An epilogue that goes on with a map that does nothing but move the result, and the place of that.
-    fn moved_on(&self, nest: &Nest, entries: Entries) -> Option<(Nest, usize)> {
+    fn moved_on(&self, nest: &Nest, entries: GradientModes) -> Option<(Nest, usize)> {
         let value = only_result(nest).filter(|&value| self.is_work(value) && !self.is_output(value))?;
         let reader = self.readers(value).only()?;
         let scheduled = self.slots[reader].as_ref()?;
@@ -311,7 +311,7 @@ impl Editor<'_> {
         if self.maker(softmax) != Some(at) {
             return None;
         }
-        let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
+        let scores_at = self.product_behind(operand, keys, MAX_MAPS)?;
         let Instruction::MatMul(scores) = self.instruction(scores_at)? else { return None };
         let dims = matrices(&scores.batch, [scores.m, keys]);
         let dtype = scores.a.access.dtype;
@@ -410,7 +410,7 @@ impl Editor<'_> {
                     .writes()
                     .iter()
                     .all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
-            if !fits || instruction.fault(self.buffers).is_some() {
+            if !fits || instruction.validate(self.buffers).is_some() {
                 return None;
             }
             // None of them can fail.
@@ -534,7 +534,7 @@ impl Editor<'_> {
             return None;
         }
         let &Attention { queries, keys, width, .. } = forward;
-        let product = self.product_behind(of_softmax, keys, MOST_MAPS)?;
+        let product = self.product_behind(of_softmax, keys, MAX_MAPS)?;
         let m = self.product(product, space)?;
         let nest = &m.epilogue;
         let is_plain = is(nest, nest.expr.outputs()[0], Inst::Load(0))
@@ -557,7 +557,7 @@ impl Editor<'_> {
                 match self.instruction(reader)? {
                     Instruction::MatMul(_) => products.push((value, reader)),
                     Instruction::Nest(map)
-                        if values.len() < MOST_MAPS && map.is_map() && map.segments.is_none() =>
+                        if values.len() < MAX_MAPS && map.is_map() && map.segments.is_none() =>
                     {
                         let made = only_result(map)?;
                         if self.buffers[made.0 as usize].len != space.whole.len {
@@ -589,7 +589,7 @@ impl Editor<'_> {
                     return Some((value, reader, found));
                 }
                 if let Some(map) = self.map(reader)
-                    && values.len() < MOST_MAPS
+                    && values.len() < MAX_MAPS
                 {
                     let whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
                     let more = written_by(map).filter(whole).filter(|id| !values.contains(id));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_expr::{Access, Builder, DType, Precision, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp};
 
 use crate::{
-    AttentionPass, BufferId, Entries, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder,
+    AttentionPass, BufferId, GradientModes, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder,
 };
 
 const BATCH: usize = 2;
@@ -29,7 +29,7 @@ impl Making {
     }
 
     fn emit(&mut self, instruction: Instruction) {
-        self.b.emit(instruction, Entries::ALL, &self.node).unwrap();
+        self.b.emit(instruction, GradientModes::ALL, &self.node).unwrap();
     }
 
     /// A map over `dims` that stores in order.

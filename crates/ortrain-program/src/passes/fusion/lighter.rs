@@ -9,13 +9,13 @@ use ortrain_expr::{Inst, Reg, Type};
 use rustc_hash::{FxHashSet, FxHasher};
 use smallvec::SmallVec;
 
-use crate::rewrite::splice::is_injective;
+use crate::rewrite::inline_nest::is_injective;
 use crate::target::FusionWeights;
 use crate::weight::{operation, read_weight};
 use crate::{Buffer, BufferId, Instruction, Load, Nest};
 
 /// More points than this are not counted: the sums of weights would not be exact any more.
-const MOST_POINTS: usize = 1 << 40;
+const MAX_POINTS: usize = 1 << 40;
 
 /// The instructions of an expression by what they compute of which buffers, wherever in the buffers. Instructions that
 /// are equal in an expression of two nests have equal numbers.
@@ -60,7 +60,7 @@ impl Known {
         let Some(nest) = instruction.flexible_nest() else { return false };
         let expr = &map.expr;
         let points = |nest: &Nest| nest.dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
-        let Some(all) = points(nest).filter(|&all| all <= MOST_POINTS) else { return false };
+        let Some(all) = points(nest).filter(|&all| all <= MAX_POINTS) else { return false };
         // Positions become other instructions where the spaces differ.
         let asks = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Coordinate(_));
         let is_plain = nest.inner == 0 && nest.reductions.is_empty() && !nest.expr.can_fail();

@@ -28,21 +28,21 @@ use crate::draft::Draft;
 use crate::editor::{Change, Editor, PLACES, joined, result_of};
 use crate::error::ProgramError;
 use crate::operand::{only_moves, only_result, read_by, written_by};
-use crate::rewrite::embed::Embedding;
-use crate::rewrite::splice::{self, Link, append, inline};
+use crate::rewrite::index_map::Embedding;
+use crate::rewrite::inline_nest::{self, Link, append, inline};
 use crate::target::{FusionWeights, Target};
 use crate::versions::Versions;
 use crate::weight::weight;
-use crate::{BufferId, Entries, Instruction, Load, MatMul, Nest, ScheduledInstruction};
+use crate::{BufferId, GradientModes, Instruction, Load, MatMul, Nest, ScheduledInstruction};
 
 /// A result with more readers than this is stored.
-const MOST_READERS: usize = 8;
+const MAX_READERS: usize = 8;
 
 /// Places between which nothing is alive for long.
 const CLOSE: usize = 16;
 
 /// The peak of memory may rise by one part in so many: what is kept for each channel is no reason to do without.
-const TRIFLE: i64 = 64;
+const MIN_SAVING: i64 = 64;
 
 /// True if axes of an instruction's nest may be split: those of products are what the product says.
 fn may_split(instruction: &Instruction) -> bool {
@@ -175,7 +175,7 @@ impl<'a> Fusion<'a> {
     fn make(&mut self, change: Change, weights: &[u64]) -> bool {
         self.lowest_peak = self.lowest_peak.min(self.peak());
         let Some(undo) = self.change(change, weights) else { return false };
-        if self.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
+        if self.peak() > self.lowest_peak + self.lowest_peak / MIN_SAVING {
             undo.iter().for_each(|(at, _)| self.weight_at[*at].set(None));
             self.take_back(undo);
             return false;
@@ -256,12 +256,12 @@ impl<'a> Fusion<'a> {
     fn appended(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
         let map = self.map(at)?;
         let mut makers = distinct(read_by(map).filter_map(|id| self.maker(id)));
-        let needed = splice::least_loads(map);
+        let needed = inline_nest::least_loads(map);
         makers.retain(|maker| {
             *maker < at
                 && self.instruction(*maker).is_some_and(|instruction| {
                     (!only_sums || instruction.is_reduction())
-                        && needed <= splice::most_loads_behind(instruction)
+                        && needed <= inline_nest::most_loads_behind(instruction)
                 })
         });
         let mut best: Option<Rewrite> = None;
@@ -286,7 +286,7 @@ impl<'a> Fusion<'a> {
         if !self.is_work(value) || self.is_output(value) {
             return None;
         }
-        let mut seen = Entries::NONE;
+        let mut seen = GradientModes::NONE;
         for reader in readers.iter() {
             let entries = self.slots[reader].as_ref()?.entries;
             if reader < maker || !seen.and(entries).is_empty() {
@@ -388,7 +388,7 @@ impl<'a> Fusion<'a> {
     fn end_of_chain(&self, at: usize) -> Option<usize> {
         let value = only_result(self.map(at)?)?;
         let readers = self.readers(value);
-        let mut seen = Entries::NONE;
+        let mut seen = GradientModes::NONE;
         for reader in readers.iter() {
             let scheduled = self.slots[reader].as_ref()?;
             if !seen.and(scheduled.entries).is_empty() || scheduled.instruction.as_map().is_none() {
@@ -408,7 +408,7 @@ impl<'a> Fusion<'a> {
             || self.is_output(value)
             || self.is_input(value)
             || readers.is_empty()
-            || readers.len() > MOST_READERS
+            || readers.len() > MAX_READERS
         {
             return None;
         }

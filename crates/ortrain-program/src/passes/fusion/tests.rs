@@ -9,9 +9,9 @@ use ortrain_expr::{
 
 use crate::reference::evaluate;
 use crate::{
-    Backend, Bindings, BufferId, BufferIds, Conv, Entries, Entry, FusionWeights, Instruction, Load, MatMul,
-    Memory, Nest, Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window, WindowIndex,
-    Workspace,
+    Backend, Bindings, BufferId, BufferIds, Conv, FusionWeights, GradientMode, GradientModes, Instruction,
+    Load, MatMul, Memory, Nest, Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window,
+    WindowIndex, Workspace,
 };
 
 /// Images of a program: `[n, c, h * w]`.
@@ -82,7 +82,7 @@ impl Images {
         }
     }
 
-    fn emit(&mut self, instruction: Instruction, entries: Entries) {
+    fn emit(&mut self, instruction: Instruction, entries: GradientModes) {
         self.b.emit(instruction, entries, &self.node).unwrap();
     }
 
@@ -94,7 +94,7 @@ impl Images {
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
     ) {
         let map = self.nest(dims, loads, stores, f);
-        self.emit(Instruction::from(map), Entries::ALL);
+        self.emit(Instruction::from(map), GradientModes::ALL);
     }
 
     /// An element-wise map over the flat images.
@@ -140,7 +140,7 @@ impl Images {
         nest.inner = 2;
         nest.reductions =
             reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
-        self.emit(Instruction::from(nest), Entries::ALL);
+        self.emit(Instruction::from(nest), GradientModes::ALL);
     }
 
     /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
@@ -212,7 +212,7 @@ impl Images {
             channels_out: self.c,
             axes: [axis(self.h), axis(self.w)].into_iter().collect(),
         };
-        self.emit(conv_of(shape, a, filter, to), Entries::ALL);
+        self.emit(conv_of(shape, a, filter, to), GradientModes::ALL);
     }
 
     fn filter(&mut self) -> BufferId {
@@ -226,7 +226,7 @@ impl Images {
         let axes = [axis(self.h), axis(self.w)].into_iter().collect();
         let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
         let (source, target) = (self.whole(from), self.whole(to));
-        self.emit(Instruction::from(Window { shape, source, index: None, target }), Entries::ALL);
+        self.emit(Instruction::from(Window { shape, source, index: None, target }), GradientModes::ALL);
     }
 
     fn finish(self, inputs: &[BufferId], outputs: &[BufferId]) -> Program {
@@ -441,17 +441,19 @@ fn gradients_gather_where_they_are_made() {
         channels_out: 3,
         axes: [axis, axis].into_iter().collect(),
     };
-    i.emit(conv_of(shape, g, x, made), Entries::ALL);
+    i.emit(conv_of(shape, g, x, made), GradientModes::ALL);
     let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
     let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
-    i.emit(Instruction::from(add), Entries::only(Entry::Accumulate));
-    i.emit(Instruction::from(put), Entries::only(Entry::Overwrite));
+    i.emit(Instruction::from(add), GradientModes::only(GradientMode::Accumulate));
+    i.emit(Instruction::from(put), GradientModes::only(GradientMode::Overwrite));
     let program = i.finish(&[x, g], &[]);
     assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
-    for (scheduled, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
-        assert_eq!(scheduled.entries, Entries::only(entry));
+    for (scheduled, entry) in
+        program.instructions.iter().zip([GradientMode::Accumulate, GradientMode::Overwrite])
+    {
+        assert_eq!(scheduled.entries, GradientModes::only(entry));
         assert_eq!(scheduled.instruction.writes().as_slice(), [total]);
     }
 }
@@ -557,7 +559,7 @@ fn a_product_reads_through_a_transposition() {
         precision: Precision::F32,
         epilogue: epilogue(&[m, n], product),
     };
-    i.emit(Instruction::from(instruction), Entries::ALL);
+    i.emit(Instruction::from(instruction), GradientModes::ALL);
     let program = i.finish(&[a, right], &[product]);
     assert_eq!(names(&program), ["MatMul"], "{program}");
     let Instruction::MatMul(instruction) = &program.instructions[0].instruction else { unreachable!() };
@@ -583,7 +585,7 @@ fn reads_through_a_copy(from: DType, to: DType) -> (DType, Option<DType>) {
         precision: Precision::F32,
         epilogue: epilogue(&[64, 64], product),
     };
-    i.emit(Instruction::from(instruction), Entries::ALL);
+    i.emit(Instruction::from(instruction), GradientModes::ALL);
     let program = i.finish(&[right], &[product]);
     let last = &program.instructions.last().unwrap().instruction;
     let Instruction::MatMul(instruction) = last else { unreachable!() };
@@ -661,7 +663,7 @@ fn state_takes_what_was_there_before_an_early_update() {
         work.arena().write(at, bytemuck::cast_slice(&given)).unwrap();
         let plane = Memory::new(16);
         executable
-            .run(&Bindings { planes: &[&plane] }, &mut work, Entry::Overwrite, Scalars::default())
+            .run(&Bindings { planes: &[&plane] }, &mut work, GradientMode::Overwrite, Scalars::default())
             .unwrap();
         let found: Vec<f32> = bytemuck::pod_collect_to_vec(&plane.to_vec(0, 16).unwrap());
         assert_eq!(found, given.map(|x| f64::from(x).tanh() as f32), "{program}");
@@ -764,7 +766,7 @@ fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
         let [source, index, target] = [source, index, target].map(|id| images.whole(id));
         images.emit(
             Instruction::from(Window { shape, source, index: Some(WindowIndex::elements(index)), target }),
-            Entries::ALL,
+            GradientModes::ALL,
         );
     };
     window(shape(WindowPass::Max), x, y);
@@ -845,5 +847,5 @@ fn loads_of_one_buffer_are_one_load() {
         vec![sum.unwrap()]
     });
     assert_eq!(map.loads.len(), 40);
-    assert_eq!(super::splice::least_loads(&map), 2);
+    assert_eq!(super::inline_nest::least_loads(&map), 2);
 }

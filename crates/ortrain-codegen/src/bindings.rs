@@ -1,0 +1,125 @@
+//! The memory of an instruction, as bindings hold it.
+
+use std::cell::Cell;
+
+use ortrain_program::{ALIGNMENT, BufferId, Instruction, Place, Program};
+use rustc_hash::FxHashMap;
+
+use crate::binding_range::reached;
+use crate::launch::{Caps, Home};
+
+/// Bytes of a memory that are one binding, since buffers of an instruction share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) home: Home,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// True if elements narrower than a word are written.
+    pub(crate) atomic: bool,
+}
+
+/// The memory of an instruction, cut into regions that share no bytes.
+#[derive(Debug)]
+pub(crate) struct Regions<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) regions: Vec<Region>,
+    /// True once a kernel had more bindings than the device has.
+    pub(crate) crowded: Cell<bool>,
+    /// The bytes that are reached of each buffer.
+    spans: FxHashMap<BufferId, (Home, usize, usize)>,
+}
+
+/// The bytes of a buffer in its memory.
+fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
+    let buffer = program.buffer(id);
+    let (home, start) = match buffer.place {
+        Place::Work(at) => (Home::Work, at),
+        Place::Plane(plane, at) => (Home::Plane(plane), at),
+        Place::Constant(number) => (Home::Constant(number), 0),
+    };
+    (home, start, start + buffer.bytes())
+}
+
+/// The bytes that an instruction reaches of a buffer.
+fn reached_bytes(program: &Program, instruction: &Instruction, id: BufferId) -> (Home, usize, usize) {
+    let (home, start, end) = bytes_of(program, id);
+    let size = program.buffer(id).dtype.size();
+    match reached(instruction, id) {
+        Some(elements) => (home, start + elements.start * size, start + elements.end * size),
+        None => (home, start, end),
+    }
+}
+
+impl<'a> Regions<'a> {
+    /// The regions of the buffers of an instruction.
+    pub(crate) fn new(
+        program: &'a Program,
+        instruction: &Instruction,
+        caps: &Caps,
+    ) -> Result<Regions<'a>, String> {
+        let mut buffers: Vec<(BufferId, bool)> = Vec::new();
+        instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
+        let mut regions: Vec<Region> = Vec::new();
+        let mut spans: FxHashMap<BufferId, (Home, usize, usize)> = FxHashMap::default();
+        for (id, written) in buffers {
+            let &mut (home, start, end) =
+                spans.entry(id).or_insert_with(|| reached_bytes(program, instruction, id));
+            let buffer = program.buffer(id);
+            if !start.is_multiple_of(buffer.dtype.size()) {
+                return Err(format!("{:?} lies at byte {start}, inside of an element", buffer.label));
+            }
+            let (start, end) = (start / ALIGNMENT * ALIGNMENT, end.next_multiple_of(4));
+            let atomic = written && buffer.dtype.size() < 4;
+            let mut new = Region { home, start, end: end.max(start + 4), atomic };
+            regions.retain(|old| {
+                let meets = old.home == new.home && old.start < new.end && new.start < old.end;
+                if meets {
+                    new.start = new.start.min(old.start);
+                    new.end = new.end.max(old.end);
+                    new.atomic |= old.atomic;
+                }
+                !meets
+            });
+            let bytes = (new.end - new.start) as u64;
+            if bytes > caps.binding_bytes {
+                let most = caps.binding_bytes;
+                return Err(format!(
+                    "{:?} is bound with {bytes} bytes, and this device binds at most {most}",
+                    buffer.label
+                ));
+            }
+            regions.push(new);
+        }
+        Ok(Regions { program, regions, crowded: Cell::new(false), spans })
+    }
+
+    /// Makes one region of the two that are nearest in a memory, with what lies between them. False if there are none, or if it
+    /// would be too large for a device.
+    pub(crate) fn join(&mut self, caps: &Caps) -> bool {
+        self.crowded.set(false);
+        self.regions.sort_by_key(|region| (region.home, region.start));
+        let near = |k: &usize| self.regions[*k].home == self.regions[k + 1].home;
+        let gap = |k: &usize| self.regions[k + 1].start - self.regions[*k].end;
+        let Some(at) = (0..self.regions.len().saturating_sub(1)).filter(near).min_by_key(gap) else {
+            return false;
+        };
+        let second = self.regions.remove(at + 1);
+        let first = &mut self.regions[at];
+        (first.end, first.atomic) = (second.end, first.atomic | second.atomic);
+        (first.end - first.start) as u64 <= caps.binding_bytes
+    }
+
+    /// The number of the region of a buffer.
+    pub(crate) fn of(&self, id: BufferId) -> usize {
+        let (home, start, end) = self.spans[&id];
+        let holds = |region: &Region| region.home == home && region.start <= start && end <= region.end;
+        self.regions.iter().position(holds).expect("every buffer of the instruction has a region")
+    }
+
+    /// The number of the first element of a buffer, counted from the start of its region: it may lie before the region.
+    pub(crate) fn first(&self, id: BufferId) -> isize {
+        let (_, first, _) = bytes_of(self.program, id);
+        (first as isize - self.regions[self.of(id)].start as isize)
+            / self.program.buffer(id).dtype.size() as isize
+    }
+}

@@ -1,0 +1,153 @@
+//! Guards of nests: which point is the first where one fails.
+
+use ortrain_expr::{CompareOp, Inst, Reg, Scalar, Type};
+use ortrain_program::{Load, Nest};
+
+use crate::dialect::Repr;
+use crate::expr::{AnalyzedNest, Point, compare};
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::thread_index::{coordinates, point_of};
+use crate::thread_reduction::{Reduced, inner_loops, reductions};
+
+/// Prints what the instruction makes for the nest at a point, before the nest finishes it.
+pub(crate) type Accumulate<'f> = &'f dyn Fn(&mut Kernel<'_>, &[String]) -> Result<Vec<Value>, String>;
+
+/// The launches that look for points where a guard fails.
+pub(crate) fn checks(
+    cx: &Context<'_>,
+    known: &AnalyzedNest<'_>,
+    accumulate: Accumulate<'_>,
+) -> Result<Vec<Launch>, String> {
+    let steps: &[Step] = if cx.checks { &[Step::Find, Step::Tell] } else { &[] };
+    let launch = |&step: &Step| {
+        let (kernel, points) = check(cx, known, accumulate, step)?;
+        cx.finish(kernel, points)
+    };
+    steps.iter().map(launch).collect()
+}
+
+/// The part of a kernel in a check of guards.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// It finds the least point where one fails.
+    Find,
+    /// It says what fails there.
+    Tell,
+}
+
+/// The guards of a nest, and what they are made of.
+struct Guards {
+    /// The index and the bound of each.
+    roots: Vec<Reg>,
+    /// True if they look at accumulators.
+    accumulators: bool,
+    /// True if they look at reductions.
+    reductions: bool,
+}
+
+impl Guards {
+    fn of(nest: &Nest) -> Guards {
+        let guards = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
+            Inst::Guard(index, bound) => Some([index, bound]),
+            _ => None,
+        });
+        let roots: Vec<Reg> = guards.flatten().collect();
+        let needed = nest.expr.needed_by(&roots);
+        let needs = |is: &dyn Fn(&Inst) -> bool| {
+            nest.expr.insts().iter().zip(&needed).any(|((inst, _), needed)| *needed && is(inst))
+        };
+        let accumulators = needs(&|inst| match inst {
+            Inst::Load(slot) => matches!(nest.loads[usize::from(*slot)], Load::Accumulator(_)),
+            _ => false,
+        });
+        let reductions = needs(&|inst| matches!(inst, Inst::Reduced(_)));
+        Guards { roots, accumulators, reductions }
+    }
+}
+
+/// The kernel of a step, and how many points it has.
+fn check<'a>(
+    cx: &'a Context<'a>,
+    known: &AnalyzedNest<'_>,
+    accumulate: Accumulate<'_>,
+    step: Step,
+) -> Result<(Kernel<'a>, u64), String> {
+    let nest = known.nest;
+    let guards = Guards::of(nest);
+    let mut kernel = cx.plain_kernel();
+    let none_yet = format!("{} == 0u", kernel.fault_word(0));
+    let kept = nest.dims.len() - nest.inner;
+    let points = match step {
+        Step::Tell => 1,
+        Step::Find if guards.reductions => nest.outer_dims().iter().map(|&dim| dim as u64).product(),
+        Step::Find => nest.points(u64::MAX),
+    };
+    let (mut at, mut reduced) = (Vec::new(), Vec::new());
+    match step {
+        Step::Find if guards.reductions => {
+            kernel.when(&none_yet);
+            let outer = coordinates(&mut kernel, "id", nest.outer_dims());
+            let Reduced { outer, row, results } = reductions(&mut kernel, known, outer)?;
+            let inner = inner_loops(&mut kernel, nest, &row);
+            at.extend(outer.into_iter().chain(inner));
+            reduced = results;
+        }
+        Step::Find => {
+            kernel.when(&none_yet);
+            at = point_of(&mut kernel, nest, "id");
+        }
+        Step::Tell => {
+            let least = kernel.fault_word(1);
+            let least = kernel.define(Value::new(least, Repr::U32)).text;
+            kernel.when(&format!("{none_yet} && {least} != 4294967295u"));
+            at = coordinates(&mut kernel, &least, &nest.dims);
+            if guards.reductions {
+                reduced = reductions(&mut kernel, known, at[..kept].to_vec())?.results;
+            }
+        }
+    }
+    let accumulators = if guards.accumulators { accumulate(&mut kernel, &at)? } else { Vec::new() };
+    let point = Point { at, accumulators, reduced, ..Point::default() };
+    let values = known.print(&mut kernel, &point, &guards.roots)?;
+    values.chunks_exact(2).for_each(|pair| verdict(cx, &mut kernel, nest, &point.at, pair, step));
+    Ok((kernel, points))
+}
+
+/// The statements that note a guard which fails at a point.
+fn verdict(
+    cx: &Context<'_>,
+    kernel: &mut Kernel<'_>,
+    nest: &Nest,
+    at: &[String],
+    pair: &[Value],
+    step: Step,
+) {
+    let zero = kernel.constant(Scalar::I32(0), Repr::I32);
+    let [index, bound] = [&pair[0], &pair[1]];
+    let below = compare(kernel, CompareOp::Lt, Type::I64, [index.clone(), zero]).text;
+    let above = compare(kernel, CompareOp::Le, Type::I64, [bound.clone(), index.clone()]).text;
+    let depth = kernel.depth();
+    match step {
+        Step::Find => {
+            kernel.when(&format!("{below} || {above}"));
+            let axes = nest.dims.iter().zip(at);
+            let number =
+                axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
+            kernel.lower_fault_word(1, &format!("bits_of_int({number})"));
+        }
+        Step::Tell => {
+            let none_yet = format!("{} == 0u", kernel.fault_word(0));
+            kernel.when(&format!("{none_yet} && ({below} || {above})"));
+            for (k, value) in [index, bound].into_iter().enumerate() {
+                let value = kernel.as_repr(value, Repr::I64);
+                let value = kernel.define(value).text;
+                kernel.set_fault_word(2 + 2 * k, &format!("low({value})"));
+                kernel.set_fault_word(3 + 2 * k, &format!("high({value})"));
+            }
+            kernel.set_fault_word(0, &format!("{}u", cx.instruction + 1));
+        }
+    }
+    kernel.close_to(depth);
+}

@@ -1,0 +1,335 @@
+//! The part of a program that the host runs before the device begins: what depends on inputs alone, and is no work for a device.
+//!
+//! - Numbers in float64, for a device that has none: an optimizer makes rates and corrections of its settings, a few for each
+//!   tensor.
+//! - Guards of labels and indices: a run whose input is wrong ends before the device has begun, and nobody waits for the device to
+//!   know that it is right.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, Builder, DType, Dims, Expr, Inst, Reg, Segments, Strides, Type};
+use ortrain_program::{
+    Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, Place, Program, ProgramBuilder,
+    ScheduledInstruction, align,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// The part of a program that the host runs before the device begins.
+#[derive(Debug)]
+pub struct HostPart {
+    /// The program of the host.
+    pub program: Program,
+    /// The inputs of the whole that it takes, in the order of its own.
+    pub inputs: Vec<BufferId>,
+    /// The buffers of the rest that hold its results, in the order of its own.
+    pub results: Vec<BufferId>,
+    /// The places of the instructions of the rest whose guards it has checked.
+    pub checked: Vec<usize>,
+}
+
+/// A program as the rest that a device without float64 runs, and the part that the host runs before; `None` if there is nothing
+/// that the host can do. The rest has all buffers of the whole, and those for the results of the host behind them.
+#[must_use]
+pub fn split(program: &Program) -> Option<(Program, HostPart)> {
+    let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
+    let mut host = Host { written: writes.collect(), ..Host::default() };
+    let mut rest = program.clone();
+    rest.instructions.clear();
+    // What is given later than the host runs is not checked by it.
+    let mut is_given = true;
+    for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::parts) {
+        let mut kept = scheduled.clone();
+        if let Some(nest) = scheduled.instruction.nest().filter(|nest| is_wide(nest)) {
+            if matches!(scheduled.instruction, Instruction::Nest(_)) && host.takes(program, nest) {
+                host.whole(program, &mut rest, nest, &scheduled.node)?;
+                continue;
+            }
+            if let Some(nest) = host.numbers(program, &mut rest, nest, &scheduled.node) {
+                kept.instruction = scheduled.instruction.with_nest(nest);
+            }
+        }
+        is_given &= !matches!(scheduled.instruction, Instruction::Yield(_));
+        if is_given
+            && kept.entries == GradientModes::ALL
+            && kept.instruction.can_fail()
+            && let Some(nest) = kept.instruction.nest()
+            && host.checks(program, nest, &scheduled.node).is_some()
+        {
+            host.checked.push(rest.instructions.len());
+        }
+        rest.instructions.push(kept);
+    }
+    if host.results.is_empty() && host.checked.is_empty() {
+        return None;
+    }
+    let Host { builder, inputs, results, checked, .. } = host;
+    let (taken, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
+    let (given, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    let program = builder.finish(own, made).ok()?;
+    Some((rest, HostPart { program, inputs: taken, results: given, checked }))
+}
+
+/// True if a nest reads, writes or computes float64.
+fn is_wide(nest: &Nest) -> bool {
+    let stored = nest.operands().any(|operand| operand.access.dtype == DType::F64);
+    stored || nest.expr.insts().iter().any(|&(_, ty)| ty == Type::F64)
+}
+
+/// The host's part while it is put together.
+#[derive(Default)]
+struct Host {
+    builder: ProgramBuilder,
+    /// Its buffer for each one of the program that it has.
+    known: FxHashMap<BufferId, BufferId>,
+    /// Buffers of the program and its own.
+    inputs: Vec<(BufferId, BufferId)>,
+    results: Vec<(BufferId, BufferId)>,
+    /// Buffers that instructions write: what an input among them holds is known at its beginning alone.
+    written: FxHashSet<BufferId>,
+    /// Instructions of the rest whose guards it checks.
+    checked: Vec<usize>,
+}
+
+impl Host {
+    /// True if the host has, or is given, what a buffer holds.
+    fn has(&self, program: &Program, id: BufferId) -> bool {
+        let is_constant = matches!(program.buffer(id).place, Place::Constant(_));
+        is_constant
+            || self.known.contains_key(&id)
+            || (program.inputs.contains(&id) && !self.written.contains(&id))
+    }
+
+    /// True if the host can compute all of a nest, which is the only instruction that writes its results.
+    fn takes(&self, program: &Program, nest: &Nest) -> bool {
+        let is_alone = |id: BufferId| {
+            let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
+            let is_work = matches!(program.buffer(id).place, Place::Work(_));
+            is_work && !program.inputs.contains(&id) && writes.filter(|&written| written == id).count() == 1
+        };
+        nest.is_map()
+            && nest.segments.is_none()
+            && nest.loads.iter().all(|load| load.operand().is_some_and(|from| self.has(program, from.buffer)))
+            && nest.stores.iter().all(|to| is_alone(to.buffer))
+    }
+
+    /// The buffer of an input, of a constant, or of what an earlier instruction of the host makes.
+    fn source(&mut self, program: &Program, id: BufferId) -> BufferId {
+        if let Some(&known) = self.known.get(&id) {
+            return known;
+        }
+        let from = program.buffer(id);
+        let own = match from.place {
+            Place::Constant(number) => self.builder.constant(&from.label, &program.constants[number]),
+            Place::Work(_) | Place::Plane(..) => {
+                let own = self.builder.work(&from.label, from.dtype, from.len);
+                self.inputs.push((id, own));
+                own
+            }
+        };
+        self.known.insert(id, own);
+        own
+    }
+
+    /// A result of the host, in a buffer of the rest that nothing else uses.
+    fn result(&mut self, rest: &mut Program, id: BufferId) -> BufferId {
+        let buffer = &mut rest.buffers[id.0 as usize];
+        let start = align(rest.work_bytes);
+        buffer.place = Place::Work(start);
+        rest.work_bytes = align(start + buffer.bytes());
+        let own = self.builder.work(&buffer.label, buffer.dtype, buffer.len);
+        self.known.insert(id, own);
+        self.results.push((id, own));
+        own
+    }
+
+    /// Lets the host compute a nest.
+    fn whole(&mut self, program: &Program, rest: &mut Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
+        let mut own = nest.clone();
+        for from in own.loaded_mut() {
+            from.buffer = self.source(program, from.buffer);
+        }
+        for to in &mut own.stores {
+            to.buffer = self.result(rest, to.buffer);
+        }
+        self.builder.emit(Instruction::from(own), GradientModes::ALL, node).ok()
+    }
+
+    /// Lets the host check the guards of a nest, at as few points as their operands differ at. `None`, and nothing changes, if they
+    /// look at what the host does not have. A point that fails is the first one of the nest: it is zero where nothing differs.
+    fn checks(&mut self, program: &Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
+        if nest.segments.is_some() {
+            return None;
+        }
+        let insts = nest.expr.insts();
+        let guards: Vec<Reg> = nest.expr.guards().collect();
+        let needed = nest.expr.needed_by(&guards);
+        let is_there = |slot: u16| {
+            let from = nest.loads[usize::from(slot)].operand();
+            from.is_some_and(|from| self.has(program, from.buffer))
+        };
+        let mut differs = vec![false; nest.dims.len()];
+        for (&(inst, _), _) in insts.iter().zip(&needed).filter(|(_, needed)| **needed) {
+            match inst {
+                Inst::Load(slot) if is_there(slot) => {
+                    let from = nest.loads[usize::from(slot)].operand()?;
+                    let strides = differs.iter_mut().zip(&from.access.strides);
+                    strides.for_each(|(differs, &stride)| *differs |= stride != 0);
+                }
+                Inst::LoadAt(slot, _) if is_there(slot) => {}
+                Inst::Coordinate(axis) => *differs.get_mut(usize::from(axis))? = true,
+                Inst::Load(_) | Inst::LoadAt(..) | Inst::Reduced(_) | Inst::Random(..) => return None,
+                _ => {}
+            }
+        }
+        let mut builder = Builder::new();
+        let mut at = 0;
+        let regs = builder.copy(&nest.expr, |b, inst, ty| {
+            at += 1;
+            if needed[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
+        });
+        let outputs: Vec<Reg> = guards.iter().map(|guard| regs[usize::from(guard.0)]).collect();
+        let (mut loads, expr) = compact(&nest.loads, builder.finish(&outputs), |_| false);
+        for load in &mut loads {
+            if let Load::Buffer(from) = load {
+                from.buffer = self.source(program, from.buffer);
+            }
+        }
+        let sizes = nest.dims.iter().zip(&differs);
+        let dims: Dims = sizes.map(|(&size, &differs)| if differs { size } else { size.min(1) }).collect();
+        let points = dims.iter().product();
+        let stores = guards.iter().map(|guard| {
+            let dtype = insts[usize::from(guard.0)].1.storage();
+            let to = self.builder.work("checked", dtype, points);
+            Operand::whole(to, dtype, &dims)
+        });
+        let stores = stores.collect();
+        self.builder
+            .emit(Instruction::from(Nest::elementwise(dims, loads, expr, stores)), GradientModes::ALL, node)
+            .ok()
+    }
+
+    /// Lets the host compute what a nest needs in float64, once for each of its segments: the nest that reads these numbers.
+    /// `None` if there is nothing that it needs there, or if elements are stored in float64.
+    fn numbers(
+        &mut self,
+        program: &Program,
+        rest: &mut Program,
+        nest: &Nest,
+        node: &Arc<str>,
+    ) -> Option<Nest> {
+        let count = nest.segments.as_ref().map_or(1, Segments::len);
+        let along = |strides: &Strides| match (&nest.segments, strides.first()) {
+            (Some(_), Some(&stride)) => stride,
+            _ => 0,
+        };
+        let is_slow = |access: &Access| {
+            let own = usize::from(nest.segments.is_some());
+            access.strides.iter().skip(own).all(|&stride| stride == 0)
+        };
+        let insts = nest.expr.insts();
+        let is_there = |slot: u16| {
+            let from = nest.loads[usize::from(slot)].operand();
+            from.is_some_and(|from| is_slow(&from.access) && self.has(program, from.buffer))
+        };
+        let mut slow: Vec<bool> = Vec::with_capacity(insts.len());
+        for (inst, _) in insts {
+            slow.push(match *inst {
+                Inst::Load(slot) => is_there(slot),
+                Inst::LoadAt(slot, index) => slow[usize::from(index.0)] && is_there(slot),
+                Inst::Coordinate(axis) => axis == 0 && nest.segments.is_some(),
+                Inst::Reduced(_) | Inst::Random(..) => false,
+                other => other.operands().all(|reg| slow[usize::from(reg.0)]),
+            });
+        }
+        if nest.stores.iter().any(|to| to.access.dtype == DType::F64) {
+            return None;
+        }
+        let edge: Vec<usize> = (0..insts.len()).filter(|&k| slow[k] && is_edge(nest, &slow, k)).collect();
+        if edge.is_empty() {
+            return None;
+        }
+
+        // The nest of the host.
+        let mut builder = Builder::new();
+        let mut at = 0;
+        let regs = builder.copy(&nest.expr, |b, inst, ty| {
+            at += 1;
+            if slow[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
+        });
+        let outputs: Vec<Reg> = edge.iter().map(|&k| regs[k]).collect();
+        let (loads, expr) = compact(&nest.loads, builder.finish(&outputs), |_| false);
+        let mut own = Vec::with_capacity(loads.len());
+        for load in loads {
+            let from = load.operand()?;
+            let buffer = self.source(program, from.buffer);
+            let strides = [along(&from.access.strides)].into_iter().collect();
+            own.push(Load::Buffer(Operand { buffer, access: Access { strides, ..from.access.clone() } }));
+        }
+        let mut loads = nest.loads.clone();
+        let mut stores = Vec::with_capacity(edge.len());
+        for &k in &edge {
+            let dtype = insts[k].1.storage();
+            let id = BufferId(rest.buffers.len() as u32);
+            let label = format!("{node}/number {}", stores.len()).into();
+            rest.buffers.push(Buffer { label, dtype, len: count, place: Place::Work(0) });
+            stores.push(Operand::whole(self.result(rest, id), dtype, &[count]));
+            let mut strides: Strides = nest.dims.iter().map(|_| 0).collect();
+            if let (Some(_), Some(first)) = (&nest.segments, strides.first_mut()) {
+                *first = 1;
+            }
+            loads.push(Load::Buffer(Operand {
+                buffer: id,
+                access: Access { dtype, offset: 0, strides, len: count },
+            }));
+        }
+        let dims = Dims::from_slice(&[count]);
+        let made = Instruction::from(Nest::elementwise(dims, own, expr, stores));
+        self.builder.emit(made, GradientModes::ALL, node).ok()?;
+
+        // The nest of the device.
+        let mut builder = Builder::new();
+        let mut at = 0;
+        let regs = builder.copy(&nest.expr, |b, inst, ty| {
+            at += 1;
+            match edge.iter().position(|&k| k == at - 1) {
+                Some(number) => b.load(nest.loads.len() + number, ty),
+                None => b.push(inst, ty),
+            }
+        });
+        let (expr, reductions) = builder.finish_copy(&nest.expr, &nest.reductions, &regs);
+        let (loads, expr) = compact(&loads, expr, Load::is_accumulator);
+        Some(Nest { loads, expr, reductions, ..nest.clone() })
+    }
+}
+
+/// True for a register that the host hands to the device: it is made of float64 and is none itself, or the device goes on with it
+/// in float64. `slow` are the registers that the host can compute.
+fn is_edge(nest: &Nest, slow: &[bool], k: usize) -> bool {
+    let insts = nest.expr.insts();
+    let here = Reg(k as u16);
+    match insts[k] {
+        (Inst::Const(_) | Inst::Load(_), Type::F64) => false,
+        (_, Type::F64) => {
+            let users = insts.iter().zip(slow).filter(|(_, slow)| !**slow);
+            users.flat_map(|((inst, _), _)| inst.operands()).any(|reg| reg == here)
+                || nest.expr.outputs().contains(&here)
+                || nest.reductions.iter().any(|reduction| reduction.value == here)
+        }
+        (inst, _) => inst.operands().any(|reg| nest.expr.ty(reg) == Type::F64),
+    }
+}
+
+/// The loads that an expression reads or that are to be kept, and the expression with their new numbers.
+fn compact(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
+    let read: FxHashSet<u16> = (expr.insts().iter())
+        .filter_map(|(inst, _)| match *inst {
+            Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(slot),
+            _ => None,
+        })
+        .collect();
+    let stays = |slot: &u16| read.contains(slot) || is_kept(&loads[usize::from(*slot)]);
+    let kept: Vec<u16> = (0..loads.len() as u16).filter(stays).collect();
+    let number = |slot: u16| kept.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
+    let loads = kept.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();
+    (loads, expr.with_slots(number))
+}

@@ -1,0 +1,193 @@
+//! Inner products, and what makes a product of matrices of an instruction.
+
+use ortrain_expr::{DType, Precision, Scalar};
+use ortrain_program::Operand;
+
+use crate::dialect::Repr;
+use crate::expr::AnalyzedNest;
+use crate::kernel::{Kernel, Value, float64};
+use crate::nest;
+
+/// True if neighbours in memory are terms of one line, of a factor with these strides from line to line and from term to term.
+pub(crate) fn terms_lie_closer(lines: isize, terms: isize) -> bool {
+    let (lines, terms) = (lines.unsigned_abs(), terms.unsigned_abs());
+    terms != 0 && (lines == 0 || terms < lines)
+}
+
+/// An inner product while it is summed up.
+pub(crate) struct InnerProduct {
+    precision: Precision,
+    total: Value,
+    /// The products of first terms alone, where there are further ones.
+    first: Option<Value>,
+}
+
+/// The numbers that a factor is made of.
+pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value) -> Vec<Value> {
+    let names: &[&str] = match precision {
+        Precision::F32 => return vec![factor],
+        Precision::Bf16 => &["to_bf16"],
+        Precision::Bf16x3 => &["first_term", "second_term"],
+        Precision::Bf16x6 => &["first_term", "second_term", "third_term"],
+    };
+    let factor = kernel.define(factor).text;
+    let term = |name: &&str| Value::new(format!("{name}({factor})"), Repr::F32);
+    names.iter().map(term).map(|term| kernel.define(term)).collect()
+}
+
+impl InnerProduct {
+    pub(crate) fn new(kernel: &mut Kernel<'_>, precision: Precision) -> InnerProduct {
+        InnerProduct::of(kernel, precision, Repr::F32)
+    }
+
+    /// Inner products side by side: right factors are several floats.
+    pub(crate) fn of(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
+        let zero = kernel.constant(Scalar::F32(0.0), repr);
+        let total = kernel.variable(&zero);
+        let first = (precision.terms() > 1).then(|| kernel.variable(&zero));
+        InnerProduct { precision, total, first }
+    }
+
+    /// One of several side by side.
+    pub(crate) fn part(&self, name: &str) -> InnerProduct {
+        let part = |sum: &Value| Value::new(format!("{}.{name}", sum.text), Repr::F32);
+        InnerProduct { total: part(&self.total), first: self.first.as_ref().map(part), ..*self }
+    }
+
+    /// The number of sums of one.
+    pub(crate) fn count(precision: Precision) -> usize {
+        precision.terms().min(2)
+    }
+
+    /// Adds a product.
+    pub(crate) fn add(&self, kernel: &mut Kernel<'_>, a: Value, b: Value) {
+        let [a, b] = [a, b].map(|factor| terms(kernel, self.precision, factor));
+        self.add_terms(kernel, &a, &b);
+    }
+
+    /// Adds the product of two factors that are given as their terms.
+    pub(crate) fn add_terms(&self, kernel: &mut Kernel<'_>, a: &[Value], b: &[Value]) {
+        let product = |i: usize, j: usize| format!("{} * {}", a[i].text, b[j].text);
+        if let Some(first) = &self.first {
+            kernel.line(&format!("{0} = {0} + {1};", first.text, product(0, 0)));
+        }
+        for &(i, j) in self.precision.products() {
+            kernel.line(&format!("{0} = {0} + {1};", self.total.text, product(i, j)));
+        }
+    }
+
+    /// Its sums so far: the total, then that of first terms if there are further ones.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = &Value> {
+        [&self.total].into_iter().chain(&self.first)
+    }
+
+    /// Adds sums of another part of the same product.
+    pub(crate) fn add_sums(&self, kernel: &mut Kernel<'_>, sums: &[Value]) {
+        for (own, other) in self.sums().zip(sums) {
+            kernel.line(&format!("{0} = {0} + {1};", own.text, other.text));
+        }
+    }
+
+    pub(crate) fn result(&self, kernel: &Kernel<'_>) -> Value {
+        let total = &self.total.text;
+        let text = match &self.first {
+            None => total.clone(),
+            Some(first) => kernel.select(&format!("is_nan({total})"), &first.text, total),
+        };
+        Value::new(text, Repr::F32)
+    }
+}
+
+/// The left factor of a product, as a side.
+pub(crate) const LEFT: usize = 0;
+/// The right factor.
+pub(crate) const RIGHT: usize = 1;
+
+/// The factors of products of matrices, one for each index of a batch, as kernels load them.
+///
+/// A line is a row of the left factor or a column of the right one: what one element of the product needs of a factor. Loading
+/// has two parts, so that what all elements of a line or of a term share is computed once.
+pub(crate) trait MatmulOperands {
+    /// Sizes of the batch axes.
+    fn batch(&self) -> Vec<usize>;
+
+    /// Rows and columns of a product, and the number of terms of a sum.
+    fn sides(&self) -> [usize; 3];
+
+    /// The precision in which factors are taken.
+    fn precision(&self) -> Precision;
+
+    /// True if elements of the left factor take long to compute: they are computed once for many columns, or not shared at all.
+    fn is_costly(&self) -> bool {
+        false
+    }
+
+    /// The result at a point of the epilogue, from the product as it was summed up.
+    fn finished(&self, _kernel: &mut Kernel<'_>, _at: &[String], product: Value) -> Result<Value, String> {
+        Ok(product)
+    }
+
+    /// Finishes the result at a point of the epilogue, from the product as it was summed up.
+    fn finish(
+        &self,
+        kernel: &mut Kernel<'_>,
+        epilogue: &AnalyzedNest<'_>,
+        at: Vec<String>,
+        product: Value,
+    ) -> Result<(), String> {
+        let result = self.finished(kernel, &at, product)?;
+        nest::finish(kernel, epilogue, at, vec![result])
+    }
+
+    /// True if neighbours in memory are terms of one line, and not the same term of lines.
+    fn runs_along_terms(&self, side: usize) -> bool;
+
+    /// The names that all elements of a line share.
+    fn line(&self, _kernel: &mut Kernel<'_>, _side: usize, batch: &[String], line: &str) -> Vec<String> {
+        batch.iter().cloned().chain([line.to_owned()]).collect()
+    }
+
+    /// The names that all elements of a term share.
+    fn term(&self, _kernel: &mut Kernel<'_>, _side: usize, term: &str) -> Vec<String> {
+        vec![term.to_owned()]
+    }
+
+    /// An element of a factor, from what its line and its term share. Goes on only where there is one: elsewhere it is zero.
+    fn element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        side: usize,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String>;
+
+    /// The point of the epilogue's space for an element of the product.
+    fn point(&self, _kernel: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
+        batch.iter().cloned().chain(place.map(String::from)).collect()
+    }
+}
+
+/// Prints an element of a factor: zero where a condition does not hold, or where there is none.
+pub(crate) fn element_where(
+    kernel: &mut Kernel<'_>,
+    factors: &dyn MatmulOperands,
+    side: usize,
+    condition: Option<&str>,
+    [line, term]: [&[String]; 2],
+) -> Result<Value, String> {
+    let value = kernel.variable(&Value::new("0.0f", Repr::F32));
+    let depth = kernel.depth();
+    if let Some(condition) = condition {
+        kernel.when(condition);
+    }
+    let loaded = factors.element(kernel, side, line, term)?;
+    let loaded = kernel.as_repr(&loaded, Repr::F32);
+    kernel.assign(&value, &loaded);
+    kernel.close_to(depth);
+    Ok(value)
+}
+
+pub(crate) fn refuse_doubles(factors: [&Operand; 2]) -> Result<(), String> {
+    let is_double = |factor: &&Operand| factor.access.dtype == DType::F64;
+    if factors.iter().any(is_double) { Err(float64()) } else { Ok(()) }
+}

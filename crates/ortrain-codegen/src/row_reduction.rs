@@ -1,0 +1,101 @@
+//! Reductions along rows: some invocations of a group for each row.
+
+use crate::dialect::{GROUP, Repr};
+use crate::expr::{AnalyzedNest, Point};
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::thread_index::{coordinates, put, results, store};
+use crate::thread_reduction::{stages, stores};
+use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
+
+const LANES: usize = GROUP as usize;
+
+/// Invocations for a row of so many elements: at most four elements each, if there are enough invocations.
+fn width_of(size: usize) -> usize {
+    size.div_ceil(4).next_power_of_two().clamp(32, LANES)
+}
+
+/// A row that some invocations of a group go along, each through elements of its own.
+pub(crate) struct Row {
+    /// Its position along the outer axes.
+    pub(crate) at: Vec<String>,
+    /// The condition of a row that exists. Behind the last row the last one is computed again, and not stored.
+    exists: Option<String>,
+    /// The number of the invocation among those of the row.
+    slot: String,
+    /// The elements of the invocation.
+    pub(crate) span: Span,
+    /// The number of groups for all rows.
+    pub(crate) groups: u64,
+}
+
+impl Row {
+    /// The row of an invocation, where rows of so many elements lie in a space.
+    pub(crate) fn of(kernel: &mut Kernel<'_>, outer: &[usize], size: usize) -> Row {
+        let (rows, width) = (outer.iter().product::<usize>(), width_of(size));
+        let each = LANES / width;
+        let number = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
+        let exists = (!rows.is_multiple_of(each)).then(|| format!("{number} < {rows}"));
+        let row = match &exists {
+            Some(exists) => kernel.select(exists, &number, &(rows - 1).to_string()),
+            None => number,
+        };
+        let row = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32));
+        let at = coordinates(kernel, &row.text, outer);
+        let slot = kernel.int(format!("lane % {width}"));
+        let end = (!size.is_multiple_of(width)).then_some(size);
+        let span = Span { from: slot.clone(), step: width, count: size.div_ceil(width), end };
+        Row { at, exists, slot, span, groups: rows.div_ceil(each) as u64 }
+    }
+
+    /// The invocations of the row.
+    pub(crate) fn slices(&self) -> Slices<'_> {
+        Slices { number: &self.slot, count: self.span.step, stride: 1 }
+    }
+
+    /// Goes on in the first invocation of a row that exists, and in no other.
+    pub(crate) fn when_first(&self, kernel: &mut Kernel<'_>) {
+        let is_first = [Some(format!("{} == 0i", self.slot)), self.exists.clone()];
+        kernel.when_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
+    }
+}
+
+/// The launch of a nest by rows.
+pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launch, String> {
+    let nest = known.nest;
+    let mut kernel = cx.group_kernel();
+    let row = Row::of(&mut kernel, nest.outer_dims(), nest.inner_dims().iter().product());
+    let (mut reduced, mut arrays) = (Vec::new(), Arrays::default());
+    for stage in stages(nest) {
+        let totals = fold(&mut kernel, known, &stage, (&row.at, &reduced), &row.span)?;
+        reduced.extend(arrays.combined(&mut kernel, &operations(nest, &stage), &totals, &row.slices()));
+    }
+    let first = vec![String::from("0i"); nest.inner];
+    let at = row.at.iter().cloned().chain(first).collect();
+    let point = Point { at, reduced, ..Point::default() };
+    finish(&mut kernel, known, &point, &row)?;
+    cx.finish_groups(kernel, row.groups)
+}
+
+/// Stores the results of a row. What is stored once may lie where the row is read: it is stored last.
+fn finish(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, first: &Point, row: &Row) -> Result<(), String> {
+    let nest = known.nest;
+    let (once, each) = stores(nest);
+    let values = results(kernel, known, first, &once)?;
+    let depth = kernel.depth();
+    if !each.is_empty() {
+        kernel.when_live(row.exists.clone());
+        let inner = row.span.walk_row(kernel, nest);
+        let at = row.at.iter().cloned().chain(inner).collect();
+        store(kernel, known, &Point { at, ..first.clone() }, &each)?;
+        kernel.close_to(depth);
+    }
+    if !once.is_empty() {
+        kernel.binding_barrier();
+        row.when_first(kernel);
+        put(kernel, known, first, &once, &values);
+        kernel.close_to(depth);
+    }
+    Ok(())
+}

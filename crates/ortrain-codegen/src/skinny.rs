@@ -1,0 +1,163 @@
+//! Products with few rows or few columns: an invocation has all of them for one line of the other factor.
+
+use crate::dialect::{GROUP, Repr};
+use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_where, terms};
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::split_k::{MatmulOutput, Split};
+use crate::thread_index::coordinates;
+
+const LANES: usize = GROUP as usize;
+
+/// The launches of a product with few rows or few columns.
+pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Vec<Launch>, String> {
+    let factors = target.factors;
+    let [m, n, k] = factors.sides();
+    let few = if m <= n { LEFT } else { RIGHT };
+    let many = LEFT + RIGHT - few;
+    // Neighbours load neighbours: terms of one line, or lines of one term.
+    let along = factors.runs_along_terms(many);
+    let lines = if along { 8 } else { 32 };
+    let slices = LANES / lines;
+    let groups = factors.batch().iter().product::<usize>() * [m, n][many].div_ceil(lines);
+    let split = Split::of(groups, k, slices);
+    target.reserve(cx, split);
+    let mut launches = vec![Printer { target, few, many, along, lines, split }.launch(cx)?];
+    if split.count > 1 {
+        launches.push(target.add_up(cx, split)?);
+    }
+    Ok(launches)
+}
+
+struct Printer<'t> {
+    target: &'t MatmulOutput<'t>,
+    /// The factor with few lines.
+    few: usize,
+    /// The other one.
+    many: usize,
+    /// True if neighbours have terms of one line.
+    along: bool,
+    /// Lines of a group. Each is summed in as many slices as invocations are left for.
+    lines: usize,
+    split: Split,
+}
+
+/// A group: its place in the batch, among the parts of sums, and its first line.
+struct Group {
+    batch: Vec<String>,
+    part: String,
+    first: String,
+}
+
+impl Printer<'_> {
+    fn slices(&self) -> usize {
+        LANES / self.lines
+    }
+
+    fn launch(&self, cx: &Context<'_>) -> Result<Launch, String> {
+        let factors = self.target.factors;
+        let batch = factors.batch();
+        let grid = [self.split.count, factors.sides()[self.many].div_ceil(self.lines)];
+        let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
+        let mut kernel = cx.group_kernel();
+        let mut at = coordinates(&mut kernel, "group", &dims);
+        let place = at.split_off(batch.len());
+        let first = kernel.int(format!("{} * {}", place[1], self.lines));
+        let group = Group { batch: at, part: place[0].clone(), first };
+        let sums = self.sums(&mut kernel, &group)?;
+        self.store(&mut kernel, &group, &sums)?;
+        cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
+    }
+
+    /// The condition under which a line exists, where that is to be asked.
+    fn exists(&self, line: &str) -> Option<String> {
+        let many = self.target.factors.sides()[self.many];
+        (!many.is_multiple_of(self.lines)).then(|| format!("{line} < {many}"))
+    }
+
+    /// Sums of every `slices`-th term of one line, with each of the few lines of the other factor.
+    fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
+        let (factors, slices) = (self.target.factors, self.slices());
+        let fast = if self.along { slices } else { self.lines };
+        let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
+        let (slice, line) = if self.along { (near, far) } else { (far, near) };
+        let line = kernel.int(format!("{} + {line}", group.first));
+        let own = factors.line(kernel, self.many, &group.batch, &line);
+        let sides = factors.sides();
+        let others: Vec<Vec<String>> = (0..sides[self.few])
+            .map(|k| factors.line(kernel, self.few, &group.batch, &format!("{k}i")))
+            .collect();
+        let precision = factors.precision();
+        let sums: Vec<InnerProduct> = others.iter().map(|_| InnerProduct::new(kernel, precision)).collect();
+        let open = kernel.depth();
+        let Split { count, terms: part_terms } = self.split;
+        let step = kernel.counted("0", &(part_terms / slices).to_string());
+        let term = format!("{} * {part_terms} + {step} * {slices} + {slice}", group.part);
+        let term = kernel.int(term);
+        let is_term = (count * part_terms != sides[2]).then(|| format!("{term} < {}", sides[2]));
+        let conditions: Vec<String> = self.exists(&line).into_iter().chain(is_term).collect();
+        if !conditions.is_empty() {
+            kernel.when(&conditions.join(" && "));
+        }
+        let [of_few, of_many] = [self.few, self.many].map(|side| factors.term(kernel, side, &term));
+        let value = element_where(kernel, factors, self.many, None, [&own, &of_many])?;
+        let value = terms(kernel, precision, value);
+        for (line, sum) in others.iter().zip(&sums) {
+            let other = element_where(kernel, factors, self.few, None, [line, &of_few])?;
+            let other = terms(kernel, precision, other);
+            match self.few {
+                LEFT => sum.add_terms(kernel, &other, &value),
+                _ => sum.add_terms(kernel, &value, &other),
+            }
+        }
+        kernel.close_to(open);
+        Ok(sums)
+    }
+
+    /// Adds the slices in order, and hands the sums on.
+    fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &[InnerProduct]) -> Result<(), String> {
+        let (target, slices) = (self.target, self.slices());
+        let values: Vec<&Value> = sums.iter().flat_map(InnerProduct::sums).collect();
+        let each = values.len() / sums.len();
+        let shared = kernel.shared(Repr::F32, values.len() * LANES);
+        for (k, value) in values.iter().enumerate() {
+            kernel.line(&format!("{shared}[{} + lane] = {};", k * LANES, value.text));
+        }
+        kernel.barrier();
+        let few = sums.len();
+        // Neighbours have neighbours in the product.
+        let (line, other) = match self.few {
+            LEFT => (format!("lane % {}", self.lines), format!("lane / {}", self.lines)),
+            _ => (format!("lane / {few}"), format!("lane % {few}")),
+        };
+        let (place, other) = (kernel.int(line), kernel.int(other));
+        let line = kernel.int(format!("{} + {place}", group.first));
+        let depth = kernel.depth();
+        let inside = [Some(format!("lane < {}", few * self.lines)), self.exists(&line)];
+        kernel.when_live(Some(inside.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
+        let product = InnerProduct::new(kernel, target.factors.precision());
+        let open = kernel.depth();
+        let slice = kernel.counted("0", &slices.to_string());
+        let lane = match self.along {
+            true => format!("{place} * {slices} + {slice}"),
+            false => format!("{slice} * {} + {place}", self.lines),
+        };
+        let part = |k: usize| format!("{shared}[({other} * {each} + {k}) * {LANES} + {lane}]");
+        let parts: Vec<Value> = (0..each).map(|k| Value::new(part(k), Repr::F32)).collect();
+        product.add_sums(kernel, &parts);
+        kernel.close_to(open);
+        let element = if self.few == LEFT { [&*other, &*line] } else { [&*line, &*other] };
+        let at = target.factors.point(kernel, &group.batch, element);
+        if self.split.count == 1 {
+            let result = product.result(kernel);
+            target.finish(kernel, at, result)?;
+        } else {
+            for (k, sum) in product.sums().enumerate() {
+                target.leave(kernel, &at, &group.part, (k, sum));
+            }
+        }
+        kernel.close_to(depth);
+        Ok(())
+    }
+}

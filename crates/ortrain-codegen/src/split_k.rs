@@ -1,0 +1,148 @@
+//! The way of products: to an epilogue at once, or in parts to scratch, whose sums a second launch makes.
+
+use std::cell::Cell;
+
+use ortrain_program::Nest;
+
+use crate::dialect::Repr;
+use crate::expr::AnalyzedNest;
+use crate::inner_product::{InnerProduct, MatmulOperands};
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::nest;
+
+/// Groups that keep a device busy: with fewer, long sums are cut.
+const BUSY: usize = 128;
+/// Groups that sums are cut for.
+const WANTED: usize = 512;
+/// Terms of a part, at least.
+const TERMS: usize = 256;
+
+/// The parts that sums are cut into. It depends on sizes alone, so that results have the same bits on every device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Split {
+    /// The number of parts.
+    pub(crate) count: usize,
+    /// Terms of a part; the last one may have fewer.
+    pub(crate) terms: usize,
+}
+
+impl Split {
+    /// The parts of sums of `terms` for a kernel of so many groups without parts, which makes `step` terms at once.
+    pub(crate) fn of(groups: usize, terms: usize, step: usize) -> Split {
+        let count = match groups {
+            0..BUSY => WANTED.div_ceil(groups.max(1)).min(terms / TERMS).max(1),
+            _ => 1,
+        };
+        let part = terms.div_ceil(count).next_multiple_of(step);
+        Split { count: terms.div_ceil(part), terms: part }
+    }
+}
+
+/// The epilogue of a product, or the scratch for its parts.
+pub(crate) struct MatmulOutput<'t> {
+    pub(crate) factors: &'t dyn MatmulOperands,
+    /// The first word of scratch for parts.
+    first: Cell<usize>,
+    known: AnalyzedNest<'t>,
+}
+
+impl<'t> MatmulOutput<'t> {
+    pub(crate) fn new(
+        factors: &'t dyn MatmulOperands,
+        epilogue: &'t Nest,
+    ) -> Result<MatmulOutput<'t>, String> {
+        Ok(MatmulOutput { factors, first: Cell::new(0), known: AnalyzedNest::new(epilogue)? })
+    }
+
+    pub(crate) fn known(&self) -> &AnalyzedNest<'t> {
+        &self.known
+    }
+
+    /// The number of elements of the results.
+    fn points(&self) -> usize {
+        self.known.nest.dims.iter().product()
+    }
+
+    /// The sums of a product.
+    fn sums(&self) -> usize {
+        InnerProduct::count(self.factors.precision())
+    }
+
+    /// Makes room for the parts of sums.
+    pub(crate) fn reserve(&self, cx: &Context<'_>, split: Split) {
+        if split.count > 1 {
+            self.first.set(cx.reserve(split.count * self.sums() * self.points()));
+        }
+    }
+
+    /// The place in scratch of a part of a sum.
+    fn place(&self, part: &str, sum: usize, number: &str) -> String {
+        let (sums, points) = (self.sums(), self.points());
+        format!("{} + ({part} * {sums} + {sum}) * {points} + {number}", self.first.get())
+    }
+
+    /// The number of a point, row-major.
+    fn number(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
+        let axes = self.known.nest.dims.iter().zip(at);
+        let number = axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
+        kernel.int(number)
+    }
+
+    /// Finishes the result at a point.
+    pub(crate) fn finish(
+        &self,
+        kernel: &mut Kernel<'_>,
+        at: Vec<String>,
+        result: Value,
+    ) -> Result<(), String> {
+        self.factors.finish(kernel, &self.known, at, result)
+    }
+
+    /// Leaves a part of a sum at a point.
+    pub(crate) fn leave(
+        &self,
+        kernel: &mut Kernel<'_>,
+        at: &[String],
+        part: &str,
+        (sum, value): (usize, &Value),
+    ) {
+        let number = self.number(kernel, at);
+        kernel.set_scratch(&self.place(part, sum, &number), value);
+    }
+
+    /// The launch that adds parts in order and finishes the results.
+    pub(crate) fn add_up(&self, cx: &Context<'_>, split: Split) -> Result<Launch, String> {
+        nest::plain(cx, &self.known, &|kernel, at| {
+            let number = self.number(kernel, at);
+            let product = InnerProduct::new(kernel, self.factors.precision());
+            let depth = kernel.depth();
+            let part = kernel.counted("0", &split.count.to_string());
+            let places: Vec<String> = (0..self.sums()).map(|sum| self.place(&part, sum, &number)).collect();
+            let sums: Vec<Value> = places.iter().map(|place| kernel.scratch(place, Repr::F32)).collect();
+            product.add_sums(kernel, &sums);
+            kernel.close_to(depth);
+            let result = product.result(kernel);
+            Ok(vec![self.factors.finished(kernel, at, result)?])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_sums_of_few_groups_are_cut() {
+        assert_eq!(Split::of(128, 1 << 20, 16), Split { count: 1, terms: 1 << 20 });
+        assert_eq!(Split::of(1, 511, 16), Split { count: 1, terms: 512 });
+        assert_eq!(Split::of(64, 512, 16), Split { count: 2, terms: 256 });
+        assert_eq!(Split::of(127, 1 << 20, 16), Split { count: 5, terms: 209_728 });
+        // Every part has terms.
+        for terms in 1..3000 {
+            let Split { count, terms: part } = Split::of(3, terms, 32);
+            assert!((count - 1) * part < terms && terms <= count * part, "{terms} in {count} of {part}");
+        }
+    }
+}

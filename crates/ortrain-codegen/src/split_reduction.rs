@@ -1,0 +1,258 @@
+//! Reductions in parts: of rows that lie side by side, and of long rows. What groups make goes to scratch, from where later
+//! launches take it.
+
+use std::ops::Range;
+
+use ortrain_expr::{Inst, Reg, Scalar};
+use ortrain_program::Operand;
+
+use crate::dialect::Repr;
+use crate::expr::{AnalyzedNest, Point};
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::reduction_strategy::ReductionStrategy;
+use crate::thread_index::{coordinates, store};
+use crate::thread_reduction::{combine, stages, stores, total, total_repr};
+use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
+
+/// The launches of a nest in parts.
+///
+/// # Errors
+/// For results and loads that share bytes in a way that launches one after the other cannot have, and for numbers that are too wide.
+pub(crate) fn launches(
+    cx: &Context<'_>,
+    known: &AnalyzedNest<'_>,
+    cut: ReductionStrategy,
+) -> Result<Vec<Launch>, String> {
+    let nest = known.nest;
+    let rows: usize = nest.outer_dims().iter().product();
+    let (once, each) = stores(nest);
+    let stages = stages(nest);
+    let most = stages.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+    if (0..nest.reductions.len()).any(|k| total_repr(known, k).bytes() > 4) {
+        return Err("its sums are pairs of words".into());
+    }
+    let parts = if cut.count > 1 { most * cut.count } else { 0 };
+    cx.reserve((nest.reductions.len() + parts) * rows);
+    let printer = Printer { cx, known, cut, rows, once, each };
+    let orders = printer.orders()?;
+    let mut launches = Vec::new();
+    for stage in &stages {
+        launches.push(printer.parts(stage)?);
+        if cut.count > 1 {
+            launches.push(printer.combined(stage)?);
+        }
+    }
+    for is_once in orders {
+        launches.push(printer.results(is_once)?);
+    }
+    Ok(launches)
+}
+
+struct Printer<'p> {
+    cx: &'p Context<'p>,
+    known: &'p AnalyzedNest<'p>,
+    cut: ReductionStrategy,
+    rows: usize,
+    /// The stores of each row.
+    once: Vec<usize>,
+    /// The stores of each point.
+    each: Vec<usize>,
+}
+
+/// The rows of a group, and the row of an invocation.
+struct Place {
+    /// The number of the row, or that of the last one.
+    row: String,
+    /// The condition under which there is a row.
+    exists: Option<String>,
+    outer: Vec<String>,
+    /// The number of the invocation among those of the row.
+    slice: String,
+}
+
+impl Printer<'_> {
+    /// The launches for stores behind the reductions, in order: true for those of a row.
+    ///
+    /// If there are both, the first ones leave alone what the others read. Stores of rows alone happen where the last
+    /// reduction is made.
+    fn orders(&self) -> Result<Vec<bool>, String> {
+        let nest = self.known.nest;
+        let lies_apart = |stores: &[usize]| {
+            let apart = |k: &usize, from: &Operand| !self.cx.share(nest.stores[*k].buffer, from.buffer);
+            stores.iter().all(|k| nest.loaded().all(|from| apart(k, from)))
+        };
+        match (self.once.is_empty(), self.each.is_empty()) {
+            (_, true) => Ok(Vec::new()),
+            (true, false) => Ok(vec![false]),
+            _ if lies_apart(&self.once) => Ok(vec![true, false]),
+            _ if lies_apart(&self.each) => Ok(vec![false, true]),
+            _ => Err("results of rows and of points lie where rows are read".into()),
+        }
+    }
+
+    fn tiles(&self) -> usize {
+        self.rows.div_ceil(self.cut.width)
+    }
+
+    /// The row of an invocation in a tile of rows.
+    fn place(&self, kernel: &mut Kernel<'_>, tile: &str) -> Place {
+        let ReductionStrategy { width, .. } = self.cut;
+        let number = kernel.int(format!("{tile} * {width} + lane % {width}"));
+        let exists = (!self.rows.is_multiple_of(width)).then(|| format!("{number} < {}", self.rows));
+        let row = match &exists {
+            Some(exists) => {
+                let last = kernel.select(exists, &number, &format!("{}i", self.rows - 1));
+                kernel.int(last)
+            }
+            None => number,
+        };
+        let bits = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32)).text;
+        let outer = coordinates(kernel, &bits, self.known.nest.outer_dims());
+        let slice = kernel.int(format!("lane / {width}"));
+        Place { row, exists, outer, slice }
+    }
+
+    fn slices<'s>(&self, place: &'s Place) -> Slices<'s> {
+        Slices { number: &place.slice, count: self.cut.slices(), stride: self.cut.width }
+    }
+
+    /// The place of the result of a reduction in scratch.
+    fn result_place(&self, k: usize, row: &str) -> String {
+        format!("{} + {row}", k * self.rows)
+    }
+
+    /// The place of a part of a reduction, which is the `k`-th one of its stage.
+    fn part_place(&self, k: usize, part: &str, row: &str) -> String {
+        let start = self.known.nest.reductions.len() * self.rows;
+        format!("{start} + ({} + {part}) * {} + {row}", k * self.cut.count, self.rows)
+    }
+
+    /// The results of reductions before a stage, as far as registers need them.
+    fn reduced(&self, kernel: &mut Kernel<'_>, before: usize, roots: &[Reg], row: &str) -> Vec<Value> {
+        let expr = &self.known.nest.expr;
+        let needed = expr.needed_by(roots);
+        let is_read = |k: usize| {
+            let mut insts = expr.insts().iter().zip(&needed);
+            insts.any(|((inst, _), needed)| *needed && *inst == Inst::Reduced(k as u8))
+        };
+        (0..before)
+            .map(|k| {
+                let repr = total_repr(self.known, k);
+                if !is_read(k) {
+                    return kernel.constant(Scalar::I32(0), Repr::I32);
+                }
+                let value = kernel.scratch(&self.result_place(k, row), repr);
+                kernel.define(value)
+            })
+            .collect()
+    }
+
+    /// The launch that reduces parts of rows.
+    fn parts(&self, stage: &Range<usize>) -> Result<Launch, String> {
+        let (nest, ReductionStrategy { count, elements, .. }) = (self.known.nest, self.cut);
+        let size: usize = nest.inner_dims().iter().product();
+        let mut kernel = self.cx.group_kernel();
+        let group = coordinates(&mut kernel, "group", &[count, self.tiles()]);
+        let place = self.place(&mut kernel, &group[1]);
+        let roots: Vec<Reg> = stage.clone().map(|k| nest.reductions[k].value).collect();
+        let reduced = self.reduced(&mut kernel, stage.start, &roots, &place.row);
+        let from = kernel.int(format!("{} * {elements} + {}", group[0], place.slice));
+        let slices = self.cut.slices();
+        let end = (count * elements != size).then_some(size);
+        let span = Span { from, step: slices, count: elements / slices, end };
+        let totals = fold(&mut kernel, self.known, stage, (&place.outer, &reduced), &span)?;
+        let operations = operations(nest, stage);
+        let values = Arrays::default().combined(&mut kernel, &operations, &totals, &self.slices(&place));
+        if count == 1 {
+            self.leave(&mut kernel, stage, &place, values)?;
+        } else {
+            kernel.when(&self.is_first(&place));
+            for (k, value) in values.iter().enumerate() {
+                kernel.set_scratch(&self.part_place(k, &group[0], &place.row), value);
+            }
+        }
+        self.cx.finish_groups(kernel, (count * self.tiles()) as u64)
+    }
+
+    /// The launch that combines parts.
+    fn combined(&self, stage: &Range<usize>) -> Result<Launch, String> {
+        let (nest, ReductionStrategy { count, .. }) = (self.known.nest, self.cut);
+        let mut kernel = self.cx.group_kernel();
+        let group = coordinates(&mut kernel, "group", &[self.tiles()]);
+        let place = self.place(&mut kernel, &group[0]);
+        let slices = self.cut.slices();
+        let end = (!count.is_multiple_of(slices)).then_some(count);
+        let span = Span { from: place.slice.clone(), step: slices, count: count.div_ceil(slices), end };
+        let totals: Vec<Value> = stage.clone().map(|k| total(&mut kernel, self.known, k)).collect();
+        let operations = operations(nest, stage);
+        let depth = kernel.depth();
+        let part = span.walk(&mut kernel);
+        for (k, (value, &op)) in totals.iter().zip(&operations).enumerate() {
+            let other = kernel.scratch(&self.part_place(k, &part, &place.row), value.repr);
+            let both = combine(&kernel, op, value, &other);
+            kernel.assign(value, &both);
+        }
+        kernel.close_to(depth);
+        let values = Arrays::default().combined(&mut kernel, &operations, &totals, &self.slices(&place));
+        self.leave(&mut kernel, stage, &place, values)?;
+        self.cx.finish_groups(kernel, self.tiles() as u64)
+    }
+
+    /// True for one invocation of each row.
+    fn is_first(&self, place: &Place) -> String {
+        let conditions = [Some(format!("{} == 0i", place.slice)), place.exists.clone()];
+        conditions.into_iter().flatten().collect::<Vec<_>>().join(" && ")
+    }
+
+    /// Leaves the results of a stage, or stores those of rows where nothing comes behind.
+    fn leave(
+        &self,
+        kernel: &mut Kernel<'_>,
+        stage: &Range<usize>,
+        place: &Place,
+        values: Vec<Value>,
+    ) -> Result<(), String> {
+        let nest = self.known.nest;
+        if !self.each.is_empty() || stage.end < nest.reductions.len() {
+            kernel.when(&self.is_first(place));
+            for (k, value) in stage.clone().zip(&values) {
+                kernel.set_scratch(&self.result_place(k, &place.row), value);
+            }
+            return Ok(());
+        }
+        // What is stored may lie where other invocations have read the row.
+        kernel.binding_barrier();
+        kernel.when_live(Some(self.is_first(place)));
+        let roots: Vec<Reg> = self.once.iter().map(|&k| nest.expr.outputs()[k]).collect();
+        let mut reduced = self.reduced(kernel, stage.start, &roots, &place.row);
+        reduced.extend(values);
+        let first = std::iter::repeat_n(String::from("0i"), nest.inner);
+        let at = place.outer.iter().cloned().chain(first).collect();
+        store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.once)
+    }
+
+    /// The launch that stores results of rows, or of points.
+    fn results(&self, is_once: bool) -> Result<Launch, String> {
+        let nest = self.known.nest;
+        let mut kernel = self.cx.kernel();
+        let size: usize = nest.inner_dims().iter().product();
+        let (stores, points) = if is_once { (&self.once, self.rows) } else { (&self.each, self.rows * size) };
+        let (at, row) = match is_once {
+            true => {
+                let outer = coordinates(&mut kernel, "id", nest.outer_dims());
+                let first = std::iter::repeat_n(String::from("0i"), nest.inner);
+                (outer.into_iter().chain(first).collect(), kernel.int("int_of(id)".into()))
+            }
+            false => {
+                let at = coordinates(&mut kernel, "id", &nest.dims);
+                (at, kernel.int(format!("int_of(id / {size}u)")))
+            }
+        };
+        let roots: Vec<Reg> = stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
+        let reduced = self.reduced(&mut kernel, nest.reductions.len(), &roots, &row);
+        store(&mut kernel, self.known, &Point { at, reduced, ..Point::default() }, stores)?;
+        self.cx.finish(kernel, points as u64)
+    }
+}

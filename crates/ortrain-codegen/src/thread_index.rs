@@ -1,0 +1,104 @@
+//! Points of spaces: where an invocation is, and what it stores there.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Reg, Segments};
+use ortrain_program::Nest;
+
+use crate::dialect::Repr;
+use crate::expr::{AnalyzedNest, Point, position};
+use crate::kernel::{Kernel, Value};
+
+/// The position along each axis of the point with a number, counted row-major.
+pub(crate) fn coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize]) -> Vec<String> {
+    let mut rest = number.to_owned();
+    let mut at = vec![String::from("0i"); dims.len()];
+    let lead = dims.iter().position(|&dim| dim > 1).unwrap_or(0);
+    for (axis, &dim) in dims.iter().enumerate().rev() {
+        if dim <= 1 {
+            continue;
+        }
+        let (here, above) = match axis == lead {
+            true => (rest.clone(), String::new()),
+            false => (format!("{rest} % {dim}u"), format!("{rest} / {dim}u")),
+        };
+        at[axis] = kernel.define(Value::new(format!("int_of({here})"), Repr::I32)).text;
+        if axis != lead {
+            rest = kernel.define(Value::new(above, Repr::U32)).text;
+        }
+    }
+    at
+}
+
+/// The table of segments: how many points come before each one, then where each starts, then where each ends.
+pub(crate) fn table_of(segments: &Segments) -> Arc<[u32]> {
+    let before = segments.iter().scan(0usize, |points, range| {
+        let before = *points;
+        *points += range.len();
+        Some(before)
+    });
+    let starts = segments.iter().map(|range| range.start);
+    let ends = segments.iter().map(|range| range.end);
+    before.chain(starts).chain(ends).map(|word| word as u32).collect()
+}
+
+/// The point with a number, of those that exist.
+pub(crate) fn point_of(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Vec<String> {
+    let Some(segments) = &nest.segments else { return coordinates(kernel, number, &nest.dims) };
+    let (table, count) = (table_of(segments), segments.len());
+    // The last segment that starts at the number or before.
+    let low = kernel.variable(&Value::new("0i", Repr::I32));
+    let high = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
+    let depth = kernel.depth();
+    kernel.counted("0", &usize::BITS.saturating_sub(count.leading_zeros()).to_string());
+    let middle = kernel.define(Value::new(format!("({} + {}) / 2", low.text, high.text), Repr::I32));
+    let before = kernel.table(&table, &middle.text);
+    let is_before =
+        kernel.define(Value::new(format!("{} <= int_of({number})", before.text), Repr::Bool)).text;
+    let (new_low, new_high) = (
+        kernel.select(&is_before, &middle.text, &low.text),
+        kernel.select(&is_before, &high.text, &middle.text),
+    );
+    kernel.assign(&low, &Value::new(new_low, Repr::I32));
+    kernel.assign(&high, &Value::new(new_high, Repr::I32));
+    kernel.close_to(depth);
+    let before = kernel.table(&table, &low.text).text;
+    let start = kernel.table(&table, &format!("{count} + {}", low.text)).text;
+    let at = kernel.define(Value::new(format!("{start} + (int_of({number}) - {before})"), Repr::I32));
+    vec![low.text, at.text]
+}
+
+/// Computes some results at a point and stores them there.
+pub(crate) fn store(
+    kernel: &mut Kernel<'_>,
+    known: &AnalyzedNest<'_>,
+    point: &Point,
+    stores: &[usize],
+) -> Result<(), String> {
+    let values = results(kernel, known, point, stores)?;
+    put(kernel, known, point, stores, &values);
+    Ok(())
+}
+
+pub(crate) fn results(
+    kernel: &mut Kernel<'_>,
+    known: &AnalyzedNest<'_>,
+    point: &Point,
+    stores: &[usize],
+) -> Result<Vec<Value>, String> {
+    let roots: Vec<Reg> = stores.iter().map(|&k| known.nest.expr.outputs()[k]).collect();
+    known.print(kernel, point, &roots)
+}
+
+pub(crate) fn put(
+    kernel: &mut Kernel<'_>,
+    known: &AnalyzedNest<'_>,
+    point: &Point,
+    stores: &[usize],
+    values: &[Value],
+) {
+    for (&k, value) in stores.iter().zip(values) {
+        let to = &known.nest.stores[k];
+        kernel.store(to.buffer, &position(to, &point.at), value);
+    }
+}

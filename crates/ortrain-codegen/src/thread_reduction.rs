@@ -1,0 +1,166 @@
+//! Sums of rows: one invocation per row.
+
+use std::ops::Range;
+
+use ortrain_expr::{BinaryOp, Inst, ReduceOp, Reg};
+use ortrain_program::Nest;
+
+use crate::dialect::Repr;
+use crate::expr::{AnalyzedNest, Point, double_binary, float_binary, integer_binary, repr_of, type_of};
+use crate::kernel::{Kernel, Value};
+use crate::thread_index::{coordinates, put, results, store, table_of};
+
+/// Starts the loops over the reduced axes of a row; the positions along them.
+pub(crate) fn inner_loops(kernel: &mut Kernel<'_>, nest: &Nest, row: &Row) -> Vec<String> {
+    match row {
+        Row::Whole => nest.inner_dims().iter().map(|dim| kernel.counted("0", &dim.to_string())).collect(),
+        Row::Segment(start, end) => vec![kernel.counted(start, end)],
+    }
+}
+
+/// The reduced part of a space at an outer point.
+pub(crate) enum Row {
+    Whole,
+    Segment(String, String),
+}
+
+/// A row whose reductions are done: its place, its extent, and their results.
+pub(crate) struct Reduced {
+    pub(crate) outer: Vec<String>,
+    pub(crate) row: Row,
+    pub(crate) results: Vec<Value>,
+}
+
+/// Computes the reductions of the row at an outer point.
+pub(crate) fn reductions(
+    kernel: &mut Kernel<'_>,
+    known: &AnalyzedNest<'_>,
+    outer: Vec<String>,
+) -> Result<Reduced, String> {
+    let nest = known.nest;
+    let row = match &nest.segments {
+        None => Row::Whole,
+        Some(segments) => {
+            let (table, count) = (table_of(segments), segments.len());
+            let word = |kernel: &mut Kernel<'_>, skip: usize| {
+                let value = kernel.table(&table, &format!("{} + {}", skip * count, outer[0]));
+                kernel.define(value).text
+            };
+            Row::Segment(word(kernel, 1), word(kernel, 2))
+        }
+    };
+    let mut point = Point::default();
+    for stage in stages(nest) {
+        let totals: Vec<Value> = stage.clone().map(|k| total(kernel, known, k)).collect();
+        let depth = kernel.depth();
+        let inner = inner_loops(kernel, nest, &row);
+        point.at = outer.iter().cloned().chain(inner).collect();
+        add(kernel, known, &stage, &totals, &point)?;
+        kernel.close_to(depth);
+        point.reduced.extend(totals);
+    }
+    Ok(Reduced { outer, row, results: point.reduced })
+}
+
+/// Adds what a point has to the totals of the reductions of a stage.
+pub(crate) fn add(
+    kernel: &mut Kernel<'_>,
+    known: &AnalyzedNest<'_>,
+    stage: &Range<usize>,
+    totals: &[Value],
+    point: &Point,
+) -> Result<(), String> {
+    let reductions = &known.nest.reductions[stage.clone()];
+    let roots: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
+    let values = known.print(kernel, point, &roots)?;
+    for ((reduction, total), value) in reductions.iter().zip(totals).zip(values) {
+        let combined = combine(kernel, reduction.op, total, &value);
+        kernel.assign(total, &combined);
+    }
+    Ok(())
+}
+
+/// The stores that happen once for a row, and those that happen at each point.
+pub(crate) fn stores(nest: &Nest) -> (Vec<usize>, Vec<usize>) {
+    let kept = nest.dims.len() - nest.inner;
+    let is_once = |k: &usize| nest.stores[*k].access.strides[kept..].iter().all(|&stride| stride == 0);
+    (0..nest.stores.len()).partition(is_once)
+}
+
+pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Result<(), String> {
+    let nest = known.nest;
+    let outer = coordinates(kernel, "id", nest.outer_dims());
+    let Reduced { outer, row, results: reduced } = reductions(kernel, known, outer)?;
+    let (once, each) = stores(nest);
+    // What is stored once for a row may lie where the row is read: it is stored last.
+    let first = match &row {
+        Row::Whole => vec![String::from("0i"); nest.inner],
+        Row::Segment(start, _) => vec![start.clone()],
+    };
+    let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();
+    let at_first = Point { at: at(first), reduced, ..Point::default() };
+    let values = results(kernel, known, &at_first, &once)?;
+    if !each.is_empty() {
+        let depth = kernel.depth();
+        let inner = inner_loops(kernel, nest, &row);
+        store(kernel, known, &Point { at: at(inner), ..at_first.clone() }, &each)?;
+        kernel.close_to(depth);
+    }
+    put(kernel, known, &at_first, &once, &values);
+    Ok(())
+}
+
+/// Reductions that one pass over a row can make: none needs another one of them.
+pub(crate) fn stages(nest: &Nest) -> Vec<Range<usize>> {
+    let mut stages: Vec<Range<usize>> = Vec::new();
+    for (k, reduction) in nest.reductions.iter().enumerate() {
+        let needed = nest.expr.needed_by(&[reduction.value]);
+        let insts = nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed);
+        let last = insts.filter_map(|((inst, _), _)| match inst {
+            Inst::Reduced(j) => Some(usize::from(*j)),
+            _ => None,
+        });
+        let last = last.max();
+        match stages.last_mut() {
+            Some(stage) if last.is_none_or(|last| last < stage.start) => stage.end = k + 1,
+            _ => stages.push(k..k + 1),
+        }
+    }
+    stages
+}
+
+/// The printed type of a reduction while it is made.
+pub(crate) fn total_repr(known: &AnalyzedNest<'_>, k: usize) -> Repr {
+    let nest = known.nest;
+    let ty = nest.expr.ty(nest.reductions[k].value);
+    let read = nest.expr.insts().iter().position(|(inst, _)| *inst == Inst::Reduced(k as u8));
+    match read {
+        // What the sum is read as says how large it can be.
+        Some(reg) if nest.expr.ty(Reg(reg as u16)) == ty => known.repr(Reg(reg as u16)),
+        _ => repr_of(ty),
+    }
+}
+
+/// The variable of a reduction, at its neutral element.
+pub(crate) fn total(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, k: usize) -> Value {
+    let reduction = &known.nest.reductions[k];
+    let repr = total_repr(known, k);
+    let neutral = reduction.op.neutral(known.nest.expr.ty(reduction.value));
+    let neutral = kernel.constant(neutral.convert(type_of(repr)), repr);
+    kernel.variable(&neutral)
+}
+
+pub(crate) fn combine(kernel: &Kernel<'_>, op: ReduceOp, total: &Value, value: &Value) -> Value {
+    let op = match op {
+        ReduceOp::Sum => BinaryOp::Add,
+        ReduceOp::Prod => BinaryOp::Mul,
+        ReduceOp::Max => BinaryOp::Max,
+        ReduceOp::Min => BinaryOp::Min,
+    };
+    let value = kernel.as_repr(value, total.repr);
+    match total.repr {
+        Repr::F32 => float_binary(op, total, &value),
+        Repr::F64 => double_binary(op, total, &value),
+        repr => Value::new(integer_binary(kernel, op, repr, &total.text, &value.text), repr),
+    }
+}

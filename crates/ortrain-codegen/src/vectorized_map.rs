@@ -1,0 +1,104 @@
+//! Maps by four neighbours: one invocation for four points along the last axis, which loads and stores whole words, or four of
+//! them at once.
+
+use ortrain_expr::{Access, DType, Inst};
+use ortrain_program::{BufferId, Load, Nest, Operand};
+
+use crate::expr::{AnalyzedNest, Point, position};
+use crate::kernel::{Kernel, Value};
+use crate::launch::Launch;
+use crate::lower::Context;
+use crate::thread_index::{coordinates, results};
+
+/// Points of a quad.
+const QUAD: usize = 4;
+/// Points that keep a device busy with an invocation for each quad.
+const MANY: usize = 1 << 16;
+/// Instructions of an expression that is printed once for each point of a quad.
+const LONG: usize = 64;
+
+/// The launch of a map by quads; `None` where that does not fit.
+pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Option<Launch>, String> {
+    let nest = known.nest;
+    let Some(wide) = fits(cx, nest) else { return Ok(None) };
+    let mut dims = nest.dims.to_vec();
+    let last = dims.len() - 1;
+    dims[last] /= QUAD;
+    let mut kernel = cx.kernel();
+    wide.into_iter().for_each(|id| kernel.widen(id));
+    let mut at = coordinates(&mut kernel, "id", &dims);
+    at[last] = kernel.int(format!("{} * {QUAD}", at[last]));
+    let loads =
+        nest.loads.iter().map(|load| loaded(&mut kernel, load, &at)).collect::<Result<Vec<_>, _>>()?;
+    let stores: Vec<usize> = (0..nest.stores.len()).collect();
+    let mut values = Vec::new();
+    for k in 0..QUAD {
+        let mut at = at.clone();
+        at[last] = kernel.int(format!("{} + {k}", at[last]));
+        let loaded = loads.iter().map(|quad| quad[k].clone()).collect();
+        let point = Point { at, loaded, ..Point::default() };
+        values.push(results(&mut kernel, known, &point, &stores)?);
+    }
+    for (k, to) in nest.stores.iter().enumerate() {
+        let quad = [0, 1, 2, 3].map(|point: usize| &values[point][k]);
+        kernel.store_quad(to.buffer, &position(to, &at), quad);
+    }
+    cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product()).map(Some)
+}
+
+/// The loads of four points: neighbours, or the same element.
+fn loaded(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
+    let Load::Buffer(from) = load else { return Err("a quad has no accumulators".into()) };
+    let place = position(from, at);
+    Ok(match is_same(&from.access) {
+        true => {
+            let value = kernel.load(from.buffer, &place);
+            let value = kernel.define(value);
+            [0, 1, 2, 3].map(|_| value.clone())
+        }
+        false => kernel.load_quad(from.buffer, &place).map(|value| kernel.define(value)),
+    })
+}
+
+fn is_same(access: &Access) -> bool {
+    access.strides.last() == Some(&0)
+}
+
+/// The buffers that are read and written by four words, if the points of a map can be taken by four.
+fn fits(cx: &Context<'_>, nest: &Nest) -> Option<Vec<BufferId>> {
+    let is_narrow = |operand: &Operand| operand.access.dtype.size() < 4;
+    let points: usize = nest.dims.iter().product();
+    let is_long = points >= MANY || nest.stores.iter().any(is_narrow);
+    let gathers = nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::LoadAt(..)));
+    let is_map = nest.is_map() && nest.segments.is_none() && nest.accumulators() == 0;
+    if !is_map || !is_long || gathers || nest.expr.insts().len() > LONG {
+        return None;
+    }
+    if !nest.dims.last().is_some_and(|last| last.is_multiple_of(QUAD)) {
+        return None;
+    }
+    let by_quads = |operand: &&Operand| !is_same(&operand.access);
+    if nest.stores.iter().any(|to| !by_quads(&to)) || nest.stores.is_empty() {
+        return None;
+    }
+    let quads: Vec<&Operand> = nest.operands().filter(by_quads).collect();
+    if !quads.iter().all(|operand| are_quads(cx, operand)) {
+        return None;
+    }
+    let wide: Vec<BufferId> =
+        quads.iter().filter(|operand| !is_narrow(operand)).map(|operand| operand.buffer).collect();
+    // What is read by single words, or in parts of words, is bound as words.
+    let is_wide = |operand: &Operand| wide.iter().any(|&id| cx.share(id, operand.buffer));
+    let others = nest.operands().filter(|operand| is_same(&operand.access) || is_narrow(operand));
+    others.into_iter().all(|operand| !is_wide(operand)).then_some(wide)
+}
+
+/// True if an access reaches four neighbours by whole words wherever a quad begins.
+fn are_quads(cx: &Context<'_>, operand: &Operand) -> bool {
+    let Access { dtype, offset, strides, .. } = &operand.access;
+    let Some((&last, others)) = strides.split_last() else { return false };
+    let aligned = |stride: &isize| stride.unsigned_abs().is_multiple_of(QUAD);
+    let first = cx.first(operand.buffer) + *offset as isize;
+    let fits = dtype.size() <= 4 && !matches!(dtype, DType::F64);
+    fits && last == 1 && others.iter().all(aligned) && first.unsigned_abs().is_multiple_of(QUAD)
+}

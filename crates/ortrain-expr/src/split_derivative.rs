@@ -1,0 +1,126 @@
+//! An expression as a product: what comes late, times a slope.
+
+use crate::{BinaryOp, Builder, Expr, Inst, Reg, Scalar, UnaryOp};
+
+/// The dependence of a register on another one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// It does not depend on what comes late.
+    Independent,
+    /// It is the other one multiplied by something.
+    Linear,
+    Other,
+}
+
+/// The slope of an expression of one result in what comes late, and the product of both, if that is what the result is:
+/// some register made of late loads alone, times something that depends on nothing late, but on other loads.
+///
+/// `late` says of each load whether it comes late; the product reads the slope as load `slot`. Two factors that are added
+/// become one: `g * a + g * b` has the slope `a + b` in `g`.
+#[must_use]
+pub fn split_derivative(expr: &Expr, late: &[bool], slot: usize) -> Option<(Expr, Expr)> {
+    let arriving = arriving(expr, late)?;
+    Some((slope_of(expr, late, arriving), product_with(expr, arriving, slot)))
+}
+
+/// For each register whether it depends on some of the loads.
+fn depends(expr: &Expr, loads: &[bool]) -> Vec<bool> {
+    let mut found: Vec<bool> = Vec::with_capacity(expr.insts().len());
+    for (inst, _) in expr.insts() {
+        let own = matches!(*inst, Inst::Load(slot) if loads[usize::from(slot)]);
+        found.push(own || inst.operands().any(|reg| found[usize::from(reg.0)]));
+    }
+    found
+}
+
+/// The last register, made of what comes late alone, that the result is a multiple of; the factor depends on nothing that
+/// comes late, but on other loads.
+fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
+    let early: Vec<bool> = late.iter().map(|late| !late).collect();
+    let (from_late, from_early) = (depends(expr, late), depends(expr, &early));
+    let candidates = (0..expr.insts().len()).rev().filter(|&k| from_late[k] && !from_early[k]);
+    let mut found = candidates.map(|k| Reg(k as u16)).filter(|&reg| is_multiple(expr, &from_late, reg));
+    found.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
+}
+
+/// True if the result is a register multiplied by a factor that does not depend on late loads.
+fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
+    use Share::{Independent, Linear, Other};
+    let mut shares: Vec<Share> = Vec::with_capacity(from_late.len());
+    for (k, (inst, _)) in expr.insts().iter().enumerate() {
+        let share = |reg: Reg| shares[usize::from(reg.0)];
+        shares.push(match *inst {
+            _ if k == usize::from(of.0) => Linear,
+            _ if !from_late[k] => Independent,
+            Inst::Unary(UnaryOp::Neg, a) => share(a),
+            Inst::Binary(op, a, b) => match (op, share(a), share(b)) {
+                (BinaryOp::Add | BinaryOp::Sub, Linear, Linear)
+                | (BinaryOp::Mul | BinaryOp::Div, Linear, Independent)
+                | (BinaryOp::Mul, Independent, Linear) => Linear,
+                _ => Other,
+            },
+            _ => Other,
+        });
+    }
+    shares[usize::from(expr.outputs()[0].0)] == Linear
+}
+
+/// The result where `arriving` is 1.
+fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
+    let from_late = depends(expr, late);
+    let mut b = Builder::new();
+    let mut regs: Vec<Reg> = Vec::with_capacity(from_late.len());
+    for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
+        let made_of_late = matches!(inst, Inst::Load(slot) if late[usize::from(slot)])
+            || (k < usize::from(arriving.0) && from_late[k]);
+        let reg = match inst.map_operands(|reg| regs[usize::from(reg.0)]) {
+            // What it is made of is not needed.
+            _ if k == usize::from(arriving.0) || made_of_late => {
+                b.push(Inst::Const(Scalar::from_f64(ty, 1.0)), ty)
+            }
+            other => b.fold(other, ty),
+        };
+        regs.push(reg);
+    }
+    b.finish(&[regs[usize::from(expr.outputs()[0].0)]])
+}
+
+/// `arriving`, multiplied by what load `slot` gives.
+fn product_with(expr: &Expr, arriving: Reg, slot: usize) -> Expr {
+    let mut b = Builder::new();
+    for &(inst, ty) in &expr.insts()[..=usize::from(arriving.0)] {
+        b.push(inst, ty);
+    }
+    let slope = b.load(slot, expr.ty(arriving));
+    let product = b.mul(arriving, slope);
+    b.finish(&[product])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Type;
+
+    #[test]
+    fn what_arrives_is_a_factor() {
+        let mut b = Builder::new();
+        let [g, x, y] = [0, 1, 2].map(|slot| b.load(slot, Type::F32));
+        let arriving = b.unary(UnaryOp::Neg, g);
+        let [left, right] = [x, y].map(|factor| b.mul(arriving, factor));
+        let sum = b.add(left, right);
+        let (slope, product) = split_derivative(&b.finish(&[sum]), &[true, false, false], 3).unwrap();
+        let text = |expr: &Expr| expr.insts().iter().map(|&(inst, _)| inst).collect::<Vec<_>>();
+        let (load, add) = (Inst::Load, Inst::Binary(BinaryOp::Add, Reg(0), Reg(1)));
+        assert_eq!(text(&slope), [load(1), load(2), add]);
+        let (neg, mul) = (Inst::Unary(UnaryOp::Neg, Reg(0)), Inst::Binary(BinaryOp::Mul, Reg(1), Reg(2)));
+        assert_eq!(text(&product), [load(0), neg, load(3), mul]);
+    }
+
+    #[test]
+    fn what_is_no_product_has_no_slope() {
+        let mut b = Builder::new();
+        let [g, x] = [0, 1].map(|slot| b.load(slot, Type::F32));
+        let sum = b.add(g, x);
+        assert!(split_derivative(&b.finish(&[sum]), &[true, false], 2).is_none());
+    }
+}

@@ -1,0 +1,350 @@
+//! Depthwise convolutions of small planes: each lane of a vector is a channel.
+//!
+//! Planes of some channels are turned, so that what lies at one place of all of them is adjacent. A convolution is then
+//! a list of products, each of whole vectors, whatever the sizes of the plane, strides and padding.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
+
+use super::copy::{lines, total};
+use super::depthwise_3x3::Three;
+use super::epilogue::{Finish, Rect};
+use super::implicit_gemm::{MAX_TASKS, MIN_TASK_WORK};
+use super::padding_fixup::PaddedInput;
+use super::partition::Partition;
+use super::{ConvDesc, Engine};
+use crate::gemm::micro::Real;
+use crate::gemm::pack::transpose;
+use crate::isa::{Isa, Level, Work};
+use crate::pool::Pool;
+use crate::scratch::{Bases, Scratch};
+use crate::tile::ALIGN;
+
+/// Channels that go together.
+const LANES: usize = 32;
+/// Places of a plane up to which this is the better way: if windows move by one place, and if they move by more.
+const PLACES: [usize; 2] = [256, 2400];
+/// The same, where there are kernels of another way for the windows.
+const PLACES_OF_THREE: usize = 100;
+/// Products of a plane that are worth listing.
+const PRODUCTS: usize = 1 << 14;
+/// Channels from which on lanes are filled well enough.
+const CHANNELS: usize = 12;
+
+pub(super) struct Lanes<T> {
+    finish: Arc<Finish>,
+    isa: Isa,
+    dtypes: [DType; 2],
+    batch: usize,
+    channels: usize,
+    /// Whether the result is the gradient of the filter, a sum over the images.
+    filter: bool,
+    /// Places of A, B and the result.
+    places: [usize; 3],
+    /// For each place of the result the end of its products in the list.
+    ends: Vec<u32>,
+    /// Places of A and B.
+    products: Vec<(u32, u32)>,
+    /// Parts of the images, whose sums are made by several tasks.
+    parts: Partition,
+    layout: Layout,
+    real: PhantomData<fn() -> T>,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    planes: [usize; 3],
+    /// A plane of each channel, one under the other.
+    lines: usize,
+    each: usize,
+    shared: usize,
+}
+
+/// Every product of an input and a filter element, with the output element that it is a part of: places in their
+/// planes. `None` if there are too many to list.
+fn products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
+    let mut list = vec![[0; 3]];
+    for axis in &shape.axes {
+        let mut along = Vec::new();
+        for output in 0..axis.output {
+            for tap in 0..axis.kernel {
+                if let Some(input) = axis.input_at(output, tap) {
+                    along.push([input, tap, output]);
+                }
+            }
+            if along.len() > PRODUCTS {
+                return None;
+            }
+        }
+        if list.len() * along.len() > PRODUCTS {
+            return None;
+        }
+        let sizes = [axis.input, axis.kernel, axis.output];
+        let inside = |outer: [usize; 3]| {
+            along.iter().map(move |inner| std::array::from_fn(|i| outer[i] * sizes[i] + inner[i]))
+        };
+        list = list.into_iter().flat_map(inside).collect();
+    }
+    Some(list)
+}
+
+impl<T: Real> Lanes<T> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Lanes<T>> {
+        let shape = &desc.shape;
+        let dims = shape.operands();
+        let places = dims.each_ref().map(|dims| dims[2..].iter().product::<usize>());
+        let depthwise = shape.channels_in == 1 && shape.channels_out == 1 && shape.groups >= CHANNELS;
+        let moves = usize::from(shape.axes.iter().any(|axis| axis.stride > 1));
+        let by_three = |axis: &SlidingAxis| axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
+        let three =
+            shape.axes.len() == 2 && shape.axes.iter().all(by_three) && Three::new::<T>(isa).is_some();
+        let most = if three { PLACES_OF_THREE } else { PLACES[moves] };
+        if !depthwise || places.iter().any(|&count| count > most) {
+            return None;
+        }
+        // From (input, filter, output) to (result, A, B).
+        let order = match shape.pass {
+            ConvPass::Output => [2, 0, 1],
+            ConvPass::InputGradient => [0, 2, 1],
+            ConvPass::FilterGradient => [1, 2, 0],
+        };
+        // There are so few places that a number holds all three, and numbers are sorted quickly.
+        let number = |product: [usize; 3]| order.iter().fold(0u64, |all, &i| all << 16 | product[i] as u64);
+        let mut list: Vec<u64> = products(shape)?.into_iter().map(number).collect();
+        list.sort_unstable();
+        let ends = (0..places[2] as u64).map(|place| list.partition_point(|all| all >> 32 <= place) as u32);
+        let ends = ends.collect();
+        let products =
+            list.iter().map(|&all| (u32::from((all >> 16) as u16), u32::from(all as u16))).collect();
+        let mut layout = Layout { each: finish.frame, ..Layout::default() };
+        let mut room = |places: usize| {
+            let at = layout.each;
+            layout.each += (places * LANES * T::BYTES).next_multiple_of(ALIGN);
+            at
+        };
+        layout.planes = places.map(&mut room);
+        layout.lines = room(places.into_iter().max().unwrap_or(0));
+        let filter = shape.pass == ConvPass::FilterGradient;
+        let blocks = shape.groups.div_ceil(LANES);
+        let work = list.len() * LANES;
+        let wanted =
+            (work.saturating_mul(shape.batch * blocks) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(blocks);
+        let parts = Partition::new(shape.batch, 1, if filter { wanted } else { MAX_TASKS });
+        if filter && parts.parts > 1 {
+            let sums = parts.parts * blocks * places[2] * LANES * T::BYTES;
+            layout.shared = sums.next_multiple_of(ALIGN);
+        }
+        Some(Lanes {
+            finish: Arc::clone(finish),
+            isa,
+            dtypes: [desc.a, desc.b],
+            batch: shape.batch,
+            channels: shape.groups,
+            filter,
+            places,
+            ends,
+            products,
+            parts,
+            layout,
+            real: PhantomData,
+        })
+    }
+
+    /// Turns the planes of some channels of operand `i`.
+    unsafe fn load(&self, bases: &[*mut u8], i: usize, first: usize, count: usize, scratch: *mut u8) {
+        let (places, dtype) = (self.places[i], self.dtypes[i]);
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let from = bases[i].wrapping_add(first * places * dtype.size()).cast_const();
+        // SAFETY: the planes are the operand's; the layout made by `new` has room for them.
+        unsafe {
+            let to = scratch.add(self.layout.planes[i]).cast::<T>();
+            let mut from = from.cast::<T>();
+            if dtype != real {
+                let decoded = scratch.add(self.layout.lines).cast::<T>();
+                let all = count * places;
+                lines(self.isa, dtype, from.cast(), (all, 0), 1, (0, all), decoded, all);
+                from = decoded;
+            }
+            transpose(self.isa, from, places, (count, places), to, LANES);
+        }
+    }
+
+    /// The result of some channels of an image, as it comes out of the sums.
+    unsafe fn image(&self, bases: &[*mut u8], block: usize, image: usize, to: *mut T, scratch: *mut u8) {
+        let &Lanes { ref layout, channels, .. } = self;
+        let (first, count) = self.channels(block);
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let plane = |i: usize| scratch.add(layout.planes[i]).cast::<T>();
+            self.load(bases, 0, image * channels + first, count, scratch);
+            self.load(bases, 1, if self.filter { image * channels } else { 0 } + first, count, scratch);
+            let (ends, products) = (&self.ends, &self.products);
+            self.isa.run(Sums { ends, products, a: plane(0), b: plane(1), to, add: self.filter });
+        }
+    }
+
+    /// Makes what a task's lanes have no channel for zero: it is computed with, and should not be slow.
+    unsafe fn clear(&self, block: usize, scratch: *mut u8) {
+        let [first, ..] = self.layout.planes;
+        if self.channels(block).1 < LANES {
+            // SAFETY: the planes lie between.
+            unsafe { scratch.add(first).write_bytes(0, self.layout.lines - first) };
+        }
+    }
+
+    /// Runs the epilogue over the result of some channels of an image.
+    unsafe fn store(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        (block, image): (usize, usize),
+        from: *const T,
+        scratch: *mut u8,
+    ) {
+        let places = self.places[2];
+        let channels = self.channels(block);
+        let rect = Rect { image, channels, places: (0, places) };
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            if self.finish.is_direct() {
+                let to = self.finish.target::<T>(bases, rect);
+                transpose(self.isa, from, LANES, (places, channels.1), to, places);
+                return;
+            }
+            let to = scratch.add(self.layout.lines).cast::<T>();
+            transpose(self.isa, from, LANES, (places, channels.1), to, places);
+            self.finish.run(bases, given, scratch, rect, to, places);
+        }
+    }
+
+    /// The channels of a block: the first, and how many.
+    fn channels(&self, block: usize) -> (usize, usize) {
+        let first = block * LANES;
+        (first, LANES.min(self.channels - first))
+    }
+}
+
+/// Sums of products of vectors.
+#[derive(Clone, Copy)]
+struct Sums<'a, T> {
+    ends: &'a [u32],
+    products: &'a [(u32, u32)],
+    a: *const T,
+    b: *const T,
+    to: *mut T,
+    /// Whether they are added to what is there.
+    add: bool,
+}
+
+impl<T: Real> Work for Sums<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let mut begin = 0;
+        for (place, &end) in self.ends.iter().enumerate() {
+            let mut sums = [T::ZERO; LANES];
+            // SAFETY: lists end in order, with the list of products; these name places of the planes.
+            unsafe {
+                for &(a, b) in self.products.get_unchecked(begin..end as usize) {
+                    let a = self.a.add(a as usize * LANES).cast::<[T; LANES]>().read();
+                    let b = self.b.add(b as usize * LANES).cast::<[T; LANES]>().read();
+                    for l in 0..LANES {
+                        sums[l] = T::fused::<L>(a[l], b[l], sums[l]);
+                    }
+                }
+                let to = self.to.add(place * LANES).cast::<[T; LANES]>();
+                if self.add {
+                    let old = to.read();
+                    for l in 0..LANES {
+                        sums[l] = old[l].add(sums[l]);
+                    }
+                }
+                to.write(sums);
+            }
+            begin = end as usize;
+        }
+    }
+}
+
+impl<T: Real + Send + Sync> Engine for Lanes<T> {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let Layout { planes: [.., result], each, shared, .. } = self.layout;
+        let parts = scratch.part(shared, each, pool);
+        let bases = Bases(bases);
+        let blocks = self.channels.div_ceil(LANES);
+        let elements = self.places[2] * LANES;
+        // SAFETY: the layout made by `new`; tasks have channels, images and sums of their own.
+        unsafe { self.finish.open(parts) };
+        if !self.filter {
+            pool.run(blocks * self.batch, parts.workers, &|task, worker| {
+                let bases = &{ bases };
+                let (block, image) = (task % blocks, task / blocks);
+                let scratch = parts.of(worker);
+                // SAFETY: as above.
+                unsafe {
+                    let to = scratch.add(result).cast::<T>();
+                    self.clear(block, scratch);
+                    self.image(bases.0, block, image, to, scratch);
+                    self.store(bases.0, given, (block, image), to, scratch);
+                }
+            });
+        } else {
+            let count = self.parts.parts.max(1);
+            pool.run(blocks * count, parts.workers, &|task, worker| {
+                let bases = &{ bases };
+                let (block, part) = (task % blocks, task / blocks);
+                let (begin, end) = if self.parts.parts == 0 { (0, 0) } else { self.parts.part(part) };
+                let scratch = parts.of(worker);
+                // SAFETY: as above.
+                unsafe {
+                    let to = if shared > 0 {
+                        parts.shared().cast::<T>().add(task * elements)
+                    } else {
+                        scratch.add(result).cast::<T>()
+                    };
+                    self.clear(block, scratch);
+                    to.cast::<u8>().write_bytes(0, elements * T::BYTES);
+                    for image in begin..end {
+                        self.image(bases.0, block, image, to, scratch);
+                    }
+                    if shared == 0 {
+                        self.store(bases.0, given, (block, 0), to, scratch);
+                    }
+                }
+            });
+            if shared > 0 {
+                pool.run(blocks, parts.workers, &|block, worker| {
+                    let scratch = parts.of(worker);
+                    // SAFETY: as above; all sums are there.
+                    unsafe {
+                        let from = parts.shared().cast::<T>().add(block * elements).cast_const();
+                        let to = scratch.add(result).cast::<T>();
+                        let sums = (count, blocks * elements);
+                        total(self.isa, from, LANES, sums, (self.places[2], LANES), to, LANES);
+                        self.store({ bases }.0, given, (block, 0), to, scratch);
+                    }
+                });
+            }
+        }
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

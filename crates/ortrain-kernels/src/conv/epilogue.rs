@@ -1,0 +1,239 @@
+//! From finished blocks of the result to what the epilogue stores.
+
+use ortrain_expr::{Access, ConvPass, DType, Inst, Load, OutOfRange, Type};
+
+use super::ConvDesc;
+use super::copy::lines;
+use super::padding_fixup::{Edges, PaddedInput};
+use crate::gemm::micro::Real;
+use crate::isa::{CACHE_LINE, prefetch_early};
+use crate::scratch::Parts;
+use crate::tile::{ALIGN, Compiler, ExecContext, Failure, LoopOrder, Plan, TileProgram};
+
+/// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
+/// then. Shorter ones go together, several channels at a time.
+const LONG: usize = 96;
+
+/// The result as rows: `images × channels` planes of `plane` adjacent elements.
+#[derive(Debug)]
+pub(super) struct Finish {
+    pub(super) tape: TileProgram,
+    /// Bytes of a worker's frame: that of the tape, then a line of short planes.
+    pub(super) frame: usize,
+    /// Whether the tape runs along planes, not along the whole result.
+    long: bool,
+    /// What is computed with.
+    real: DType,
+    /// Channels of an image (rows of a filter's gradient).
+    pub(super) channels: usize,
+    /// Elements of a plane (of a row).
+    pub(super) plane: usize,
+    /// What the tape loads and stores in the order of the result: the buffer, counted from A on, where it starts there, and
+    /// the bytes of an element.
+    beside: Vec<(usize, isize, usize)>,
+    /// Where the result starts in the only store, if it goes there as it is.
+    direct: Option<isize>,
+    store: usize,
+    /// What padding may spoil.
+    pub(super) edges: Option<Edges>,
+}
+
+/// A rectangle of the result: a range of channels of one image, and a range of each one's plane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rect {
+    pub(super) image: usize,
+    pub(super) channels: (usize, usize),
+    pub(super) places: (usize, usize),
+}
+
+impl Finish {
+    pub(super) fn new<T: Real>(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<Finish, String> {
+        let nest = &desc.epilogue;
+        let [_, _, dims] = desc.shape.operands();
+        if nest.dims != dims {
+            return Err(format!(
+                "an epilogue over {:?} of a result {:?}",
+                nest.dims.as_slice(),
+                dims.as_slice()
+            ));
+        }
+        if nest.inner != 0 {
+            return Err("an epilogue reduces nothing".to_owned());
+        }
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.accumulators() != 1 {
+            return Err(format!("the accumulator of the epilogue is the result, of type {real}"));
+        }
+        let of_plane = match desc.shape.pass {
+            ConvPass::Output | ConvPass::InputGradient => 2,
+            ConvPass::FilterGradient => 1,
+        };
+        let (channels, plane) = (dims[of_plane - 1], dims[of_plane..].iter().product());
+        let long = plane >= LONG;
+        let axes: Vec<usize> = (0..dims.len()).collect();
+        let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
+        let edges = Edges::new(desc, compiler.isa());
+        let plan = Plan { nest, drive: LoopOrder::Map, outside, along };
+        let tape = TileProgram::new(&plan, compiler)?;
+        let row_major = |access: &Access| {
+            let mut step = 1;
+            dims.iter().zip(&access.strides).rev().all(|(&dim, &stride)| {
+                let fits = dim == 1 || stride == step;
+                step *= dim as isize;
+                fits
+            })
+        };
+        let accesses = nest.operands().enumerate();
+        let beside = accesses.filter(|(_, access)| row_major(access));
+        let beside = beside.map(|(i, access)| (2 + i, access.offset as isize, access.dtype.size())).collect();
+        let mut direct = None;
+        if let ([store], [_]) = (nest.stores.as_slice(), nest.loads.as_slice()) {
+            let (inst, ty) = nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)];
+            let plain = inst == Inst::Load(0) && ty == Type::of(real) && store.dtype == real;
+            if plain && row_major(store) && !nest.expr.can_fail() {
+                direct = Some(store.offset as isize);
+            }
+        }
+        let line = if long || direct.is_some() { 0 } else { tape.tile.max(LONG) * T::BYTES };
+        let frame = tape.frame + line.next_multiple_of(ALIGN);
+        let store = 1 + nest.loads.len();
+        Ok(Finish { tape, frame, long, real, channels, plane, beside, direct, store, edges })
+    }
+
+    /// Whether the result is stored as it is, so that blocks are not needed.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Where the rectangle's first element is to be written if [`Finish::is_direct`]; the step from channel to
+    /// channel is a plane.
+    pub(super) fn target<T: Real>(&self, bases: &[*mut u8], rect: Rect) -> *mut T {
+        let offset = self.direct.unwrap_or(0);
+        let first = self.linear(rect.image, rect.channels.0, rect.places.0) as isize;
+        bases[self.store].cast::<T>().wrapping_offset(offset + first)
+    }
+
+    /// Stores a rectangle as it is, if [`Finish::is_direct`]; see [`Finish::run`].
+    ///
+    /// # Safety
+    /// As [`Finish::run`].
+    pub(super) unsafe fn copy<T: Real>(&self, bases: &[*mut u8], rect: Rect, block: *const T, step: usize) {
+        let to = self.target::<T>(bases, rect);
+        for c in 0..rect.channels.1 {
+            let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
+            // SAFETY: the caller's contract: elements of the block and of the store.
+            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.places.1 * T::BYTES) };
+        }
+    }
+
+    fn linear(&self, image: usize, channel: usize, place: usize) -> usize {
+        (image * self.channels + channel) * self.plane + place
+    }
+
+    /// Asks for each channel's part of a rectangle, which will soon be run: where planes are large every row of a block
+    /// lies on a page of its own, and the processor would not see it coming.
+    #[inline]
+    pub(super) fn expect(&self, bases: &[*mut u8], rect: Rect) {
+        let first = self.linear(rect.image, rect.channels.0, rect.places.0);
+        for &(buffer, offset, size) in &self.beside {
+            let at = bases[buffer].wrapping_offset((offset + first as isize) * size as isize);
+            for line in 0..(rect.places.1 * size).div_ceil(CACHE_LINE) {
+                let at = at.wrapping_add(line * CACHE_LINE);
+                (0..rect.channels.1).for_each(|c| prefetch_early(at.wrapping_add(c * self.plane * size)));
+            }
+        }
+    }
+
+    /// Before the first task of a run.
+    ///
+    /// # Safety
+    /// The workers' pieces start with a frame.
+    pub(super) unsafe fn open(&self, parts: Parts) {
+        for worker in 0..parts.workers {
+            // SAFETY: a frame starts with a failure.
+            unsafe { parts.of(worker).cast::<Failure>().write(Failure::NONE) };
+        }
+    }
+
+    /// After the last task of a run.
+    ///
+    /// # Safety
+    /// As [`Finish::open`], and all tasks are done.
+    pub(super) unsafe fn close(&self, parts: Parts) -> Result<(), OutOfRange> {
+        // SAFETY: the caller's contract.
+        let failures = (0..parts.workers).map(|worker| unsafe { parts.of(worker).cast::<Failure>().read() });
+        failures.min().unwrap_or(Failure::NONE).result()
+    }
+
+    /// Runs the epilogue over a rectangle whose values lie at `block`, channel by channel, `step` elements apart.
+    ///
+    /// # Safety
+    /// The contract of [`super::ConvKernel::run`]; `frame` and `block` are the worker's alone; the rectangle lies in the
+    /// result, is not empty and nobody else's.
+    pub(super) unsafe fn run<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        frame: *mut u8,
+        rect: Rect,
+        block: *mut T,
+        step: usize,
+    ) {
+        let tape = &self.tape;
+        if self.is_direct() {
+            // SAFETY: the caller's contract.
+            unsafe { self.copy(bases, rect, block.cast_const(), step) };
+            return;
+        }
+        if let Some(edges) = self.edges.as_ref().filter(|_| given.doubtful) {
+            // SAFETY: the caller's contract.
+            unsafe { edges.recompute(bases, rect, (self.channels, self.plane), block, step) };
+        }
+        let block = block.cast_const();
+        let site = |product: *const T| ExecContext {
+            tape,
+            // Slot 0 is never taken from `bases`, so that slots count from B on.
+            bases: &bases[1..],
+            scalars: given.scalars,
+            frame,
+            product: product.cast(),
+        };
+        let run = |outside: usize, first: usize, count: usize, mut product: *const T| {
+            let mut start = first;
+            while start < first + count {
+                let n = tape.tile.min(first + count - start);
+                // SAFETY: the caller's contract.
+                unsafe { site(product).run(&tape.stages[0].body, outside, start, n) };
+                start += n;
+                product = product.wrapping_add(n);
+            }
+        };
+        // SAFETY: the caller's contract; these operations load from index zero only, and the space has one.
+        unsafe { site(std::ptr::null()).run(&tape.once, 0, 0, tape.tile) };
+        let Rect { image, channels: (channel, channels), places: (place, count) } = rect;
+        let first = self.linear(image, channel, place);
+        if self.long {
+            for c in 0..channels {
+                run(image * self.channels + channel + c, place, count, block.wrapping_add(c * step));
+            }
+        } else if count < self.plane {
+            for c in 0..channels {
+                run(0, first + c * self.plane, count, block.wrapping_add(c * step));
+            }
+        } else if step == count {
+            run(0, first, channels * count, block);
+        } else {
+            let at_once = (tape.tile / count).max(1);
+            for c in (0..channels).step_by(at_once) {
+                let channels = at_once.min(channels - c);
+                // SAFETY: the caller's contract; the frame has room for so many values.
+                unsafe {
+                    let line = frame.add(tape.frame).cast::<T>();
+                    let from = block.wrapping_add(c * step).cast();
+                    lines(tape.isa, self.real, from, (step, 0), channels, (0, count), line, count);
+                    run(0, first + c * count, channels * count, line.cast_const());
+                }
+            }
+        }
+    }
+}

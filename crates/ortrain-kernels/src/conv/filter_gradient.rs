@@ -1,0 +1,563 @@
+//! The gradient of the filter: products of the output's gradient with the input seen through windows.
+//!
+//! Sums run over the positions of all images, some at a time: the rows that the input's channels and taps make of them
+//! are copied as they are needed, those of the output's gradient are packed into panels, or the other way round,
+//! whichever wastes less. Sums that are long while the filter is small are made in parts by several tasks, and the
+//! parts added in order.
+
+use std::sync::Arc;
+
+use ortrain_expr::{DType, OutOfRange};
+
+use super::copy::{Rows, fill, lines, rows, total};
+use super::epilogue::{Finish, Rect};
+use super::im2col::{Patches, SLACK, Segment};
+use super::implicit_gemm::{DEPTH, MAX_TASKS, MIN_TASK_WORK, STRIPS};
+use super::padding_fixup::PaddedInput;
+use super::partition::{Blocks, Partition, Unit};
+use super::{ConvDesc, Engine};
+use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::gemm::pack::{Block, transpose};
+use crate::gemm::tiles::{Session, Side};
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::scratch::{Bases, Parts, Scratch};
+use crate::tile::ALIGN;
+
+/// Elements of a task's sums.
+const SUMS: usize = 256 << 10;
+/// Elements of all parts of the sums.
+const PARTIAL: usize = 1 << 20;
+/// Rows of windows that are copied at a time, where they are rows of the product and where they are its columns.
+const ROWS: usize = 128;
+const COLUMNS: usize = 512;
+/// Output channels that are turned at a time: a cache line.
+const TILE: usize = 16;
+
+/// Some rows of windows: all taps of some channels, or some taps of one.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    channel: usize,
+    channels: usize,
+    tap: usize,
+    taps: usize,
+}
+
+impl Step {
+    fn rows(&self) -> usize {
+        self.channels * self.taps
+    }
+}
+
+pub(super) struct FilterGradient<T: 'static> {
+    finish: Arc<Finish>,
+    micro: Micro<T>,
+    isa: Isa,
+    patches: Patches,
+    dtypes: [DType; 2],
+    groups: usize,
+    /// Channels of the output and of the input, taps of the filter.
+    m: usize,
+    c: usize,
+    taps: usize,
+    /// Positions of an image.
+    plane: usize,
+    /// The product's columns are the channels of the output, its rows channels and taps; else it is the other way.
+    wide: bool,
+    blocks: Blocks,
+    /// Parts of the sums, of the output's channels, of the input's.
+    parts: Partition,
+    outs: Partition,
+    ins: Partition,
+    layout: Layout,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    segments: usize,
+    strips: usize,
+    strip_bytes: usize,
+    rows: usize,
+    lines: usize,
+    lefts: usize,
+    panels: usize,
+    sums: usize,
+    tile: usize,
+    line: usize,
+    each: usize,
+    shared: usize,
+    /// Elements of a task's sums, and from row to row.
+    size: usize,
+    pitch: usize,
+    /// Rows and channels of a step, at most.
+    step_rows: usize,
+    step_channels: usize,
+}
+
+impl<T: Real> FilterGradient<T> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient<T>> {
+        let shape = &desc.shape;
+        let micro: Micro<T> = super::micro(desc, isa, [desc.a, desc.b]);
+        let Micro { mr, nr, .. } = micro;
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let mut patches = Patches::new(shape, desc.b == real)?;
+        let (groups, m, c) = (shape.groups, shape.channels_out, shape.channels_in);
+        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
+        let plane = patches.positions();
+        let n = plane * shape.batch;
+        if patches.phases.is_empty() || groups * m * c * n == 0 {
+            return None;
+        }
+        let alive = patches.phases[0].taps.len();
+        let narrow = micro.narrow();
+        let cost =
+            |rows: usize, columns: usize| 10 * rows * columns.div_ceil(narrow) * narrow / nr + 4 * columns;
+        let wide = cost(c * alive, m) <= cost(m, c * alive);
+        let micro = if wide { super::micro(desc, isa, [desc.b, desc.a]) } else { micro };
+
+        // Positions that are gone through at a time.
+        let row = patches.cols.count;
+        let unit = if patches.aligned && row < DEPTH / 3 { Unit::Any(1) } else { Unit::Rows(8) };
+        let most = if patches.aligned && row >= DEPTH / 3 { row.min(DEPTH) } else { DEPTH };
+        let blocks = Blocks::new(n, row, unit, most, 1);
+        patches.lay_out(blocks.most, blocks.split(), false);
+
+        // How the work is cut.
+        let (ct_unit, m_unit) = if wide { (mr, nr) } else { (nr, mr) };
+        let work = n.saturating_mul(m).saturating_mul(c * alive).saturating_mul(groups);
+        let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
+        let padded = m.next_multiple_of(m_unit) * (c * alive).next_multiple_of(ct_unit);
+        let ins = padded.div_ceil(SUMS).min(c);
+        let outs = padded.div_ceil(ins).div_ceil(SUMS);
+        let most_parts = (PARTIAL / (groups * padded)).min(n / DEPTH).max(1);
+        let parts = Partition::new(blocks.count, 1, wanted.div_ceil(ins * outs).min(most_parts));
+        let left = wanted.div_ceil(parts.parts);
+        let ins = Partition::new(c, 1, ins.max(left.min(c * alive / ROWS)));
+        let left = left.div_ceil(ins.parts);
+        let outs = Partition::new(m, m_unit, outs.max(left.min(m / (4 * m_unit))));
+
+        let (in_rows, out_rows) = (ins.most() * alive, outs.most());
+        // Pitches that are no powers of two keep columns apart in the caches.
+        let (sum_rows, pitch) = if wide {
+            (in_rows, out_rows.next_multiple_of(nr) + 16)
+        } else {
+            // Every step's columns are padded.
+            let steps = steps(ins.most(), alive, COLUMNS, &patches).count();
+            (out_rows, in_rows + steps * nr + 16)
+        };
+        let at_once = if wide { ROWS } else { COLUMNS };
+        // Fewer channels may make fewer, but larger steps.
+        let (mut most_rows, mut most_channels) = (0, 0);
+        for channels in ins.sizes() {
+            for step in steps(channels, alive, at_once, &patches) {
+                most_rows = most_rows.max(step.rows());
+                most_channels = most_channels.max(step.channels);
+            }
+        }
+        let columns = if wide { out_rows } else { most_rows };
+        let size = sum_rows * pitch;
+        let mut layout = Layout {
+            size,
+            pitch,
+            step_rows: most_rows,
+            step_channels: most_channels,
+            each: finish.frame,
+            ..Layout::default()
+        };
+        let mut room = |elements: usize| {
+            let at = layout.each;
+            layout.each += (elements * T::BYTES).next_multiple_of(ALIGN);
+            at
+        };
+        let segment = size_of::<Segment>().div_ceil(T::BYTES);
+        layout.segments = room(patches.most_segments(blocks.most, blocks.most) * segment);
+        let strips = patches.strip.elements * most_channels;
+        layout.strips = room(strips);
+        layout.rows = room(most_rows * blocks.most + SLACK);
+        layout.lines = room(out_rows * blocks.most);
+        let lefts = if wide { most_rows } else { out_rows }.next_multiple_of(mr);
+        layout.lefts =
+            room(if micro.tiles.is_some() { micro.packed(Side::A, lefts, blocks.most) } else { 0 });
+        layout.panels = room(micro.packed(Side::B, columns.next_multiple_of(nr), blocks.most));
+        layout.sums = if parts.parts > 1 { 0 } else { room(size) };
+        layout.tile =
+            if parts.parts > 1 { room(if wide { in_rows * TILE } else { TILE * pitch }) } else { 0 };
+        layout.line = room(TILE * ins.most() * taps);
+        layout.strip_bytes = strips * T::BYTES;
+        if parts.parts > 1 {
+            let tasks = parts.parts * groups * ins.parts * outs.parts;
+            layout.shared = (tasks * size * T::BYTES).next_multiple_of(ALIGN);
+        }
+        Some(FilterGradient {
+            finish: Arc::clone(finish),
+            micro,
+            isa,
+            patches,
+            dtypes: [desc.a, desc.b],
+            groups,
+            m,
+            c,
+            taps,
+            plane,
+            wide,
+            blocks,
+            parts,
+            outs,
+            ins,
+            layout,
+        })
+    }
+
+    fn steps(&self, channels: usize) -> impl Iterator<Item = Step> {
+        let alive = self.patches.phases[0].taps.len();
+        steps(channels, alive, if self.wide { ROWS } else { COLUMNS }, &self.patches)
+    }
+
+    /// Multiplies the positions of some blocks; the sums go to `sums`.
+    unsafe fn sum(
+        &self,
+        bases: &[*mut u8],
+        group: usize,
+        (part, part_end): (usize, usize),
+        outs: (usize, usize),
+        ins: (usize, usize),
+        scratch: *mut u8,
+        sums: *mut T,
+    ) {
+        let &FilterGradient { ref layout, ref patches, micro, isa, wide, plane, .. } = self;
+        let nr = micro.nr;
+        let out_rows = outs.1 - outs.0;
+        let offsets = &patches.phases[0].offsets;
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let at = |place: usize| scratch.add(place).cast::<T>();
+            for block in part..part_end {
+                let (begin, end) = self.blocks.block(block);
+                let depth = end - begin;
+                let first = block == part;
+                let (image, place) = (begin / plane, begin % plane);
+                let one_image = place + depth <= plane;
+
+                // The gradient of the output: its lines one under the other, perhaps where they lie.
+                let channel = (image * self.groups + group) * self.m + outs.0;
+                let from = bases[0].wrapping_add((channel * plane + place) * self.dtypes[0].size());
+                let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+                let (out, out_step, dtype) = if one_image && (wide || self.dtypes[0] == real) {
+                    (from.cast_const(), plane as isize, self.dtypes[0])
+                } else {
+                    let image = self.groups * self.m * plane;
+                    let from =
+                        bases[0].wrapping_add((group * self.m + outs.0) * plane * self.dtypes[0].size());
+                    lines(
+                        isa,
+                        self.dtypes[0],
+                        from,
+                        (plane, image),
+                        out_rows,
+                        (begin, end),
+                        at(layout.lines),
+                        depth,
+                    );
+                    (at(layout.lines).cast::<u8>().cast_const(), depth as isize, real)
+                };
+                let panels = at(layout.panels);
+                let lines_of = |at: *const u8, line_step: isize, lines: usize| Block {
+                    at,
+                    line_step,
+                    depth_step: 1,
+                    lines,
+                    depth,
+                };
+                // Lines are multiplied where they lie, unless they are made into tiles.
+                let left = |dtype: DType, lines: Block| {
+                    if micro.tiles.is_none() {
+                        return Factor { at: lines.at.cast(), line: lines.line_step, depth: 1 };
+                    }
+                    let to = at(layout.lefts);
+                    micro.pack(isa, dtype, lines, Side::A, to);
+                    Factor { at: to.cast_const(), line: 1, depth: 1 }
+                };
+                let out = lines_of(out, out_step, out_rows);
+                let out_left = if wide { None } else { Some(left(dtype, out)) };
+                if wide {
+                    micro.pack(isa, dtype, out, Side::B, panels);
+                }
+
+                // Padding is where it is for all channels.
+                scratch.add(layout.strips).write_bytes(0, layout.strip_bytes);
+                let segments = scratch.add(layout.segments).cast::<Segment>();
+                let mut count = 0;
+                patches.segments((begin, end), depth, 0, |segment| {
+                    segments.add(count).write(segment);
+                    count += 1;
+                });
+                let segments = std::slice::from_raw_parts(segments, count);
+                let mut column = 0;
+                for step in self.steps(ins.1 - ins.0) {
+                    let rows_here = step.rows();
+                    debug_assert!(rows_here <= layout.step_rows && step.channels <= layout.step_channels);
+                    let first_channel = (group * self.c + ins.0 + step.channel) * patches.plane;
+                    let source = bases[1].wrapping_add(first_channel * self.dtypes[1].size()).cast_const();
+                    let (windows, windows_step) = if patches.aligned && one_image {
+                        (source.cast::<T>().wrapping_add(image * patches.image + place), patches.plane)
+                    } else {
+                        let strips = at(layout.strips);
+                        let (from, limit, channel) = if patches.aligned {
+                            (source.cast(), patches.batch * patches.image - first_channel, patches.plane)
+                        } else {
+                            if step.tap == 0 {
+                                let (dtype, count) = (self.dtypes[1], step.channels);
+                                fill(isa, dtype, patches, (begin, end), source, count, strips);
+                            }
+                            (strips.cast_const(), usize::MAX, patches.strip.elements)
+                        };
+                        let made = Rows {
+                            from,
+                            limit,
+                            channel,
+                            channels: step.channels,
+                            taps: &offsets[step.tap..step.tap + step.taps],
+                            taps_inside: true,
+                            segments,
+                            tail: (0, 0),
+                            pitch: depth,
+                            to: at(layout.rows),
+                        };
+                        rows(isa, made);
+                        (at(layout.rows).cast_const(), depth)
+                    };
+                    let windows = lines_of(windows.cast(), windows_step as isize, rows_here);
+                    if let Some(out) = out_left {
+                        micro.pack(isa, real, windows, Side::B, panels);
+                        self.multiply(out, out_rows, panels, rows_here, depth, sums.add(column), !first);
+                        column += rows_here.next_multiple_of(nr);
+                    } else {
+                        let to = sums.add(column * layout.pitch);
+                        self.multiply(left(real, windows), rows_here, panels, out_rows, depth, to, !first);
+                        column += rows_here;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Multiplies lines, or tiles of them, with panels.
+    unsafe fn multiply(
+        &self,
+        a: Factor<T>,
+        m: usize,
+        panels: *const T,
+        n: usize,
+        depth: usize,
+        to: *mut T,
+        add: bool,
+    ) {
+        let (isa, micro, pitch) = (self.isa, self.micro, self.layout.pitch);
+        let (nr, height) = (micro.nr, micro.height(m));
+        for j in (0..n).step_by(nr) {
+            // SAFETY: the caller's contract: lines and panels are there; sums have room for whole panels.
+            let at = unsafe { panels.add(micro.packed(Side::B, j, depth)) };
+            let b = Factor { at, line: 1, depth: nr as isize };
+            for i in (0..m).step_by(height) {
+                let size = (height.min(m - i), nr.min(n - j));
+                let a = micro.at_line(a, Side::A, i, depth);
+                // SAFETY: as above.
+                unsafe {
+                    let c = Target { at: to.add(i * pitch + j), row: pitch as isize };
+                    micro.multiply(isa, size, depth, a, b, c, add);
+                }
+            }
+        }
+    }
+
+    /// Runs the epilogue over finished sums of some output channels.
+    ///
+    /// `sums` are theirs alone: rows of channels and taps if [`FilterGradient::wide`], else a row for each.
+    unsafe fn finish(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        group: usize,
+        (out, out_end): (usize, usize),
+        ins: (usize, usize),
+        sums: *const T,
+        pitch: usize,
+        scratch: *mut u8,
+    ) {
+        let phase = &self.patches.phases[0];
+        let alive = phase.taps.len();
+        let (channels, width) = (ins.1 - ins.0, (ins.1 - ins.0) * self.taps);
+        let nr = self.micro.nr;
+        // Every tap is there, so rows are in the order of the filter's elements.
+        let in_order = alive == self.taps;
+        let columns = |step: &Step| if self.wide { step.rows() } else { step.rows().next_multiple_of(nr) };
+        // Nothing lies between the columns of two steps.
+        let whole = || {
+            self.steps(channels).scan(0, |end, step| {
+                let begin = std::mem::replace(end, *end + columns(&step));
+                Some(begin == step.channel * self.taps + step.tap)
+            })
+        };
+        let stays = !self.wide && in_order && whole().all(|whole| whole);
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let line = scratch.add(self.layout.line).cast::<T>();
+            for tile in (out..out_end).step_by(TILE) {
+                let count = TILE.min(out_end - tile);
+                let mut block = (line, width);
+                if stays {
+                    block = (sums.add((tile - out) * pitch).cast_mut(), pitch);
+                } else if self.wide && in_order {
+                    transpose(self.isa, sums.add(tile - out), pitch, (width, count), line, width);
+                } else if in_order {
+                    let mut column = 0;
+                    for step in self.steps(channels) {
+                        for row in 0..count {
+                            let from = sums.add((tile - out + row) * pitch + column);
+                            let to = line.add(row * width + step.channel * self.taps + step.tap);
+                            from.copy_to_nonoverlapping(to, step.rows());
+                        }
+                        column += columns(&step);
+                    }
+                } else {
+                    (0..count * width).for_each(|i| line.add(i).write(T::ZERO));
+                    let mut column = 0;
+                    for step in self.steps(channels) {
+                        for i in 0..step.rows() {
+                            let (channel, tap) = (step.channel + i / step.taps, step.tap + i % step.taps);
+                            let to = line.add(channel * self.taps + phase.taps[tap]);
+                            for row in 0..count {
+                                let from = if self.wide {
+                                    sums.add((column + i) * pitch + tile - out + row)
+                                } else {
+                                    sums.add((tile - out + row) * pitch + column + i)
+                                };
+                                to.add(row * width).write(from.read());
+                            }
+                        }
+                        column += columns(&step);
+                    }
+                }
+                let rect = Rect {
+                    image: 0,
+                    channels: (group * self.m + tile, count),
+                    places: (ins.0 * self.taps, width),
+                };
+                self.finish.run(bases, given, scratch, rect, block.0, block.1);
+            }
+        }
+    }
+
+    /// Adds the parts of the sums of some output channels, and runs the epilogue.
+    unsafe fn join(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        (group, out, in_): (usize, usize, usize),
+        tile: usize,
+        parts: Parts,
+        worker: usize,
+    ) {
+        let (outs, ins) = (self.outs.part(out), self.ins.part(in_));
+        let (begin, end) = (outs.0 + tile * TILE, outs.1.min(outs.0 + (tile + 1) * TILE));
+        if begin >= end {
+            return;
+        }
+        let Layout { size, pitch, .. } = self.layout;
+        let alive = self.patches.phases[0].taps.len();
+        let scratch = parts.of(worker);
+        let (first, rows, width, to_pitch) = if self.wide {
+            (begin - outs.0, (ins.1 - ins.0) * alive, end - begin, TILE)
+        } else {
+            ((begin - outs.0) * pitch, end - begin, pitch, pitch)
+        };
+        // SAFETY: the layout made by `new`; all parts are there.
+        unsafe {
+            let to = scratch.add(self.layout.tile).cast::<T>();
+            let from = parts.shared().cast::<T>().add(self.place(0, group, out, in_) * size + first);
+            let step = self.place(1, 0, 0, 0) * size;
+            total(self.isa, from, pitch, (self.parts.parts, step), (rows, width), to, to_pitch);
+            self.finish(bases, given, group, (begin, end), ins, to, to_pitch, scratch);
+        }
+    }
+
+    /// The number of a task.
+    fn place(&self, part: usize, group: usize, out: usize, in_: usize) -> usize {
+        ((part * self.groups + group) * self.outs.parts + out) * self.ins.parts + in_
+    }
+}
+
+/// The steps of some channels: about `most` rows each.
+fn steps(channels: usize, taps: usize, most: usize, patches: &Patches) -> impl Iterator<Item = Step> + use<> {
+    let at_once = (most / taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
+    let cut = Partition::at_most(channels, 1, at_once);
+    let ranges = Partition::at_most(taps, 1, if taps > most { most } else { taps });
+    (0..cut.parts).flat_map(move |i| {
+        let (begin, end) = cut.part(i);
+        (0..ranges.parts).map(move |range| {
+            let (from, to) = ranges.part(range);
+            Step { channel: begin, channels: end - begin, tap: from, taps: to - from }
+        })
+    })
+}
+
+impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let layout = &self.layout;
+        let parts = scratch.part(layout.shared, layout.each, pool);
+        let bases = Bases(bases);
+        let split = self.parts.parts > 1;
+        // SAFETY: the layout made by `new`; tasks have sums of their own.
+        unsafe { self.finish.open(parts) };
+        let tasks = self.place(self.parts.parts, 0, 0, 0);
+        pool.run(tasks, parts.workers, &|task, worker| {
+            let bases = &{ bases };
+            let _session = Session::open(self.micro.tiles.as_ref());
+            let (in_, rest) = (task % self.ins.parts, task / self.ins.parts);
+            let (out, rest) = (rest % self.outs.parts, rest / self.outs.parts);
+            let (group, part) = (rest % self.groups, rest / self.groups);
+            let (outs, ins) = (self.outs.part(out), self.ins.part(in_));
+            let scratch = parts.of(worker);
+            // SAFETY: as above.
+            unsafe {
+                let sums = if split {
+                    parts.shared().cast::<T>().add(task * layout.size)
+                } else {
+                    scratch.add(layout.sums).cast::<T>()
+                };
+                self.sum(bases.0, group, self.parts.part(part), outs, ins, scratch, sums);
+                if !split {
+                    self.finish(bases.0, given, group, outs, ins, sums, layout.pitch, scratch);
+                }
+            }
+        });
+        if split {
+            let tiles = self.outs.most().div_ceil(TILE);
+            pool.run(self.place(1, 0, 0, 0) * tiles, parts.workers, &|task, worker| {
+                let (tile, rest) = (task % tiles, task / tiles);
+                let (in_, rest) = (rest % self.ins.parts, rest / self.ins.parts);
+                let (out, group) = (rest % self.outs.parts, rest / self.outs.parts);
+                // SAFETY: as above.
+                unsafe { self.join({ bases }.0, given, (group, out, in_), tile, parts, worker) };
+            });
+        }
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

@@ -1,0 +1,585 @@
+//! Tensors as windows see them.
+//!
+//! A window at a position covers, tap by tap, elements of a plane. Positions are counted linearly over images, axes
+//! and last the innermost axis; the elements under one tap at consecutive positions are the rows that products are
+//! made of. To read them as runs, the part of a plane that some positions see is first copied into a *strip*: with its
+//! padding as zeros, converted to the compute type, and, where windows move by more than one element, sorted so that
+//! what consecutive positions see under a tap is adjacent. Then the place of an element in the strip is a sum of two
+//! numbers, one of the position and one of the tap.
+
+use ortrain_expr::{ConvPass, ConvShape, SlidingAxis};
+
+/// One axis of positions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Axis {
+    /// Number of positions.
+    pub(super) count: usize,
+    /// Elements of the tensor along the axis.
+    pub(super) source: usize,
+    /// Elements from one position to the next.
+    pub(super) step: usize,
+    /// Position `q` of phase `r` stands for the result's place `q * spread + r`.
+    pub(super) spread: usize,
+    /// Places of the result.
+    pub(super) result: usize,
+    phases: Vec<AxisPhase>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct AxisPhase {
+    place: usize,
+    /// Of each tap: what it adds to the filter's element, and its element of the tensor at position zero.
+    taps: Vec<(usize, isize)>,
+}
+
+/// The positions that see the tensor through the same taps.
+#[derive(Clone, Debug)]
+pub(super) struct Phase {
+    /// Place within the spread of the outer axes, of rows and of columns.
+    pub(super) outer: Vec<usize>,
+    pub(super) row: usize,
+    pub(super) col: usize,
+    /// Elements of the filter's plane.
+    pub(super) taps: Vec<usize>,
+    /// Offsets of the taps: in a strip, or in the tensor if it is read in place.
+    pub(super) offsets: Vec<isize>,
+    /// Offsets along the axes.
+    along: Vec<Vec<isize>>,
+}
+
+impl Phase {
+    /// How far from a position's row a tap looks, in elements.
+    pub(super) fn row_offset(&self, tap: usize) -> isize {
+        let along = &self.along[tap];
+        along[along.len() - 2]
+    }
+}
+
+/// A tensor `[batch, channels, axes..]` seen through windows.
+#[derive(Clone, Debug)]
+pub(super) struct Patches {
+    /// Elements of a plane, and of an image: all its channels.
+    pub(super) plane: usize,
+    pub(super) image: usize,
+    pub(super) batch: usize,
+    /// All axes but the last two.
+    pub(super) outer: Vec<Axis>,
+    pub(super) rows: Axis,
+    pub(super) cols: Axis,
+    pub(super) phases: Vec<Phase>,
+    /// Every position is one element, in order: there is nothing to copy.
+    pub(super) aligned: bool,
+    /// How strips are laid out.
+    pub(super) strip: Strip,
+}
+
+/// The layout of a strip: for each piece (see [`Patches::pieces`]), for each combination of offsets along the outer
+/// axes, rows of elements. The phases of rows are interleaved, those of columns lie behind each other in a row; or, in
+/// a *planar* strip, each phase of both is a plane by itself, whose rows follow each other as densely as can be.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Strip {
+    /// Whether a range of positions lies in one row.
+    split: bool,
+    outer: Vec<Vec<isize>>,
+    row: Slots,
+    col: Slots,
+    /// Elements from a row to the next of its phase, from row phase to row phase, from column phase to column phase,
+    /// from combination to combination.
+    pub(super) row_step: usize,
+    row_phase: usize,
+    col_phase: usize,
+    plane: usize,
+    /// Elements for one channel.
+    pub(super) elements: usize,
+    /// Where the elements of each column phase come from, if all positions of a row are seen.
+    runs: Vec<Run>,
+}
+
+/// Offsets along an axis, sorted by their remainders of its step.
+#[derive(Clone, Debug, Default)]
+struct Slots {
+    remainders: Vec<usize>,
+    /// The least quotient, and how far the greatest is from it.
+    low: isize,
+    span: usize,
+}
+
+impl Slots {
+    fn new(step: usize, offsets: impl Iterator<Item = isize> + Clone) -> Slots {
+        let step = step as isize;
+        let mut remainders: Vec<usize> =
+            offsets.clone().map(|offset| offset.rem_euclid(step) as usize).collect();
+        remainders.sort_unstable();
+        remainders.dedup();
+        let quotients = offsets.map(|offset| offset.div_euclid(step));
+        let low = quotients.clone().min().unwrap_or(0);
+        let span = (quotients.max().unwrap_or(0) - low) as usize;
+        Slots { remainders, low, span }
+    }
+
+    fn find(&self, step: usize, offset: isize) -> (usize, usize) {
+        let step = step as isize;
+        let remainder = offset.rem_euclid(step) as usize;
+        let index = self.remainders.iter().position(|&other| other == remainder);
+        (index.unwrap_or(0), (offset.div_euclid(step) - self.low) as usize)
+    }
+}
+
+/// A row of a strip, or a part of it: zeros, then so many elements from `first` on, then zeros again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) zeros: usize,
+    pub(super) count: usize,
+    pub(super) first: usize,
+}
+
+/// Rows of a strip that are one run each, as far from each other in the strip as in the channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Band {
+    pub(super) rows: usize,
+    pub(super) count: usize,
+    /// Where the first run starts in the strip and in a channel, and the steps from row to row.
+    pub(super) to: usize,
+    pub(super) to_step: usize,
+    pub(super) from: usize,
+    pub(super) from_step: usize,
+}
+
+/// Adjacent elements that go together into one row of a product: `len` elements, `from` where a channel's and a tap's
+/// offset say, `to` where the row's says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) from: isize,
+    pub(super) to: u32,
+    pub(super) len: u32,
+}
+
+/// Consecutive rows of positions of one image with the same outer position.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) image: usize,
+    pub(super) outer: usize,
+    pub(super) row: usize,
+    pub(super) rows: usize,
+}
+
+/// Phases beyond which a convolution is left to the general way.
+const MAX_PHASES: usize = 256;
+
+/// Zeros and elements beyond the end that copying in whole vectors may touch.
+pub(super) const SLACK: usize = 32;
+
+impl Axis {
+    /// An axis that is not there.
+    fn none() -> Axis {
+        let phases = vec![AxisPhase { place: 0, taps: vec![(0, 0)] }];
+        Axis { count: 1, source: 1, step: 1, spread: 1, result: 1, phases }
+    }
+
+    /// The axis as the output or the filter's gradient sees the input; `unit` elements of the filter lie between taps.
+    fn forward(axis: &SlidingAxis, unit: usize) -> Axis {
+        let offset = |k: usize| (k * axis.dilation) as isize - axis.before;
+        let taps = (0..axis.kernel).map(|k| (k * unit, offset(k))).collect();
+        Axis {
+            count: axis.output,
+            source: axis.input,
+            step: if axis.output > 1 { axis.stride } else { 1 },
+            spread: 1,
+            result: axis.output,
+            phases: vec![AxisPhase { place: 0, taps }],
+        }
+        .alive()
+    }
+
+    /// The axis as the gradient of the input sees that of the output.
+    fn backward(axis: &SlidingAxis, unit: usize) -> Axis {
+        let stride = axis.stride as isize;
+        let mut phases: Vec<AxisPhase> = Vec::new();
+        for k in 0..axis.kernel {
+            let shift = axis.before - (k * axis.dilation) as isize;
+            let place = (-shift).rem_euclid(stride);
+            let tap = (k * unit, (place + shift) / stride);
+            let place = place as usize;
+            if place < axis.input {
+                match phases.iter_mut().find(|phase| phase.place == place) {
+                    Some(phase) => phase.taps.push(tap),
+                    None => phases.push(AxisPhase { place, taps: vec![tap] }),
+                }
+            }
+        }
+        phases.sort_by_key(|phase| phase.place);
+        let spread = if axis.input > 1 { axis.stride } else { 1 };
+        Axis {
+            count: axis.input.div_ceil(axis.stride),
+            source: axis.output,
+            step: 1,
+            spread,
+            result: axis.input,
+            phases,
+        }
+        .alive()
+    }
+
+    /// Without taps that see nothing but padding.
+    fn alive(mut self) -> Axis {
+        let Axis { count, source, step, .. } = self;
+        let sees = |offset: isize| {
+            let first = if offset < 0 { offset.unsigned_abs().div_ceil(step) } else { 0 };
+            first < count && ((first * step) as isize + offset) < source as isize
+        };
+        for phase in &mut self.phases {
+            phase.taps.retain(|&(_, offset)| sees(offset));
+        }
+        self.phases.retain(|phase| !phase.taps.is_empty());
+        self
+    }
+
+    /// Whether each position sees the element of the same number, and no other.
+    fn is_aligned(&self) -> bool {
+        let [phase] = self.phases.as_slice() else { return false };
+        let one = matches!(phase.taps.as_slice(), [(_, 0)]) && phase.place == 0;
+        one && self.step == 1 && self.spread == 1 && self.count == self.source && self.count == self.result
+    }
+
+    /// Both axes as one, if windows cover the whole of the inner one, element by element.
+    fn merged(&self, inner: &Axis) -> Option<Axis> {
+        let ([outer_phase], [inner_phase]) = (self.phases.as_slice(), inner.phases.as_slice()) else {
+            return None;
+        };
+        let plain = self.step == 1 && self.spread == 1 && outer_phase.place == 0;
+        if !plain || !inner.is_aligned() {
+            return None;
+        }
+        let tap = inner_phase.taps[0].0;
+        let taps = outer_phase.taps.iter();
+        let taps = taps.map(|&(outer, offset)| (outer + tap, offset * inner.count as isize)).collect();
+        Some(Axis {
+            count: self.count * inner.count,
+            source: self.source * inner.source,
+            step: 1,
+            spread: 1,
+            result: self.result * inner.result,
+            phases: vec![AxisPhase { place: 0, taps }],
+        })
+    }
+}
+
+impl Patches {
+    /// What a pass sees through windows: the input, or the gradient of the output. `None` if windows move so far that
+    /// most of the result has no tap or taps of its own. `in_place`: the tensor may be read where it lies.
+    pub(super) fn new(shape: &ConvShape, in_place: bool) -> Option<Patches> {
+        let back = shape.pass == ConvPass::InputGradient;
+        // From the innermost on, so that each may merge with the one inside of it.
+        let mut axes: Vec<Axis> = Vec::new();
+        let mut unit = 1;
+        for axis in shape.axes.iter().rev() {
+            let made = if back { Axis::backward(axis, unit) } else { Axis::forward(axis, unit) };
+            unit *= axis.kernel;
+            match axes.last().and_then(|inner| made.merged(inner)) {
+                Some(merged) => *axes.last_mut()? = merged,
+                None => axes.push(made),
+            }
+        }
+        let product = |f: fn(&Axis) -> usize| axes.iter().try_fold(1usize, |n, axis| n.checked_mul(f(axis)));
+        let few = |count: Option<usize>| count.is_some_and(|count| count <= MAX_PHASES);
+        if !few(product(|axis| axis.phases.len())) || !few(product(|axis| axis.spread)) {
+            return None;
+        }
+        let aligned = in_place && axes.len() == 1 && axes[0].is_aligned();
+        let channels = if back { shape.channels_out } else { shape.channels_in };
+        let plane: usize = axes.iter().map(|axis| axis.source).product();
+        let mut axes = axes.into_iter();
+        let cols = axes.next().unwrap_or_else(Axis::none);
+        let mut rows = axes.next().unwrap_or_else(Axis::none);
+        let mut outer: Vec<Axis> = axes.rev().collect();
+        let offsets = |axis: &Axis| -> Vec<isize> {
+            axis.phases.iter().flat_map(|phase| phase.taps.iter().map(|tap| tap.1)).collect()
+        };
+        // Rows far apart are copied for each tap; what lies between them is not.
+        let slots = Slots::new(rows.step, offsets(&rows).into_iter());
+        if slots.span > 32 && slots.span > 2 * offsets(&rows).len() {
+            outer.push(std::mem::replace(&mut rows, Axis::none()));
+        }
+        let mut phases = vec![(Vec::new(), vec![(0usize, Vec::new())])];
+        for axis in outer.iter().chain([&rows, &cols]) {
+            phases = phases
+                .iter()
+                .flat_map(|(places, taps)| {
+                    axis.phases.iter().map(move |phase| {
+                        let places = [places.as_slice(), &[phase.place]].concat();
+                        let taps = taps.iter().flat_map(|(tap, along)| {
+                            let with = move |&(unit, offset): &(usize, isize)| {
+                                (tap + unit, [along.as_slice(), &[offset]].concat())
+                            };
+                            phase.taps.iter().map(with)
+                        });
+                        (places, taps.collect())
+                    })
+                })
+                .collect();
+        }
+        let phases = phases.into_iter().map(|(mut places, taps): (Vec<usize>, Vec<(usize, Vec<isize>)>)| {
+            let (col, row) = (places.pop().unwrap_or(0), places.pop().unwrap_or(0));
+            let (taps, along) = taps.into_iter().unzip();
+            Phase { outer: places, row, col, taps, offsets: Vec::new(), along }
+        });
+        Some(Patches {
+            plane,
+            image: shape.groups * channels * plane,
+            batch: shape.batch,
+            phases: phases.collect(),
+            outer,
+            rows,
+            cols,
+            aligned,
+            strip: Strip::default(),
+        })
+    }
+
+    /// Positions of an image.
+    pub(super) fn positions(&self) -> usize {
+        self.outer.iter().map(|axis| axis.count).product::<usize>() * self.rows.count * self.cols.count
+    }
+
+    /// Decides how strips are laid out for ranges of at most `most` positions. `split`: each lies in one row. `planar`:
+    /// each lies in one image, and there are no outer axes.
+    pub(super) fn lay_out(&mut self, most: usize, split: bool, planar: bool) {
+        let rank = self.outer.len();
+        let offsets = |axis: usize| {
+            self.phases.iter().flat_map(move |phase| phase.along.iter().map(move |along| along[axis]))
+        };
+        let row = Slots::new(self.rows.step, offsets(rank));
+        let col = Slots::new(self.cols.step, offsets(rank + 1));
+        let mut outer: Vec<Vec<isize>> = Vec::new();
+        if !self.aligned {
+            let every =
+                self.phases.iter().flat_map(|phase| phase.along.iter().map(|along| along[..rank].to_vec()));
+            outer.extend(every);
+            outer.sort_unstable();
+            outer.dedup();
+        }
+        let seen = if split { most.min(self.cols.count) } else { self.cols.count };
+        let width = seen + col.span;
+        let all = self.batch * (self.positions() / self.cols.count.max(1));
+        let touched = if split { 1 } else { all.min(most.saturating_sub(1) / self.cols.count.max(1) + 2) };
+        let tall = touched.min(self.rows.count.max(1));
+        let pieces = touched.min(touched.saturating_sub(1) / self.rows.count.max(1) + 2);
+        let phases = row.remainders.len() * col.remainders.len();
+        let rows = |positions: usize, pieces: usize| (positions + pieces * row.span) * phases * width;
+        let plane = rows(tall, 1);
+        let elements = if outer.len() == 1 { rows(touched, pieces) } else { pieces * outer.len() * plane };
+        let (row_step, row_phase, col_phase) = if planar {
+            let high = tall + row.span;
+            (width, col.remainders.len() * high * width, high * width)
+        } else {
+            (phases * width, col.remainders.len() * width, width)
+        };
+        for phase in &mut self.phases {
+            let offset = |along: &Vec<isize>| {
+                if self.aligned {
+                    return 0;
+                }
+                let combination = outer.binary_search_by(|other| other[..].cmp(&along[..rank])).unwrap_or(0);
+                let (row_index, row_at) = row.find(self.rows.step, along[rank]);
+                let (col_index, col_at) = col.find(self.cols.step, along[rank + 1]);
+                let row = row_at * row_step + row_index * row_phase;
+                (combination * plane + row + col_index * col_phase + col_at) as isize
+            };
+            phase.offsets = phase.along.iter().map(offset).collect();
+        }
+        let elements = if self.aligned { 0 } else { elements + SLACK };
+        self.strip = Strip {
+            split,
+            outer,
+            row,
+            col,
+            row_step,
+            row_phase,
+            col_phase,
+            plane,
+            elements,
+            runs: Vec::new(),
+        };
+        if !split {
+            let run = |&remainder: &usize| self.run(remainder, 0, self.cols.count);
+            self.strip.runs = self.strip.col.remainders.iter().map(run).collect();
+        }
+    }
+
+    /// Where the elements of a column phase come from, for so many positions from `x` on.
+    fn run(&self, remainder: usize, x: usize, count: usize) -> Run {
+        let step = self.cols.step as isize;
+        let begin = (x as isize + self.strip.col.low) * step + remainder as isize;
+        let whole = count + self.strip.col.span;
+        let zeros = if begin < 0 { begin.unsigned_abs().div_ceil(self.cols.step).min(whole) } else { 0 };
+        let first = begin + zeros as isize * step;
+        let left = self.cols.source as isize - first;
+        let there = if left > 0 { (left as usize).div_ceil(self.cols.step).min(whole - zeros) } else { 0 };
+        Run { zeros, count: there, first: first.max(0) as usize }
+    }
+
+    /// The pieces that a range of positions touches.
+    #[inline(always)]
+    pub(super) fn pieces(&self, begin: usize, end: usize, mut f: impl FnMut(Piece)) {
+        let (high, wide) = (self.rows.count, self.cols.count);
+        let outer: usize = self.outer.iter().map(|axis| axis.count).product();
+        let (mut row, last) = (begin / wide, (end - 1) / wide);
+        while row <= last {
+            let rows = (high - row % high).min(last + 1 - row);
+            f(Piece { image: row / high / outer, outer: row / high % outer, row: row % high, rows });
+            row += rows;
+        }
+    }
+
+    /// Segments that a range of so many positions has at most, cut into panels.
+    pub(super) fn most_segments(&self, most: usize, panel: usize) -> usize {
+        most / self.cols.count.max(1) + 2 + most.div_ceil(panel)
+    }
+
+    /// Calls `f` for the segments of the positions `begin..end`, in order. They are cut into panels of `panel`
+    /// positions, which lie `pitch` elements apart.
+    pub(super) fn segments(
+        &self,
+        (begin, end): (usize, usize),
+        panel: usize,
+        pitch: usize,
+        mut f: impl FnMut(Segment),
+    ) {
+        let mut at = 0;
+        let mut cut = |mut from: isize, mut len: usize| {
+            while len > 0 {
+                let now = len.min(panel - at % panel);
+                f(Segment { from, to: (at / panel * pitch + at % panel) as u32, len: now as u32 });
+                at += now;
+                from += now as isize;
+                len -= now;
+            }
+        };
+        let wide = self.cols.count;
+        if self.aligned {
+            let mut place = begin;
+            while place < end {
+                let len = (wide - place % wide).min(end - place);
+                cut((place / wide * self.image + place % wide) as isize, len);
+                place += len;
+            }
+            return;
+        }
+        let Strip { split, ref outer, ref row, row_step, plane, .. } = self.strip;
+        let start = if split { begin % wide } else { 0 };
+        let (mut base, mut place) = (0, begin);
+        self.pieces(begin, end, |piece| {
+            for y in 0..piece.rows {
+                let len = (wide - place % wide).min(end - place);
+                cut((base + y * row_step + place % wide - start) as isize, len);
+                place += len;
+            }
+            base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { outer.len() * plane };
+        });
+    }
+
+    /// Calls `f(to, from)` for each row of the strip of the positions `begin..end` that is not padding: where it starts
+    /// in the strip, and where in a channel.
+    #[inline(always)]
+    pub(super) fn strip_rows(&self, begin: usize, end: usize, mut f: impl FnMut(usize, usize)) {
+        let Strip { ref outer, ref row, row_step, row_phase, plane, .. } = self.strip;
+        let mut base = 0;
+        self.pieces(begin, end, |piece| {
+            for offsets in outer {
+                if let Some(place) = self.outer_place(piece.outer, offsets) {
+                    let from = piece.image * self.image + place * self.rows.source * self.cols.source;
+                    // In the order of memory.
+                    for quotient in 0..piece.rows + row.span {
+                        let first = ((piece.row + quotient) as isize + row.low) * self.rows.step as isize;
+                        for (i, &remainder) in row.remainders.iter().enumerate() {
+                            let y = first + remainder as isize;
+                            if y >= 0 && (y as usize) < self.rows.source {
+                                let to = base + quotient * row_step + i * row_phase;
+                                f(to, from + y as usize * self.cols.source);
+                            }
+                        }
+                    }
+                }
+                base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { plane };
+            }
+        });
+    }
+
+    /// What [`Patches::strip_rows`] and [`Patches::row_runs`] come to, if that is a band: of one image, whose columns are
+    /// seen one after the other.
+    pub(super) fn band(&self, begin: usize, end: usize) -> Option<Band> {
+        let (wide, high) = (self.cols.count, self.rows.count);
+        let Strip { split, ref row, row_step, ref runs, .. } = self.strip;
+        let ([run], &[remainder]) = (runs.as_slice(), row.remainders.as_slice()) else { return None };
+        let (first, last) = (begin / wide, (end - 1) / wide);
+        if split || !self.outer.is_empty() || self.cols.step != 1 || first / high != last / high {
+            return None;
+        }
+        let step = self.rows.step;
+        let y = ((first % high) as isize + row.low) * step as isize + remainder as isize;
+        let above = if y < 0 { y.unsigned_abs().div_ceil(step) } else { 0 };
+        let y = (y + (above * step) as isize) as usize;
+        let inside = self.rows.source.saturating_sub(y).div_ceil(step);
+        Some(Band {
+            rows: inside.min((last - first + 1 + row.span).saturating_sub(above)),
+            count: run.count,
+            to: above * row_step + run.zeros,
+            to_step: row_step,
+            from: first / high * self.image + y * self.cols.source + run.first,
+            from_step: step * self.cols.source,
+        })
+    }
+
+    /// The runs of rows whose columns are seen two apart, if one is of the even ones, the other of the odd ones next to
+    /// them: where each starts in a row of the strip, and the elements of both.
+    pub(super) fn pair(&self) -> Option<[(usize, Run); 2]> {
+        let &[even, odd] = self.strip.runs.as_slice() else { return None };
+        let next = self.cols.step == 2 && odd.first == even.first + 1;
+        next.then_some([(even.zeros, even), (self.strip.col_phase + odd.zeros, odd)])
+    }
+
+    /// The outer element under a tap at an outer position.
+    fn outer_place(&self, mut position: usize, offsets: &[isize]) -> Option<usize> {
+        let (mut place, mut unit) = (0, 1);
+        for (axis, &offset) in self.outer.iter().zip(offsets).rev() {
+            let at = (position % axis.count * axis.step) as isize + offset;
+            place += unit * usize::try_from(at).ok().filter(|&at| at < axis.source)?;
+            unit *= axis.source;
+            position /= axis.count;
+        }
+        Some(place)
+    }
+
+    /// Calls `f` for each place of the result's outer axes that an outer position stands for, with its place within
+    /// the spread, counted linearly.
+    #[inline(always)]
+    pub(super) fn outer_places(&self, position: usize, mut f: impl FnMut(usize, usize)) {
+        let axes = &self.outer;
+        let all: usize = axes.iter().map(|axis| axis.spread).product();
+        for spread in 0..all {
+            let (mut left, mut at, mut place, mut unit) = (spread, position, 0, 1);
+            let inside = axes.iter().rev().all(|axis| {
+                let here = at % axis.count * axis.spread + left % axis.spread;
+                (left, at) = (left / axis.spread, at / axis.count);
+                place += here * unit;
+                unit *= axis.result;
+                here < axis.result
+            });
+            if inside {
+                f(spread, place);
+            }
+        }
+    }
+
+    /// The runs of a strip's row for positions of a range.
+    #[inline(always)]
+    pub(super) fn row_runs(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Run)) {
+        for (i, &remainder) in self.strip.col.remainders.iter().enumerate() {
+            let run = match self.strip.runs.get(i) {
+                Some(&run) => run,
+                None => self.run(remainder, begin % self.cols.count, end - begin),
+            };
+            f(i * self.strip.col_phase, run);
+        }
+    }
+}

@@ -1,0 +1,664 @@
+//! The output, and the gradient of the input: products of the filter with a tensor seen through windows.
+//!
+//! Rows are channels of the result, columns its positions, images one after the other; sums run over the channels of
+//! the tensor and the taps of a window. A task makes a block of columns (or, where there are few columns, of rows) and
+//! goes through all of the sum, some channels at a time: it copies what its columns see of them into strips, packs
+//! from these the panels, and multiplies all rows with each panel while it is in the first-level cache.
+//!
+//! The gradient of the input of a convolution with a stride is a product for each phase: the places of the result
+//! that are equal modulo the stride see the gradient of the output through the same taps. The phases of a block are
+//! interleaved before the epilogue.
+
+use std::sync::Arc;
+
+use ortrain_expr::{ConvPass, DType, OutOfRange};
+
+use super::copy::{Rows, fill, rows};
+use super::epilogue::{Finish, Rect};
+use super::im2col::{Patches, SLACK, Segment};
+use super::interleave::{Strands, Weave};
+use super::padding_fixup::PaddedInput;
+use super::partition::{Blocks, Partition, Unit};
+use super::{ConvDesc, Engine};
+use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::gemm::pack::{Block, pack};
+use crate::gemm::tiles::{Session, Side};
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::scratch::{Bases, Parts, Scratch};
+use crate::tile::ALIGN;
+
+/// Depth of a panel: it stays in the first-level cache.
+pub(super) const DEPTH: usize = 256;
+/// Columns of a block.
+const COLUMNS: usize = 256;
+/// Elements of a block's packed panels, where more columns fit.
+const PANELS: usize = 64 << 10;
+/// Images from which on a block holds whole ones.
+const FEW_IMAGES: usize = 8;
+/// Elements of a block of the result, all phases and their interleaved form together.
+const BLOCK: usize = 256 << 10;
+/// Elements of the strips that are filled at a time.
+pub(super) const STRIPS: usize = 96 << 10;
+/// Multiplications that make a task worth while.
+pub(super) const MIN_TASK_WORK: usize = 1 << 19;
+/// Tasks that are plenty for any number of cores.
+pub(super) const MAX_TASKS: usize = 16;
+/// Bytes up to which packed weights, or packed windows, are shared by all tasks.
+const SHARED_WEIGHTS: usize = 4 << 20;
+const SHARED_WINDOWS: usize = 8 << 20;
+/// Bytes of windows, and rows of a task, with which many columns go together: all rows of a task go through all windows,
+/// which should come from the second-level cache.
+const NEAR_WINDOWS: usize = 512 << 10;
+const MANY_ROWS: usize = 24;
+/// Columns that are packed as one task, at least.
+const PACKED: usize = 128;
+
+/// How the filter's elements are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weights {
+    /// Read where they lie: a row's are adjacent.
+    InPlace,
+    /// Packed once for all tasks.
+    Shared,
+    /// Packed by each task.
+    Local,
+}
+
+/// A part of the sums of one phase.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    phase: usize,
+    channel: usize,
+    channels: usize,
+    tap: usize,
+    taps: usize,
+    /// Whether it is the first of its phase.
+    first: bool,
+    /// Where its panels of windows, or of weights, lie in shared memory.
+    panels: usize,
+    weights: usize,
+}
+
+impl Step {
+    fn depth(&self) -> usize {
+        self.channels * self.taps
+    }
+}
+
+pub(super) struct Product<T: 'static> {
+    finish: Arc<Finish>,
+    micro: Micro<T>,
+    isa: Isa,
+    patches: Patches,
+    dtypes: [DType; 2],
+    groups: usize,
+    /// Rows, and rows of a panel.
+    m: usize,
+    height: usize,
+    /// Channels of a sum.
+    channels: usize,
+    /// Steps through the filter: from row to row, channel to channel, group to group.
+    filter: [usize; 3],
+    /// Depths of a phase follow the filter's order.
+    natural: bool,
+    weights: Weights,
+    blocks: Blocks,
+    rows: Partition,
+    /// Windows are packed once for all tasks.
+    shared: bool,
+    /// Some steps for each range of channels.
+    steps: Vec<Vec<Step>>,
+    strands: Strands,
+    /// The result has one phase, in order.
+    single: bool,
+    /// Blocks are written straight to the result.
+    direct: bool,
+    layout: Layout,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    segments: usize,
+    strips: usize,
+    strip_bytes: usize,
+    /// Panels of windows, and tiles of them; panels of weights, and one of which tiles are made.
+    windows: usize,
+    tiles: usize,
+    weights: usize,
+    plain: usize,
+    block: usize,
+    line: usize,
+    each: usize,
+    shared: usize,
+    /// Elements from row to row of a block, and from phase to phase.
+    pitch: usize,
+    phase: usize,
+}
+
+/// Elements from panel to panel of windows.
+fn panel<T: Real>(micro: &Micro<T>, depth: usize) -> usize {
+    let slack = if micro.tiles.is_some() { 0 } else { SLACK };
+    micro.packed(Side::B, micro.nr, depth) + slack
+}
+
+impl<T: Real> Product<T> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Product<T>> {
+        let shape = &desc.shape;
+        let micro: Micro<T> = super::micro(desc, isa, [desc.b, desc.a]);
+        let Micro { mr, nr, .. } = micro;
+        let tiled = micro.tiles.is_some();
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let mut patches = Patches::new(shape, desc.a == real)?;
+        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
+        let (groups, plane) = (shape.groups, shape.channels_in * taps);
+        let back = shape.pass == ConvPass::InputGradient;
+        let (m, channels) = if back {
+            (shape.channels_in, shape.channels_out)
+        } else {
+            (shape.channels_out, shape.channels_in)
+        };
+        let filter = if back { [taps, plane, channels * plane] } else { [plane, taps, m * plane] };
+        if channels == 0 {
+            patches.phases.clear();
+        }
+        let phases = patches.phases.len();
+        let axes = || patches.outer.iter().chain([&patches.rows, &patches.cols]);
+        let spread: usize = axes().map(|axis| axis.spread).product();
+        let single = phases == 1 && spread == 1;
+        let natural = !back && phases == 1 && patches.phases[0].taps.len() == taps;
+        let height = micro.height(m);
+        let row_panels = m.div_ceil(height);
+
+        // How much there is to do, and how it is cut.
+        let n = patches.batch * patches.positions();
+        let depth: usize = patches.phases.iter().map(|phase| phase.taps.len() * channels).sum();
+        let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
+        let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS);
+        let copies = if single { 1 } else { phases + spread };
+        let windows = micro.packed(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
+        let near = single && windows <= NEAR_WINDOWS && m >= MANY_ROWS * wanted;
+        let few = near || n <= MAX_TASKS * nr && (single || patches.cols.count <= COLUMNS);
+        let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= SHARED_WINDOWS;
+        let (rows, blocks);
+        if shared {
+            let most = (BLOCK / (copies * n.next_multiple_of(nr))).max(1);
+            let parts = Partition::at_most(m, height, most).parts.max(wanted);
+            rows = Partition::new(m, height, parts);
+            blocks = Blocks::new(n, n, Unit::Any(n), n, 1);
+        } else {
+            let least = (2 * nr).max(if single { 0 } else { patches.cols.count.min(COLUMNS) });
+            rows = Partition::at_most(m, height, (BLOCK / copies / least).max(height));
+            let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
+            let columns = (PANELS / deepest.unwrap_or(1).clamp(1, DEPTH)).clamp(COLUMNS, 4 * COLUMNS);
+            let most = (BLOCK / copies / rows.most().max(1)).clamp(nr, columns) / nr * nr;
+            // Whole images: what lies side by side is read and written in one go.
+            let images = single && patches.batch >= FEW_IMAGES && patches.positions() <= most;
+            let unit = match (single, patches.aligned) {
+                _ if images => Unit::Any(patches.positions().max(1)),
+                (true, true) => Unit::Any(nr),
+                (true, false) => Unit::Within(nr),
+                (false, _) => Unit::Rows(nr),
+            };
+            let wanted = wanted.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
+            blocks = Blocks::new(n, patches.cols.count, unit, most, wanted);
+        }
+        let cols = blocks.most.next_multiple_of(nr);
+        patches.lay_out(blocks.most, blocks.split(), false);
+
+        // Some channels at a time.
+        let most_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
+        let at_once = (DEPTH / most_taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
+        let chunks = Partition::at_most(if phases == 0 { 0 } else { channels }, 1, at_once);
+        let mut steps = Vec::new();
+        let (mut panels, mut packed, mut deepest) = (0, 0usize, 0);
+        for i in 0..chunks.parts {
+            let (begin, end) = chunks.part(i);
+            let mut group = Vec::new();
+            for (index, phase) in patches.phases.iter().enumerate() {
+                let ranges = Partition::at_most(phase.taps.len(), 1, DEPTH / (end - begin));
+                for range in 0..ranges.parts {
+                    let (from, to) = ranges.part(range);
+                    let step = Step {
+                        phase: index,
+                        channel: begin,
+                        channels: end - begin,
+                        tap: from,
+                        taps: to - from,
+                        first: begin == 0 && from == 0,
+                        panels,
+                        weights: packed,
+                    };
+                    deepest = deepest.max(step.depth());
+                    panels += cols / nr * panel(&micro, step.depth());
+                    packed = row_panels
+                        .saturating_mul(micro.packed(Side::A, mr, step.depth()))
+                        .saturating_add(packed);
+                    group.push(step);
+                }
+            }
+            steps.push(group);
+        }
+        let packed = packed.saturating_mul(T::BYTES);
+        let weights = if natural && desc.b == real && !tiled {
+            Weights::InPlace
+        } else if groups == 1 && blocks.count > 1 && packed <= SHARED_WEIGHTS {
+            Weights::Shared
+        } else {
+            Weights::Local
+        };
+        let direct = single && steps.len() == 1 && steps[0].len() == 1 && finish.is_direct();
+
+        let pitch = cols + 16;
+        let phase = rows.most() * pitch;
+        let mut layout = Layout { pitch, phase, each: finish.frame, ..Layout::default() };
+        let mut room = |bytes: usize| {
+            let at = layout.each;
+            layout.each += bytes.next_multiple_of(ALIGN);
+            at
+        };
+        layout.segments = room(patches.most_segments(blocks.most, nr) * size_of::<Segment>());
+        let strip_bytes = patches.strip.elements * chunks.most() * T::BYTES;
+        layout.strips = room(strip_bytes);
+        let panels_of = |each: usize| cols / nr * each * T::BYTES;
+        layout.windows = room(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
+        layout.tiles = room(if tiled && !shared { panels_of(panel(&micro, deepest)) } else { 0 });
+        let local = if weights == Weights::Local { rows.most().div_ceil(height) } else { 0 };
+        layout.weights = room(local * micro.packed(Side::A, mr, deepest) * T::BYTES);
+        layout.plain = room(if tiled { mr * deepest * T::BYTES } else { 0 });
+        layout.block = room(if direct { mr * nr } else { phase * phases } * T::BYTES);
+        let line = if single || finish.is_direct() { 0 } else { blocks.most * spread * rows.most() };
+        layout.line = room(line * T::BYTES);
+        let bytes = match (shared, weights) {
+            (true, _) => panels * T::BYTES,
+            (false, Weights::Shared) => packed,
+            (false, _) => 0,
+        };
+        layout.shared = bytes.next_multiple_of(ALIGN);
+        layout.strip_bytes = strip_bytes;
+
+        let strands = Strands::new(&patches);
+        Some(Product {
+            finish: Arc::clone(finish),
+            micro,
+            isa,
+            patches,
+            dtypes: [desc.a, desc.b],
+            groups,
+            m,
+            height,
+            channels,
+            filter,
+            natural,
+            weights,
+            blocks,
+            rows,
+            shared,
+            steps,
+            strands,
+            single,
+            direct,
+            layout,
+        })
+    }
+
+    /// The filter's element of a row, a channel and a tap.
+    fn weight(&self, base: *const u8, group: usize, row: usize, channel: usize, tap: usize) -> *const u8 {
+        let [line, plane, all] = self.filter;
+        base.wrapping_add((group * all + row * line + channel * plane + tap) * self.dtypes[1].size())
+    }
+
+    /// Packs the weights of some rows, a panel's at most, for one step.
+    unsafe fn pack_weights(
+        &self,
+        base: *const u8,
+        group: usize,
+        step: &Step,
+        (row, end): (usize, usize),
+        scratch: *mut u8,
+        to: *mut T,
+    ) {
+        let taps = &self.patches.phases[step.phase].taps;
+        let [line, plane, _] = self.filter.map(|step| step as isize);
+        let (isa, dtype, micro) = (self.isa, self.dtypes[1], self.micro);
+        let block = |tap: usize, depth_step: isize, depth: usize| Block {
+            at: self.weight(base, group, row, step.channel, taps[tap]),
+            line_step: line,
+            depth_step,
+            lines: end - row,
+            depth,
+        };
+        // SAFETY: the filter has these elements; the caller has room for the panel.
+        unsafe {
+            if self.natural {
+                micro.pack(isa, dtype, block(step.tap, 1, step.depth()), Side::A, to);
+                return;
+            }
+            let plain = if micro.tiles.is_some() { scratch.add(self.layout.plain).cast::<T>() } else { to };
+            for tap in 0..step.taps {
+                let to = plain.add(tap * step.channels * micro.mr);
+                pack(isa, dtype, block(step.tap + tap, plane, step.channels), micro.mr, to);
+            }
+            micro.settle(isa, Side::A, plain, micro.mr, (end - row, step.depth()), to);
+        }
+    }
+
+    /// Lists the segments of a block.
+    unsafe fn list(&self, positions: (usize, usize), depth: usize, to: *mut Segment) -> usize {
+        let nr = self.micro.nr;
+        let mut count = 0;
+        self.patches.segments(positions, nr, depth * nr + SLACK, |segment| {
+            // SAFETY: `most_segments` says how many there are.
+            unsafe { to.add(count).write(segment) };
+            count += 1;
+        });
+        count
+    }
+
+    /// Zeroes the strips.
+    unsafe fn clear(&self, strips: *mut T) {
+        // SAFETY: they are so long; all zero bits are zero.
+        unsafe { strips.cast::<u8>().write_bytes(0, self.layout.strip_bytes) };
+    }
+
+    /// Fills the strips for a range of channels.
+    unsafe fn fill(&self, base: *const u8, group: usize, step: &Step, positions: (usize, usize), to: *mut T) {
+        if self.patches.aligned {
+            return;
+        }
+        let first = (group * self.channels + step.channel) * self.patches.plane;
+        let from = base.wrapping_add(first * self.dtypes[0].size());
+        // SAFETY: the planes are the tensor's; the layout has room for the strips.
+        unsafe { fill(self.isa, self.dtypes[0], &self.patches, positions, from, step.channels, to) };
+    }
+
+    /// Packs the panels of a step for a block of columns.
+    unsafe fn pack_windows(
+        &self,
+        base: *const u8,
+        group: usize,
+        step: &Step,
+        (begin, end): (usize, usize),
+        scratch: *mut u8,
+        to: *mut T,
+    ) {
+        let Product { patches, layout, .. } = self;
+        let nr = self.micro.nr;
+        // SAFETY: the layout made by `new`.
+        unsafe {
+            let segments = scratch.add(layout.segments).cast::<Segment>();
+            let count = self.list((begin, end), step.depth(), segments);
+            let first = (group * self.channels + step.channel) * patches.plane;
+            let (from, limit, channel) = if patches.aligned {
+                let all = patches.batch * patches.image;
+                (base.cast::<T>().wrapping_add(first), all - first, patches.plane)
+            } else {
+                let strips = scratch.add(layout.strips).cast::<T>();
+                (strips.cast_const(), usize::MAX, patches.strip.elements)
+            };
+            let depth = step.depth();
+            let last = (end - begin) % nr;
+            let tail = (end - begin) / nr * (depth * nr + SLACK) + last;
+            let tiled = self.micro.tiles.is_some();
+            let plain = if tiled { scratch.add(layout.windows).cast::<T>() } else { to };
+            rows(
+                self.isa,
+                Rows {
+                    from,
+                    limit,
+                    channel,
+                    channels: step.channels,
+                    taps: &patches.phases[step.phase].offsets[step.tap..step.tap + step.taps],
+                    taps_inside: self.natural,
+                    segments: std::slice::from_raw_parts(segments, count),
+                    tail: (tail, if last == 0 { 0 } else { nr - last }),
+                    pitch: nr,
+                    to: plain,
+                },
+            );
+            if tiled {
+                for (p, col) in (begin..end).step_by(nr).enumerate() {
+                    let from = plain.add(p * (depth * nr + SLACK));
+                    let to = to.add(p * panel(&self.micro, depth));
+                    self.micro.settle(self.isa, Side::B, from, nr, (nr.min(end - col), depth), to);
+                }
+            }
+        }
+    }
+
+    /// One task: a block of columns, a range of rows.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        group: usize,
+        positions: (usize, usize),
+        rows: (usize, usize),
+        parts: Parts,
+        worker: usize,
+    ) {
+        let layout = &self.layout;
+        let scratch = parts.of(worker);
+        let (a, b) = (bases[0].cast_const(), bases[1].cast_const());
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let strips = scratch.add(layout.strips).cast::<T>();
+            if !self.shared {
+                self.clear(strips);
+            }
+            for steps in &self.steps {
+                if !self.shared {
+                    self.fill(a, group, &steps[0], positions, strips);
+                }
+                for step in steps {
+                    let windows = if self.shared {
+                        parts.shared().cast::<T>().add(step.panels)
+                    } else {
+                        let tiled = self.micro.tiles.is_some();
+                        let at = if tiled { layout.tiles } else { layout.windows };
+                        let to = scratch.add(at).cast::<T>();
+                        self.pack_windows(a, group, step, positions, scratch, to);
+                        to
+                    };
+                    self.multiply(bases, b, group, step, positions, rows, windows, parts, worker);
+                }
+            }
+            if self.single && !self.direct {
+                self.store(bases, given, group, positions, rows, scratch);
+            } else if !self.direct {
+                let weave = Weave {
+                    patches: &self.patches,
+                    strands: &self.strands,
+                    finish: &self.finish,
+                    split: self.blocks.split(),
+                    phase: layout.phase,
+                    pitch: layout.pitch,
+                };
+                let channels = (group * self.m + rows.0, rows.1 - rows.0);
+                let block = scratch.add(layout.block).cast::<T>();
+                let line = scratch.add(layout.line).cast::<T>();
+                weave.run(bases, given, channels, positions, block, line, scratch);
+            }
+        }
+    }
+
+    /// Multiplies the weights of some rows with a block's panels.
+    unsafe fn multiply(
+        &self,
+        bases: &[*mut u8],
+        filter: *const u8,
+        group: usize,
+        step: &Step,
+        (begin, end): (usize, usize),
+        (row, row_end): (usize, usize),
+        windows: *const T,
+        parts: Parts,
+        worker: usize,
+    ) {
+        let &Product { layout: Layout { pitch, .. }, height, .. } = self;
+        let (isa, micro) = (self.isa, self.micro);
+        let Micro { mr, nr, .. } = micro;
+        let scratch = parts.of(worker);
+        let depth = step.depth();
+        let plane = self.finish.plane;
+        // SAFETY: the layout made by `new`; weights and windows are there for all depths of the step.
+        unsafe {
+            let each = micro.packed(Side::A, mr, depth);
+            let packed =
+                |at: *mut T| (Factor { at: at.cast_const(), line: 1, depth: mr as isize }, each as isize);
+            let (weights, next) = match self.weights {
+                Weights::InPlace => {
+                    let at = self.weight(filter, group, row, step.channel, step.tap).cast::<T>();
+                    let line = self.filter[0] as isize;
+                    (Factor { at, line, depth: 1 }, height as isize * line)
+                }
+                Weights::Shared => packed(parts.shared().cast::<T>().add(step.weights + row / height * each)),
+                Weights::Local => {
+                    let to = scratch.add(self.layout.weights).cast::<T>();
+                    for (i, row) in (row..row_end).step_by(height).enumerate() {
+                        let rows = (row, row_end.min(row + height));
+                        self.pack_weights(filter, group, step, rows, scratch, to.add(i * each));
+                    }
+                    packed(to)
+                }
+            };
+            let block = scratch.add(self.layout.block).cast::<T>();
+            let last = self.steps.last().and_then(|steps| steps.last());
+            let finishes = self.single && !self.direct && last.is_some_and(|last| std::ptr::eq(last, step));
+            for (p, col) in (begin..end).step_by(nr).enumerate() {
+                let b = Factor { at: windows.add(p * panel(&micro, depth)), line: 1, depth: nr as isize };
+                let there = nr.min(end - col);
+                let (image, place) = (col / plane.max(1), col % plane.max(1));
+                let whole = there == nr && place + nr <= plane;
+                for (i, row) in (row..row_end).step_by(height).enumerate() {
+                    let count = height.min(row_end - row);
+                    let a = Factor { at: weights.at.wrapping_offset(i as isize * next), ..weights };
+                    let multiply = |at: *mut T, row: usize, add: bool| {
+                        let c = Target { at, row: row as isize };
+                        micro.multiply(isa, (count, there), depth, a, b, c, add);
+                    };
+                    if finishes {
+                        let channels = (group * self.m + row, count);
+                        self.finish.expect(bases, Rect { image, channels, places: (place, there) });
+                    }
+                    if !self.direct {
+                        let block = block.add(step.phase * self.layout.phase);
+                        multiply(block.add(i * height * pitch + p * nr), pitch, !step.first);
+                        continue;
+                    }
+                    let channels = (group * self.m + row, count);
+                    if whole {
+                        let rect = Rect { image, channels, places: (place, nr) };
+                        multiply(self.finish.target::<T>(bases, rect), plane, false);
+                        continue;
+                    }
+                    multiply(block, nr, false);
+                    let mut done = 0;
+                    while done < there {
+                        let (image, place) = ((col + done) / plane, (col + done) % plane);
+                        let now = (plane - place).min(there - done);
+                        let rect = Rect { image, channels, places: (place, now) };
+                        self.finish.copy(bases, rect, block.add(done), nr);
+                        done += now;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs the epilogue over a block whose columns are the result's.
+    unsafe fn store(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        group: usize,
+        (begin, end): (usize, usize),
+        (row, row_end): (usize, usize),
+        scratch: *mut u8,
+    ) {
+        let plane = self.finish.plane;
+        let mut col = begin;
+        while col < end {
+            let (image, place) = (col / plane, col % plane);
+            let now = (plane - place).min(end - col);
+            let rect = Rect { image, channels: (group * self.m + row, row_end - row), places: (place, now) };
+            // SAFETY: the caller's contract; the block is complete.
+            unsafe {
+                let block = scratch.add(self.layout.block).cast::<T>().add(col - begin);
+                self.finish.run(bases, given, scratch, rect, block, self.layout.pitch);
+            }
+            col += now;
+        }
+    }
+}
+
+impl<T: Real + Send + Sync> Engine for Product<T> {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        given: PaddedInput,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
+        let bases = Bases(bases);
+        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        unsafe { self.finish.open(parts) };
+        if self.shared {
+            let (begin, end) = self.blocks.block(0);
+            let nr = self.micro.nr;
+            let cut = Partition::at_most(end - begin, nr, PACKED);
+            pool.run(self.steps.len() * cut.parts, parts.workers, &|task, worker| {
+                let a = { bases }.0[0].cast_const();
+                let scratch = parts.of(worker);
+                let (steps, positions) = (&self.steps[task / cut.parts], cut.part(task % cut.parts));
+                // SAFETY: as above; parts are whole panels.
+                unsafe {
+                    let strips = scratch.add(self.layout.strips).cast::<T>();
+                    self.clear(strips);
+                    self.fill(a, 0, &steps[0], positions, strips);
+                    for step in steps {
+                        let panels = positions.0 / nr * panel(&self.micro, step.depth());
+                        let to = parts.shared().cast::<T>().add(step.panels + panels);
+                        self.pack_windows(a, 0, step, positions, scratch, to);
+                    }
+                }
+            });
+        } else if self.weights == Weights::Shared {
+            pool.run(self.m.div_ceil(self.height), parts.workers, &|task, worker| {
+                let filter = { bases }.0[1].cast_const();
+                let rows = (task * self.height, self.m.min((task + 1) * self.height));
+                for step in self.steps.iter().flatten() {
+                    let at = step.weights + task * self.micro.packed(Side::A, self.micro.mr, step.depth());
+                    // SAFETY: as above.
+                    unsafe {
+                        let to = parts.shared().cast::<T>().add(at);
+                        self.pack_weights(filter, 0, step, rows, parts.of(worker), to);
+                    }
+                }
+            });
+        }
+        let row_parts = self.rows.parts;
+        pool.run(self.groups * self.blocks.count * row_parts, parts.workers, &|task, worker| {
+            let bases = &{ bases };
+            let _session = Session::open(self.micro.tiles.as_ref());
+            let (row, rest) = (task % row_parts, task / row_parts);
+            let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
+            let (positions, rows) = (self.blocks.block(block), self.rows.part(row));
+            // SAFETY: as above.
+            unsafe { self.task(bases.0, given, group, positions, rows, parts, worker) };
+        });
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

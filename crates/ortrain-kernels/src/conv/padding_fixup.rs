@@ -1,0 +1,518 @@
+//! Products that padding keeps out of sums.
+//!
+//! Engines take padding for zeros, which change no sum of numbers. But zero times infinity, or times what is no number, is
+//! no number, and where the padding is the definition has no product: neither has the reference evaluator. So sums that
+//! come out as no number are looked at again where windows reach over an edge, and those that only padding spoiled are
+//! made again by the definition, in `f64`. The same holds in the gradient of the input for the places between strides.
+//!
+//! The check costs next to nothing: sums are looked at only if the operand that is not padded holds something odd, or if there
+//! are fewer of them than it has elements.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Precision, SlidingAxis, Type};
+
+use super::ConvDesc;
+use super::epilogue::Rect;
+use crate::gemm::micro::Real;
+use crate::isa::{Isa, Level, Work};
+use crate::pool::Pool;
+use crate::scratch::{Bases, RunScalars};
+use crate::tile::number::{Bf16, F16, Stored};
+
+/// Elements that are looked through at a time.
+pub(super) const PIECE: usize = 1 << 15;
+
+/// Settings of a run of an engine, beside buffers and memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PaddedInput {
+    pub(super) scalars: RunScalars,
+    /// Flag: padding may have spoiled sums.
+    pub(super) doubtful: bool,
+}
+
+/// The sums of a convolution whose windows reach over an edge somewhere.
+#[derive(Debug)]
+pub(super) struct Edges {
+    shape: ConvShape,
+    dtypes: [DType; 2],
+    precision: Precision,
+    isa: Isa,
+    /// Which operand is not padded, and its elements.
+    bare: (usize, usize),
+    /// Elements of the result.
+    results: usize,
+}
+
+/// The sum that is an element of the result: products of `outer × inner` elements of the operand that is not padded with
+/// those elements of the other that they meet.
+struct Sum {
+    outer: usize,
+    inner: usize,
+    /// The first element of the operand that is not padded, and the step from one outer index to the next.
+    bare: (usize, usize),
+    /// The same of the other.
+    padded: (usize, usize),
+}
+
+/// Slices of the operand that is not padded, from the first odd one to the last, of sums that all take the same slices:
+/// neighbours do.
+#[derive(Clone, Copy, Default)]
+struct OddSlices {
+    /// The first element of the slices.
+    of: Option<usize>,
+    range: (usize, usize),
+}
+
+impl Edges {
+    /// `None` where no window reaches over an edge.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa) -> Option<Edges> {
+        let shape = &desc.shape;
+        let [a, b, results] = shape.operands().map(|dims| dims.iter().product());
+        let bare = if shape.pass == ConvPass::FilterGradient { (0, a) } else { (1, b) };
+        let inside = shape.axes.iter().all(|axis| is_inside(axis, shape.pass));
+        let shape = shape.clone();
+        (!inside && bare.1 > 0).then_some(Edges {
+            shape,
+            dtypes: [desc.a, desc.b],
+            precision: desc.products.precision,
+            isa,
+            bare,
+            results,
+        })
+    }
+
+    /// Checks if padding may spoil sums: the operand that is not padded holds something odd, or has more elements than
+    /// there are sums, which are then looked at anyhow.
+    pub(super) fn may_be_nonfinite(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
+        let (operand, len) = self.bare;
+        let dtype = self.dtypes[operand];
+        if len > self.results || dtype != DType::F32 {
+            return true;
+        }
+        let bases = Bases(bases);
+        let odd = AtomicBool::new(false);
+        pool.run(len.div_ceil(PIECE), workers, &|piece, _| {
+            let bases = &{ bases };
+            let from = bases.0[operand].cast::<f32>().wrapping_add(piece * PIECE).cast_const();
+            if self.isa.run(Odd { from, len: PIECE.min(len - piece * PIECE), least: self.least() }) {
+                odd.store(true, Ordering::Relaxed);
+            }
+        });
+        odd.into_inner()
+    }
+
+    /// The bits from which on magnitudes are infinite as factors.
+    fn least(&self) -> u32 {
+        if self.precision == Precision::Bf16 { ROUNDED_TO_INFINITY } else { INFINITE }
+    }
+
+    /// Makes the spoiled sums of a rectangle of the result again, whose lines lie at `block`, `step` elements apart.
+    ///
+    /// # Safety
+    /// The contract of [`super::ConvKernel::run`]; the elements of the rectangle may be read and written.
+    pub(super) unsafe fn recompute<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        rect: Rect,
+        (channels, plane): (usize, usize),
+        block: *mut T,
+        step: usize,
+    ) {
+        let mut known = OddSlices::default();
+        for c in 0..rect.channels.1 {
+            let line = block.wrapping_add(c * step);
+            let len = rect.places.1;
+            // SAFETY: the caller's contract.
+            if !unsafe { is_doubtful(self.isa, line, len) } {
+                continue;
+            }
+            let first = (rect.image * channels + rect.channels.0 + c) * plane + rect.places.0;
+            for i in 0..len {
+                // SAFETY: as above.
+                unsafe {
+                    let at = line.add(i);
+                    if at.read_unaligned().is_no_number()
+                        && let Some(sum) = self.again(bases, first + i, &mut known)
+                    {
+                        at.write_unaligned(T::nearest(sum));
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`Edges::recompute`], of a result that is stored as it is, from `result` on.
+    ///
+    /// # Safety
+    /// As [`Edges::recompute`]: of all elements of the result.
+    pub(super) unsafe fn recompute_all<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        result: *mut T,
+        pool: &Pool,
+        workers: usize,
+    ) {
+        let shared = Bases(bases);
+        let to = Bases(&[result.cast()]);
+        pool.run(self.results.div_ceil(PIECE), workers, &|piece, _| {
+            let (shared, to) = (&{ shared }, &{ to });
+            let first = piece * PIECE;
+            let rect = Rect { image: 0, channels: (0, 1), places: (first, PIECE.min(self.results - first)) };
+            let block = to.0[0].cast::<T>().wrapping_add(first);
+            // SAFETY: the caller's contract; pieces share no elements.
+            unsafe { self.recompute(shared.0, rect, (1, self.results), block, 0) };
+        });
+    }
+
+    /// The sum that is an element of the result, by the definition, if padding has spoiled it.
+    unsafe fn again(&self, bases: &[*mut u8], element: usize, known: &mut OddSlices) -> Option<f64> {
+        let (sum, places) = self.sum_of(element);
+        let is_whole = |(i, axis)| self.inside(i, places[i]) == (0..self.sizes(axis).0);
+        if !self.has_gaps() && self.shape.axes.iter().enumerate().all(is_whole) {
+            return None;
+        }
+        let slice = |s: usize| sum.bare.0 + s * sum.bare.1;
+        if known.of != Some(sum.bare.0) {
+            // SAFETY: elements of the operand that is not padded.
+            let is_odd = |&s: &usize| unsafe { self.is_odd(bases, slice(s), sum.inner) };
+            let first = (0..sum.outer).find(is_odd).unwrap_or(sum.outer);
+            let end = (first..sum.outer).rfind(is_odd).map_or(first, |last| last + 1);
+            *known = OddSlices { of: Some(sum.bare.0), range: (first, end) };
+        }
+        // SAFETY: as above.
+        let is_spoiled = |&s: &usize| unsafe {
+            if self.has_gaps() {
+                let mut meets = Meets::new(self, &places);
+                (0..sum.inner).any(|t| meets.next().is_none() && self.is_odd(bases, slice(s) + t, 1))
+            } else {
+                self.is_odd_outside(bases, slice(s), 0, &places)
+            }
+        };
+        // What spoils one product has often spoiled those beside it, too.
+        let first = (known.range.0..known.range.1).find(is_spoiled)?;
+        let mut total = 0.0;
+        for s in (first..sum.outer).chain(0..first) {
+            let mut meets = Meets::new(self, &places);
+            for t in 0..sum.inner {
+                if let Some(place) = meets.next() {
+                    let at = sum.padded.0 + s * sum.padded.1 + place;
+                    // SAFETY: elements of the operands.
+                    total += unsafe {
+                        self.read(bases, self.bare.0, slice(s) + t) * self.read(bases, 1 - self.bare.0, at)
+                    };
+                    if total.is_nan() {
+                        return None;
+                    }
+                }
+            }
+        }
+        Some(total)
+    }
+
+    /// Checks if any of some elements of the operand that is not padded is odd as a factor.
+    unsafe fn is_odd(&self, bases: &[*mut u8], at: usize, len: usize) -> bool {
+        if len == 0 {
+            return false;
+        }
+        if self.dtypes[self.bare.0] == DType::F32 {
+            let from = bases[self.bare.0].cast::<f32>().wrapping_add(at).cast_const();
+            return self.isa.run(Odd { from, len, least: self.least() });
+        }
+        // SAFETY: the caller's contract.
+        (at..at + len).any(|at| unsafe { !self.read(bases, self.bare.0, at).is_finite() })
+    }
+
+    /// Checks if any element of a block that meets padding is odd: the block of the axes from `axis` on that begins at `at`.
+    unsafe fn is_odd_outside(&self, bases: &[*mut u8], at: usize, axis: usize, places: &Dims) -> bool {
+        let Some((first, rest)) = self.shape.axes[axis..].split_first() else { return false };
+        let block: usize = rest.iter().map(|axis| self.sizes(axis).0).product();
+        let (inside, size) = (self.inside(axis, places[axis]), self.sizes(first).0);
+        let after = at + inside.end * block;
+        // SAFETY: the caller's contract, of parts of the block.
+        unsafe {
+            self.is_odd(bases, at, inside.start * block)
+                || self.is_odd(bases, after, (size - inside.end) * block)
+                || inside.into_iter().any(|k| self.is_odd_outside(bases, at + k * block, axis + 1, places))
+        }
+    }
+
+    /// The sizes of an axis: of the operand that is not padded, and of the other.
+    fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
+        match self.shape.pass {
+            ConvPass::Output => (axis.kernel, axis.input),
+            ConvPass::InputGradient => (axis.kernel, axis.output),
+            ConvPass::FilterGradient => (axis.output, axis.input),
+        }
+    }
+
+    /// Flag: elements that meet something lie apart from each other, for there are places between strides.
+    fn has_gaps(&self) -> bool {
+        self.shape.pass == ConvPass::InputGradient && self.shape.axes.iter().any(|axis| axis.stride > 1)
+    }
+
+    /// The elements along an axis that meet something, for a place of the result. Without gaps.
+    fn inside(&self, i: usize, place: usize) -> Range<usize> {
+        let axis = &self.shape.axes[i];
+        let (size, other) = self.sizes(axis);
+        let place = place as isize;
+        // The position that an element meets: it goes on by a step from one to the next.
+        let (start, step) = match self.shape.pass {
+            ConvPass::Output => (place * axis.stride as isize - axis.before, axis.dilation as isize),
+            ConvPass::FilterGradient => (place * axis.dilation as isize - axis.before, axis.stride as isize),
+            // Backwards: the position from the end.
+            ConvPass::InputGradient => (other as isize - 1 - place - axis.before, axis.dilation as isize),
+        };
+        let reached =
+            |position: isize| ((position - start).max(0) as usize).div_ceil(step as usize).min(size);
+        let (from, to) = (reached(0), reached(other as isize));
+        from..to.max(from)
+    }
+
+    /// The offsets of the products of an element of the result, and its positions along the axes.
+    fn sum_of(&self, mut element: usize) -> (Sum, Dims) {
+        let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = self.shape;
+        let mut places = zeros(&self.shape);
+        for (place, axis) in places.iter_mut().zip(axes).rev() {
+            let size = match pass {
+                ConvPass::Output => axis.output,
+                ConvPass::InputGradient => axis.input,
+                ConvPass::FilterGradient => axis.kernel,
+            };
+            *place = element % size;
+            element /= size;
+        }
+        let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).product::<usize>();
+        let (inputs, outputs, taps) =
+            (sizes(|axis| axis.input), sizes(|axis| axis.output), sizes(|axis| axis.kernel));
+        let sum = match pass {
+            ConvPass::Output => {
+                let (image, row) = (element / (groups * channels_out), element % (groups * channels_out));
+                let input = (image * groups + row / channels_out) * channels_in;
+                Sum {
+                    outer: channels_in,
+                    inner: taps,
+                    bare: (row * channels_in * taps, taps),
+                    padded: (input * inputs, inputs),
+                }
+            }
+            ConvPass::InputGradient => {
+                let (image, row) = (element / (groups * channels_in), element % (groups * channels_in));
+                let (group, channel) = (row / channels_in, row % channels_in);
+                let output = (image * groups + group) * channels_out;
+                Sum {
+                    outer: channels_out,
+                    inner: taps,
+                    bare: ((group * channels_out * channels_in + channel) * taps, channels_in * taps),
+                    padded: (output * outputs, outputs),
+                }
+            }
+            ConvPass::FilterGradient => {
+                let (row, channel) = (element / channels_in, element % channels_in);
+                let input = row / channels_out * channels_in + channel;
+                Sum {
+                    outer: batch,
+                    inner: outputs,
+                    bare: (row * outputs, groups * channels_out * outputs),
+                    padded: (input * inputs, groups * channels_in * inputs),
+                }
+            }
+        };
+        (sum, places)
+    }
+
+    unsafe fn read(&self, bases: &[*mut u8], operand: usize, element: usize) -> f64 {
+        let base = bases[operand].cast_const();
+        macro_rules! go {
+            ($s:ty) => {
+                // SAFETY: the caller's contract.
+                unsafe { base.cast::<$s>().add(element).read_unaligned().decode().into() }
+            };
+        }
+        let dtype = self.dtypes[operand];
+        let factor: f64 = match dtype {
+            DType::F32 => go!(f32),
+            DType::F64 => go!(f64),
+            DType::F16 => go!(F16),
+            DType::BF16 => go!(Bf16),
+            other => unreachable!("a convolution of {other}: checked when compiled"),
+        };
+        // What several terms stand for differs from the factor by less than sums do.
+        match self.precision {
+            Precision::Bf16 if Type::of(dtype) == Type::F32 => self.precision.split(factor as f32)[0].into(),
+            _ => factor,
+        }
+    }
+}
+
+/// Checks if every element of an axis that is not padded meets one of the other for each element of the result.
+fn is_inside(axis: &SlidingAxis, pass: ConvPass) -> bool {
+    if axis.kernel == 0 || axis.output == 0 || axis.input == 0 {
+        return true;
+    }
+    match pass {
+        ConvPass::Output | ConvPass::FilterGradient => {
+            axis.input_at(0, 0).is_some() && axis.input_at(axis.output - 1, axis.kernel - 1).is_some()
+        }
+        ConvPass::InputGradient => {
+            axis.stride == 1
+                && output_at(axis, 0, axis.kernel - 1).is_some()
+                && output_at(axis, axis.input - 1, 0).is_some()
+        }
+    }
+}
+
+fn zeros(shape: &ConvShape) -> Dims {
+    Dims::from_elem(0, shape.axes.len())
+}
+
+/// The output position whose window has a cell over an input position.
+fn output_at(axis: &SlidingAxis, input: usize, cell: usize) -> Option<usize> {
+    let at = input as isize + axis.before - (cell * axis.dilation) as isize;
+    let at = usize::try_from(at).ok()?;
+    (at.is_multiple_of(axis.stride) && at / axis.stride < axis.output).then_some(at / axis.stride)
+}
+
+/// Iterator over the elements of the operand that is not padded, each with the position that it meets in the other one.
+struct Meets<'a> {
+    edges: &'a Edges,
+    places: &'a Dims,
+    index: Dims,
+    /// The position along all axes but the last, row-major, if it lies inside.
+    outside: Option<usize>,
+}
+
+impl<'a> Meets<'a> {
+    fn new(edges: &'a Edges, places: &'a Dims) -> Meets<'a> {
+        let mut meets = Meets { edges, places, index: zeros(&edges.shape), outside: None };
+        meets.outside = meets.met(edges.shape.axes.len().saturating_sub(1));
+        meets
+    }
+
+    fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
+        self.edges.sizes(axis)
+    }
+
+    /// The position along the first axes, row-major, if it lies inside.
+    fn met(&self, axes: usize) -> Option<usize> {
+        (0..axes)
+            .try_fold(0, |place, i| Some(place * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
+    }
+
+    fn along(&self, i: usize) -> Option<usize> {
+        let (axis, place, at) = (&self.edges.shape.axes[i], self.places[i], self.index[i]);
+        match self.edges.shape.pass {
+            ConvPass::Output => axis.input_at(place, at),
+            ConvPass::InputGradient => output_at(axis, place, at),
+            ConvPass::FilterGradient => axis.input_at(at, place),
+        }
+    }
+
+    /// What the next element meets; `None` where there is nothing.
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let axes = &self.edges.shape.axes;
+        let Some(last) = axes.len().checked_sub(1) else { return Some(0) };
+        let (size, other) = self.sizes(&axes[last]);
+        let found = self.outside.and_then(|outside| Some(outside * other + self.along(last)?));
+        self.index[last] += 1;
+        if self.index[last] == size {
+            self.index[last] = 0;
+            for i in (0..last).rev() {
+                self.index[i] += 1;
+                if self.index[i] < self.sizes(&axes[i]).0 {
+                    break;
+                }
+                self.index[i] = 0;
+            }
+            self.outside = self.met(last);
+        }
+        found
+    }
+}
+
+/// The bits from which on magnitudes are infinite, or no numbers.
+const INFINITE: u32 = f32::INFINITY.to_bits();
+/// The bits from which on the nearest bfloat16 is infinite: half of a last bit above the largest.
+const ROUNDED_TO_INFINITY: u32 = 0x7f7f_8000;
+
+/// Whether any of some numbers has a magnitude of these bits or more; infinities, and what is no number, have more than any
+/// other.
+pub(super) struct Odd {
+    pub(super) from: *const f32,
+    pub(super) len: usize,
+    pub(super) least: u32,
+}
+
+impl Work for Odd {
+    type Out = bool;
+    #[inline(always)]
+    fn work<L: Level>(self) -> bool {
+        let most = (0..self.len).fold(0, |most: u32, i| {
+            // SAFETY: an element of an operand (the contract of a run), to which others may write meanwhile.
+            let value = unsafe { self.from.add(i).read() };
+            most.max(value.to_bits() & !(1 << 31))
+        });
+        most >= self.least
+    }
+}
+
+/// Whether some of the sums may be no number.
+unsafe fn is_doubtful<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
+    // SAFETY: the caller's contract.
+    T::BYTES != 4 || isa.run(Odd { from: from.cast(), len, least: INFINITE + 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The elements that meet something are those between the elements that are said to lie inside.
+    #[test]
+    fn what_lies_inside_meets_something() {
+        for (kernel, stride, dilation, before) in [
+            (3, 1, 1, 1),
+            (3, 1, 2, 3),
+            (1, 1, 1, 2),
+            (5, 1, 1, -1),
+            (3, 2, 1, 1),
+            (2, 3, 2, 0),
+            (4, 1, 1, 9),
+        ] {
+            for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
+                if pass == ConvPass::InputGradient && stride > 1 {
+                    continue;
+                }
+                let axis = SlidingAxis { input: 6, output: 5, kernel, stride, dilation, before };
+                let axes = std::iter::once(axis).collect();
+                let shape = ConvShape { pass, batch: 1, groups: 1, channels_in: 1, channels_out: 1, axes };
+                let edges = Edges {
+                    shape,
+                    dtypes: [DType::F32; 2],
+                    precision: Precision::F32,
+                    isa: Isa::detect().expect("the level of the machine"),
+                    bare: (1, 1),
+                    results: 1,
+                };
+                let places = match pass {
+                    ConvPass::Output => axis.output,
+                    ConvPass::InputGradient => axis.input,
+                    ConvPass::FilterGradient => axis.kernel,
+                };
+                for place in 0..places {
+                    let at = Dims::from_elem(place, 1);
+                    let mut meets = Meets::new(&edges, &at);
+                    let inside = edges.inside(0, place);
+                    for k in 0..edges.sizes(&axis).0 {
+                        assert_eq!(
+                            inside.contains(&k),
+                            meets.next().is_some(),
+                            "{pass:?} {axis:?}: place {place}, element {k}, {inside:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Products of few rows: B is read once, as it lies, and packing it would cost more than multiplying.
+
+use ortrain_expr::DType;
+
+use super::micro::Real;
+use super::pack::Elements;
+use crate::isa::{Isa, Level, Work};
+use crate::tile::number::{Bf16, F16, Number, Rounded, Stored};
+
+/// Rows up to which a product is thin.
+pub(super) const ROWS: usize = 8;
+
+/// A block of a thin product.
+#[derive(Clone, Copy)]
+pub(super) struct Thin<T> {
+    /// A: `rows` rows of `k` adjacent elements.
+    pub(super) a: *const T,
+    /// B, as it is stored: steps along n and along k, one of which is 1.
+    pub(super) b: *const u8,
+    pub(super) line: isize,
+    pub(super) depth: isize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) k: usize,
+    /// C: `rows` rows of `cols` adjacent elements.
+    pub(super) c: *mut T,
+}
+
+/// Independent chains of a sum along k.
+const LANES: usize = 16;
+/// Rows that share a look at B.
+const GROUP: usize = 4;
+
+struct Run<S: Stored>(Thin<S::Computed>);
+
+impl<S: Stored<Computed: Real>> Run<S> {
+    /// `M` rows from row `i` on, where elements of B are adjacent along k: sums in [`LANES`] chains, joined as a tree.
+    #[inline(always)]
+    fn dots<L: Level, const M: usize>(&self, i: usize) {
+        let Thin { a, b, line, cols, k, c, .. } = self.0;
+        let zero = <S::Computed as Number>::ZERO;
+        for j in 0..cols {
+            let b = b.cast::<S>().wrapping_offset(j as isize * line);
+            let mut sums = [[zero; LANES]; M];
+            let whole = k - k % LANES;
+            // SAFETY: A has `k` elements in each of its rows, B in each of its columns, C has these elements.
+            unsafe {
+                for p in (0..whole).step_by(LANES) {
+                    let y: [S; LANES] = b.add(p).cast::<[S; LANES]>().read_unaligned();
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        let x = a.add((i + m) * k + p).cast::<[S::Computed; LANES]>().read_unaligned();
+                        for l in 0..LANES {
+                            sums[l] = Real::fused::<L>(x[l], y[l].decode(), sums[l]);
+                        }
+                    }
+                }
+                for p in whole..k {
+                    let y = b.add(p).read_unaligned().decode();
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        let x = a.add((i + m) * k + p).read();
+                        sums[p - whole] = Real::fused::<L>(x, y, sums[p - whole]);
+                    }
+                }
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    let mut width = LANES / 2;
+                    while width > 0 {
+                        for l in 0..width {
+                            sums[l] = sums[l].add(sums[l + width]);
+                        }
+                        width /= 2;
+                    }
+                    c.add((i + m) * cols + j).write(sums[0]);
+                }
+            }
+        }
+    }
+
+    /// All rows, where elements of B are adjacent along n: rows of B, scaled, are added to rows of C in order.
+    #[inline(always)]
+    fn sums<L: Level>(&self) {
+        let Thin { a, b, depth, rows, cols, k, c, .. } = self.0;
+        let zero = <S::Computed as Number>::ZERO;
+        // SAFETY: C is scratch memory of this worker with room for these elements.
+        let c = unsafe { std::slice::from_raw_parts_mut(c, rows * cols) };
+        c.fill(zero);
+        let row = |p: usize| b.cast::<S>().wrapping_offset(p as isize * depth);
+        let whole = k - k % GROUP;
+        for p in (0..whole).step_by(GROUP) {
+            let b: [*const S; GROUP] = std::array::from_fn(|g| row(p + g));
+            for (i, c) in c.chunks_exact_mut(cols).enumerate() {
+                // SAFETY: A has `k` elements in each of its rows, B `cols` in each of its.
+                unsafe {
+                    let x: [S::Computed; GROUP] =
+                        a.add(i * k + p).cast::<[S::Computed; GROUP]>().read_unaligned();
+                    for (j, c) in c.iter_mut().enumerate() {
+                        let mut sum = *c;
+                        for g in 0..GROUP {
+                            sum = Real::fused::<L>(x[g], b[g].add(j).read_unaligned().decode(), sum);
+                        }
+                        *c = sum;
+                    }
+                }
+            }
+        }
+        for p in whole..k {
+            for (i, c) in c.chunks_exact_mut(cols).enumerate() {
+                // SAFETY: as above.
+                unsafe {
+                    let x = a.add(i * k + p).read();
+                    for (j, c) in c.iter_mut().enumerate() {
+                        *c = Real::fused::<L>(x, row(p).add(j).read_unaligned().decode(), *c);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<S: Stored<Computed: Real>> Work for Run<S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        if self.0.depth != 1 {
+            return self.sums::<L>();
+        }
+        for i in (0..self.0.rows).step_by(GROUP) {
+            match self.0.rows - i {
+                1 => self.dots::<L, 1>(i),
+                2 => self.dots::<L, 2>(i),
+                3 => self.dots::<L, 3>(i),
+                _ => self.dots::<L, GROUP>(i),
+            }
+        }
+    }
+}
+
+/// Computes a block of a thin product.
+///
+/// # Safety
+/// A, B and C have the elements that sizes and steps name, C's belong to this worker alone. `elements` are those of B,
+/// and computed as `T`.
+pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: Thin<T>) {
+    macro_rules! go {
+        ($s:ty, $t:ty) => {{
+            let Thin { a, b, line, depth, rows, cols, k, c } = thin;
+            isa.run(Run::<$s>(Thin::<$t> { a: a.cast(), b, line, depth, rows, cols, k, c: c.cast() }))
+        }};
+    }
+    match (elements.stored, elements.rounded) {
+        (DType::F32, None) => go!(f32, f32),
+        (DType::F32, Some(DType::F16)) => go!(Rounded<F16>, f32),
+        (DType::F32, Some(DType::BF16)) => go!(Rounded<Bf16>, f32),
+        (DType::F64, None) => go!(f64, f64),
+        (DType::F16, None) => go!(F16, f32),
+        (DType::BF16, None) => go!(Bf16, f32),
+        other => unreachable!("a matrix of {other:?}: checked when compiled"),
+    }
+}

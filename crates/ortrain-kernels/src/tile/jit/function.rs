@@ -1,0 +1,413 @@
+//! From operations of a tape to a group, and from a group to a function.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+
+use memmap2::{Mmap, MmapMut};
+use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::Context;
+use super::assembler::Assembled;
+use super::codegen::{POINTERS, ROUND, emit};
+use super::ir::{Effect, Lane, Lanes, Value};
+use crate::isa::{CACHE_LINE, Isa, Kind as Level};
+use crate::tile::{ExecContext, Kind, Op, PRODUCT, PairwiseSum, Size, Slot, THERE, ops};
+
+/// What a function finds at a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pointer {
+    Product,
+    Load(u16),
+    Store(u16),
+}
+
+/// Operations that become one function, before registers of the tape have their bytes.
+#[derive(Debug)]
+pub(in crate::tile) struct Group {
+    code: Arc<Assembled>,
+    pointers: SmallVec<[Pointer; 8]>,
+    folds: SmallVec<[Folded; 2]>,
+    /// Registers of the tape.
+    reads: Vec<Slot>,
+    writes: Vec<Slot>,
+}
+
+/// What a function leaves of a fold: its lanes, which are joined and go to a chain.
+#[derive(Clone, Copy, Debug)]
+struct Folded {
+    op: ReduceOp,
+    lanes: Slot,
+    chain: Slot,
+}
+
+/// Whether a group may have an operation.
+pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
+    if context.isa == Isa::PORTABLE {
+        return false;
+    }
+    // Of values that are the same for all indices, those that are numbers.
+    if op.one && !matches!(op.kind, Kind::Unary(..) | Kind::Binary(_, Type::F32)) {
+        return false;
+    }
+    match op.kind {
+        Kind::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not, _)
+        | Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => false,
+        Kind::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ty) => ty == Type::Bool,
+        Kind::Unary(_, ty)
+        | Kind::Binary(_, ty)
+        | Kind::Compare(_, ty)
+        | Kind::Select(ty)
+        | Kind::Copy(ty)
+        | Kind::Splat(ty)
+        | Kind::Fold(_, ty)
+        | Kind::Accumulate(_, ty) => ty == Type::F32,
+        Kind::Convert(from, to) => {
+            matches!((from, to), (Type::Bool, Type::F32) | (Type::F32, Type::Bool))
+        }
+        Kind::Store(slot) => {
+            let store = &context.stores[usize::from(slot)];
+            let whole = store.piece().is_some_and(|piece| piece.is_multiple_of(context.piece));
+            whole && store.dtype == DType::F32
+        }
+        _ => false,
+    }
+}
+
+impl Group {
+    /// The group of some operations, all of which [it takes](takes), in an order in which they may run; `lanes_of` makes
+    /// a register of the tape for the lanes of a fold. `None` if there are too few machine registers.
+    pub(in crate::tile) fn new(
+        list: &[Op],
+        context: &Context<'_>,
+        mut lanes_of: impl FnMut() -> Slot,
+    ) -> Option<Group> {
+        let wide = context.isa.kind() == Level::Avx512;
+        let mut making = Making {
+            context,
+            lanes: Lanes::new(wide),
+            pointers: SmallVec::new(),
+            folds: SmallVec::new(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            values: FxHashMap::default(),
+            inside: FxHashMap::default(),
+        };
+        for op in list {
+            making.add(op, &mut lanes_of)?;
+        }
+        // What others read goes to the tape's registers; last, as an operation may load and store the same register.
+        for op in list {
+            let Some(&value) = making.values.get(&op.d) else { continue };
+            let all = context.readers.get(&op.d).copied().unwrap_or(0);
+            if all > making.inside.get(&op.d).copied().unwrap_or(0) {
+                making.write(op.d, value);
+            }
+        }
+        let Making { lanes, pointers, folds, reads, writes, .. } = making;
+        if pointers.len() > POINTERS {
+            return None;
+        }
+        Some(Group { code: assembled(lanes)?, pointers, folds, reads, writes })
+    }
+
+    /// Registers of the tape that it reads.
+    pub(in crate::tile) fn reads(&self) -> &[Slot] {
+        &self.reads
+    }
+
+    /// Registers of the tape that it writes.
+    pub(in crate::tile) fn writes(&self) -> &[Slot] {
+        &self.writes
+    }
+}
+
+/// Functions of this many patterns of lanes are kept, of a few kilobytes each. Large networks have a few hundred.
+pub(super) const MAX_KEPT: usize = 1024;
+
+/// The code of a function for `lanes`, made now or kept from before: layers of a network compute the same over other sizes,
+/// and so do its programs for other batches. `None` if that takes more registers than there are.
+pub(super) fn assembled(lanes: Lanes) -> Option<Arc<Assembled>> {
+    type Kept = FxHashMap<Lanes, Option<Arc<Assembled>>>;
+    static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
+    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(code) = kept().get(&lanes) {
+        return code.clone();
+    }
+    let code = emit(&lanes).map(Arc::new);
+    let mut kept = kept();
+    if kept.len() >= MAX_KEPT {
+        kept.clear();
+    }
+    kept.insert(lanes.finished(), code.clone());
+    code
+}
+
+/// A group while it is made.
+struct Making<'a> {
+    context: &'a Context<'a>,
+    lanes: Lanes,
+    pointers: SmallVec<[Pointer; 8]>,
+    folds: SmallVec<[Folded; 2]>,
+    reads: Vec<Slot>,
+    writes: Vec<Slot>,
+    /// Of the tape's registers that are operands or results.
+    values: FxHashMap<Slot, Value>,
+    /// How often the group reads a register.
+    inside: FxHashMap<Slot, usize>,
+}
+
+impl Making<'_> {
+    fn operand(&mut self, place: Slot) -> Value {
+        *self.inside.entry(place).or_default() += 1;
+        if let Some(&value) = self.values.get(&place) {
+            return value;
+        }
+        let lane = match (self.context.sizes)(place) {
+            Size::There(there) => {
+                let pointer =
+                    if there == PRODUCT { Pointer::Product } else { Pointer::Load((there & !THERE) as u16) };
+                Lane::There(self.pointer(pointer))
+            }
+            Size::Single(there) => Lane::Single(self.pointer(Pointer::Load((there & !THERE) as u16))),
+            Size::One => match self.context.constants.get(&place) {
+                Some(&bits) => Lane::Constant(bits as u32),
+                None => {
+                    self.read(place);
+                    Lane::One(place)
+                }
+            },
+            Size::Tile(Type::Bool) => {
+                self.read(place);
+                Lane::Truths(place)
+            }
+            Size::Tile(_) | Size::Chain | Size::Lanes => {
+                self.read(place);
+                Lane::Tile(place)
+            }
+        };
+        let value = self.lanes.push(lane);
+        self.values.insert(place, value);
+        value
+    }
+
+    fn read(&mut self, place: Slot) {
+        if !self.reads.contains(&place) {
+            self.reads.push(place);
+        }
+    }
+
+    fn write(&mut self, place: Slot, value: Value) {
+        if self.writes.contains(&place) {
+            return;
+        }
+        self.writes.push(place);
+        let effect = match (self.context.sizes)(place) {
+            Size::Tile(Type::Bool) => Effect::Truths(place, value),
+            Size::One => Effect::One(place, value),
+            _ => Effect::Tile(place, value),
+        };
+        self.lanes.effects.push(effect);
+    }
+
+    fn pointer(&mut self, pointer: Pointer) -> u8 {
+        let pointers = &mut self.pointers;
+        let known = pointers.iter().position(|&other| other == pointer);
+        let number = known.unwrap_or_else(|| {
+            pointers.push(pointer);
+            let reach = match pointer {
+                Pointer::Product => None,
+                Pointer::Load(slot) => self.context.loads.get(usize::from(slot)),
+                Pointer::Store(slot) => self.context.stores.get(usize::from(slot)),
+            };
+            let step = reach.and_then(|reach| reach.step(self.context.piece));
+            self.lanes.steps.push(step.filter(|_| self.context.tile >= self.context.piece));
+            pointers.len() - 1
+        });
+        // More than a byte holds are refused later on.
+        number.min(255) as u8
+    }
+
+    fn add(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Slot) -> Option<()> {
+        let a = self.operand(op.a[0]);
+        let result = match op.kind {
+            Kind::Copy(_) | Kind::Splat(_) => a,
+            Kind::Unary(unary, _) => self.lanes.unary(unary, a)?,
+            Kind::Binary(binary, ty) => {
+                let b = self.operand(op.a[1]);
+                let lanes = &mut self.lanes;
+                if ty == Type::Bool { lanes.logic(binary, a, b)? } else { lanes.binary(binary, a, b)? }
+            }
+            Kind::Compare(compare, _) => {
+                let b = self.operand(op.a[1]);
+                self.lanes.compare(compare, a, b)
+            }
+            Kind::Select(_) => {
+                let (b, c) = (self.operand(op.a[1]), self.operand(op.a[2]));
+                self.lanes.choose(a, b, c)
+            }
+            Kind::Convert(Type::Bool, _) => self.lanes.number_of_truth(a),
+            Kind::Convert(..) => self.lanes.truth(a),
+            Kind::Fold(reduce, _) => {
+                let place = lanes_of();
+                self.lanes.fold(reduce, place, a);
+                self.folds.push(Folded { op: reduce, lanes: place, chain: op.d });
+                self.writes.extend([place, op.d]);
+                return Some(());
+            }
+            Kind::Accumulate(reduce, _) => {
+                let old = self.lanes.push(Lane::Tile(op.d));
+                self.read(op.d);
+                let sum = self.lanes.reduce(reduce, old, a);
+                self.write(op.d, sum);
+                return Some(());
+            }
+            Kind::Store(slot) => {
+                let pointer = self.pointer(Pointer::Store(slot));
+                self.lanes.effects.push(Effect::There(pointer, a));
+                return Some(());
+            }
+            other => unreachable!("{other:?} is not for groups"),
+        };
+        self.values.insert(op.d, result);
+        Some(())
+    }
+}
+
+/// Memory for the functions of tapes: written while these are made, executable from then on, never both.
+#[derive(Default)]
+pub(in crate::tile) struct CodeMemory {
+    written: Mutex<Vec<u8>>,
+    executable: OnceLock<Mmap>,
+}
+
+impl CodeMemory {
+    /// Makes all functions executable. False if the system does not allow it, or has done so before there were some more:
+    /// then the new ones never run.
+    pub(in crate::tile) fn finish(&self) -> bool {
+        let code = std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner));
+        if code.is_empty() {
+            return true;
+        }
+        let executable = || {
+            let mut memory = MmapMut::map_anon(code.len())?;
+            memory.copy_from_slice(&code);
+            memory.make_exec()
+        };
+        executable().is_ok_and(|memory| self.executable.set(memory).is_ok())
+    }
+}
+
+impl fmt::Debug for CodeMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.executable.get().map_or(0, |memory| memory.len());
+        f.debug_struct("CodeMemory").field("bytes", &bytes).finish_non_exhaustive()
+    }
+}
+
+/// The groups of a tape as functions.
+#[derive(Debug)]
+pub(in crate::tile) struct Functions {
+    memory: Arc<CodeMemory>,
+    list: Vec<Function>,
+}
+
+#[derive(Debug)]
+struct Function {
+    /// The byte of the memory where it begins.
+    start: usize,
+    pointers: SmallVec<[Pointer; 8]>,
+    /// With places in the frame.
+    folds: SmallVec<[Folded; 2]>,
+}
+
+/// (frame, pointers, number of indices, words of the incomplete end).
+type Entry = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
+
+/// Words of all ones, then of zeros: from the right place on, the mask of any incomplete end.
+static WORDS: [i32; 2 * ROUND] = {
+    let mut words = [0; 2 * ROUND];
+    let mut i = 0;
+    while i < ROUND {
+        words[i] = -1;
+        i += 1;
+    }
+    words
+};
+
+impl Functions {
+    /// The functions, where `place` says at which byte of the frame a register lies. They may run once the memory is
+    /// [finished](CodeMemory::finish).
+    pub(in crate::tile) fn new(
+        groups: &[Group],
+        place: &dyn Fn(Slot) -> Slot,
+        memory: &Arc<CodeMemory>,
+    ) -> Functions {
+        let mut code = memory.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let function = |Group { code: function, pointers, folds, .. }: &Group| {
+            // Where a line of the instruction cache begins.
+            let start = code.len().next_multiple_of(CACHE_LINE);
+            code.resize(start, 0);
+            function.append_to(&mut code, place);
+            let in_frame = |&Folded { op, lanes, chain }: &Folded| Folded {
+                op,
+                lanes: place(lanes),
+                chain: place(chain),
+            };
+            Function { start, pointers: pointers.clone(), folds: folds.iter().map(in_frame).collect() }
+        };
+        let list = groups.iter().map(function).collect();
+        Functions { memory: Arc::clone(memory), list }
+    }
+
+    /// Runs one over the indices (`outside`, `start..start + n`).
+    ///
+    /// # Panics
+    /// When its memory was not finished.
+    ///
+    /// # Safety
+    /// The contract of [`ExecContext::run`].
+    #[inline]
+    pub(in crate::tile) unsafe fn run(
+        &self,
+        k: u16,
+        site: &ExecContext<'_>,
+        outside: usize,
+        start: usize,
+        n: usize,
+    ) {
+        let tape = site.tape;
+        let Function { start: begin, pointers, folds } = &self.list[usize::from(k)];
+        let code = self.memory.executable.get().expect("kernels run when their code is finished");
+        let code = code[*begin..].as_ptr();
+        let mut table = [const { MaybeUninit::<*const u8>::uninit() }; POINTERS];
+        for (at, pointer) in table.iter_mut().zip(pointers) {
+            at.write(match *pointer {
+                Pointer::Product => site.product,
+                Pointer::Load(slot) => {
+                    let slot = usize::from(slot);
+                    tape.loads[slot].at(site.bases[slot], outside, start)
+                }
+                Pointer::Store(slot) => {
+                    let slot = usize::from(slot);
+                    tape.stores[slot].at(site.bases[tape.loads.len() + slot], outside, start)
+                }
+            });
+        }
+        let words = WORDS[ROUND - n % ROUND..].as_ptr();
+        // SAFETY: the memory holds a function of this type, made for this tape's frame. It reads and writes registers of
+        // the frame up to the next multiple of 16 indices, for which they have room, and callers' memory at the `n`
+        // indices, which is there by the contract. Of the table it reads the pointers that were written.
+        unsafe {
+            let function: Entry = std::mem::transmute(code);
+            function(site.frame, table.as_ptr().cast(), n, words);
+            for &Folded { op, lanes, chain } in folds {
+                let lanes = site.at::<[f32; ROUND]>(lanes).read_unaligned();
+                let partial = ops::join_lanes(op, lanes);
+                (*site.at::<PairwiseSum>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
+            }
+        }
+    }
+}

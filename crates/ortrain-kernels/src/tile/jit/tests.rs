@@ -1,0 +1,652 @@
+//! With and without machine code, results have the same bits.
+
+use std::sync::Arc;
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, DType, Load, Nest, ReduceOp, Reduction, Reg, Segments, Type,
+    UnaryOp,
+};
+use proptest::prelude::*;
+
+use super::assembler::Assembled;
+use super::codegen::{Order, emit_abreast};
+use super::function::{MAX_KEPT, assembled};
+use super::ir::{Effect, Lane, Lanes};
+use crate::isa::Isa;
+use crate::tile::{Compiler, ExecContext, Failure, Kind, LoopOrder, PairwiseSum, Plan, TileProgram};
+use crate::{NestKernel, Pool, RunScalars, Scratch};
+
+/// Lengths around those of vectors, rounds and two rounds, and one of several tiles. A single element is one value, and
+/// nothing for tiles.
+const LENGTHS: [usize; 12] = [2, 7, 8, 15, 16, 17, 33, 63, 64, 65, 200, 2500];
+
+const UNARY: [UnaryOp; 13] = [
+    UnaryOp::Neg,
+    UnaryOp::Abs,
+    UnaryOp::Sign,
+    UnaryOp::Floor,
+    UnaryOp::Exp,
+    UnaryOp::Log,
+    UnaryOp::Sqrt,
+    UnaryOp::Rsqrt,
+    UnaryOp::Erf,
+    UnaryOp::Tanh,
+    UnaryOp::Sigmoid,
+    UnaryOp::ToF16,
+    UnaryOp::ToBf16,
+];
+const BINARY: [BinaryOp; 6] =
+    [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
+
+fn levels() -> Vec<Isa> {
+    Isa::available().into_iter().filter(|&isa| isa != Isa::PORTABLE).collect()
+}
+
+/// Whether all of a tape's operations on tiles are machine code.
+fn is_code(tape: &TileProgram) -> bool {
+    let natives =
+        |list: &[crate::tile::Op]| list.iter().all(|op| op.one || matches!(op.kind, Kind::Native(_)));
+    tape.stages.iter().all(|stage| natives(&stage.body))
+}
+
+/// The stores, and the bits of the totals, of a nest over one axis that is run as one row.
+fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<Vec<f32>>, Vec<u64>) {
+    // More room on both sides, to see that nothing else is touched.
+    const MARK: f32 = 12345.0;
+    let mut loads = loads.to_vec();
+    let mut results: Vec<Vec<f32>> = (0..stores).map(|_| vec![MARK; n + 32]).collect();
+    let mut bases: Vec<*mut u8> = loads.iter_mut().map(|load| load.as_mut_ptr().cast()).collect();
+    // SAFETY: there are 16 elements before.
+    bases.extend(results.iter_mut().map(|store| unsafe { store.as_mut_ptr().add(16) }.cast::<u8>()));
+    let mut frame = vec![0u128; tape.frame.div_ceil(16) + 4];
+    let at = frame.as_mut_ptr().cast::<u8>();
+    let at = at.wrapping_add(at.align_offset(64));
+    let scalars = RunScalars { seed: 1, train_step: 2 };
+    let site = ExecContext { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
+    let mut totals = Vec::new();
+    // SAFETY: the frame has the tape's size; the buffers have `n` elements; what operations need has run.
+    unsafe {
+        at.cast::<Failure>().write(Failure::NONE);
+        site.run(&tape.once, 0, 0, tape.tile);
+        for stage in &tape.stages {
+            site.run(&stage.pre, 0, 0, tape.tile.min(n));
+            for total in &stage.totals {
+                (*site.at::<PairwiseSum>(total.state)).reset();
+            }
+            for (start, count) in tape.tiles(0, n) {
+                site.run(&stage.body, 0, start, count);
+            }
+            for total in &stage.totals {
+                let result = (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
+                site.at::<u64>(total.result).write(result);
+                totals.push(result);
+            }
+        }
+        site.run(&tape.post, 0, 0, 1);
+    }
+    for store in &results {
+        let outside = store[..16].iter().chain(&store[16 + n..]);
+        assert!(outside.into_iter().all(|&value| value == MARK), "written outside of {n} elements");
+    }
+    (results.into_iter().map(|store| store[16..16 + n].to_vec()).collect(), totals)
+}
+
+/// Compares a nest with and without machine code at every level; says whether there was code for all of it.
+fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
+    let n = nest.dims[0];
+    let mut all = true;
+    for isa in levels() {
+        let drive = if nest.inner == 0 { LoopOrder::Map } else { LoopOrder::Row };
+        let plan = Plan { nest, drive, outside: &[], along: &[0] };
+        let (tape, plain) = (
+            TileProgram::new(&plan, isa).expect("good"),
+            TileProgram::new(&plan, Compiler::without_code(isa)).expect("good"),
+        );
+        assert!(
+            !plain.stages.iter().any(|stage| stage.body.iter().any(|op| matches!(op.kind, Kind::Native(_))))
+        );
+        all &= is_code(&tape);
+        let (found, totals) = run(&tape, loads, nest.stores.len(), n);
+        let (wanted, wanted_totals) = run(&plain, loads, nest.stores.len(), n);
+        for (k, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            for (i, (a, b)) in found.iter().zip(wanted).enumerate() {
+                let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(same, "{what}, {isa}, {n} elements: result {k}[{i}] is {a:e}, without code {b:e}");
+            }
+        }
+        for (k, (a, b)) in totals.iter().zip(&wanted_totals).enumerate() {
+            let [a, b] = [a, b].map(|&bits| f32::from_bits(bits as u32));
+            assert!(
+                a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(),
+                "{what}, {isa}: total {k} {a:e}, {b:e}"
+            );
+        }
+    }
+    all
+}
+
+/// Segments of any length, in place, with sums and settings of their own, wherever they begin.
+#[test]
+fn segments_anywhere() {
+    let lengths: Vec<usize> = LENGTHS.into_iter().chain([0, 1, 60_000, 3, 50_000, 40_000]).collect();
+    let mut end = 1;
+    let segments = Segments::new(lengths.iter().map(|&length| {
+        let start = end;
+        end = start + length + length % 3;
+        start..start + length
+    }));
+    let (count, len) = (lengths.len(), end);
+    let access = |strides: [isize; 2], offset: usize, len: usize| Access {
+        dtype: DType::F32,
+        offset,
+        strides: strides.into_iter().collect(),
+        len,
+    };
+    let (plane, setting) = (access([0, 1], 0, len), |k: usize| access([8, 0], k, 8 * count));
+    for inner in [0, 1] {
+        let mut b = Builder::new();
+        let [x, y, rate, decay] = [0, 1, 2, 3].map(|slot| b.load(slot, Type::F32));
+        let factor = b.mul(rate, decay);
+        let power = b.unary(UnaryOp::Exp, factor);
+        let change = b.mul(y, power);
+        let mut result = b.sub(x, change);
+        let square = b.mul(change, change);
+        let mut results = Vec::new();
+        if inner == 1 {
+            let sum = b.reduced(0, Type::F32);
+            let root = b.unary(UnaryOp::Sqrt, sum);
+            result = b.div(result, root);
+            results.push(sum);
+        }
+        results.insert(0, result);
+        let values: Vec<Reg> = if inner == 1 { vec![square] } else { Vec::new() };
+        let (expr, values) = b.finish_keeping(&results, &values);
+        let mut stores = vec![plane.clone(), setting(7)];
+        stores.truncate(1 + inner);
+        let nest = Nest {
+            dims: [count, len].into_iter().collect(),
+            inner,
+            segments: Some(segments.clone()),
+            loads: [plane.clone(), plane.clone(), setting(0), setting(5)].map(Load::Buffer).to_vec(),
+            expr,
+            reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
+            stores,
+        };
+        for isa in levels() {
+            let run = |compiler: Compiler<'_>| {
+                let kernel = NestKernel::new(&nest, compiler).expect("good");
+                let (mut x, mut y) = (numbers(len, 1), numbers(len, 2));
+                let mut table = numbers(8 * count, 3);
+                let bases = [&mut x, &mut y, &mut table].map(|buffer| buffer.as_mut_ptr().cast::<u8>());
+                let mut bases = vec![bases[0], bases[1], bases[2], bases[2], bases[0], bases[2]];
+                bases.truncate(5 + inner);
+                let mut scratch = vec![0u128; kernel.scratch_bytes(2).div_ceil(16) + 4];
+                let at = scratch.as_mut_ptr().cast::<u8>();
+                let at = at.wrapping_add(at.align_offset(64));
+                let scratch = Scratch::new(at, kernel.scratch_bytes(2));
+                // SAFETY: buffers of the accesses' lengths; what is loaded and stored is so through equal accesses, or
+                // in columns of its own.
+                unsafe { kernel.run(&bases, RunScalars::default(), &Pool::new(2), scratch) }
+                    .expect("no guards");
+                [x, table].concat()
+            };
+            let (found, wanted) = (run(isa.into()), run(Compiler::without_code(isa)));
+            for (i, (a, b)) in found.iter().zip(&wanted).enumerate() {
+                let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(same, "{inner} reduced, {isa}: element {i} is {a:e}, without code {b:e}");
+            }
+        }
+    }
+}
+
+/// What each row has one of is read where it lies, at any alignment, by more pointers than registers hold.
+#[test]
+fn single_values_of_rows() {
+    const ROWS: usize = 3;
+    const SINGLES: usize = 11;
+    for n in [2, 15, 16, 49, 200] {
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let singles: Vec<_> = (1..=SINGLES).map(|slot| b.load(slot, Type::F32)).collect();
+        // One of them scaled by another is one value, too.
+        let factor = b.mul(singles[0], singles[1]);
+        let mut value = b.mul(x, factor);
+        for (k, &single) in singles.iter().enumerate() {
+            let op = BINARY[k % BINARY.len()];
+            value = if k % 2 == 0 { b.binary(op, value, single) } else { b.binary(op, single, value) };
+        }
+        let plane = Access::contiguous(DType::F32, &[ROWS, n]);
+        // Two elements from row to row, from a byte that no number should start at.
+        let single = |k: usize| Access {
+            dtype: DType::F32,
+            offset: k,
+            strides: [2, 0].into_iter().collect(),
+            len: SINGLES + 2 * ROWS,
+        };
+        let loads =
+            std::iter::once(plane.clone()).chain((0..SINGLES).map(single)).map(Load::Buffer).collect();
+        let dims = [ROWS, n].into_iter().collect();
+        let (expr, stores) = (b.finish(&[value]), vec![plane]);
+        let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
+        let plan = Plan { nest: &nest, drive: LoopOrder::Map, outside: &[0], along: &[1] };
+        let x = numbers(ROWS * n, 1);
+        let few = numbers(SINGLES + 2 * ROWS, 2);
+        let bytes: Vec<u8> = [0].into_iter().chain(few.iter().flat_map(|v| v.to_ne_bytes())).collect();
+        let result = |tape: &TileProgram| {
+            let (mut x, mut bytes, mut result) = (x.clone(), bytes.clone(), vec![0f32; ROWS * n]);
+            let mut bases = vec![x.as_mut_ptr().cast::<u8>()];
+            bases.extend((0..SINGLES).map(|_| bytes[1..].as_mut_ptr()));
+            bases.push(result.as_mut_ptr().cast());
+            let mut frame = vec![0u128; tape.frame.div_ceil(16) + 4];
+            let at = frame.as_mut_ptr().cast::<u8>();
+            let at = at.wrapping_add(at.align_offset(64));
+            let scalars = RunScalars { seed: 1, train_step: 2 };
+            let site = ExecContext { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
+            // SAFETY: as in `run`.
+            unsafe {
+                at.cast::<Failure>().write(Failure::NONE);
+                site.run(&tape.once, 0, 0, tape.tile);
+                for row in 0..ROWS {
+                    for (start, count) in tape.tiles(0, n) {
+                        site.run(&tape.stages[0].body, row, start, count);
+                    }
+                }
+            }
+            result
+        };
+        for isa in levels() {
+            let (tape, plain) = (
+                TileProgram::new(&plan, isa).expect("good"),
+                TileProgram::new(&plan, Compiler::without_code(isa)).expect("good"),
+            );
+            assert!(
+                tape.stages[0].body.iter().all(|op| matches!(op.kind, Kind::Native(_))),
+                "loads of their own"
+            );
+            for (i, (a, b)) in result(&tape).into_iter().zip(result(&plain)).enumerate() {
+                let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(same, "{isa}, {n} elements: [{i}] is {a:e}, without code {b:e}");
+            }
+        }
+    }
+}
+
+/// Every kind of number, and many of middling size.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    const SPECIAL: [f32; 16] = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MIN_POSITIVE,
+        1e-45,
+        -1e-40,
+        f32::MAX,
+        f32::MIN,
+        88.9,
+        -103.5,
+        0.925,
+        0.625,
+    ];
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state
+    };
+    let mut number = || {
+        let bits = next();
+        match bits % 8 {
+            0 => SPECIAL[(bits >> 8) as usize % SPECIAL.len()],
+            1 => f32::from_bits(next()),
+            _ => (next() as f32 / u32::MAX as f32 - 0.5) * 12.0,
+        }
+    };
+    (0..n).map(|_| number()).collect()
+}
+
+fn nest(n: usize, loads: usize, build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>) -> Nest {
+    let mut b = Builder::new();
+    let x: Vec<Reg> = (0..loads).map(|slot| b.load(slot, Type::F32)).collect();
+    let outputs = build(&mut b, &x);
+    let plane = Access::contiguous(DType::F32, &[n]);
+    Nest {
+        dims: [n].into_iter().collect(),
+        inner: 0,
+        segments: None,
+        loads: vec![Load::Buffer(plane.clone()); loads],
+        stores: vec![plane; outputs.len()],
+        expr: b.finish(&outputs),
+        reductions: Vec::new(),
+    }
+}
+
+#[test]
+fn every_operation() {
+    for n in LENGTHS {
+        let loads = [numbers(n, 1), numbers(n, 2), numbers(n, 3)];
+        for op in UNARY {
+            let nest = nest(n, 1, |b, x| vec![b.unary(op, x[0])]);
+            assert!(check(&nest, &loads[..1], &format!("{op:?}")), "no code for {op:?}");
+        }
+        for op in BINARY {
+            let two = nest(n, 2, |b, x| vec![b.binary(op, x[0], x[1])]);
+            assert!(check(&two, &loads[..2], &format!("{op:?}")), "no code for {op:?}");
+            for constant in [0.0, -0.0, 1.5, f64::NAN] {
+                let right = nest(n, 1, |b, x| {
+                    let constant = b.constant(Type::F32, constant);
+                    vec![b.binary(op, x[0], constant), b.binary(op, constant, x[0])]
+                });
+                assert!(check(&right, &loads[..1], &format!("{op:?} with {constant}")));
+            }
+        }
+        for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+            for join in [BinaryOp::And, BinaryOp::Or, BinaryOp::Xor] {
+                let nest = nest(n, 3, |b, x| {
+                    let one = b.compare(op, x[0], x[1]);
+                    let other = b.compare(op, x[1], x[2]);
+                    let both = b.binary(join, one, other);
+                    vec![b.select(both, x[0], x[2]), b.convert(both, Type::F32)]
+                });
+                assert!(check(&nest, &loads, &format!("{op:?} {join:?}")), "no code for {op:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn truths_go_in_and_out_of_the_frame() {
+    for n in LENGTHS {
+        let loads = [numbers(n, 4), numbers(n, 5)];
+        // Sines are no group's, so what they are chosen by leaves a group and comes back to another.
+        let nest = nest(n, 2, |b, x| {
+            let test = b.compare(CompareOp::Lt, x[0], x[1]);
+            let chosen = b.select(test, x[0], x[1]);
+            let sine = b.unary(UnaryOp::Sin, chosen);
+            let not = b.unary(UnaryOp::Not, test);
+            let again = b.select(not, sine, x[0]);
+            vec![b.add(again, chosen)]
+        });
+        assert!(!check(&nest, &loads, "truths"));
+    }
+}
+
+#[test]
+fn folds() {
+    for n in LENGTHS {
+        for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
+            for loads in [vec![numbers(n, 6)], vec![numbers(n, 7).iter().map(|x| x.sin()).collect()]] {
+                let mut b = Builder::new();
+                let x = b.load(0, Type::F32);
+                let square = b.mul(x, x);
+                let (first, second) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
+                let shifted = b.sub(x, first);
+                let result = b.mul(shifted, second);
+                let (expr, values) = b.finish_keeping(&[result], &[x, square]);
+                let plane = Access::contiguous(DType::F32, &[n]);
+                let nest = Nest {
+                    dims: [n].into_iter().collect(),
+                    inner: 1,
+                    segments: None,
+                    loads: vec![Load::Buffer(plane.clone())],
+                    stores: vec![plane],
+                    expr,
+                    reductions: values.into_iter().map(|value| Reduction { op, value }).collect(),
+                };
+                assert!(check(&nest, &loads, &format!("fold {op:?}")), "no code for {op:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_values_than_registers() {
+    // A sum whose terms are all made before the first is added.
+    let n = 100;
+    for terms in [10, 40, 100] {
+        let nest = nest(n, 2, |b, x| {
+            let terms: Vec<Reg> = (0..terms)
+                .map(|k| {
+                    let factor = b.constant(Type::F32, f64::from(k) + 0.5);
+                    let product = b.mul(x[0], factor);
+                    b.unary(UnaryOp::Abs, product)
+                })
+                .collect();
+            let sum = terms.iter().copied().reduce(|a, c| b.add(a, c)).expect("some");
+            // And each once more, from the last one on.
+            let again = terms.iter().rev().fold(sum, |a, &c| {
+                let product = b.mul(a, x[1]);
+                b.sub(c, product)
+            });
+            vec![again]
+        });
+        check(&nest, &[numbers(n, 8), numbers(n, 9)], &format!("{terms} terms"));
+    }
+}
+
+/// So many values that are all made before the first is used again, last first, and what comes out; and a sum of it.
+fn live_at_once(live: u32, n: usize) -> [Nest; 2] {
+    let build = |b: &mut Builder, x: Reg| {
+        let made: Vec<Reg> = (0..live)
+            .map(|k| {
+                let factor = b.constant(Type::F32, f64::from(k) + 0.5);
+                b.mul(x, factor)
+            })
+            .collect();
+        let sum = made.iter().fold(x, |a, &c| b.add(a, c));
+        made.iter().rev().fold(sum, |a, &c| {
+            let half = b.constant(Type::F32, 0.5);
+            let a = b.mul(a, half);
+            b.sub(c, a)
+        })
+    };
+    let map = nest(n, 1, |b, x| vec![build(b, x[0])]);
+    let mut b = Builder::new();
+    let x = b.load(0, Type::F32);
+    let (value, sum) = (build(&mut b, x), b.reduced(0, Type::F32));
+    let result = b.add(x, sum);
+    let (expr, values) = b.finish_keeping(&[result], &[value]);
+    let reductions = values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect();
+    let row = Nest { inner: 1, expr, reductions, ..map.clone() };
+    [map, row]
+}
+
+#[test]
+fn as_many_vectors_as_registers_hold() {
+    for n in LENGTHS {
+        for live in [1, 3, 4, 6, 8, 12, 16, 30, 60, 100] {
+            for nest in live_at_once(live, n) {
+                check(&nest, &[numbers(n, 10)], &format!("{live} values at once"));
+            }
+        }
+    }
+}
+
+/// What [`live_at_once`] asks for, as lanes.
+fn lanes_at_once(live: u32, wide: bool) -> Lanes {
+    let mut lanes = Lanes::new(wide);
+    let x = lanes.push(Lane::There(0));
+    let made: Vec<_> = (0..live)
+        .map(|k| {
+            let factor = lanes.push(Lane::Constant((k as f32 + 0.5).to_bits()));
+            lanes.binary(BinaryOp::Mul, x, factor).expect("known")
+        })
+        .collect();
+    let sum = made.iter().fold(x, |a, &c| lanes.binary(BinaryOp::Add, a, c).expect("known"));
+    let last = made.iter().rev().fold(sum, |a, &c| lanes.binary(BinaryOp::Sub, c, a).expect("known"));
+    lanes.effects.push(Effect::There(1, last));
+    lanes
+}
+
+/// At every level, whether the machine has it or not.
+#[test]
+fn vectors_side_by_side() {
+    let fits = |lanes: &Lanes, wide, abreast| emit_abreast(&Order::new(lanes), wide, abreast);
+    for (wide, live, most) in
+        [(false, 2, 4), (false, 8, 2), (false, 30, 1), (true, 2, 2), (true, 12, 2), (true, 60, 1)]
+    {
+        let lanes = lanes_at_once(live, wide);
+        for abreast in if wide { &[2, 1][..] } else { &[4, 2, 1] }.iter().copied() {
+            let is_there = fits(&lanes, wide, abreast).is_some();
+            assert_eq!(is_there, abreast <= most, "{live} values, {abreast} vectors, wide: {wide}");
+        }
+    }
+    for wide in [false, true] {
+        assert!(fits(&lanes_at_once(100, wide), wide, 1).is_none(), "more than the stack is for");
+        // Functions that are worth it.
+        for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Erf] {
+            let mut lanes = Lanes::new(wide);
+            let x = lanes.push(Lane::There(0));
+            let y = lanes.unary(op, x).expect("known");
+            lanes.effects.push(Effect::There(1, y));
+            assert!(fits(&lanes, wide, if wide { 2 } else { 4 }).is_some(), "{op:?}, wide: {wide}");
+        }
+    }
+}
+
+/// Comparisons of coordinates with one number, of both orders and along every axis.
+/// Lanes that multiply what callers have by a number.
+fn lanes_of_product(factor: f32, wide: bool) -> Lanes {
+    let mut lanes = Lanes::new(wide);
+    let [x, factor] = [Lane::There(0), Lane::Constant(factor.to_bits())].map(|lane| lanes.push(lane));
+    let product = lanes.binary(BinaryOp::Mul, x, factor).expect("lanes have a product");
+    lanes.effects.push(Effect::There(1, product));
+    lanes.steps.extend([None, None]);
+    lanes
+}
+
+#[test]
+fn equal_lanes_share_their_code() {
+    let of = |factor: f32, wide: bool| assembled(lanes_of_product(factor, wide)).expect("few values");
+    let first = of(2.0, false);
+    assert!(Arc::ptr_eq(&first, &of(2.0, false)));
+    let mut stepping = lanes_of_product(2.0, false);
+    stepping.steps[0] = Some(4096);
+    let stepping = assembled(stepping).expect("few values");
+    for other in [of(3.0, false), of(2.0, true), stepping] {
+        assert!(!Arc::ptr_eq(&first, &other));
+    }
+    // Code that is forgotten is made again.
+    (0..=MAX_KEPT).for_each(|k| drop(of(4.0 + k as f32, false)));
+    let again = of(2.0, false);
+    assert!(!Arc::ptr_eq(&first, &again));
+    let bytes = |code: &Assembled| {
+        let mut bytes = Vec::new();
+        code.append_to(&mut bytes, |place| place);
+        bytes
+    };
+    assert_eq!(bytes(&first), bytes(&again));
+}
+
+#[test]
+fn coordinates_are_compared() {
+    let dims = [3, 7, 40];
+    let n: usize = dims.iter().product();
+    for axis in 0..3 {
+        for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+            for one in [-1, 0, 1, 2, 5, 39, 40, i64::MIN, i64::MAX] {
+                let mut b = Builder::new();
+                let (x, place) = (b.load(0, Type::F32), b.coordinate(axis));
+                let number = b.load(1, Type::I64);
+                let (before, behind) = (b.compare(op, place, number), b.compare(op, number, place));
+                let zero = b.constant(Type::F32, 0.0);
+                let outputs = [before, behind].map(|truth| b.select(truth, x, zero));
+                let plane = Access::contiguous(DType::F32, &dims);
+                let single = Access { strides: [0; 3].into_iter().collect(), len: 1, ..plane.clone() };
+                let nest = Nest {
+                    dims: dims.into_iter().collect(),
+                    inner: 0,
+                    segments: None,
+                    loads: [plane.clone(), Access { dtype: DType::I64, ..single }].map(Load::Buffer).to_vec(),
+                    stores: vec![plane.clone(), plane],
+                    expr: b.finish(&outputs),
+                    reductions: Vec::new(),
+                };
+                let compare = |a: i64, b: i64| match op {
+                    CompareOp::Eq => a == b,
+                    CompareOp::Lt => a < b,
+                    CompareOp::Le => a <= b,
+                };
+                let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
+                let number: Vec<f32> =
+                    [one as u32, (one >> 32) as u32].into_iter().map(f32::from_bits).collect();
+                for isa in Isa::available() {
+                    let plan = Plan { nest: &nest, drive: LoopOrder::Map, outside: &[], along: &[0, 1, 2] };
+                    let tape = TileProgram::new(&plan, isa).expect("good");
+                    let ops = tape.stages.iter().flat_map(|stage| &stage.body);
+                    assert!(!ops.clone().any(|op| matches!(op.kind, Kind::Coordinate { .. })));
+                    let (found, _) = run(&tape, &[x.clone(), number.clone()], 2, n);
+                    for i in 0..n {
+                        let place = (i / dims[axis + 1..].iter().product::<usize>() % dims[axis]) as i64;
+                        let wanted = [compare(place, one), compare(one, place)];
+                        let wanted = wanted.map(|truth| if truth { x[i] } else { 0.0 });
+                        assert_eq!([found[0][i], found[1][i]], wanted, "{op:?} {one}, axis {axis}, {isa}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn more_buffers_than_pointers() {
+    let (n, count) = (50, 60);
+    let nest = nest(n, count, |b, x| {
+        let sum = x.iter().copied().reduce(|a, c| b.add(a, c)).expect("some");
+        x.iter().take(30).map(|&x| b.mul(x, sum)).collect()
+    });
+    let loads: Vec<Vec<f32>> = (0..count).map(|seed| numbers(n, seed as u32)).collect();
+    check(&nest, &loads, "many buffers");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Expressions at random, whose values are used several times.
+    #[test]
+    fn random_expressions(
+        steps in prop::collection::vec((0u8..26, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),
+        n in 1usize..150,
+        seed in any::<u32>(),
+    ) {
+        let nest = nest(n, 3, |b, x| {
+            let mut values = x.to_vec();
+            let mut truths: Vec<Reg> = vec![b.compare(CompareOp::Lt, x[0], x[1])];
+            for (what, i, j, k) in steps {
+                let value = |index: u16, values: &[Reg]| values[usize::from(index) % values.len()];
+                let (p, q) = (value(i, &values), value(j, &values));
+                match what {
+                    0..13 => values.push(b.unary(UNARY[usize::from(what)], p)),
+                    13..19 => values.push(b.binary(BINARY[usize::from(what) - 13], p, q)),
+                    19 => truths.push(b.compare(CompareOp::Le, p, q)),
+                    20 => {
+                        let (one, other) = (value(i, &truths), value(j, &truths));
+                        truths.push(b.binary(BinaryOp::Xor, one, other));
+                    }
+                    21 => {
+                        let truth = value(k, &truths);
+                        values.push(b.select(truth, p, q));
+                    }
+                    22 => {
+                        let truth = value(i, &truths);
+                        values.push(b.convert(truth, Type::F32));
+                    }
+                    23 => values.push(b.constant(Type::F32, f64::from(i) / 1000.0)),
+                    24 => values.push(b.unary(UnaryOp::Sin, p)),
+                    _ => {
+                        let product = b.mul(p, q);
+                        let third = value(k, &values);
+                        values.push(b.add(product, third));
+                    }
+                }
+            }
+            let last = values.len() - 1;
+            vec![values[last], values[last / 2], values[last / 3]]
+        });
+        check(&nest, &[numbers(n, seed), numbers(n, seed ^ 1), numbers(n, seed ^ 2)], "random");
+    }
+}

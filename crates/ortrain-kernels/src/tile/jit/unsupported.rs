@@ -1,0 +1,49 @@
+//! Machines without code of their own: no group takes an operation.
+
+use std::sync::Arc;
+
+use super::Context;
+use crate::tile::{ExecContext, Op, Slot};
+
+pub(in crate::tape) fn takes(_: &Op, _: &Context<'_>) -> bool {
+    false
+}
+
+#[derive(Debug)]
+pub(in crate::tape) enum Group {}
+
+impl Group {
+    pub(in crate::tape) fn new(_: &[Op], _: &Context<'_>, _: impl FnMut() -> Slot) -> Option<Group> {
+        None
+    }
+
+    pub(in crate::tape) fn reads(&self) -> &[Slot] {
+        match *self {}
+    }
+
+    pub(in crate::tape) fn writes(&self) -> &[Slot] {
+        match *self {}
+    }
+}
+
+#[derive(Debug, Default)]
+pub(in crate::tape) struct CodeMemory;
+
+impl CodeMemory {
+    pub(in crate::tape) fn finish(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Debug)]
+pub(in crate::tape) struct Functions;
+
+impl Functions {
+    pub(in crate::tape) fn new(_: &[Group], _: &dyn Fn(Slot) -> Slot, _: &Arc<CodeMemory>) -> Functions {
+        Functions
+    }
+
+    pub(in crate::tape) unsafe fn run(&self, _: u16, _: &ExecContext<'_>, _: usize, _: usize, _: usize) {
+        unreachable!("there are no groups")
+    }
+}

@@ -1,0 +1,326 @@
+//! Loads and stores: between the memory of callers, by raw pointers only, and tile registers.
+
+use std::ops::Range;
+
+use ortrain_expr::{Access, DType, Type};
+
+use super::number::{Stored, with_stored};
+use super::strided_iter::StridedIter;
+use crate::isa::{Isa, Level, Work};
+
+/// One access, its axes parted into those that a driver steps through and those that tiles run along.
+#[derive(Clone, Debug)]
+pub(crate) struct StridedView {
+    pub(crate) dtype: DType,
+    /// Element of index zero.
+    pub(crate) offset: isize,
+    /// Elements of the buffer.
+    pub(crate) len: usize,
+    /// The axes outside of the tile.
+    pub(crate) outside: StridedIter,
+    /// The axes along the tile.
+    pub(crate) along: StridedIter,
+}
+
+impl StridedView {
+    pub(crate) fn new(
+        access: &Access,
+        dims: &[usize],
+        outside: &[usize],
+        along: &[usize],
+    ) -> Result<StridedView, String> {
+        let walk =
+            |axes: &[usize]| StridedIter::new(axes.iter().map(|&axis| (dims[axis], access.strides[axis])));
+        let offset = isize::try_from(access.offset).map_err(|_| "an offset beyond memory".to_owned())?;
+        Ok(StridedView {
+            dtype: access.dtype,
+            offset,
+            len: access.len,
+            outside: walk(outside)?,
+            along: walk(along)?,
+        })
+    }
+
+    /// The address of the element at index (`outside`, 0).
+    #[inline(always)]
+    fn start(&self, base: *const u8, outside: usize) -> *const u8 {
+        // Computed without a promise of being inside: along a reversed axis the element of index zero may not be the
+        // lowest, and elements are read at valid indices only.
+        base.wrapping_offset((self.offset + self.outside.offset(outside)) * self.dtype.size() as isize)
+    }
+
+    /// The address of the element at index (`outside`, `start`), for what is side by side.
+    #[inline(always)]
+    pub(crate) fn at(&self, base: *const u8, outside: usize, start: usize) -> *const u8 {
+        let step = self.along.offset(start) * self.dtype.size() as isize;
+        self.start(base, outside).wrapping_offset(step)
+    }
+
+    /// The length of the pieces along a tile whose elements lie side by side and are stored as they are computed with.
+    pub(crate) fn piece(&self) -> Option<usize> {
+        let as_computed =
+            matches!(self.dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64);
+        self.along.piece().filter(|_| as_computed)
+    }
+
+    /// Bytes from an element to that in the next piece, where pieces have this length and do not follow each other.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
+    pub(crate) fn step(&self, piece: usize) -> Option<i32> {
+        let step = self.along.step().filter(|_| self.piece() == Some(piece))?;
+        i32::try_from(step * self.dtype.size() as isize).ok().filter(|&step| step != 0)
+    }
+
+    /// Loads the elements of the indices (`outside`, `start..start + n`), as `Type::of(dtype)`.
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer that the access stays in at these indices; `d` is a register of `n` values.
+    #[inline]
+    pub(crate) unsafe fn load(
+        &self,
+        isa: Isa,
+        base: *const u8,
+        outside: usize,
+        start: usize,
+        d: *mut u8,
+        n: usize,
+    ) {
+        let at = self.start(base, outside);
+        with_stored!(self.dtype, S => {
+            let d = d.cast::<<S as Stored>::Computed>();
+            isa.run(Load::<S> { walk: &self.along, at: at.cast(), start, d, n });
+        });
+    }
+
+    /// Stores `n` values of type `Type::of(dtype)` to the elements of the indices (`outside`, `start..start + n`).
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer that the access stays in at these indices, and nobody else reads or writes
+    /// these elements meanwhile; `a` is a register of `n` values.
+    #[inline]
+    pub(crate) unsafe fn store(
+        &self,
+        isa: Isa,
+        base: *mut u8,
+        outside: usize,
+        start: usize,
+        a: *const u8,
+        n: usize,
+    ) {
+        let at = self.start(base, outside).cast_mut();
+        with_stored!(self.dtype, S => {
+            let a = a.cast::<<S as Stored>::Computed>();
+            isa.run(Store::<S> { walk: &self.along, at: at.cast(), start, a, n });
+        });
+    }
+
+    /// Loads, for each of `n` indices, that element of the buffer, counted from the offset; zero where it lies
+    /// outside of `offset..len`.
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer of `len` elements; `index` is a register of `n` values, `d` another.
+    pub(crate) unsafe fn load_at(&self, isa: Isa, base: *const u8, index: *const u8, d: *mut u8, n: usize) {
+        let count = self.len.saturating_sub(self.offset as usize) as u64;
+        let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
+        with_stored!(self.dtype, S => {
+            let (d, index) = (d.cast::<<S as Stored>::Computed>(), index.cast::<i64>());
+            isa.run(LoadAt::<S> { at: at.cast(), count, index, d, n });
+        });
+    }
+
+    /// Loads the `n` elements of the buffer from the index `first` on, counted from the offset; zeros for those that lie
+    /// outside of `offset..len`.
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer of `len` elements; `d` is a register of `n` values.
+    pub(crate) unsafe fn load_from(&self, isa: Isa, base: *const u8, first: i64, d: *mut u8, n: usize) {
+        let count = self.len.saturating_sub(self.offset as usize) as i64;
+        let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
+        // Of the `n`, those that are there.
+        let inside = |index: i64| index.saturating_sub(first).clamp(0, n as i64) as usize;
+        let (begin, end) = (inside(0), inside(count));
+        with_stored!(self.dtype, S => {
+            let d = d.cast::<<S as Stored>::Computed>();
+            isa.run(LoadFrom::<S> { at: at.cast(), first, there: begin..end.max(begin), d, n });
+        });
+    }
+}
+
+/// The bytes of one computed value.
+pub(crate) fn width(ty: Type) -> usize {
+    match ty {
+        Type::Bool => 1,
+        Type::F32 | Type::I32 | Type::U32 => 4,
+        Type::F64 | Type::I64 | Type::U64 => 8,
+    }
+}
+
+struct Load<'a, S: Stored> {
+    walk: &'a StridedIter,
+    at: *const S,
+    start: usize,
+    d: *mut S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for Load<'_, S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        // What repeats is read once and copied.
+        let read = self.walk.period().map_or(self.n, |period| period.min(self.n));
+        self.walk.pieces(self.start, read, |position, offset, len, stride| {
+            // SAFETY: by the contract of `StridedView::load` the elements lie in the buffer and `d` has room.
+            unsafe {
+                let from = self.at.wrapping_offset(offset);
+                let to = self.d.add(position);
+                match stride {
+                    1 => copy(from, len, to, S::decode),
+                    0 => fill(to, from.read_unaligned().decode(), len),
+                    _ => {
+                        for i in 0..len {
+                            let from = from.wrapping_offset(i as isize * stride);
+                            to.add(i).write(from.read_unaligned().decode());
+                        }
+                    }
+                }
+            }
+        });
+        let mut filled = read;
+        while filled < self.n {
+            let more = filled.min(self.n - filled);
+            // SAFETY: `d` has room for `n`; the first `filled` are there, and the next `more` do not overlap them.
+            unsafe { std::ptr::copy_nonoverlapping(self.d, self.d.add(filled), more) };
+            filled += more;
+        }
+    }
+}
+
+/// Converts so many values. Pieces of 36 or 49 are common: planes of small images.
+///
+/// # Safety
+/// They are there, and `to` has room for them; both may lie anyhow.
+#[inline(always)]
+unsafe fn copy<A: Copy, B: Copy>(from: *const A, len: usize, to: *mut B, convert: impl Fn(A) -> B) {
+    const WIDE: usize = 8;
+    const SHORT: usize = 64;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !(WIDE..SHORT).contains(&len) {
+            for i in 0..len {
+                to.add(i).write_unaligned(convert(from.add(i).read_unaligned()));
+            }
+            return;
+        }
+        // The last vector ends with the piece, and may overlap the one before.
+        for i in (0..len).step_by(WIDE) {
+            let i = i.min(len - WIDE);
+            let values = from.add(i).cast::<[A; WIDE]>().read_unaligned();
+            to.add(i).cast::<[B; WIDE]>().write_unaligned(values.map(&convert));
+        }
+    }
+}
+
+/// Writes a value so many times. Short pieces are common: planes of a few elements.
+///
+/// # Safety
+/// `to` has room for them.
+#[inline(always)]
+unsafe fn fill<T: Copy>(to: *mut T, value: T, len: usize) {
+    const WIDE: usize = 8;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if len < WIDE {
+            for i in 0..len {
+                to.add(i).write(value);
+            }
+            return;
+        }
+        // The last vector ends with the piece, and may overlap the one before.
+        for i in (0..len).step_by(WIDE) {
+            to.add(i.min(len - WIDE)).cast::<[T; WIDE]>().write_unaligned([value; WIDE]);
+        }
+    }
+}
+
+struct Store<'a, S: Stored> {
+    walk: &'a StridedIter,
+    at: *mut S,
+    start: usize,
+    a: *const S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for Store<'_, S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        self.walk.pieces(self.start, self.n, |position, offset, len, stride| {
+            // SAFETY: by the contract of `StridedView::store` the elements lie in the buffer and `a` has them.
+            unsafe {
+                let to = self.at.wrapping_offset(offset);
+                let from = self.a.add(position);
+                if stride == 1 {
+                    copy(from, len, to, S::encode);
+                } else {
+                    for i in 0..len {
+                        let to = to.wrapping_offset(i as isize * stride);
+                        to.write_unaligned(S::encode(from.add(i).read()));
+                    }
+                }
+            }
+        });
+    }
+}
+
+struct LoadAt<S: Stored> {
+    at: *const S,
+    count: u64,
+    index: *const i64,
+    d: *mut S::Computed,
+    n: usize,
+}
+
+struct LoadFrom<S: Stored> {
+    at: *const S,
+    first: i64,
+    /// Which of the elements lie in the buffer.
+    there: Range<usize>,
+    d: *mut S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for LoadFrom<S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let LoadFrom { at, first, there: Range { start, end }, d, n } = self;
+        // SAFETY: by the contract of `StridedView::load_from` the register has `n` values, and the buffer has those elements
+        // that are there. All-zero bytes are a value of every computed type.
+        unsafe {
+            d.write_bytes(0, start);
+            let from = at.wrapping_offset(first as isize).wrapping_add(start);
+            copy(from, end - start, d.add(start), S::decode);
+            d.add(end).write_bytes(0, n - end);
+        }
+    }
+}
+
+impl<S: Stored> Work for LoadAt<S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        for i in 0..self.n {
+            // SAFETY: by the contract of `StridedView::load_at` the registers have `n` values, and the buffer `count`
+            // elements from `at` on. All-zero bytes are a value of every computed type.
+            unsafe {
+                let index = self.index.add(i).read() as u64;
+                let value = if index < self.count {
+                    self.at.wrapping_add(index as usize).read_unaligned().decode()
+                } else {
+                    std::mem::zeroed()
+                };
+                self.d.add(i).write(value);
+            }
+        }
+    }
+}

@@ -1,0 +1,1661 @@
+//! Expressions compiled to tapes: lists of operations over tile registers.
+//!
+//! A tape runs along a part of the iteration space, a tile of consecutive indices at a time; the other axes are stepped
+//! through from outside by a driver (see [`crate::nest`]). Every instruction is placed as far out of the loops as its
+//! operands allow, and computed on one value instead of a tile where it is the same all along.
+
+mod jit;
+pub(crate) mod memory;
+pub(crate) mod number;
+pub(crate) mod ops;
+mod shared;
+pub(crate) mod strided_iter;
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use ortrain_expr::{
+    Access, BinaryOp, CompareOp, DType, Expr, Inst, Load, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar,
+    Type, UnaryOp,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use crate::RunScalars;
+use crate::isa::Isa;
+use jit::{CodeMemory, Context, Functions, Group};
+use memory::{StridedView, width};
+pub use shared::{Compiler, with_shared_code};
+
+/// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
+/// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load
+/// instead.
+type Slot = u32;
+
+const THERE: Slot = 1 << 31;
+/// The finished block of a matrix product, read where it is.
+const PRODUCT: Slot = Slot::MAX;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    kind: Kind,
+    /// Whether it computes one value, not one for each index of the tile.
+    one: bool,
+    d: Slot,
+    a: [Slot; 3],
+    /// Which operands are one value for the whole tile, of an operation that computes one for each index.
+    ones: [bool; 3],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Const(u64),
+    Run(RunScalar),
+    /// `(linear / after) % dim`, of the linear index along the tile or outside of it.
+    Coordinate {
+        along: bool,
+        after: usize,
+        dim: usize,
+    },
+    Load(u16),
+    /// Brings what lies elsewhere into a register.
+    Copy(Type),
+    LoadAt(u16),
+    /// Loads what lies side by side from an index on that is one for the whole row.
+    LoadFrom(u16),
+    Unary(UnaryOp, Type),
+    Binary(BinaryOp, Type),
+    Compare(CompareOp, Type),
+    /// Compares a coordinate along the tile with one number: as the first operand or the second.
+    CompareCoordinate {
+        op: CompareOp,
+        first: bool,
+        after: usize,
+        dim: usize,
+    },
+    Select(Type),
+    Convert(Type, Type),
+    /// With the number of its instruction.
+    Guard(u16),
+    Random,
+    Splat(Type),
+    Store(u16),
+    /// Reduces a tile and adds the result to a [`PairwiseSum`].
+    Fold(ReduceOp, Type),
+    /// Combines a tile with another, element by element.
+    Accumulate(ReduceOp, Type),
+    /// Several operations as one function: which one.
+    Native(u16),
+}
+
+/// How a tape is driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LoopOrder {
+    /// Every point by itself.
+    Map,
+    /// Tiles run along the reduced axes.
+    Row,
+    /// Tiles run along the kept axes; the reduced ones are stepped through.
+    Col,
+}
+
+/// Where a nest's axes go.
+pub(crate) struct Plan<'a> {
+    pub(crate) nest: &'a Nest,
+    pub(crate) drive: LoopOrder,
+    /// Axes stepped through from outside.
+    pub(crate) outside: &'a [usize],
+    /// Axes that tiles run along.
+    pub(crate) along: &'a [usize],
+}
+
+impl Plan<'_> {
+    /// Work that the first stage does for later ones, over segments. `overlaps` says of a store and a load whether they may share
+    /// elements.
+    fn ahead(&self, overlaps: &dyn Fn(usize, usize) -> bool) -> Ahead {
+        let nest = self.nest;
+        let mut ahead = Ahead::default();
+        let Some(segments) = &nest.segments else { return ahead };
+        if nest.reductions.is_empty() || nest.expr.can_fail() {
+            return ahead;
+        }
+        let insts = nest.expr.insts();
+        // Of each instruction: whether it changes along a segment, needs a reduction, takes long.
+        let mut about: Vec<(bool, bool, bool)> = Vec::with_capacity(insts.len());
+        for &(inst, ty) in insts {
+            let (mut along, mut late, mut slow) = (false, false, false);
+            for operand in inst.operands() {
+                let of = about[usize::from(operand.0)];
+                (along, late, slow) = (along | of.0, late | of.1, slow | of.2);
+            }
+            match inst {
+                Inst::Load(slot) => {
+                    along = match &nest.loads[usize::from(slot)] {
+                        Load::Buffer(access) => access.strides[1] != 0,
+                        Load::Accumulator(_) => true,
+                    }
+                }
+                Inst::Coordinate(axis) => along = axis == 1,
+                Inst::Reduced(_) => late = true,
+                Inst::Unary(op, _) => slow |= along && Kind::Unary(op, ty).cost() > 1,
+                Inst::Binary(op, ..) => slow |= along && Kind::Binary(op, ty).cost() > 1,
+                _ => {}
+            }
+            about.push((along, late, slow));
+        }
+        let of = |reg: Reg| about[usize::from(reg.0)];
+        let outputs = nest.expr.outputs();
+        let (late, early): (Vec<Reg>, Vec<Reg>) =
+            nest.reductions.iter().map(|reduction| reduction.value).partition(|&value| of(value).1);
+        let is_early = |&store: &usize| {
+            matches!(of(outputs[store]), (true, false, _)) && nest.stores[store].strides[1] != 0
+        };
+        ahead.stored = (0..outputs.len()).filter(is_early).collect();
+        loop {
+            // What later stages need, from what they give back to what they read.
+            ahead.kept.clear();
+            let stored = ahead.stored.iter().map(|&store| outputs[store]);
+            let at_hand = nest.expr.needed_by(&early.iter().copied().chain(stored).collect::<Vec<_>>());
+            let mut needed = vec![false; insts.len()];
+            let later = (0..outputs.len()).filter(|store| !ahead.stored.contains(store));
+            for root in late.iter().copied().chain(later.map(|store| outputs[store])) {
+                needed[usize::from(root.0)] = true;
+            }
+            for (i, &(inst, ty)) in insts.iter().enumerate().rev() {
+                if !needed[i] {
+                    continue;
+                }
+                let is_slow = matches!(about[i], (true, false, true)) && ty == Type::F32;
+                if is_slow && at_hand[i] && segments.longest() <= KEPT {
+                    ahead.kept.push(Reg(i as u16));
+                } else {
+                    inst.operands().for_each(|operand| needed[usize::from(operand.0)] = true);
+                }
+            }
+            let kept = |i: usize| ahead.kept.iter().any(|reg| usize::from(reg.0) == i);
+            let read: Vec<usize> = (insts.iter().enumerate())
+                .filter(|&(i, _)| needed[i] && !kept(i))
+                .filter_map(|(_, &(inst, _))| match inst {
+                    Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(usize::from(slot)),
+                    _ => None,
+                })
+                .collect();
+            let before = ahead.stored.len();
+            // One that must wait needs more, which others may store over.
+            ahead.stored.retain(|store| !read.iter().any(|&load| overlaps(*store, load)));
+            if ahead.stored.len() == before {
+                return ahead;
+            }
+        }
+    }
+
+    /// True if a load is the first accumulator: the finished block at [`ExecContext::product`]. Further accumulators lie row-major
+    /// over the space, at addresses of their own.
+    fn is_product(&self, slot: u16) -> bool {
+        slot == 0 && self.has_product()
+    }
+
+    fn has_product(&self) -> bool {
+        self.nest.accumulators() > 0
+    }
+}
+
+/// Work that the first stage does for later ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Ahead {
+    /// Values that later stages load instead of computing them again, as they take a division, a root or the like: no
+    /// register holds them any more, and to store and to load them takes less.
+    kept: SmallVec<[Reg; 2]>,
+    /// The nest's stores that need no reduction, to elements that no later stage reads: what they are made of is at hand.
+    stored: SmallVec<[usize; 4]>,
+}
+
+/// A reduction inside a stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Total {
+    pub(crate) op: ReduceOp,
+    pub(crate) ty: Type,
+    /// Which of the nest's reductions it is.
+    pub(crate) k: usize,
+    /// `Row`: a [`PairwiseSum`]. `Col`: the tile that values are combined into.
+    pub(crate) state: Slot,
+    /// Where the result goes: one value (`Row`) or a tile (`Col`).
+    pub(crate) result: Slot,
+}
+
+/// Everything between two reductions that need each other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stage {
+    /// Done once: for each outer index (`Row`), for each tile (`Col`).
+    pub(crate) pre: Vec<Op>,
+    /// Done for each tile of the reduced axes (`Row`), for each reduced index (`Col`), for each tile (`Map`).
+    pub(crate) body: Vec<Op>,
+    pub(crate) totals: Vec<Total>,
+}
+
+/// A compiled expression, and where its values lie.
+#[derive(Debug)]
+pub(crate) struct TileProgram {
+    loads: Vec<StridedView>,
+    stores: Vec<StridedView>,
+    /// Linear index in the nest's own order.
+    index: StridedView,
+    code: Arc<Code>,
+}
+
+impl Deref for TileProgram {
+    type Target = Code;
+
+    fn deref(&self) -> &Code {
+        &self.code
+    }
+}
+
+/// What is done, wherever buffers begin and end: steps of a recurrent net do the same in other places, by the same code.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub(crate) isa: Isa,
+    /// Done once for each task.
+    pub(crate) once: Vec<Op>,
+    /// The last one has no totals.
+    pub(crate) stages: Vec<Stage>,
+    /// What is stored once per outer index.
+    pub(crate) post: Vec<Op>,
+    functions: Functions,
+    /// Indices of a tile, at most.
+    pub(crate) tile: usize,
+    /// No tile reaches over a multiple of this: up to there what is read lies side by side.
+    piece: usize,
+    /// Bytes of a worker's frame, a multiple of [`ALIGN`].
+    pub(crate) frame: usize,
+    /// Values that one stage stores for later ones, at places of the driver's own: behind the loads one load for each, and
+    /// behind the stores one store for each.
+    pub(crate) kept: usize,
+    /// Whether a guard may fail.
+    pub(crate) can_fail: bool,
+    /// Work per element of the last axis, in additions.
+    pub(crate) cost: usize,
+}
+
+/// Alignment of frames and registers.
+pub(crate) const ALIGN: usize = 64;
+/// Bytes of tile registers that stay in the first-level cache.
+const CACHE: usize = 24 * 1024;
+/// Bytes of tile registers up to which a whole row is kept between the stages instead of being computed again.
+const FUSED: usize = 96 * 1024;
+/// Bytes of 16 partial results.
+const LANES: usize = 64;
+const MAX_TILE: usize = 1024;
+/// Elements of the longest segment of which values are kept from one stage to the next: 16 MiB of working memory for each
+/// of them. Longer ones lie in no cache, and what they keep would not either.
+const KEPT: usize = 4 << 20;
+const MIN_TILE: usize = 64;
+
+/// The first guard that failed, at the start of each frame. All zero bits are not "none": see [`Failure::NONE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C)]
+pub(crate) struct Failure {
+    linear: u64,
+    inst: u64,
+    index: i64,
+    bound: i64,
+}
+
+/// What a worker's frame begins with.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Head {
+    failure: Failure,
+    /// The stage and the long segment whose numbers before the body are in the frame.
+    pub(crate) before: Option<(usize, usize)>,
+}
+
+impl Default for Head {
+    fn default() -> Head {
+        Head { failure: Failure::NONE, before: None }
+    }
+}
+
+impl Failure {
+    pub(crate) const NONE: Failure = Failure { linear: u64::MAX, inst: 0, index: 0, bound: 0 };
+
+    pub(crate) fn result(self) -> Result<(), OutOfRange> {
+        if self == Failure::NONE {
+            return Ok(());
+        }
+        Err(OutOfRange { point: self.linear as usize, index: self.index, bound: self.bound })
+    }
+}
+
+/// Partial results joined pairwise, in an order that depends on their number alone: a binary counter whose digits are
+/// the results of 1, 2, 4, ... partial ones.
+#[repr(C)]
+pub(crate) struct PairwiseSum {
+    count: u64,
+    levels: [u64; PairwiseSum::LEVELS],
+}
+
+impl PairwiseSum {
+    const LEVELS: usize = 48;
+
+    pub(crate) fn reset(&mut self) {
+        self.count = 0;
+    }
+
+    pub(crate) fn push(&mut self, op: ReduceOp, ty: Type, mut value: u64) {
+        let mut level = 0;
+        while self.count >> level & 1 != 0 {
+            value = join(op, ty, self.levels[level], value);
+            level += 1;
+        }
+        self.levels[level] = value;
+        self.count += 1;
+    }
+
+    pub(crate) fn result(&self, op: ReduceOp, ty: Type) -> u64 {
+        let mut result = None;
+        let mut left = self.count;
+        while left != 0 {
+            let earlier = self.levels[left.trailing_zeros() as usize];
+            result = Some(result.map_or(earlier, |later| join(op, ty, earlier, later)));
+            left &= left - 1;
+        }
+        result.unwrap_or_else(|| neutral(op, ty))
+    }
+}
+
+fn neutral(op: ReduceOp, ty: Type) -> u64 {
+    let mut value = 0u64;
+    // SAFETY: a number of any type fits into eight bytes.
+    unsafe { ops::neutral(op, ty, (&raw mut value).cast(), 1) };
+    value
+}
+
+fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
+    let mut value = a;
+    // SAFETY: a number of any type fits into eight bytes.
+    unsafe { ops::accumulate(Isa::PORTABLE, op, ty, (&raw const b).cast(), (&raw mut value).cast(), 1) };
+    value
+}
+
+impl TileProgram {
+    /// The number of the nest's own loads.
+    pub(crate) fn loads(&self) -> usize {
+        self.loads.len() - self.code.kept
+    }
+
+    /// The tiles of the indices `begin..end`: start and number of indices.
+    pub(crate) fn tiles(&self, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+        let mut start = begin;
+        std::iter::from_fn(move || {
+            let n = self.tile.min(end - start).min(self.piece - start % self.piece);
+            start += n;
+            (n > 0).then_some((start - n, n))
+        })
+    }
+}
+
+/// What a tape runs on, in one worker.
+pub(crate) struct ExecContext<'a> {
+    pub(crate) tape: &'a TileProgram,
+    pub(crate) bases: &'a [*mut u8],
+    pub(crate) scalars: RunScalars,
+    pub(crate) frame: *mut u8,
+    /// First value of the finished block of a matrix product.
+    pub(crate) product: *const u8,
+}
+
+impl ExecContext<'_> {
+    /// Runs operations over the indices (`outside`, `start..start + n`).
+    ///
+    /// # Safety
+    /// `frame` has the tape's size and alignment and belongs to this worker alone; `bases` are those of
+    /// [`crate::NestKernel::run`], with its contract; the indices lie in the space and `n` is at most the tape's tile;
+    /// operations that these need have run.
+    #[inline]
+    pub(crate) unsafe fn run(&self, mut list: &[Op], outside: usize, start: usize, n: usize) {
+        // Rows may be short, and many are one function.
+        while let [op, rest @ ..] = list {
+            let Kind::Native(k) = op.kind else {
+                // SAFETY: the caller's contract.
+                unsafe { self.interpret(list, outside, start, n) };
+                return;
+            };
+            // SAFETY: as above.
+            unsafe { self.native(k, op.one, outside, start, n) };
+            list = rest;
+        }
+    }
+
+    /// Runs a function. It finds its operands by itself.
+    ///
+    /// # Safety
+    /// As [`ExecContext::run`].
+    #[inline(always)]
+    unsafe fn native(&self, k: u16, one: bool, outside: usize, start: usize, n: usize) {
+        let n = if one { 1 } else { n };
+        // SAFETY: the caller's contract.
+        unsafe { self.tape.functions.run(k, self, outside, start, n) };
+    }
+
+    /// Runs operations one by one.
+    ///
+    /// # Safety
+    /// As [`ExecContext::run`].
+    #[inline(never)]
+    unsafe fn interpret(&self, list: &[Op], outside: usize, start: usize, n: usize) {
+        let isa = self.tape.isa;
+        let count = n;
+        for op in list {
+            let n = if op.one { 1 } else { count };
+            if let Kind::Native(k) = op.kind {
+                // SAFETY: the caller's contract.
+                unsafe { self.native(k, op.one, outside, start, n) };
+                continue;
+            }
+            // SAFETY: places lie inside the frame (see `TileCompiler::place`); a result shares bytes with no operand.
+            let (d, a, b, c) = unsafe {
+                let at = |place: Slot| self.operand(place, outside, start);
+                (self.frame.add(op.d as usize), at(op.a[0]), at(op.a[1]), at(op.a[2]))
+            };
+            let with = |at: *const u8, k: usize| ops::Operand { at, one: op.ones[k] };
+            // SAFETY: registers hold `n` values of the operation's types, as the tape was compiled; accesses stay
+            // inside their buffers by the caller's contract.
+            unsafe {
+                match op.kind {
+                    Kind::Const(bits) => *d.cast::<u64>() = bits,
+                    Kind::Run(RunScalar::Seed) => *d.cast::<u64>() = self.scalars.seed,
+                    Kind::Run(RunScalar::TrainStep) => *d.cast::<u64>() = self.scalars.train_step,
+                    Kind::Coordinate { along: false, after, dim } => {
+                        *d.cast::<i64>() = (outside / after % dim) as i64;
+                    }
+                    Kind::Coordinate { along: true, after, dim } => {
+                        coordinates(start, after, dim, ops::values_mut::<i64>(d, n));
+                    }
+                    Kind::CompareCoordinate { op, first, after, dim } => {
+                        let among = among(op, first, *a.cast::<i64>());
+                        compare_coordinates(start, after, dim, &among, ops::values_mut(d, n));
+                    }
+                    Kind::Load(slot) => {
+                        let base = self.bases[usize::from(slot)];
+                        self.tape.loads[usize::from(slot)].load(isa, base, outside, start, d, n);
+                    }
+                    Kind::Copy(ty) => std::ptr::copy_nonoverlapping(a, d, n * width(ty)),
+                    Kind::LoadAt(slot) => {
+                        let base = self.bases[usize::from(slot)];
+                        self.tape.loads[usize::from(slot)].load_at(isa, base, a, d, n);
+                    }
+                    Kind::LoadFrom(slot) => {
+                        let (base, first) = (self.bases[usize::from(slot)], *a.cast::<i64>());
+                        let first = first.wrapping_add(start as i64);
+                        self.tape.loads[usize::from(slot)].load_from(isa, base, first, d, n);
+                    }
+                    Kind::Unary(op, ty) => ops::unary(isa, op, ty, a, d, n),
+                    Kind::Binary(op, ty) => ops::binary(isa, op, ty, with(a, 0), with(b, 1), d, n),
+                    Kind::Compare(op, ty) => ops::compare(isa, op, ty, with(a, 0), with(b, 1), d, n),
+                    Kind::Select(ty) => ops::select(isa, width(ty), a, with(b, 1), with(c, 2), d, n),
+                    Kind::Convert(from, to) => ops::convert(isa, from, to, a, d, n),
+                    Kind::Guard(inst) => {
+                        self.guard(inst, outside, start, ops::values(a, n), ops::values(b, n), d);
+                    }
+                    Kind::Random => ops::random(isa, a, b, c, d, n),
+                    Kind::Splat(ty) => ops::splat(width(ty), a, d, n),
+                    Kind::Store(slot) => {
+                        let base = self.bases[self.tape.loads.len() + usize::from(slot)];
+                        self.tape.stores[usize::from(slot)].store(isa, base, outside, start, a, n);
+                    }
+                    Kind::Fold(op, ty) => {
+                        let mut partial = 0u64;
+                        ops::fold(isa, op, ty, a, (&raw mut partial).cast(), n);
+                        (*d.cast::<PairwiseSum>()).push(op, ty, partial);
+                    }
+                    Kind::Accumulate(op, ty) => ops::accumulate(isa, op, ty, a, d, n),
+                    Kind::Native(_) => unreachable!("run above"),
+                }
+            }
+        }
+    }
+
+    /// The address of an operand.
+    ///
+    /// # Safety
+    /// As [`ExecContext::run`].
+    #[inline(always)]
+    unsafe fn operand(&self, place: Slot, outside: usize, start: usize) -> *const u8 {
+        if place & THERE == 0 {
+            // SAFETY: places lie inside the frame.
+            return unsafe { self.frame.add(place as usize) };
+        }
+        if place == PRODUCT {
+            return self.product;
+        }
+        let slot = (place & !THERE) as usize;
+        self.tape.loads[slot].at(self.bases[slot], outside, start)
+    }
+
+    /// Records the first failing index, and lets only good ones through.
+    ///
+    /// # Safety
+    /// As [`ExecContext::run`]; `d` is a register of as many values as `index` has.
+    unsafe fn guard(
+        &self,
+        inst: u16,
+        outside: usize,
+        start: usize,
+        index: &[i64],
+        bound: &[i64],
+        d: *mut u8,
+    ) {
+        // SAFETY: the caller's contract.
+        let d = unsafe { ops::values_mut::<i64>(d, index.len()) };
+        for (i, ((d, &index), &bound)) in d.iter_mut().zip(index).zip(bound).enumerate() {
+            if index >= 0 && index < bound {
+                *d = index;
+                continue;
+            }
+            *d = 0;
+            let place = &self.tape.index;
+            let linear = (place.outside.offset(outside) + place.along.offset(start + i)) as u64;
+            let failure = Failure { linear, inst: u64::from(inst), index, bound };
+            // SAFETY: every frame starts with a failure.
+            unsafe {
+                let first = self.frame.cast::<Failure>();
+                if failure < *first {
+                    *first = failure;
+                }
+            }
+        }
+    }
+
+    /// The value at a place of the frame.
+    ///
+    /// # Safety
+    /// `place` is that of a `T`, and no other reference to it lives.
+    pub(crate) unsafe fn at<T>(&self, place: Slot) -> *mut T {
+        // SAFETY: places lie inside the frame.
+        unsafe { self.frame.add(place as usize).cast() }
+    }
+}
+
+fn coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
+    runs(start, after, dim, d, |coordinate, now| {
+        if after == 1 {
+            for (i, d) in now.iter_mut().enumerate() {
+                *d = (coordinate + i) as i64;
+            }
+        } else {
+            now.fill(coordinate as i64);
+        }
+    });
+}
+
+/// The numbers that compare with one as asked: it is the second operand or the first.
+fn among(op: CompareOp, first: bool, one: i64) -> Range<i64> {
+    let behind = one.saturating_add(1);
+    match (op, first) {
+        (CompareOp::Eq, _) => one..behind,
+        (CompareOp::Lt, true) => i64::MIN..one,
+        (CompareOp::Le, true) => i64::MIN..behind,
+        (CompareOp::Lt, false) => behind..i64::MAX,
+        (CompareOp::Le, false) => one..i64::MAX,
+    }
+}
+
+/// Whether coordinates lie in a range.
+fn compare_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64>, d: &mut [u8]) {
+    runs(start, after, dim, d, |coordinate, now| {
+        if after == 1 {
+            let index =
+                |bound: i64| bound.saturating_sub(coordinate as i64).clamp(0, now.len() as i64) as usize;
+            let (begin, end) = (index(among.start), index(among.end));
+            now.fill(0);
+            now[begin..end.max(begin)].fill(1);
+        } else {
+            now.fill(u8::from(among.contains(&(coordinate as i64))));
+        }
+    });
+}
+
+/// Calls `f` with pieces in which a coordinate stays, or if it is that of the last axis counts up, and its first value.
+fn runs<T>(start: usize, after: usize, dim: usize, d: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
+    let mut coordinate = start / after % dim;
+    let mut left = if after == 1 { dim - coordinate } else { after - start % after };
+    let mut rest = d;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at_mut(left.min(rest.len()));
+        f(coordinate, now);
+        (coordinate, left) = match after {
+            1 => (0, dim),
+            _ => (if coordinate + 1 == dim { 0 } else { coordinate + 1 }, after),
+        };
+        rest = later;
+    }
+}
+
+/// The part of a tape that an operation belongs to, in the order in which they run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Section {
+    Once,
+    Pre(usize),
+    Body(usize),
+    Post,
+}
+
+/// How many bytes a register has.
+#[derive(Clone, Copy)]
+enum Size {
+    /// One value.
+    One,
+    /// A value per index of a tile.
+    Tile(Type),
+    /// A [`PairwiseSum`].
+    Chain,
+    /// 16 partial results of a fold.
+    Lanes,
+    /// None: what is read lies side by side elsewhere, at this place.
+    There(Slot),
+    /// None: one value, read elsewhere, at this place.
+    Single(Slot),
+}
+
+struct TileCompiler<'a> {
+    plan: &'a Plan<'a>,
+    expr: &'a Expr,
+    loads: &'a [StridedView],
+    piece: usize,
+    /// Values that the first stage stores and later ones load.
+    kept: &'a [Reg],
+    /// Of each instruction: whether it changes along the tile, and from outside.
+    varies: Vec<(bool, bool)>,
+    registers: Vec<(Size, Section)>,
+    lists: Vec<(Section, Vec<Op>)>,
+    /// Register of each instruction that is there, and of its copy over a tile.
+    value: Vec<Option<Slot>>,
+    splat: Vec<Option<Slot>>,
+    totals: Vec<Vec<Total>>,
+    /// Type and register of each reduction's result.
+    reduced: Vec<Option<(Type, Slot)>>,
+    groups: Vec<Group>,
+    /// Work per element, in additions.
+    cost: usize,
+}
+
+impl TileProgram {
+    /// Compiles an expression.
+    pub(crate) fn new<'a>(plan: &Plan<'_>, compiler: impl Into<Compiler<'a>>) -> Result<TileProgram, String> {
+        TileProgram::in_place(plan, compiler, &|_, _| true)
+    }
+
+    /// Compiles an expression, where `overlaps` says of a store and a load whether they may share elements.
+    pub(crate) fn in_place<'a>(
+        plan: &Plan<'_>,
+        compiler: impl Into<Compiler<'a>>,
+        overlaps: &dyn Fn(usize, usize) -> bool,
+    ) -> Result<TileProgram, String> {
+        let compiler = compiler.into();
+        let nest = plan.nest;
+        check(nest)?;
+        if nest.segments.is_some() && (plan.has_product() || plan.drive != LoopOrder::Row) {
+            return Err("segments where rows of any length do not fit".to_owned());
+        }
+        let mut dims = nest.dims.clone();
+        if nest.segments.is_some() {
+            // The only position of an axis is one that some segments do not have, unlike that of a row.
+            dims[1] = dims[1].max(2);
+        }
+        let reach = |access: &Access| StridedView::new(access, &dims, plan.outside, plan.along);
+        let load = |load: &Load| match load {
+            Load::Buffer(access) => reach(access),
+            Load::Accumulator(dtype) => reach(&Access::contiguous(*dtype, &nest.dims)),
+        };
+        let mut loads = nest.loads.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        let mut stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let ahead = plan.ahead(overlaps);
+        if let [_, along] = *nest.dims {
+            let place = Access {
+                strides: [0, 1].into_iter().collect(),
+                ..Access::contiguous(DType::F32, &[1, along])
+            };
+            for _ in &ahead.kept {
+                loads.push(reach(&place)?);
+                stores.push(reach(&place)?);
+            }
+        }
+        let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
+        let make = |memory: Option<&_>| Code::new(plan, compiler.isa(), memory, (&loads, &stores), &ahead);
+        let code = compiler.code(plan, &ahead, make)?;
+        loads.truncate(nest.loads.len() + code.kept);
+        stores.truncate(nest.stores.len() + code.kept);
+        Ok(TileProgram { loads, stores, index, code })
+    }
+}
+
+impl Code {
+    /// With machine code if there is memory for it.
+    fn new(
+        plan: &Plan<'_>,
+        isa: Isa,
+        memory: Option<&Arc<CodeMemory>>,
+        (loads, stores): (&[StridedView], &[StridedView]),
+        ahead: &Ahead,
+    ) -> Result<Code, String> {
+        let nest = plan.nest;
+        let along = match &nest.segments {
+            Some(segments) => segments.longest(),
+            None => plan.along.iter().map(|&axis| nest.dims[axis]).product(),
+        };
+
+        // Rows that fit are computed once and kept through all stages.
+        if plan.drive == LoopOrder::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
+            let draft = TileCompiler::new(plan, (loads, stores), usize::MAX, None)?;
+            let tile = along.next_multiple_of(16).max(16);
+            if along <= MIN_TILE || draft.bytes(tile, draft.slots().1) <= FUSED {
+                return Ok(draft.finish(isa, memory, stores, tile));
+            }
+        }
+        // Pieces shorter than this are better copied together into a tile.
+        const LONG_PIECE: usize = 192;
+        let pieces = loads.iter().filter_map(StridedView::piece);
+        // Blocks of products and tiles of columns are cut by their drivers, not by `tiles`.
+        let cut_elsewhere = plan.has_product() || plan.drive == LoopOrder::Col;
+        let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
+        let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
+        let draft = TileCompiler::new(plan, (loads, stores), piece, Some(ahead))?;
+        // The size of a frame tells how many bytes one index of a tile takes.
+        let slots = draft.slots().1;
+        let bytes = slots * (draft.slot_bytes(2 * MIN_TILE) - draft.slot_bytes(MIN_TILE));
+        let per_index = bytes.div_ceil(MIN_TILE).max(1);
+        let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
+        Ok(draft.finish(isa, memory, stores, tile.min(along.next_multiple_of(16).max(16))))
+    }
+}
+
+impl<'a> TileCompiler<'a> {
+    /// `piece`: see [`TileProgram::piece`]. `ahead`: none if the values of a body live on into later stages.
+    fn new(
+        plan: &'a Plan<'a>,
+        (loads, stores): (&'a [StridedView], &[StridedView]),
+        piece: usize,
+        ahead: Option<&'a Ahead>,
+    ) -> Result<TileCompiler<'a>, String> {
+        let nest = plan.nest;
+        let expr = &nest.expr;
+        let count = expr.insts().len();
+        let mut draft = TileCompiler {
+            plan,
+            expr,
+            loads,
+            piece,
+            kept: ahead.map_or(&[], |ahead| ahead.kept.as_slice()),
+            varies: Vec::with_capacity(count),
+            registers: Vec::new(),
+            lists: vec![(Section::Once, Vec::new())],
+            value: vec![None; count],
+            splat: vec![None; count],
+            totals: Vec::new(),
+            reduced: vec![None; nest.reductions.len()],
+            groups: Vec::new(),
+            cost: 0,
+        };
+
+        for &(inst, _) in expr.insts() {
+            let varies = draft.variation(inst);
+            draft.varies.push(varies);
+        }
+        // A reduction runs in the stage after those that it needs.
+        let mut reduction_stage: Vec<usize> = Vec::new();
+        for reduction in &nest.reductions {
+            let needed = expr.needed_by(&[reduction.value]);
+            let before = expr.insts().iter().zip(&needed).filter_map(|(&(inst, _), &needed)| match inst {
+                Inst::Reduced(k) if needed => Some(reduction_stage[usize::from(k)] + 1),
+                _ => None,
+            });
+            let stage = before.max().unwrap_or(0);
+            reduction_stage.push(stage);
+        }
+        let stored_ahead = ahead.map_or(&[][..], |ahead| &ahead.stored);
+        let last = reduction_stage.iter().map(|stage| stage + 1).max().unwrap_or(0);
+
+        let whole_row: Vec<bool> = stores[..nest.stores.len()]
+            .iter()
+            .map(|store| plan.drive != LoopOrder::Map && draft.stays_in_row(store))
+            .collect();
+        for stage in 0..=last {
+            draft.totals.push(Vec::new());
+            draft.lists.push((Section::Pre(stage), Vec::new()));
+            draft.lists.push((Section::Body(stage), Vec::new()));
+            let mut roots: Vec<Reg> = nest
+                .reductions
+                .iter()
+                .zip(&reduction_stage)
+                .filter(|(_, at)| **at == stage)
+                .map(|(reduction, _)| reduction.value)
+                .collect();
+            let slots = (0..expr.outputs().len()).filter(|slot| {
+                let is_ahead = stored_ahead.contains(slot);
+                stage == 0 && is_ahead || stage == last && !is_ahead
+            });
+            roots.extend(draft.kept.iter().filter(|_| stage == 0));
+            roots.extend(slots.clone().map(|slot| expr.outputs()[slot]));
+            if stage == last {
+                // A guard is an effect.
+                let guards = expr.insts().iter().enumerate();
+                roots.extend(
+                    guards
+                        .filter(|(_, entry)| matches!(entry.0, Inst::Guard(..)))
+                        .map(|(i, _)| Reg(i as u16)),
+                );
+            }
+            draft.compute(stage, &roots);
+            for (k, reduction) in nest.reductions.iter().enumerate() {
+                if reduction_stage[k] == stage {
+                    draft.reduce(stage, k, reduction.op, reduction.value);
+                }
+            }
+            if stage == last {
+                draft.lists.push((Section::Post, Vec::new()));
+            }
+            let mut made = Vec::new();
+            for slot in slots {
+                let reg = expr.outputs()[slot];
+                made.push(draft.result(stage, slot, &stores[slot], reg, whole_row[slot])?);
+            }
+            for (k, reg) in draft.kept.iter().enumerate().filter(|_| stage == 0) {
+                let a = draft.value[usize::from(reg.0)].expect("a value of the first stage");
+                let kind = Kind::Store((nest.stores.len() + k) as u16);
+                made.push((Section::Body(0), Op { kind, one: false, d: a, a: [a, 0, 0], ones: [false; 3] }));
+            }
+            // Only when everything is read: a store may overwrite what is loaded through an equal access.
+            for (section, op) in made {
+                draft.list(section).push(op);
+            }
+            if ahead.is_some() {
+                draft.forget(Section::Body(stage));
+            }
+        }
+        let bodies = draft.lists.iter().filter(|(section, _)| matches!(section, Section::Body(_)));
+        let work = bodies.flat_map(|(_, list)| list).filter(|op| !op.one).map(|op| op.kind.cost());
+        draft.cost = work.sum::<usize>().max(1);
+        Ok(draft)
+    }
+
+    fn variation(&self, inst: Inst) -> (bool, bool) {
+        let Plan { nest, drive, along, .. } = *self.plan;
+        match inst {
+            Inst::Load(slot) if self.plan.is_product(slot) => (true, true),
+            Inst::Load(slot) => {
+                let reach = &self.loads[usize::from(slot)];
+                (!reach.along.stays(), !reach.outside.stays())
+            }
+            Inst::Coordinate(axis) if nest.dims[usize::from(axis)] == 1 => (false, false),
+            Inst::Coordinate(axis) => {
+                let along = along.contains(&usize::from(axis));
+                (along, !along)
+            }
+            // A tile runs along the kept axes in `Col`; in `Row` there is one value for each outer index.
+            Inst::Reduced(_) => (drive == LoopOrder::Col, drive != LoopOrder::Col),
+            other => other.operands().fold((false, false), |(along, outside), reg| {
+                let varies = self.varies[usize::from(reg.0)];
+                (along | varies.0, outside | varies.1)
+            }),
+        }
+    }
+
+    /// Whether a store's element is the same along all reduced axes.
+    fn stays_in_row(&self, store: &StridedView) -> bool {
+        match self.plan.drive {
+            LoopOrder::Map => false,
+            LoopOrder::Row => store.along.stays(),
+            LoopOrder::Col => store.outside.stays(),
+        }
+    }
+
+    /// The section that an instruction belongs to when it is first needed in `stage`.
+    fn section(&self, inst: usize, stage: usize) -> Section {
+        match (self.plan.drive, self.varies[inst]) {
+            (_, (false, false)) => Section::Once,
+            (LoopOrder::Row, (false, true)) | (LoopOrder::Col, (true, false)) => Section::Pre(stage),
+            _ => Section::Body(stage),
+        }
+    }
+
+    fn list(&mut self, section: Section) -> &mut Vec<Op> {
+        let found = self.lists.iter_mut().find(|(at, _)| *at == section);
+        &mut found.expect("sections are made with their stage").1
+    }
+
+    fn register(&mut self, size: Size, section: Section) -> Slot {
+        self.registers.push((size, section));
+        (self.registers.len() - 1) as Slot
+    }
+
+    fn push(&mut self, section: Section, kind: Kind, one: bool, ty: Type, a: [Slot; 3]) -> Slot {
+        self.push_with(section, kind, one, ty, a, [false; 3])
+    }
+
+    fn push_with(
+        &mut self,
+        section: Section,
+        kind: Kind,
+        one: bool,
+        ty: Type,
+        a: [Slot; 3],
+        ones: [bool; 3],
+    ) -> Slot {
+        let d = self.register(if one { Size::One } else { Size::Tile(ty) }, section);
+        self.list(section).push(Op { kind, one, d, a, ones });
+        d
+    }
+
+    /// Emits what `roots` need and is not there yet.
+    fn compute(&mut self, stage: usize, roots: &[Reg]) {
+        let mut needed = vec![false; self.expr.insts().len()];
+        for root in roots {
+            needed[usize::from(root.0)] = true;
+        }
+        // The slot that a value is loaded from which an earlier stage has stored.
+        let kept = |i: usize| {
+            let k = self.kept.iter().position(|reg| usize::from(reg.0) == i).filter(|_| stage > 0)?;
+            Some(Inst::Load((self.plan.nest.loads.len() + k) as u16))
+        };
+        let kept: Vec<Option<Inst>> = (0..needed.len()).map(kept).collect();
+        for (i, (inst, _)) in self.expr.insts().iter().enumerate().rev() {
+            let numbers = matches!(inst, Inst::Binary(..)) && self.numbers(Reg(i as u16)).is_some();
+            if needed[i] && self.value[i].is_none() && !numbers && kept[i].is_none() {
+                for operand in inst.operands() {
+                    needed[usize::from(operand.0)] = true;
+                }
+            }
+        }
+        for (i, &(inst, ty)) in self.expr.insts().iter().enumerate() {
+            if needed[i] && self.value[i].is_none() {
+                let section = self.section(i, stage);
+                let value = self.emit(i, kept[i].unwrap_or(inst), ty, section, stage);
+                self.value[i] = Some(value);
+            }
+        }
+    }
+
+    /// The axes, by their positions along a tile, whose elements a value numbers in row-major order, as in
+    /// `(i * size + j) * size + k`.
+    fn numbers(&self, reg: Reg) -> Option<Range<usize>> {
+        let inst = |reg: Reg| self.expr.insts()[usize::from(reg.0)].0;
+        match inst(reg) {
+            Inst::Coordinate(axis) => {
+                let at = self.plan.along.iter().position(|&other| other == usize::from(axis))?;
+                Some(at..at + 1)
+            }
+            Inst::Binary(BinaryOp::Add, before, last) => {
+                let (Inst::Coordinate(axis), Inst::Binary(BinaryOp::Mul, before, size)) =
+                    (inst(last), inst(before))
+                else {
+                    return None;
+                };
+                let Inst::Const(Scalar::I64(size)) = inst(size) else { return None };
+                let (before, last) = (self.numbers(before)?, self.numbers(last)?);
+                let dim = self.plan.nest.dims[usize::from(axis)];
+                (usize::try_from(size) == Ok(dim) && before.end == last.start)
+                    .then_some(before.start..last.end)
+            }
+            _ => None,
+        }
+    }
+
+    /// The number of an element along some of the axes.
+    fn coordinate(&self, axes: &[usize], of: Range<usize>, along: bool) -> Kind {
+        let size = |axes: &[usize]| axes.iter().map(|&axis| self.plan.nest.dims[axis]).product::<usize>();
+        // Of one index it is zero; an axis without indices is never asked.
+        let dim = size(&axes[of.clone()]).max(1);
+        let after = if dim == 1 { 1 } else { size(&axes[of.end..]).max(1) };
+        Kind::Coordinate { along, after, dim }
+    }
+
+    /// Emits one instruction whose operands are there.
+    fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Slot {
+        let one = !self.varies[i].0;
+        if let (Inst::Binary(..), Some(axes)) = (inst, self.numbers(Reg(i as u16))) {
+            let kind = self.coordinate(self.plan.along, axes, !one);
+            return self.push(section, kind, one, ty, [0; 3]);
+        }
+        let mut a = [0; 3];
+        let mut ones = [false; 3];
+        for (k, reg) in inst.operands().enumerate() {
+            // One value for all need not be spread over a tile where the operation takes it as it is.
+            let takes_one = match inst {
+                Inst::Binary(..) | Inst::Compare(..) => ops::takes_one(self.expr.ty(reg)),
+                Inst::Select(..) => k > 0,
+                _ => false,
+            };
+            ones[k] = !one && takes_one && !self.varies[usize::from(reg.0)].0 && !ones[..k].contains(&true);
+            a[k] = self.operand(reg, one || ones[k], stage);
+        }
+        let of = |reg: Reg| self.expr.ty(reg);
+        let (kind, made) = match inst {
+            Inst::Const(value) => (Kind::Const(value.convert(ty).bits()), ty),
+            Inst::Run(scalar) => (Kind::Run(scalar), Type::U64),
+            Inst::Coordinate(axis) => {
+                let along = self.plan.along.contains(&usize::from(axis));
+                let axes = if along { self.plan.along } else { self.plan.outside };
+                let at = axes.iter().take_while(|&&other| other != usize::from(axis)).count();
+                (self.coordinate(axes, at..at + 1, along && !one), Type::I64)
+            }
+            Inst::Load(slot) => {
+                let load = &self.loads[usize::from(slot)];
+                let stored = Type::of(load.dtype);
+                // What each row has one of is read where it is used: often that is one place, in machine code. Where rows
+                // have several elements, what may be stored over it is one for a row as well, and stored last of all.
+                let several = self.plan.along.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
+                let plain = load.dtype == DType::F32 && ty == Type::F32;
+                if one && plain && several && section != Section::Once {
+                    return self.register(Size::Single(THERE | Slot::from(slot)), section);
+                }
+                let there = match slot {
+                    _ if self.plan.is_product(slot) => Some(PRODUCT),
+                    _ => {
+                        let there =
+                            !one && load.piece().is_some_and(|piece| piece.is_multiple_of(self.piece));
+                        there.then_some(THERE | Slot::from(slot))
+                    }
+                };
+                match there {
+                    Some(there) if stored == ty => return self.register(Size::There(there), section),
+                    Some(there) => {
+                        a[0] = self.register(Size::There(there), section);
+                        (Kind::Copy(stored), stored)
+                    }
+                    None => (Kind::Load(slot), stored),
+                }
+            }
+            Inst::LoadAt(slot, _) => (Kind::LoadAt(slot), Type::of(self.loads[usize::from(slot)].dtype)),
+            Inst::Reduced(k) => {
+                let (made, place) = self.reduced[usize::from(k)].expect("reduced in an earlier stage");
+                if made == ty {
+                    return place;
+                }
+                a[0] = place;
+                (Kind::Convert(made, ty), ty)
+            }
+            Inst::Unary(op, _) => (Kind::Unary(op, ty), ty),
+            Inst::Binary(op, ..) => (Kind::Binary(op, ty), ty),
+            Inst::Compare(op, x, _) => (Kind::Compare(op, of(x)), Type::Bool),
+            Inst::Select(..) => (Kind::Select(ty), ty),
+            Inst::Convert(x) if of(x) == ty => return a[0],
+            Inst::Convert(x) => (Kind::Convert(of(x), ty), ty),
+            Inst::Guard(..) => (Kind::Guard(i as u16), Type::I64),
+            Inst::Random(..) => (Kind::Random, Type::U32),
+        };
+        let place = self.push_with(section, kind, one, made, a, ones);
+        if made == ty { place } else { self.push(section, Kind::Convert(made, ty), one, ty, [place, 0, 0]) }
+    }
+
+    /// The register of a value that is there: as one value, or over the tile.
+    fn operand(&mut self, reg: Reg, one: bool, stage: usize) -> Slot {
+        let i = usize::from(reg.0);
+        let value = self.value[i].expect("operands come before users");
+        if one || self.varies[i].0 {
+            return value;
+        }
+        if let Some(splat) = self.splat[i] {
+            return splat;
+        }
+        let section = self.section(i, stage);
+        let ty = self.expr.ty(reg);
+        let splat = self.push(section, Kind::Splat(ty), false, ty, [value, 0, 0]);
+        self.splat[i] = Some(splat);
+        splat
+    }
+
+    fn reduce(&mut self, stage: usize, k: usize, op: ReduceOp, value: Reg) {
+        let ty = self.expr.ty(value);
+        let a = self.operand(value, false, stage);
+        let (kind, state, result) = match self.plan.drive {
+            LoopOrder::Col => (Kind::Accumulate(op, ty), Size::Tile(ty), Size::Tile(ty)),
+            _ => (Kind::Fold(op, ty), Size::Chain, Size::One),
+        };
+        // They live as long as the whole tape.
+        let state = self.register(state, Section::Once);
+        let result = self.register(result, Section::Once);
+        self.list(Section::Body(stage)).push(Op {
+            kind,
+            one: false,
+            d: state,
+            a: [a, 0, 0],
+            ones: [false; 3],
+        });
+        self.totals[stage].push(Total { op, ty, k, state, result });
+        self.reduced[k] = Some((ty, result));
+    }
+
+    /// Brings a result into a register, and says what stores it, and where.
+    fn result(
+        &mut self,
+        stage: usize,
+        slot: usize,
+        store: &StridedView,
+        reg: Reg,
+        whole_row: bool,
+    ) -> Result<(Section, Op), String> {
+        let (along, outside) = self.varies[usize::from(reg.0)];
+        let section = if whole_row { Section::Post } else { Section::Body(stage) };
+        let one = whole_row && self.plan.drive == LoopOrder::Row;
+        if whole_row && (if one { along } else { outside }) {
+            return Err(format!("store {slot} has one element per row, but its value changes along the row"));
+        }
+        let mut a = self.operand(reg, one, stage);
+        let (ty, stored) = (self.expr.ty(reg), Type::of(store.dtype));
+        if ty != stored {
+            a = self.push(section, Kind::Convert(ty, stored), one, stored, [a, 0, 0]);
+        } else if matches!(self.registers[a as usize].0, Size::There(_) | Size::Single(_)) {
+            a = self.push(section, Kind::Copy(ty), one, ty, [a, 0, 0]);
+        }
+        // A store makes nothing; its result register is never written.
+        Ok((section, Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0], ones: [false; 3] }))
+    }
+
+    /// What is done, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
+    fn finish(
+        mut self,
+        isa: Isa,
+        memory: Option<&Arc<CodeMemory>>,
+        stores: &[StridedView],
+        tile: usize,
+    ) -> Code {
+        self.compare_coordinates();
+        self.load_rows();
+        if memory.is_some() {
+            self.make_groups(isa, stores, tile);
+        }
+        self.place(isa, memory, tile)
+    }
+
+    /// Compares coordinates with one number where they are, instead of writing both over a tile first.
+    fn compare_coordinates(&mut self) {
+        let mut made: FxHashMap<Slot, Op> = FxHashMap::default();
+        for op in self.lists.iter().flat_map(|(_, list)| list) {
+            if matches!(op.kind, Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64)) {
+                made.insert(op.d, *op);
+            }
+        }
+        for op in self.lists.iter_mut().flat_map(|(_, list)| list) {
+            let Kind::Compare(compare, Type::I64) = op.kind else { continue };
+            let [a, b] = [op.a[0], op.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
+            let (coordinate, one, first) = match (a, b) {
+                (Some((kind, _)), Some((Kind::Splat(_), one))) => (kind, one, true),
+                (Some((Kind::Splat(_), one)), Some((kind, _))) => (kind, one, false),
+                _ => continue,
+            };
+            let Kind::Coordinate { after, dim, .. } = coordinate else { continue };
+            op.kind = Kind::CompareCoordinate { op: compare, first, after, dim };
+            op.a = [one, 0, 0];
+        }
+        self.drop_unread(&made);
+    }
+
+    /// Loads rows that an index of their own says as what they are, instead of writing the index of every element over a
+    /// tile first: embeddings, the steps of a sequence.
+    fn load_rows(&mut self) {
+        let Plan { nest, along, .. } = *self.plan;
+        let whole: usize = along.iter().map(|&axis| nest.dims[axis]).product();
+        let mut made: FxHashMap<Slot, Op> = FxHashMap::default();
+        let mut sums: FxHashMap<Slot, Op> = FxHashMap::default();
+        for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.one) {
+            match op.kind {
+                Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => _ = made.insert(op.d, *op),
+                Kind::Binary(BinaryOp::Add, Type::I64) => _ = sums.insert(op.d, *op),
+                _ => {}
+            }
+        }
+        for op in self.lists.iter_mut().flat_map(|(_, list)| list).filter(|op| !op.one) {
+            let (Kind::LoadAt(slot), Some(sum)) = (op.kind, sums.get(&op.a[0])) else { continue };
+            let [a, b] =
+                [sum.a[0], sum.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
+            let terms = || [a, b].into_iter().flatten();
+            let first = terms().find(|(kind, _)| matches!(kind, Kind::Splat(_)));
+            // The only axis along the tile counts its indices.
+            let counts = |kind: Kind| matches!(kind, Kind::Coordinate { after: 1, dim, .. } if dim == whole);
+            if let (Some((_, first)), true) = (first, terms().any(|(kind, _)| counts(kind))) {
+                op.kind = Kind::LoadFrom(slot);
+                op.a = [first, 0, 0];
+            }
+        }
+        self.drop_unread(&sums);
+        self.drop_unread(&made);
+    }
+
+    /// Drops those of some operations whose results nobody reads any more.
+    fn drop_unread(&mut self, some: &FxHashMap<Slot, Op>) {
+        if some.is_empty() {
+            return;
+        }
+        let ops = self.lists.iter().flat_map(|(_, list)| list);
+        let read: FxHashSet<Slot> = ops.flat_map(|op| op.a.into_iter().take(op.kind.operands())).collect();
+        for (_, list) in &mut self.lists {
+            list.retain(|op| !some.contains_key(&op.d) || read.contains(&op.d));
+        }
+    }
+
+    /// Makes groups of what machine code can do.
+    fn make_groups(&mut self, isa: Isa, stores: &[StridedView], tile: usize) {
+        let mut readers: FxHashMap<Slot, usize> = FxHashMap::default();
+        let mut constants: FxHashMap<Slot, u64> = FxHashMap::default();
+        for op in self.lists.iter().flat_map(|(_, list)| list) {
+            for place in &op.a[..op.kind.operands()] {
+                *readers.entry(*place).or_default() += 1;
+            }
+            if let Kind::Const(bits) = op.kind {
+                constants.insert(op.d, bits);
+            }
+        }
+        for index in 0..self.lists.len() {
+            let list = std::mem::take(&mut self.lists[index].1);
+            let list = self.group(isa, (stores, tile), list, &readers, &constants);
+            self.lists[index].1 = list;
+        }
+    }
+
+    /// Groups the operations of a list: as many as can go together do.
+    fn group(
+        &mut self,
+        isa: Isa,
+        (stores, tile): (&[StridedView], usize),
+        list: Vec<Op>,
+        readers: &FxHashMap<Slot, usize>,
+        constants: &FxHashMap<Slot, u64>,
+    ) -> Vec<Op> {
+        let sizes: Vec<Size> = self.registers.iter().map(|(size, _)| *size).collect();
+        let context = Context {
+            isa,
+            sizes: &|place| sizes[place as usize],
+            constants,
+            loads: self.loads,
+            stores,
+            readers,
+            piece: self.piece,
+            tile,
+        };
+        let is_store = |op: &Op| matches!(op.kind, Kind::Store(_));
+        let (stores, mut rest): (Vec<Op>, Vec<Op>) = list.into_iter().partition(is_store);
+        let mut missing: Vec<Slot> = rest.iter().filter(|op| op.kind.makes()).map(|op| op.d).collect();
+        let ready = |op: &Op, missing: &[Slot]| {
+            op.a[..op.kind.operands()].iter().all(|place| !missing.contains(place))
+        };
+        let mut done = Vec::new();
+        let mut group: Vec<Op> = Vec::new();
+        while !rest.is_empty() {
+            let mut later = Vec::new();
+            for op in std::mem::take(&mut rest) {
+                if !jit::takes(&op, &context) && ready(&op, &missing) {
+                    missing.retain(|&place| place != op.d);
+                    done.push(op);
+                } else {
+                    later.push(op);
+                }
+            }
+            // Of single values first, which tiles may need; never both in one function.
+            for one in [true, false] {
+                rest = Vec::new();
+                for op in std::mem::take(&mut later) {
+                    if op.one == one && jit::takes(&op, &context) && ready(&op, &missing) {
+                        missing.retain(|&place| place != op.d || !op.kind.makes());
+                        group.push(op);
+                    } else {
+                        rest.push(op);
+                    }
+                }
+                if one {
+                    self.close(std::mem::take(&mut group), &context, &mut done);
+                    later = std::mem::take(&mut rest);
+                }
+            }
+            if !rest.is_empty() {
+                self.close(std::mem::take(&mut group), &context, &mut done);
+            }
+        }
+        // Everything is read before anything is stored.
+        let (together, apart): (Vec<Op>, Vec<Op>) =
+            stores.into_iter().partition(|op| jit::takes(op, &context));
+        group.extend(together);
+        self.close(group, &context, &mut done);
+        done.extend(apart);
+        done
+    }
+
+    /// Makes a function of some operations, or of both halves of them, or leaves them as they are.
+    fn close(&mut self, list: Vec<Op>, context: &Context<'_>, done: &mut Vec<Op>) {
+        if list.is_empty() {
+            return;
+        }
+        let registers = &mut self.registers;
+        let lanes_of = || {
+            registers.push((Size::Lanes, Section::Once));
+            (registers.len() - 1) as Slot
+        };
+        if let Some(group) = Group::new(&list, context, lanes_of) {
+            let kind = Kind::Native(self.groups.len() as u16);
+            self.groups.push(group);
+            done.push(Op { kind, one: list[0].one, d: 0, a: [0; 3], ones: [false; 3] });
+        } else if list.len() == 1 {
+            done.extend(list);
+        } else {
+            let mut first = list;
+            let second = first.split_off(first.len() / 2);
+            self.close(first, context, done);
+            self.close(second, context, done);
+        }
+    }
+
+    /// Drops the values that were made in a section.
+    fn forget(&mut self, section: Section) {
+        for place in self.value.iter_mut().chain(&mut self.splat) {
+            if place.is_some_and(|place| self.registers[place as usize].1 == section) {
+                *place = None;
+            }
+        }
+    }
+
+    /// The lifetimes of tile registers: (register, first and last position).
+    fn lifetimes(&self) -> Vec<(usize, usize, usize)> {
+        const FOREVER: usize = usize::MAX;
+        let mut first = vec![None; self.registers.len()];
+        let mut last = vec![0; self.registers.len()];
+        let mut position = 0;
+        for (section, list) in &self.lists {
+            let end = position + list.len();
+            for op in list {
+                position += 1;
+                let (reads, writes) = match op.kind {
+                    Kind::Native(k) => {
+                        let group = &self.groups[usize::from(k)];
+                        (group.reads(), group.writes())
+                    }
+                    _ => (op.a.as_slice(), std::slice::from_ref(&op.d)),
+                };
+                for &place in writes {
+                    first[place as usize].get_or_insert(position);
+                }
+                for &place in reads.iter().chain(writes) {
+                    let place = place as usize;
+                    // What comes from outside a loop must live until the loop ends.
+                    let looped = matches!(section, Section::Body(_)) && self.registers[place].1 != *section;
+                    last[place] = last[place].max(if looped { end } else { position });
+                }
+            }
+        }
+        let tiles = self.registers.iter().enumerate().filter(|(_, (size, _))| matches!(size, Size::Tile(_)));
+        tiles
+            .map(|(i, (_, section))| match section {
+                // Made once for many passes through the rest.
+                Section::Once => (i, 0, FOREVER),
+                _ => (i, first[i].unwrap_or(0), last[i]),
+            })
+            .collect()
+    }
+
+    /// Which slot each tile register gets, and how many slots there are.
+    fn slots(&self) -> (Vec<usize>, usize) {
+        let mut lifetimes = self.lifetimes();
+        lifetimes.sort_by_key(|&(register, first, _)| (first, register));
+        let mut slots = vec![0; self.registers.len()];
+        let mut free_from: Vec<usize> = Vec::new();
+        for (register, first, last) in lifetimes {
+            // Strictly before: a result never takes the register of an operand that ends with it.
+            let slot = free_from.iter().position(|&end| end < first).unwrap_or_else(|| {
+                free_from.push(0);
+                free_from.len() - 1
+            });
+            free_from[slot] = last;
+            slots[register] = slot;
+        }
+        (slots, free_from.len())
+    }
+
+    /// Bytes of one slot.
+    fn slot_bytes(&self, tile: usize) -> usize {
+        let widths = self.registers.iter().map(|(size, _)| match size {
+            Size::Tile(ty) => width(*ty),
+            _ => 0,
+        });
+        // Slots a multiple of 4096 bytes apart would look alike to the store buffer.
+        (tile * widths.max().unwrap_or(0)).next_multiple_of(ALIGN) + ALIGN
+    }
+
+    fn fixed_bytes(&self) -> usize {
+        let sizes = self.registers.iter().map(|(size, _)| match size {
+            Size::One => 8,
+            Size::Tile(_) | Size::There(_) | Size::Single(_) => 0,
+            Size::Chain => size_of::<PairwiseSum>(),
+            Size::Lanes => LANES,
+        });
+        (size_of::<Head>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
+    }
+
+    fn bytes(&self, tile: usize, slots: usize) -> usize {
+        self.fixed_bytes() + slots * self.slot_bytes(tile)
+    }
+
+    /// Gives every register its bytes.
+    fn place(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
+        let (slots, count) = self.slots();
+        let frame = self.bytes(tile, count);
+        let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
+        let mut fixed = size_of::<Head>();
+        let places: Vec<Slot> = self
+            .registers
+            .iter()
+            .zip(&slots)
+            .map(|((size, _), &slot)| {
+                let place = match size {
+                    Size::There(there) | Size::Single(there) => return *there,
+                    Size::Tile(_) => tiles + slot * slot_bytes,
+                    Size::One => {
+                        fixed += 8;
+                        fixed - 8
+                    }
+                    Size::Chain => {
+                        fixed += size_of::<PairwiseSum>();
+                        fixed - size_of::<PairwiseSum>()
+                    }
+                    Size::Lanes => {
+                        fixed += LANES;
+                        fixed - LANES
+                    }
+                };
+                place as Slot
+            })
+            .collect();
+        let place = |place: Slot| places.get(place as usize).copied().unwrap_or(0);
+        let functions = Functions::new(&self.groups, &place, memory.unwrap_or(&Arc::default()));
+        let mut made = Code {
+            isa,
+            once: Vec::new(),
+            stages: vec![Stage::default(); self.totals.len()],
+            post: Vec::new(),
+            functions,
+            tile,
+            piece: self.piece,
+            frame,
+            kept: self.kept.len(),
+            can_fail: self.expr.can_fail(),
+            cost: self.cost,
+        };
+        for (section, mut list) in self.lists {
+            for op in &mut list {
+                op.d = place(op.d);
+                op.a = op.a.map(place);
+            }
+            match section {
+                Section::Once => made.once = list,
+                Section::Pre(stage) => made.stages[stage].pre = list,
+                Section::Body(stage) => made.stages[stage].body = list,
+                Section::Post => made.post = list,
+            }
+        }
+        for (stage, totals) in made.stages.iter_mut().zip(self.totals) {
+            stage.totals = totals
+                .into_iter()
+                .map(|total| Total { state: place(total.state), result: place(total.result), ..total })
+                .collect();
+        }
+        made
+    }
+}
+
+impl Kind {
+    /// How many registers it reads.
+    fn operands(self) -> usize {
+        match self {
+            Kind::Const(_) | Kind::Run(_) | Kind::Coordinate { .. } | Kind::Load(_) | Kind::Native(_) => 0,
+            Kind::Copy(_)
+            | Kind::LoadAt(_)
+            | Kind::LoadFrom(_)
+            | Kind::CompareCoordinate { .. }
+            | Kind::Unary(..)
+            | Kind::Convert(..)
+            | Kind::Splat(_)
+            | Kind::Store(_)
+            | Kind::Fold(..)
+            | Kind::Accumulate(..) => 1,
+            Kind::Binary(..) | Kind::Compare(..) | Kind::Guard(_) => 2,
+            Kind::Select(_) | Kind::Random => 3,
+        }
+    }
+
+    /// Whether its result register is new.
+    fn makes(self) -> bool {
+        !matches!(self, Kind::Store(_) | Kind::Fold(..) | Kind::Accumulate(..))
+    }
+
+    /// Rough work per element, in additions.
+    fn cost(self) -> usize {
+        match self {
+            Kind::Unary(
+                UnaryOp::Exp
+                | UnaryOp::Log
+                | UnaryOp::Erf
+                | UnaryOp::Tanh
+                | UnaryOp::Sigmoid
+                | UnaryOp::Sqrt
+                | UnaryOp::Rsqrt
+                | UnaryOp::Sin
+                | UnaryOp::Cos
+                | UnaryOp::Atan,
+                ty,
+            ) => {
+                if ty == Type::F32 {
+                    8
+                } else {
+                    64
+                }
+            }
+            Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => 32,
+            Kind::Random => 16,
+            Kind::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _)
+            | Kind::Binary(BinaryOp::Div, _)
+            | Kind::LoadAt(_)
+            | Kind::Guard(_) => 4,
+            _ => 1,
+        }
+    }
+}
+
+/// Whether the expression is well typed and the nest can be run without reading or writing out of bounds.
+fn check(nest: &Nest) -> Result<(), String> {
+    if let Some(fault) = nest.validate() {
+        return Err(fault);
+    }
+    let expr = &nest.expr;
+    let insts = expr.insts();
+    for (i, &(inst, ty)) in insts.iter().enumerate() {
+        let wrong = |what: &str| Err(format!("instruction {i} ({inst:?} as {ty:?}): {what}"));
+        if inst.operands().any(|reg| usize::from(reg.0) >= i) {
+            return wrong("an operand that comes later");
+        }
+        let of = |reg: Reg| expr.ty(reg);
+        match inst {
+            Inst::Load(slot) | Inst::LoadAt(slot, _) if usize::from(slot) >= nest.loads.len() => {
+                return wrong("no such load");
+            }
+            Inst::LoadAt(_, index) if of(index) != Type::I64 => return wrong("the index is not i64"),
+            Inst::Coordinate(axis) if usize::from(axis) >= nest.dims.len() => return wrong("no such axis"),
+            Inst::Coordinate(_) | Inst::Guard(..) if ty != Type::I64 => return wrong("the result is i64"),
+            Inst::Run(_) if ty != Type::U64 => return wrong("the result is u64"),
+            Inst::Compare(..) if ty != Type::Bool => return wrong("the result is truth"),
+            Inst::Random(..) if ty != Type::U32 => return wrong("the result is u32"),
+            Inst::Reduced(k) if usize::from(k) >= nest.reductions.len() => return wrong("no such reduction"),
+            Inst::Unary(_, a) if of(a) != ty => return wrong("the operand has another type"),
+            Inst::Unary(op, _) => {
+                let fits = match op {
+                    UnaryOp::Not => ty == Type::Bool,
+                    UnaryOp::ToF16 | UnaryOp::ToBf16 => ty == Type::F32,
+                    UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
+                    _ => ty.is_float(),
+                };
+                if !fits {
+                    return wrong("not defined for the type");
+                }
+            }
+            Inst::Binary(_, a, b) if of(a) != ty || of(b) != ty => {
+                return wrong("an operand has another type");
+            }
+            Inst::Binary(op, ..) => {
+                let fits = match op {
+                    BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !ty.is_float(),
+                    _ => ty != Type::Bool,
+                };
+                if !fits {
+                    return wrong("not defined for the type");
+                }
+            }
+            Inst::Compare(_, a, b) if of(a) != of(b) => return wrong("operands of two types"),
+            Inst::Select(c, a, b) if of(c) != Type::Bool || of(a) != ty || of(b) != ty => {
+                return wrong("an operand has another type");
+            }
+            Inst::Guard(a, b) if of(a) != Type::I64 || of(b) != Type::I64 => {
+                return wrong("an operand is not i64");
+            }
+            Inst::Random(a, b, c) if [a, b, c].iter().any(|&reg| of(reg) != Type::U64) => {
+                return wrong("an operand is not u64");
+            }
+            Inst::Const(value) if matches!(value, Scalar::Bool(_)) != (ty == Type::Bool) => {
+                return wrong("a truth value is not a number");
+            }
+            _ => {}
+        }
+    }
+    if expr
+        .outputs()
+        .iter()
+        .chain(nest.reductions.iter().map(|r| &r.value))
+        .any(|reg| usize::from(reg.0) >= insts.len())
+    {
+        return Err("a result that is not computed".to_owned());
+    }
+    for (k, reduction) in nest.reductions.iter().enumerate() {
+        if expr.ty(reduction.value) == Type::Bool {
+            return Err(format!("reduction {k} is of truth values"));
+        }
+        let needed = expr.needed_by(&[reduction.value]);
+        let later = |inst: Inst| matches!(inst, Inst::Reduced(other) if usize::from(other) >= k);
+        if insts.iter().zip(&needed).any(|(&(inst, _), &needed)| needed && later(inst)) {
+            return Err(format!("reduction {k} needs a later one"));
+        }
+    }
+    if nest.inner == 0 && !nest.reductions.is_empty() {
+        return Err("reductions over no axis".to_owned());
+    }
+    let kept = nest.dims.len() - nest.inner;
+    for (i, store) in nest.stores.iter().enumerate() {
+        let (outer, inner) = store.strides.split_at(kept);
+        let per_row = inner.iter().all(|&stride| stride == 0);
+        let stored = if per_row { nest.outer_dims() } else { &nest.dims };
+        if nest.segments.is_some() {
+            // Looked at where the segments are.
+            continue;
+        }
+        let twice = outer.iter().zip(&nest.dims).any(|(&stride, &dim)| stride == 0 && dim > 1);
+        if twice && !stored.contains(&0) {
+            return Err(format!("store {i} puts many results into one element"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! Code that several tapes share: that of nests that differ in nothing but where their buffers begin and end.
+//!
+//! The steps of a recurrent net and the layers of a transformer have most of their nests in common. To make code takes
+//! longer than to look for it, and code that runs again is in the instruction cache.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ortrain_expr::{Access, Nest};
+use rustc_hash::FxHashMap;
+
+use super::jit::CodeMemory;
+use super::{Ahead, Code, LoopOrder, Plan};
+use crate::isa::Isa;
+
+/// All that code depends on.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Key {
+    /// Its accesses lie nowhere.
+    nest: Nest,
+    drive: LoopOrder,
+    outside: Vec<usize>,
+    along: Vec<usize>,
+    ahead: Ahead,
+    isa: Isa,
+}
+
+impl Key {
+    fn new(plan: &Plan<'_>, ahead: &Ahead, isa: Isa) -> Key {
+        let nowhere = |access: &Access| Access { offset: 0, len: 0, ..access.clone() };
+        let Plan { nest, drive, outside, along } = *plan;
+        let (outside, along) = (outside.to_vec(), along.to_vec());
+        Key { nest: nest.map(nowhere), drive, outside, along, ahead: ahead.clone(), isa }
+    }
+}
+
+/// What the kernels of a program have in common.
+#[derive(Debug, Default)]
+struct Codes {
+    known: Mutex<FxHashMap<Key, Arc<Code>>>,
+    memory: Arc<CodeMemory>,
+}
+
+/// Makes kernels that share code: what several of them have in common is made once, and all of it lies together. Several
+/// threads may make them at once. They may run when `make` is done. Where the system gives no memory for machine code they
+/// are made again, without any.
+///
+/// # Errors
+/// Those of `make`.
+pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T, E>) -> Result<T, E> {
+    let codes = Codes::default();
+    let made = make(Compiler { isa, native: true, codes: Some(&codes) })?;
+    if codes.memory.finish() {
+        return Ok(made);
+    }
+    make(Compiler { isa, native: false, codes: Some(&Codes::default()) })
+}
+
+/// What makes a kernel: an instruction-set level, alone or for [several kernels](with_shared_code).
+#[derive(Clone, Copy, Debug)]
+pub struct Compiler<'a> {
+    isa: Isa,
+    /// Whether there is machine code.
+    native: bool,
+    codes: Option<&'a Codes>,
+}
+
+impl From<Isa> for Compiler<'_> {
+    fn from(isa: Isa) -> Self {
+        Compiler { isa, native: true, codes: None }
+    }
+}
+
+impl Compiler<'_> {
+    /// The level.
+    #[must_use]
+    pub fn isa(self) -> Isa {
+        self.isa
+    }
+
+    /// The same without machine code.
+    #[cfg(test)]
+    pub(super) fn without_code(isa: Isa) -> Self {
+        Compiler { native: false, ..isa.into() }
+    }
+
+    /// The code of a plan: that of an equal one, if there is one, or what `make` makes, with memory for machine code if
+    /// there is to be some.
+    pub(super) fn code(
+        self,
+        plan: &Plan<'_>,
+        ahead: &Ahead,
+        make: impl Fn(Option<&Arc<CodeMemory>>) -> Result<Code, String>,
+    ) -> Result<Arc<Code>, String> {
+        let Some(codes) = self.codes else {
+            let memory = Arc::default();
+            let code = make(self.native.then_some(&memory))?;
+            return if memory.finish() { Ok(code) } else { make(None) }.map(Arc::new);
+        };
+        let key = Key::new(plan, ahead, self.isa);
+        let known = || codes.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(code) = known().get(&key) {
+            return Ok(Arc::clone(code));
+        }
+        // Another thread may make the same meanwhile: the first one to be done is shared.
+        let code = Arc::new(make(self.native.then_some(&codes.memory))?);
+        Ok(Arc::clone(known().entry(key).or_insert(code)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use ortrain_expr::{Builder, DType, Load, Type};
+
+    use super::*;
+    use crate::tile::TileProgram;
+
+    /// `to = from * factor` over matrices of so many columns, in buffers that begin somewhere.
+    fn tape(compiler: Compiler<'_>, columns: usize, factor: f64, (from, to): (usize, usize)) -> TileProgram {
+        let dims = [6, columns];
+        let access = |offset: usize| Access {
+            offset,
+            len: offset + 6 * columns,
+            ..Access::contiguous(DType::F32, &dims)
+        };
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let factor = b.constant(Type::F32, factor);
+        let product = b.mul(x, factor);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            segments: None,
+            loads: vec![Load::Buffer(access(from))],
+            expr: b.finish(&[product]),
+            reductions: Vec::new(),
+            stores: vec![access(to)],
+        };
+        let plan = Plan { nest: &nest, drive: LoopOrder::Map, outside: &[], along: &[0, 1] };
+        TileProgram::new(&plan, compiler).expect("a good nest")
+    }
+
+    #[test]
+    fn nests_that_differ_in_places_alone_share_their_code() {
+        let isa = Isa::detect().unwrap();
+        let tapes = with_shared_code(isa, |compiler| {
+            let others = [((17, 300), 50, 2.0), ((0, 0), 51, 2.0), ((0, 0), 50, -2.0)];
+            let first = tape(compiler, 50, 2.0, (0, 0));
+            Ok::<_, String>((
+                first,
+                others.map(|(places, columns, factor)| tape(compiler, columns, factor, places)),
+            ))
+        });
+        let (first, [moved, wider, negated]) = tapes.expect("good nests");
+        for (other, shared) in
+            [(moved, true), (wider, false), (negated, false), (tape(isa.into(), 50, 2.0, (0, 0)), false)]
+        {
+            assert_eq!(Arc::ptr_eq(&first.code, &other.code), shared);
+        }
+    }
+
+    #[test]
+    fn without_memory_for_code_kernels_are_made_without_it() {
+        let isa = Isa::detect().unwrap();
+        let tapes = RefCell::new(Vec::new());
+        let made = with_shared_code(isa, |compiler| {
+            let made = tape(compiler, 50, 2.0, (0, 0));
+            // What is executable takes no more code: the system says no at the end.
+            if let Some(codes) = compiler.codes.filter(|_| compiler.native) {
+                assert!(codes.memory.finish());
+                tapes.borrow_mut().push(tape(compiler, 51, 2.0, (0, 0)));
+            }
+            Ok::<_, String>(made)
+        });
+        let is_native = |tape: &TileProgram| {
+            tape.stages[0].body.iter().any(|op| matches!(op.kind, crate::tile::Kind::Native(_)))
+        };
+        assert!(!is_native(&made.expect("a good nest")));
+        assert!(tapes.borrow().iter().all(|tape| is_native(tape) || isa == Isa::PORTABLE));
+    }
+}

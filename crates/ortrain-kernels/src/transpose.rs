@@ -1,0 +1,111 @@
+//! Copies that turn matrices: elements lie side by side along one axis where they are read, and along another where
+//! they are written.
+
+use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
+
+use crate::gemm::micro::Real;
+use crate::gemm::pack::transpose;
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::scratch::Bases;
+use crate::tile::strided_iter::StridedIter;
+
+/// Elements of a task, about.
+const MIN_TASK_WORK: usize = 1 << 14;
+/// Lines that a task's are a multiple of: a cache line of results is written by one task.
+const LINES: usize = 16;
+/// Sizes of both axes from which on it is better to turn squares than to go along one axis.
+const MIN_SIZE: usize = 8;
+
+/// How matrices of `lines` lines of `len` adjacent elements become ones of `len` lines.
+#[derive(Debug)]
+pub(crate) struct Turned {
+    dtype: DType,
+    matrices: usize,
+    lines: usize,
+    len: usize,
+    from: Side,
+    to: Side,
+    /// Lines and matrices of a task; several matrices only if they are whole.
+    piece: usize,
+    group: usize,
+}
+
+/// Where the matrices lie: the first element of the first one, and the step from line to line.
+#[derive(Debug)]
+struct Side {
+    offset: isize,
+    matrices: StridedIter,
+    step: usize,
+}
+
+impl Turned {
+    /// The copy that a map is, if it turns matrices large enough.
+    pub(crate) fn of(nest: &Nest) -> Option<Turned> {
+        let ([Load::Buffer(load)], [store]) = (nest.loads.as_slice(), nest.stores.as_slice()) else {
+            return None;
+        };
+        let dtype = load.dtype;
+        let copies = nest.inner == 0
+            && nest.expr.insts() == [(Inst::Load(0), Type::of(dtype))]
+            && store.dtype == dtype
+            && matches!(dtype, DType::F32 | DType::F64);
+        if !copies {
+            return None;
+        }
+        let axes = 0..nest.dims.len();
+        let adjacent = |access: &Access| {
+            axes.clone().find(|&axis| access.strides[axis] == 1 && nest.dims[axis] >= MIN_SIZE)
+        };
+        let (along, across) = (adjacent(load)?, adjacent(store)?);
+        let side = |access: &Access, line: usize| {
+            let others = axes.clone().filter(|axis| ![along, across].contains(axis));
+            Some(Side {
+                offset: access.offset as isize,
+                matrices: StridedIter::new(others.map(|axis| (nest.dims[axis], access.strides[axis])))
+                    .ok()?,
+                step: usize::try_from(access.strides[line]).ok().filter(|&step| step > 1)?,
+            })
+        };
+        let (lines, len) = (nest.dims[across], nest.dims[along]);
+        let (from, to) = (side(load, across)?, side(store, along)?);
+        let matrices = nest.dims.iter().product::<usize>() / (lines * len);
+        let piece = (MIN_TASK_WORK / len).next_multiple_of(LINES).clamp(LINES, lines.next_multiple_of(LINES));
+        let group = (MIN_TASK_WORK / (lines * len)).max(1);
+        Some(Turned { dtype, matrices, lines, len, from, to, piece, group })
+    }
+
+    /// Copies.
+    ///
+    /// # Safety
+    /// As [`crate::NestKernel::run`], for the nest that it was made of.
+    pub(crate) unsafe fn run(&self, isa: Isa, bases: Bases<'_>, pool: &Pool, workers: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self.dtype {
+                DType::F64 => self.run_as::<f64>(isa, bases, pool, workers),
+                _ => self.run_as::<f32>(isa, bases, pool, workers),
+            }
+        }
+    }
+
+    unsafe fn run_as<T: Real>(&self, isa: Isa, bases: Bases<'_>, pool: &Pool, workers: usize) {
+        let pieces = self.lines.div_ceil(self.piece);
+        pool.run(self.matrices.div_ceil(self.group) * pieces, workers, &|task, _| {
+            let bases = &{ bases };
+            let (group, first) = (task / pieces * self.group, task % pieces * self.piece);
+            let size = (self.piece.min(self.lines - first), self.len);
+            for matrix in group..self.matrices.min(group + self.group) {
+                let at = |base: *mut u8, side: &Side, more: usize| {
+                    let offset = side.offset + side.matrices.offset(matrix);
+                    base.cast::<T>().wrapping_offset(offset).wrapping_add(more)
+                };
+                let from = at(bases.0[0], &self.from, first * self.from.step);
+                let to = at(bases.0[1], &self.to, first);
+                // SAFETY: these are elements of the nest, whose accesses stay in their buffers; tasks have distinct
+                // ones.
+                unsafe { transpose(isa, from, self.from.step, size, to, self.to.step) };
+            }
+        });
+    }
+}

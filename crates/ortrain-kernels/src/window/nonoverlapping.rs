@@ -1,0 +1,545 @@
+//! Gradients where windows lie apart, so that at most one covers an element.
+//!
+//! Every element is written once: what arrives at the window over it if the maximum was there, else zero. Windows are
+//! compared with elements side by side in vectors; nothing is cleared first, and nothing waits for what was added
+//! before. The gradient of a sum is the same, but that every cell of a window gets what arrives.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::{DType, SlidingAxis, WindowPass};
+
+use super::max_backward::{self, Spread};
+use super::{
+    Buffers, Element, MIN_TASK_WORK, PLANES, Part, Plan, Positions, Rows, Tasks, computed_bytes, windows_over,
+};
+use crate::isa::{Isa, Level, Work, portable};
+use crate::tile::number::Number;
+
+/// Elements that are computed at once.
+const LANES: usize = 16;
+/// Windows that are read at once where each covers a pair.
+const QUARTER: usize = LANES / 4;
+/// Elements that the same window covers are written so many at a time.
+const SPLAT: usize = 8;
+/// Most rows of a plane, which are planned one by one, and most elements of a row and of what a window moves by.
+const ROWS: usize = 256 * 1024;
+const WIDTH: usize = 64 * 1024;
+/// The row that no window covers.
+const NONE: u32 = u32::MAX;
+/// What no window's number is.
+const NEVER: i32 = i32::MIN;
+
+/// Rows of the target that are computed at once.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    /// Where the first one begins in the plane, and how many there are: one or two.
+    at: u32,
+    rows: u32,
+    /// The row of windows over them, or [`NONE`].
+    windows: u32,
+    /// The number of the first cell over each.
+    numbers: [i32; 2],
+}
+
+/// What is known of the windows along the last axis.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+enum Along {
+    /// There is a single one.
+    One = 0,
+    /// Each lies over a pair of elements, from the first of the row on.
+    Pairs,
+    /// They are written down over the elements first.
+    Any,
+}
+
+/// How planes are gone through.
+#[derive(Clone, Debug)]
+pub(super) struct Apart {
+    steps: Vec<Step>,
+    /// For each element of a row, up to whole vectors, the number of the cell over it less the row's. [`NEVER`] where there
+    /// is no window.
+    cells: Vec<i32>,
+    along: Along,
+    /// Where positions may lie under other windows than their own: how planes are gone through that have such ones.
+    astray: Option<Spread>,
+    /// Elements of each of the two lines that windows are written down in.
+    room: usize,
+    bytes: usize,
+    /// Bytes of `astray`.
+    also: usize,
+}
+
+impl Apart {
+    /// Plans the gradient of a maximum or of a sum over planes of `target` elements, if windows lie apart and, where there
+    /// are maxima, have numbers of cells: bytes are compared quicker than positions are.
+    pub(super) fn new(
+        pass: WindowPass,
+        axes: &[SlidingAxis],
+        dtype: DType,
+        positions: &Positions,
+        target: usize,
+    ) -> Option<Apart> {
+        let apart = |axis: &SlidingAxis| {
+            let reach = axis.kernel.saturating_sub(1).saturating_mul(axis.dilation);
+            axis.kernel > 0 && (axis.output <= 1 || reach < axis.stride)
+        };
+        let last = *axes.last()?;
+        let rows = target.checked_div(last.input)?;
+        let fits = i32::try_from(target).is_ok() && rows <= ROWS && last.input <= WIDTH;
+        if !(pass == WindowPass::SumGradient || positions.numbered()) || !dtype.is_float() || !fits {
+            return None;
+        }
+        if !axes.iter().all(apart) || axes.iter().any(|axis| axis.output == 0) {
+            return None;
+        }
+        let along = match last {
+            SlidingAxis { output: 1, .. } => Along::One,
+            SlidingAxis { stride: 2, before: 0, .. } => Along::Pairs,
+            SlidingAxis { stride: ..=WIDTH, .. } => Along::Any,
+            _ => return None,
+        };
+        let sum = pass == WindowPass::SumGradient;
+        // All cells get what arrives at a window of a sum: all have number 0.
+        let of_cell = |axis: &SlidingAxis, unit: usize, i: usize| {
+            let over = windows_over(axis, i);
+            let from_start = i as isize + axis.before - (over.first * axis.stride) as isize;
+            let cell = from_start.unsigned_abs() / axis.dilation;
+            (over.count > 0).then_some(if sum { 0 } else { cell * unit })
+        };
+        let unit = |k: usize| if sum { 0 } else { positions.units[k] };
+        let row = |row: usize| {
+            let windows = Rows::new(axes, true, row).next()?;
+            let (mut rest, mut number) = (row, if sum { 0 } else { positions.base });
+            for (k, axis) in axes[..axes.len() - 1].iter().enumerate().rev() {
+                number += of_cell(axis, unit(k), rest % axis.input)?;
+                rest /= axis.input;
+            }
+            let windows = u32::try_from(windows).ok().filter(|&windows| windows != NONE)?;
+            Some((windows, i32::try_from(number).ok()?))
+        };
+        let mut steps: Vec<Step> = Vec::new();
+        for r in 0..rows {
+            let (windows, number) = row(r).unwrap_or((NONE, 0));
+            match steps.last_mut() {
+                Some(Step { rows: rows @ 1, windows: same, numbers, .. }) if *same == windows => {
+                    (*rows, numbers[1]) = (2, number);
+                }
+                _ => steps.push(Step { at: (r * last.input) as u32, rows: 1, windows, numbers: [number; 2] }),
+            }
+        }
+        let cells = (0..last.input.next_multiple_of(LANES)).map(|x| {
+            let own = if x < last.input { of_cell(&last, unit(axes.len() - 1), x) } else { None };
+            own.and_then(|own| i32::try_from(own).ok()).unwrap_or(NEVER)
+        });
+        let room = last.input.next_multiple_of(LANES) + 2 * last.stride.min(WIDTH) + SPLAT;
+        let room = if matches!(along, Along::Any) { room.next_multiple_of(LANES) } else { 0 };
+        let written = last.input.next_multiple_of(LANES);
+        let bytes = room * (computed_bytes(dtype) + size_of::<i32>()) + written * dtype.size();
+        Some(Apart { steps, cells: cells.collect(), along, astray: None, room, bytes, also: 0 })
+    }
+
+    /// The same where positions may lie under other windows than their own. Planes that have such ones are gone through
+    /// by `spread`, which has `scratch` bytes of memory.
+    pub(super) fn or(mut self, spread: Spread, scratch: usize) -> Apart {
+        (self.astray, self.also) = (Some(spread), scratch);
+        self
+    }
+
+    /// How many steps a plane takes: parts of planes are steps.
+    pub(super) fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Cuts planes of `target` elements if they are few, and puts small ones together.
+    pub(super) fn tasks(&self, planes: usize, target: usize) -> Tasks {
+        let steps = self.steps.len();
+        if planes < PLANES && target > MIN_TASK_WORK {
+            let rows = (MIN_TASK_WORK * steps / target).max(1);
+            return Tasks { planes: 1, parts: steps.div_ceil(rows), rows };
+        }
+        Tasks { planes: (MIN_TASK_WORK / target.max(1)).clamp(1, planes.max(1)), parts: 1, rows: steps }
+    }
+
+    /// Bytes of scratch memory of a worker.
+    pub(super) fn scratch(&self) -> usize {
+        self.bytes.max(self.also)
+    }
+}
+
+/// What numbers of cells are stored as.
+pub(super) trait Cell: Copy {
+    fn number(self) -> i32;
+}
+
+impl Cell for u8 {
+    #[inline(always)]
+    fn number(self) -> i32 {
+        i32::from(self)
+    }
+}
+
+impl Cell for u16 {
+    #[inline(always)]
+    fn number(self) -> i32 {
+        i32::from(self)
+    }
+}
+
+/// A sum has none.
+impl Cell for () {
+    #[inline(always)]
+    fn number(self) -> i32 {
+        0
+    }
+}
+
+/// A row of windows: what arrives at each, and its number.
+#[derive(Clone, Copy)]
+struct Windows<S, I> {
+    gradient: *const S,
+    index: *const I,
+}
+
+impl<S: Element, I: Cell> Windows<S, I> {
+    /// What arrives at a window, as it would be added to zero, and its number.
+    ///
+    /// # Safety
+    /// It is there.
+    #[inline(always)]
+    unsafe fn at(self, o: usize) -> (S::Computed, i32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let gradient = self.gradient.add(o).read_unaligned().decode();
+            (S::Computed::ZERO.add(gradient), self.index.add(o).read_unaligned().number())
+        }
+    }
+}
+
+/// What loops over rows need, all in registers: nothing that is written can change it.
+#[derive(Clone, Copy)]
+struct Row<S: Element> {
+    last: SlidingAxis,
+    /// [`Apart::cells`], and how many vectors they are.
+    cells: *const i32,
+    vectors: usize,
+    along: Along,
+    /// The lines in which windows are written down over the elements: what arrives and numbers, from the element before
+    /// which there is a stride on.
+    values: *mut S::Computed,
+    numbers: *mut i32,
+    /// Room for a row of whole vectors.
+    written: *mut S,
+}
+
+impl<S: Element> Row<S> {
+    /// Writes a row of windows down.
+    ///
+    /// # Safety
+    /// The windows are there, and the lines are this task's.
+    #[inline(always)]
+    unsafe fn write_down<I: Cell>(self, windows: Windows<S, I>) {
+        let SlidingAxis { input, output, stride, before, .. } = self.last;
+        for o in 0..output {
+            let at = (o * stride) as isize - before;
+            if at <= -(stride as isize) {
+                continue;
+            }
+            if at >= input as isize {
+                break;
+            }
+            let at = at.wrapping_add_unsigned(stride).unsigned_abs();
+            // SAFETY: the window is there. It begins in the row, or less than a stride before it: the lines have a stride
+            // in front of the row, and one and some elements behind.
+            unsafe {
+                let (value, number) = windows.at(o);
+                for i in (0..stride).step_by(SPLAT) {
+                    self.values.add(at + i).cast::<[S::Computed; SPLAT]>().write_unaligned([value; SPLAT]);
+                    self.numbers.add(at + i).cast::<[i32; SPLAT]>().write_unaligned([number; SPLAT]);
+                }
+            }
+        }
+    }
+
+    /// The windows over the elements `x..x + LANES` of a row: what arrives, and their numbers.
+    ///
+    /// # Safety
+    /// The windows are there, and so many others behind the row as whole vectors have; where they are to be written down
+    /// they have been.
+    #[inline(always)]
+    unsafe fn over<I: Cell>(self, windows: Windows<S, I>, x: usize) -> ([S::Computed; LANES], [i32; LANES]) {
+        // Loops and no functions of functions: what is not inlined is not compiled for the level.
+        let (mut values, mut numbers) = ([S::Computed::ZERO; LANES], [0; LANES]);
+        match self.along {
+            Along::One => {
+                // SAFETY: the caller's contract.
+                let (value, number) = unsafe { windows.at(0) };
+                (values, numbers) = ([value; LANES], [number; LANES]);
+            }
+            Along::Pairs => {
+                // In quarters of vectors, as they are widened.
+                for part in 0..2 {
+                    let o = x / 2 + part * QUARTER;
+                    // SAFETY: the caller's contract.
+                    let (gradient, index) = unsafe {
+                        (
+                            windows.gradient.add(o).cast::<[S; QUARTER]>().read_unaligned(),
+                            windows.index.add(o).cast::<[I; QUARTER]>().read_unaligned(),
+                        )
+                    };
+                    for l in 0..2 * QUARTER {
+                        values[part * 2 * QUARTER + l] = S::Computed::ZERO.add(gradient[l / 2].decode());
+                        numbers[part * 2 * QUARTER + l] = index[l / 2].number();
+                    }
+                }
+            }
+            Along::Any => {
+                let at = self.last.stride + x;
+                // SAFETY: the lines have room for a row of whole vectors behind the first element.
+                unsafe {
+                    values = self.values.add(at).cast::<[S::Computed; LANES]>().read_unaligned();
+                    numbers = self.numbers.add(at).cast::<[i32; LANES]>().read_unaligned();
+                }
+            }
+        }
+        (values, numbers)
+    }
+
+    /// Writes `R` rows of the target under the same windows; `firsts` are the numbers of their first cells. Adds to `found`
+    /// the elements that were their window's maximum, if numbers may be `ASTRAY`.
+    ///
+    /// # Safety
+    /// The windows are there as [`Row::over`] wants them, and so are the rows and as many elements behind the last one as
+    /// whole vectors have, which are this task's and written later.
+    #[inline(always)]
+    unsafe fn write<I: Cell, const ASTRAY: bool, const R: usize>(
+        self,
+        windows: Windows<S, I>,
+        firsts: [i32; R],
+        to: *mut S,
+        found: &mut [i32; LANES],
+    ) {
+        // From the end: what is written behind a row is the beginning of the next one.
+        let mut vector = self.vectors;
+        while vector > 0 {
+            vector -= 1;
+            let x = vector * LANES;
+            // SAFETY: the windows and the elements are there; cells are those of whole vectors.
+            unsafe {
+                let cells = self.cells.add(x).cast::<[i32; LANES]>().read_unaligned();
+                let (values, numbers) = self.over(windows, x);
+                for (r, &first) in firsts.iter().enumerate() {
+                    let mut of_row = [S::encode(S::Computed::ZERO); LANES];
+                    for l in 0..LANES {
+                        let hit = numbers[l] == cells[l].wrapping_add(first);
+                        of_row[l] = S::encode(if hit { values[l] } else { S::Computed::ZERO });
+                        if ASTRAY {
+                            found[l] += i32::from(hit);
+                        }
+                    }
+                    to.add(r * self.last.input + x).cast::<[S; LANES]>().write_unaligned(of_row);
+                }
+            }
+        }
+    }
+
+    /// The same of one row, element by element, at the end of the buffers.
+    ///
+    /// # Safety
+    /// The windows of the row are there, and so is the row, which is this task's.
+    #[inline(never)]
+    unsafe fn write_last<I: Cell>(
+        self,
+        windows: Windows<S, I>,
+        first: i32,
+        to: *mut S,
+        found: &mut [i32; LANES],
+    ) {
+        let SlidingAxis { input, output, stride, before, .. } = self.last;
+        for x in 0..input {
+            // SAFETY: the row has this cell and this element, and the window over it is there if the cell has a number.
+            unsafe {
+                let cell = self.cells.add(x).read();
+                let mut value = S::Computed::ZERO;
+                if cell != NEVER {
+                    let o = if output == 1 { 0 } else { (x as isize + before).unsigned_abs() / stride };
+                    let (arrives, number) = windows.at(o);
+                    if number == cell.wrapping_add(first) {
+                        value = arrives;
+                        found[0] += 1;
+                    }
+                }
+                to.add(x).write_unaligned(S::encode(value));
+            }
+        }
+    }
+}
+
+/// A part of the gradient of a maximum or a sum: steps `part.rows` of the planes.
+pub(super) struct Run<'a, S> {
+    plan: &'a Plan,
+    apart: &'a Apart,
+    buffers: Buffers,
+    part: Part,
+    stored: PhantomData<S>,
+}
+
+impl<'a, S: Element> Run<'a, S> {
+    pub(super) fn new(plan: &'a Plan, apart: &'a Apart, buffers: Buffers, part: Part) -> Self {
+        Run { plan, apart, buffers, part, stored: PhantomData }
+    }
+
+    /// Goes through the planes.
+    #[inline(always)]
+    fn planes<I: Cell, const ASTRAY: bool>(&self, along: Along) {
+        let Plan { source, target, width, planes, last, .. } = *self.plan;
+        let Apart { ref steps, ref cells, room, .. } = *self.apart;
+        let (first_plane, end_plane) = self.part.planes;
+        let values = self.buffers.scratch.cast::<S::Computed>();
+        let numbers = values.wrapping_add(room).cast::<i32>();
+        for i in 0..room {
+            // What no window covers is read, too.
+            // SAFETY: the lines have so many elements, all this task's.
+            unsafe {
+                values.add(i).write(S::Computed::ZERO);
+                numbers.add(i).write(-1);
+            }
+        }
+        let vectors = cells.len() / LANES;
+        let written = numbers.wrapping_add(room).cast();
+        let row = Row::<S> { last, cells: cells.as_ptr(), vectors, along, values, numbers, written };
+        let steps = &steps[self.part.rows.0..self.part.rows.1];
+        let of_part = steps.last().map_or(0, |last| last.at as usize + last.rows as usize * width);
+        let end = (end_plane - 1) * target + of_part;
+        let read = if matches!(along, Along::Pairs) { cells.len() / 2 } else { 1 };
+        // Whether there is room for whole vectors behind a step of a plane.
+        let fits = |plane: usize, step: &Step| {
+            let windows = if step.windows == NONE { 0 } else { step.windows as usize };
+            let behind = step.at as usize + (step.rows as usize - 1) * width + cells.len();
+            plane * target + behind <= end && plane * source + windows + read <= planes * source
+        };
+        // In these planes there is, for there are others behind them.
+        let others = 1 + cells.len().div_ceil(target).max(read.div_ceil(source));
+        let mut found = [0; LANES];
+        for plane in first_plane..end_plane {
+            let to = self.buffers.target.cast::<S>().wrapping_add(plane * target);
+            let gradient = self.buffers.source.cast::<S>().wrapping_add(plane * source);
+            let index = self.buffers.index.cast::<I>().cast_const().wrapping_add(plane * source);
+            let ample = if plane + others <= end_plane {
+                steps.len()
+            } else {
+                steps.iter().position(|step| !fits(plane, step)).unwrap_or(steps.len())
+            };
+            let mut down = NONE;
+            for &Step { at, rows, windows, numbers } in &steps[..ample] {
+                let to = to.wrapping_add(at as usize);
+                if windows == NONE {
+                    // SAFETY: the target has these rows, and they are this task's.
+                    unsafe { clear(to, rows as usize * width) };
+                    continue;
+                }
+                let first = windows as usize;
+                let of_row =
+                    Windows { gradient: gradient.wrapping_add(first), index: index.wrapping_add(first) };
+                // SAFETY: the windows are in the buffers. There is room behind the rows, and rows are written in their
+                // order.
+                unsafe {
+                    if matches!(along, Along::Any) && down != windows {
+                        row.write_down(of_row);
+                        down = windows;
+                    }
+                    if rows == 2 {
+                        row.write::<I, ASTRAY, 2>(of_row, numbers, to, &mut found);
+                    } else {
+                        row.write::<I, ASTRAY, 1>(of_row, [numbers[0]], to, &mut found);
+                    }
+                }
+            }
+            for step in &steps[ample..] {
+                let to = to.wrapping_add(step.at as usize);
+                if step.windows == NONE {
+                    // SAFETY: as above.
+                    unsafe { clear(to, step.rows as usize * width) };
+                    continue;
+                }
+                let first = step.windows as usize;
+                let of_row =
+                    Windows { gradient: gradient.wrapping_add(first), index: index.wrapping_add(first) };
+                let whole = plane * source + first + read <= planes * source;
+                if matches!(along, Along::Any) {
+                    // SAFETY: the windows are in the buffers.
+                    unsafe { row.write_down(of_row) };
+                }
+                for (r, &first) in step.numbers.iter().enumerate().take(step.rows as usize) {
+                    let to = to.wrapping_add(r * width);
+                    // SAFETY: as above; the row is written elsewhere first.
+                    unsafe {
+                        if whole {
+                            row.write::<I, ASTRAY, 1>(of_row, [first], row.written, &mut found);
+                            let bytes = width * size_of::<S>();
+                            row.written.cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes);
+                        } else {
+                            row.write_last(of_row, first, to, &mut found);
+                        }
+                    }
+                }
+            }
+        }
+        let all = source * (end_plane - first_plane);
+        if ASTRAY && found.iter().map(|&found| found as u32 as usize).sum::<usize>() < all {
+            self.follow();
+        }
+    }
+
+    /// Computes planes anew some of whose windows do not cover their position.
+    #[cold]
+    #[inline(never)]
+    fn follow(&self) {
+        if let Some(spread) = &self.apart.astray {
+            let part = Part { rows: (0, self.plan.target), ..self.part };
+            portable::enter(max_backward::Run::<S>::new(self.plan, spread, self.buffers, part));
+        }
+    }
+
+    /// Computes the part.
+    pub(super) fn run(self, isa: Isa) {
+        match (self.plan.positions.dtype(), self.apart.astray.is_some()) {
+            (None, _) => self.at_level::<(), false>(isa),
+            (Some(DType::U8), false) => self.at_level::<u8, false>(isa),
+            (Some(DType::U8), true) => self.at_level::<u8, true>(isa),
+            _ => self.at_level::<u16, true>(isa),
+        }
+    }
+
+    fn at_level<I: Cell, const ASTRAY: bool>(self, isa: Isa) {
+        match self.apart.along {
+            Along::One => isa.run(Loop::<S, I, ASTRAY, { Along::One as u8 }>(self, PhantomData)),
+            Along::Pairs => isa.run(Loop::<S, I, ASTRAY, { Along::Pairs as u8 }>(self, PhantomData)),
+            Along::Any => isa.run(Loop::<S, I, ASTRAY, { Along::Any as u8 }>(self, PhantomData)),
+        }
+    }
+}
+
+/// A way of going through the planes: each is a function of its own, with the registers to itself.
+struct Loop<'a, S, I, const ASTRAY: bool, const ALONG: u8>(Run<'a, S>, PhantomData<I>);
+
+impl<S: Element, I: Cell, const ASTRAY: bool, const ALONG: u8> Work for Loop<'_, S, I, ASTRAY, ALONG> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let alongs = [Along::One, Along::Pairs, Along::Any];
+        self.0.planes::<I, ASTRAY>(alongs[usize::from(ALONG)]);
+    }
+}
+
+/// Writes zeros.
+///
+/// # Safety
+/// There is room for so many.
+#[inline(always)]
+unsafe fn clear<S: Element>(to: *mut S, count: usize) {
+    for i in 0..count {
+        // SAFETY: the caller's contract.
+        unsafe { to.add(i).write_unaligned(S::encode(S::Computed::ZERO)) };
+    }
+}

@@ -1,0 +1,172 @@
+//! Window by window: each element of the target from the elements of the source that it depends on.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::DType;
+
+use super::{Buffers, Element, Part, Plan, Rows, sources};
+use crate::isa::{Level, Work};
+use crate::tile::number::Number;
+
+/// A part of a maximum (`MAX`), a sum or the gradient of a sum.
+pub(super) struct Run<'a, S, const MAX: bool> {
+    plan: &'a Plan,
+    buffers: Buffers,
+    part: Part,
+    stored: PhantomData<S>,
+}
+
+impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
+    pub(super) fn new(plan: &'a Plan, buffers: Buffers, part: Part) -> Self {
+        Run { plan, buffers, part, stored: PhantomData }
+    }
+
+    /// The target's element at `x` of row `row`, and which element of the source's plane it is, or with `NUMBERED` which
+    /// cell it lies under.
+    #[inline(always)]
+    fn element<const NUMBERED: bool>(
+        &self,
+        source: *const S,
+        row: usize,
+        x: usize,
+    ) -> (S::Computed, Option<usize>) {
+        let gradient = self.plan.gradient();
+        let along = sources(&self.plan.last, gradient, x);
+        let mut value = if MAX { S::LOWEST } else { S::Computed::ZERO };
+        let mut at = None;
+        let positions = &self.plan.positions;
+        let unit = positions.units[self.plan.axes.len() - 1];
+        let mut rows = Rows::new(&self.plan.axes, gradient, row);
+        loop {
+            let mut number = if NUMBERED { rows.behind(positions) + along.skipped * unit } else { 0 };
+            let Some(line) = rows.next() else { break };
+            let mut position = line.wrapping_add(along.first);
+            for _ in 0..along.count {
+                // SAFETY: `sources` gives positions inside each axis, so this is one of the plane.
+                let next = unsafe { source.add(position).read_unaligned() }.decode();
+                if MAX {
+                    // Of equal ones the first. NaN beats all others, and nothing beats it.
+                    if at.is_none() || (beats(next, value) && !is_nan(value)) {
+                        (value, at) = (next, Some(if NUMBERED { number } else { position }));
+                    }
+                } else {
+                    value = value.add(next);
+                }
+                position = position.wrapping_add(along.step);
+                number = number.wrapping_add(unit);
+            }
+        }
+        (value, at)
+    }
+
+    /// Writes the part. Two functions, so that neither keeps in registers what the other needs.
+    #[inline(never)]
+    fn fill<const NUMBERED: bool>(&self) {
+        let Plan { source, target, width, ref positions, .. } = *self.plan;
+        for plane in self.part.planes.0..self.part.planes.1 {
+            let from = self.buffers.source.cast::<S>().wrapping_add(plane * source);
+            for row in self.part.rows.0..self.part.rows.1 {
+                let first = plane * target + row * width;
+                for x in 0..width {
+                    let (value, at) = self.element::<NUMBERED>(from, row, x);
+                    // SAFETY: by the contract of `WindowKernel::run` the target has this element, and it is this
+                    // task's.
+                    unsafe {
+                        self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value));
+                    };
+                    if !MAX || !positions.wanted() {
+                        continue;
+                    }
+                    let (index, at) = (self.buffers.index, at.unwrap_or(0));
+                    // SAFETY: as above, for the positions.
+                    unsafe {
+                        if !NUMBERED {
+                            let position = (plane * source + at) as i64;
+                            index.cast::<i64>().add(first + x).write_unaligned(position);
+                        } else if positions.dtype() == Some(DType::U8) {
+                            index.add(first + x).write(at as u8);
+                        } else {
+                            index.cast::<u16>().add(first + x).write_unaligned(at as u16);
+                        }
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Whether `a` is larger than `b`, or either is NaN.
+#[inline(always)]
+#[allow(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is neither")]
+pub(super) fn beats<T: PartialOrd + Copy>(a: T, b: T) -> bool {
+    !(a <= b)
+}
+
+#[inline(always)]
+#[allow(clippy::eq_op, reason = "NaN alone differs from itself")]
+pub(super) fn is_nan<T: PartialOrd + Copy>(a: T) -> bool {
+    a != a
+}
+
+/// Adjacent windows that are computed at once.
+pub(super) const LANES: usize = 16;
+
+/// Takes one cell of adjacent windows into their results: the larger (`MAX`), whose position `here` is kept with `INDEX`,
+/// or the sum.
+#[inline(always)]
+pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
+    values: &mut [S::Computed; LANES],
+    at: &mut [i32; LANES],
+    next: [S::Computed; LANES],
+    here: i32,
+) {
+    for l in 0..LANES {
+        if MAX {
+            let better = beats(next[l], values[l]) & !is_nan(values[l]);
+            values[l] = if better { next[l] } else { values[l] };
+            if INDEX {
+                at[l] = if better { here } else { at[l] };
+            }
+        } else {
+            values[l] = values[l].add(next[l]);
+        }
+    }
+}
+
+/// Parts `count` pairs of adjacent elements, the first `whole` of them, a multiple of [`LANES`], by vectors.
+///
+/// # Safety
+/// The pairs are valid for reads, and the larger of `whole` and `count` elements of `firsts` and of `seconds` for writes.
+#[inline(always)]
+pub(super) unsafe fn part_pairs<S: Element>(
+    from: *const S,
+    (whole, count): (usize, usize),
+    firsts: *mut S::Computed,
+    seconds: *mut S::Computed,
+) {
+    for j in (0..whole).step_by(LANES) {
+        // Loaded at once, so that it becomes shuffles of vectors.
+        // SAFETY: the caller's contract.
+        unsafe {
+            let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();
+            let of = |place: usize| std::array::from_fn(|l| pairs[2 * l + place].decode());
+            firsts.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(0));
+            seconds.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(1));
+        }
+    }
+    for j in whole..count {
+        // SAFETY: as above.
+        unsafe {
+            firsts.add(j).write(from.add(2 * j).read_unaligned().decode());
+            seconds.add(j).write(from.add(2 * j + 1).read_unaligned().decode());
+        }
+    }
+}
+
+impl<S: Element, const MAX: bool> Work for Run<'_, S, MAX> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        if MAX && self.plan.positions.numbered() { self.fill::<true>() } else { self.fill::<false>() }
+    }
+}

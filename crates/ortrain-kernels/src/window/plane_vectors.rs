@@ -1,0 +1,405 @@
+//! All windows of a plane as one line.
+//!
+//! The elements of a plane are laid out in blocks first, one for each combination of remainders of the positions modulo
+//! the strides, with what padding contributes written out. In a block the elements under a cell of adjacent windows are
+//! adjacent, and from row to row it is always as far. So the windows of a plane lie in one line: under cell `k` window
+//! `i` has the element `offset(k) + i`. Between the rows there are places that stand for no window; what comes out there
+//! is left out. Nothing is planned row by row, which is what takes the time where rows are short.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::{DType, SlidingAxis, WindowPass};
+use smallvec::SmallVec;
+
+use super::per_window::{LANES, part_pairs, take};
+use super::{AXES, Buffers, Element, Part, Plan, Positions, computed_bytes, steps};
+use crate::isa::{Level, Work};
+use crate::tile::number::Number;
+
+/// Most elements of the blocks, and most places of the line.
+const MAX_ELEMENTS: usize = 32 * 1024;
+/// Most cells of a window.
+const CELLS: usize = 256;
+/// Fewest windows for which blocks are worth it.
+const FEWEST: usize = 4;
+/// A row that no window covers.
+const NONE: u32 = u32::MAX;
+
+/// A cell of the window.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    /// Where the first window's element lies among the blocks.
+    offset: usize,
+    /// How far the cell lies behind the start of the window, counted as positions are.
+    behind: i32,
+}
+
+/// The elements of a row that go into one block.
+#[derive(Clone, Copy, Debug)]
+struct Phase {
+    /// Position of the first in the row.
+    first: usize,
+    /// Where it goes, from where the row begins among the blocks.
+    to: usize,
+    count: usize,
+}
+
+/// How a plane is laid out.
+#[derive(Clone, Debug)]
+pub(super) struct Planes {
+    /// Places of the line, in whole vectors.
+    room: usize,
+    /// Elements of all blocks.
+    blocks: usize,
+    cells: Vec<Cell>,
+    /// Where each row of the source begins among the blocks.
+    rows: Vec<u32>,
+    /// The parts of a row, and positions between elements of the same one.
+    phases: SmallVec<[Phase; 4]>,
+    step: usize,
+    /// Whether elements of both parts take turns, the first part's first.
+    paired: bool,
+    /// Whether rows fill the blocks: what is written behind one is written over by the next.
+    full: bool,
+    /// For each row of the target, the place of its first window and where that begins in the plane of the source.
+    starts: Vec<(usize, i64)>,
+    /// For each place the first cell inside, as [`Cell::behind`]; -1 if there is none. Empty where no positions are
+    /// wanted.
+    inside: Vec<i32>,
+    bytes: usize,
+}
+
+/// An axis, and what is laid out along it.
+struct Laid {
+    axis: SlidingAxis,
+    /// Remainders of positions under cells.
+    remainders: SmallVec<[usize; 4]>,
+    /// Elements along the axis in a block.
+    pitch: usize,
+    /// Elements of a block, and of the source, from one position to the next.
+    block_stride: usize,
+    source_stride: usize,
+}
+
+impl Laid {
+    /// Which remainder a padded position has, and how many strides it lies behind the first.
+    fn place(&self, position: usize) -> Option<(usize, usize)> {
+        let stride = self.axis.stride;
+        let remainder = self.remainders.binary_search(&(position % stride)).ok()?;
+        Some((remainder, position / stride)).filter(|&(_, shift)| shift < self.pitch)
+    }
+}
+
+/// Calls `f` with every index of a space, row-major.
+fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
+    if dims.contains(&0) {
+        return;
+    }
+    let mut at: SmallVec<[usize; AXES]> = dims.iter().map(|_| 0).collect();
+    loop {
+        f(&at);
+        let Some(k) = (0..dims.len()).rev().find(|&k| at[k] + 1 < dims[k]) else { return };
+        at[k] += 1;
+        at[k + 1..].fill(0);
+    }
+}
+
+impl Planes {
+    /// Lays out a plane, if the sizes suit.
+    pub(super) fn new(
+        pass: WindowPass,
+        axes: &[SlidingAxis],
+        dtype: DType,
+        positions: &Positions,
+    ) -> Option<Planes> {
+        let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
+        let product = |size: &dyn Fn(&SlidingAxis) -> usize| {
+            axes.iter().fold(1usize, |n, axis| n.saturating_mul(size(axis)))
+        };
+        let (inputs, outputs) = (product(&|axis| axis.input), product(&|axis| axis.output));
+        let cells = product(&|axis| axis.kernel);
+        if !forward || !dtype.is_float() || cells == 0 || cells > CELLS || inputs == 0 {
+            return None;
+        }
+        if !(FEWEST..=MAX_ELEMENTS).contains(&outputs) || inputs > 4 * MAX_ELEMENTS {
+            return None;
+        }
+        let mut laid: SmallVec<[Laid; AXES]> = SmallVec::new();
+        let (mut block, mut source) = (1usize, 1usize);
+        for &axis in axes.iter().rev() {
+            let far = |k: usize| k.saturating_mul(axis.dilation);
+            let pitch = axis.output.saturating_add(far(axis.kernel - 1) / axis.stride);
+            let mut remainders: SmallVec<[usize; 4]> =
+                (0..axis.kernel).map(|k| far(k) % axis.stride).collect();
+            remainders.sort_unstable();
+            remainders.dedup();
+            laid.push(Laid { axis, remainders, pitch, block_stride: block, source_stride: source });
+            block = block.saturating_mul(pitch);
+            source *= axis.input;
+        }
+        laid.reverse();
+        let count = laid.iter().fold(1usize, |n, axis| n * axis.remainders.len());
+        // Reads of whole vectors reach behind a block.
+        let whole = block.saturating_add(LANES).next_multiple_of(LANES);
+        let blocks = whole.saturating_mul(count);
+        let places = laid.iter().map(|l| (l.axis.output - 1).saturating_mul(l.block_stride));
+        let places = places.fold(1usize, usize::saturating_add);
+        if blocks > MAX_ELEMENTS || places > 2 * outputs + 4 * LANES {
+            return None;
+        }
+        let room = places.next_multiple_of(LANES);
+        // Numbers of the block and of the element in it, for remainders and strides along some axes.
+        let among = |at: &mut dyn Iterator<Item = (usize, usize)>| {
+            laid.iter().zip(at).fold((0, 0), |(number, element), (l, (remainder, shift))| {
+                (number * l.remainders.len() + remainder, element + shift * l.block_stride)
+            })
+        };
+        let kernel: SmallVec<[usize; AXES]> = axes.iter().map(|axis| axis.kernel).collect();
+        let mut of_cells = Vec::with_capacity(cells);
+        each_index(&kernel, |at| {
+            let far = |k: usize| at[k] * laid[k].axis.dilation;
+            let strides = |k: usize| {
+                (laid[k].axis.stride, laid[k].remainders.binary_search(&(far(k) % laid[k].axis.stride)))
+            };
+            let (number, element) =
+                among(&mut (0..at.len()).map(|k| (strides(k).1.unwrap_or(0), far(k) / strides(k).0)));
+            let along = |k: usize| at[k].saturating_mul(positions.units[k]);
+            let behind = (0..at.len()).map(along).fold(positions.base, usize::saturating_add);
+            of_cells.push((number * whole + element, behind));
+        });
+        let cells = of_cells
+            .into_iter()
+            .map(|(offset, behind)| Some(Cell { offset, behind: i32::try_from(behind).ok()? }))
+            .collect::<Option<Vec<Cell>>>()?;
+
+        let (last, outer) = laid.split_last()?;
+        let mut rows = Vec::new();
+        let sizes: SmallVec<[usize; AXES]> = outer.iter().map(|l| l.axis.input).collect();
+        each_index(&sizes, |at| {
+            let padded = |k: usize| usize::try_from(at[k] as isize + outer[k].axis.before).ok();
+            let found: Option<SmallVec<[(usize, usize); AXES]>> =
+                (0..at.len()).map(|k| outer[k].place(padded(k)?)).collect();
+            rows.push(found.map_or(NONE, |found| {
+                let (number, element) = among(&mut found.into_iter());
+                (number * last.remainders.len() * whole + element) as u32
+            }));
+        });
+        let SlidingAxis { input, output, stride: step, before, .. } = last.axis;
+        let mut phases: SmallVec<[Phase; 4]> = SmallVec::new();
+        for (j, &remainder) in last.remainders.iter().enumerate() {
+            let behind = before - remainder as isize;
+            let end = steps(input as isize + behind, step).min(last.pitch);
+            let low = steps(behind, step).min(end);
+            // Without elements it does not matter where the first would be.
+            let first = usize::try_from((low * step) as isize - behind).unwrap_or(0);
+            phases.push(Phase { first, to: j * whole + low, count: end - low });
+        }
+        // No place of a row is padding, and no row is.
+        let own_rows: usize = outer.iter().map(|l| l.pitch * l.remainders.len()).product();
+        let full = rows.iter().filter(|&&row| row != NONE).count() == own_rows
+            && phases.iter().enumerate().all(|(j, p)| p.to == j * whole && p.count == last.pitch);
+        let mut paired = false;
+        if let ([a, b], 2) = (phases.as_mut_slice(), step) {
+            if b.first < a.first {
+                std::mem::swap(a, b);
+            }
+            paired = b.first == a.first + 1 && a.count > 0 && b.count > 0;
+        }
+
+        let mut starts = Vec::new();
+        let index = pass == WindowPass::Max && positions.wanted();
+        let mut inside = vec![-1; if index { room } else { 0 }];
+        let sizes: SmallVec<[usize; AXES]> = outer.iter().map(|l| l.axis.output).collect();
+        each_index(&sizes, |at| {
+            let start: usize = (0..at.len()).map(|k| at[k] * outer[k].block_stride).sum();
+            let origin = |l: &Laid, o: usize| {
+                ((o * l.axis.stride) as isize - l.axis.before) as i64 * l.source_stride as i64
+            };
+            let begin = (0..at.len()).map(|k| origin(&outer[k], at[k])).sum::<i64>() + origin(last, 0);
+            starts.push((start, begin));
+            if inside.is_empty() {
+                return;
+            }
+            let first = |k: usize, o: usize| {
+                let cells = laid[k].axis.cells(o);
+                (!cells.is_empty()).then(|| (cells.start * positions.units[k]) as i32)
+            };
+            let behind: Option<i32> = (0..at.len()).map(|k| first(k, at[k])).sum();
+            for x in 0..output {
+                let own = first(outer.len(), x);
+                inside[start + x] =
+                    behind.zip(own).map_or(-1, |(rows, own)| rows + own + positions.base as i32);
+            }
+        });
+        let elements = blocks + room;
+        let bytes = elements * computed_bytes(dtype) + if index { room * size_of::<i32>() } else { 0 };
+        Some(Planes { room, blocks, cells, rows, phases, step, paired, full, starts, inside, bytes })
+    }
+
+    /// Bytes of scratch memory of a worker.
+    pub(super) fn scratch(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Planes of a maximum (`MAX`), with positions (`INDEX`) or without, or of a sum.
+pub(super) struct Run<'a, S: Element, const MAX: bool, const INDEX: bool> {
+    plan: &'a Plan,
+    planes: &'a Planes,
+    buffers: Buffers,
+    part: Part,
+    stored: PhantomData<S>,
+}
+
+impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> {
+    pub(super) fn new(plan: &'a Plan, planes: &'a Planes, buffers: Buffers, part: Part) -> Self {
+        Run { plan, planes, buffers, part, stored: PhantomData }
+    }
+
+    /// Elements of the source from `at` on.
+    #[inline(always)]
+    fn rest(&self, at: *const S) -> usize {
+        let bytes = self.plan.planes * self.plan.source * size_of::<S>();
+        (bytes - (at.addr() - self.buffers.source.addr())) / size_of::<S>()
+    }
+
+    /// Lays out a row of the source.
+    #[inline(always)]
+    fn lay(&self, row: *const S, to: *mut S::Computed) {
+        let Planes { step, paired, full, ref phases, .. } = *self.planes;
+        // Whole vectors; where the row fills its place and the source goes on, the last one too.
+        let vectors = |from: *const S, count: usize, span: usize| {
+            let more = count.next_multiple_of(LANES);
+            if full && more * span <= self.rest(from) { more } else { count - count % LANES }
+        };
+        if paired {
+            let (a, b) = (phases[0], phases[1]);
+            let from = row.wrapping_add(a.first);
+            let (to_a, to_b) = (to.wrapping_add(a.to), to.wrapping_add(b.to));
+            let count = a.count.min(b.count);
+            let whole = vectors(from, count, 2);
+            // SAFETY: all positions lie inside the source, and both blocks have these elements.
+            unsafe { part_pairs(from, (whole, count), to_a, to_b) };
+            for (phase, to) in [(a, to_a), (b, to_b)] {
+                for j in count..phase.count {
+                    // SAFETY: the position lies inside the row, and the block has this element.
+                    unsafe { to.add(j).write(row.add(phase.first + 2 * j).read_unaligned().decode()) };
+                }
+            }
+            return;
+        }
+        for phase in phases {
+            let (from, to) = (row.wrapping_add(phase.first), to.wrapping_add(phase.to));
+            let mut done = 0;
+            if step == 1 {
+                done = vectors(from, phase.count, 1);
+                for j in (0..done).step_by(LANES) {
+                    // SAFETY: all positions lie inside the source, and the block has these elements.
+                    unsafe {
+                        let elements = from.add(j).cast::<[S; LANES]>().read_unaligned();
+                        let elements: [S::Computed; LANES] = std::array::from_fn(|l| elements[l].decode());
+                        to.add(j).cast::<[S::Computed; LANES]>().write_unaligned(elements);
+                    }
+                }
+            }
+            for j in done..phase.count {
+                // SAFETY: the position lies inside the row, and the block has this element.
+                unsafe { to.add(j).write(from.add(j * step).read_unaligned().decode()) };
+            }
+        }
+    }
+
+    /// Computes all windows of the plane that was laid out at `memory`.
+    #[inline(always)]
+    fn fold(&self, memory: *mut S::Computed) {
+        let Planes { room, blocks, ref cells, ref inside, .. } = *self.planes;
+        let results = memory.wrapping_add(blocks);
+        let found = results.wrapping_add(room).cast::<i32>();
+        let first = if MAX { S::LOWEST } else { S::Computed::ZERO };
+        for i in 0..room {
+            // SAFETY: there are `room` results.
+            unsafe { results.add(i).write(first) };
+        }
+        if INDEX {
+            // SAFETY: `inside` and the positions have `room` elements, and do not overlap.
+            unsafe { found.copy_from_nonoverlapping(inside.as_ptr(), room) };
+        }
+        for i in (0..room).step_by(LANES) {
+            // Values that arrive from memory make this vector code; those computed here, or outside, do not.
+            let mut at = [0; LANES];
+            // SAFETY: results and positions have `room` elements, a multiple of LANES.
+            let mut values = unsafe {
+                if INDEX {
+                    at = found.add(i).cast::<[i32; LANES]>().read_unaligned();
+                }
+                results.add(i).cast::<[S::Computed; LANES]>().read_unaligned()
+            };
+            for cell in cells {
+                // SAFETY: the block of the cell has an element for every place, and a vector behind the last.
+                let next =
+                    unsafe { memory.add(cell.offset + i).cast::<[S::Computed; LANES]>().read_unaligned() };
+                take::<S, MAX, INDEX>(&mut values, &mut at, next, cell.behind);
+            }
+            // SAFETY: results and positions have `room` elements.
+            unsafe {
+                results.add(i).cast::<[S::Computed; LANES]>().write_unaligned(values);
+                if INDEX {
+                    found.add(i).cast::<[i32; LANES]>().write_unaligned(at);
+                }
+            }
+        }
+    }
+
+    /// Writes the results of a plane.
+    #[inline(always)]
+    fn store(&self, memory: *mut S::Computed, plane: usize) {
+        let Planes { room, blocks, ref starts, .. } = *self.planes;
+        let Plan { width, source, target, last, .. } = *self.plan;
+        let results = memory.wrapping_add(blocks);
+        let found = results.wrapping_add(room).cast::<i32>();
+        let nowhere = (plane * source) as i64;
+        for (row, &(start, origin)) in starts.iter().enumerate() {
+            let first = plane * target + row * width;
+            let to = self.buffers.target.cast::<S>().wrapping_add(first);
+            let results = results.wrapping_add(start);
+            for x in 0..width {
+                // SAFETY: the window is one of the plane, which is this task's.
+                unsafe { to.add(x).write_unaligned(S::encode(results.add(x).read())) };
+            }
+            if INDEX {
+                let found = (found.wrapping_add(start).cast_const(), width);
+                let windows = (nowhere, nowhere + origin, last.stride);
+                // SAFETY: as above, for the positions.
+                unsafe {
+                    self.plan.positions.write(self.buffers.index, first, found, windows);
+                };
+            }
+        }
+    }
+}
+
+impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, INDEX> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Planes { blocks, ref rows, .. } = *self.planes;
+        let memory = self.buffers.scratch.cast::<S::Computed>();
+        let padding = if MAX { S::LOWEST } else { S::Computed::ZERO };
+        // Where there is padding in one plane there is in the next.
+        for i in 0..blocks {
+            // SAFETY: the scratch memory has the blocks.
+            unsafe { memory.add(i).write(padding) };
+        }
+        let input = self.plan.last.input;
+        for plane in self.part.planes.0..self.part.planes.1 {
+            let from = self.buffers.source.cast::<S>().wrapping_add(plane * self.plan.source);
+            for (row, &to) in rows.iter().enumerate() {
+                if to != NONE {
+                    self.lay(from.wrapping_add(row * input), memory.wrapping_add(to as usize));
+                }
+            }
+            self.fold(memory);
+            self.store(memory, plane);
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Windows along the last axis side by side.
+//!
+//! With a stride of 2 the elements under cell `k` of adjacent windows are two apart, and at the ends of a row some lie in
+//! the padding. So rows of the source are laid out as lines first: one for each remainder of the position modulo the
+//! stride, with what padding contributes written out. In a line the elements under a cell of adjacent windows are
+//! adjacent. Lines that the next row of windows needs as well are kept.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::{DType, SlidingAxis, WindowPass};
+
+use super::per_window::{LANES, part_pairs, take};
+use super::{Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, most_sources, steps};
+use crate::isa::{Level, Work};
+use crate::tile::number::Number;
+
+/// Most rows that a window covers.
+const ROWS: usize = 32;
+/// Most elements of the lines that are kept, and of those of one row.
+const KEPT: usize = 32 * 1024;
+const LINE: usize = 4 * 1024;
+/// Most windows of a tile.
+const TILE: usize = 2048;
+/// Most cells along the last axis.
+const CELLS: usize = 1024;
+/// Fewest adjacent windows for which lines are worth it.
+const NARROW: usize = 4;
+
+/// A cell of the window along the last axis.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    /// Where the element of the tile's first window lies among a row's lines.
+    offset: usize,
+    /// How far the cell lies behind the start of the window, counted as positions are.
+    behind: i32,
+}
+
+/// How rows are laid out, along the last axis.
+#[derive(Clone, Debug)]
+pub(super) struct Lines {
+    /// Most windows of a tile.
+    tile: usize,
+    /// Elements of one line: enough for a tile of whole vectors and the reach of the cells.
+    line: usize,
+    /// How far cells reach in a line.
+    reach: usize,
+    /// First source position of each line of a row, for window 0; one step of the window moves it by `step`.
+    firsts: Vec<isize>,
+    step: usize,
+    cells: Vec<Cell>,
+    /// Rows that are kept: those that a window covers.
+    rows: usize,
+    /// For each window, and up to a whole vector, the first cell inside the input along the last axis, as
+    /// [`Cell::behind`]; -1 if there is none. Empty where no positions are wanted.
+    inside: Vec<i32>,
+    bytes: usize,
+}
+
+impl Lines {
+    /// Lays out rows, if the sizes suit.
+    pub(super) fn new(
+        pass: WindowPass,
+        axes: &[SlidingAxis],
+        dtype: DType,
+        positions: &Positions,
+    ) -> Option<Lines> {
+        let last = axes.last()?;
+        let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
+        let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
+        if !forward || !dtype.is_float() || kernel == 0 || kernel > CELLS || kernel > 64 + 4 * input {
+            return None;
+        }
+        // Positions relative to the start of the window are counted in 32 bits.
+        let (mut reach, mut size) = (0usize, 1usize);
+        for axis in axes.iter().rev() {
+            let far = axis.kernel.saturating_sub(1).saturating_mul(axis.dilation).saturating_mul(size);
+            reach = reach.saturating_add(far);
+            size = size.saturating_mul(axis.input);
+        }
+        if i32::try_from(reach).is_err() {
+            return None;
+        }
+        let far = |k: usize| k * dilation;
+        let unit = *positions.units.last()?;
+        let most = far(kernel - 1) / stride;
+        if output < NARROW {
+            return None;
+        }
+        // Remainders of positions under cells.
+        let mut remainders: Vec<usize> = (0..kernel).map(|k| far(k) % stride).collect();
+        remainders.sort_unstable();
+        remainders.dedup();
+        let lines = remainders.len();
+        let outer = &axes[..axes.len() - 1];
+        let rows = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, false)));
+        if rows > ROWS {
+            return None;
+        }
+        let room = LINE.min(KEPT / rows.max(1)) / lines;
+        let tile = (room.checked_sub(most)? / LANES * LANES).min(TILE).min(output.next_multiple_of(LANES));
+        if tile == 0 {
+            return None;
+        }
+        let line = tile + most;
+        let cell = |k: usize| Cell {
+            offset: remainders.binary_search(&(far(k) % stride)).unwrap_or(0) * line + far(k) / stride,
+            behind: (k * unit) as i32,
+        };
+        let cells = (0..kernel).map(cell).collect();
+        let firsts = remainders.iter().map(|&remainder| remainder as isize - before).collect();
+        let index = pass == WindowPass::Max && positions.wanted();
+        let inside = if index {
+            let first = |o: usize| {
+                let cells = if o < output { last.cells(o) } else { 0..0 };
+                if cells.is_empty() { -1 } else { (cells.start * unit) as i32 }
+            };
+            (0..output.next_multiple_of(LANES)).map(first).collect()
+        } else {
+            Vec::new()
+        };
+        let elements = rows * lines * line + tile;
+        let bytes = elements * computed_bytes(dtype) + if index { tile * size_of::<i32>() } else { 0 };
+        Some(Lines { tile, line, reach: most, firsts, step: stride, cells, rows, inside, bytes })
+    }
+
+    /// Bytes of scratch memory of a worker.
+    pub(super) fn scratch(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// A part of a maximum (`MAX`), with positions (`INDEX`) or without, or of a sum.
+pub(super) struct Run<'a, S: Element, const MAX: bool, const INDEX: bool> {
+    plan: &'a Plan,
+    lines: &'a Lines,
+    buffers: Buffers,
+    part: Part,
+    stored: PhantomData<S>,
+}
+
+/// The rows whose lines are kept.
+struct Kept {
+    rows: [usize; ROWS],
+    next: usize,
+}
+
+const NONE: usize = usize::MAX;
+
+/// The rows that the windows of a row of the target cover.
+struct Covered<T> {
+    count: usize,
+    lines: [*const T; ROWS],
+    /// How far the cells over each lie behind the start of the windows, counted as positions are.
+    behind: [i32; ROWS],
+}
+
+/// The windows `q..q + count` of a row of the target, in a plane.
+#[derive(Clone, Copy)]
+struct Tile {
+    plane: usize,
+    row: usize,
+    q: isize,
+    count: usize,
+}
+
+impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> {
+    pub(super) fn new(plan: &'a Plan, lines: &'a Lines, buffers: Buffers, part: Part) -> Self {
+        Run { plan, lines, buffers, part, stored: PhantomData }
+    }
+
+    /// Positions of the source along the last axis.
+    #[inline(always)]
+    fn source_width(&self) -> usize {
+        self.plan.last.input
+    }
+
+    /// Elements of the source from `at` on.
+    #[inline(always)]
+    fn rest(&self, at: *const S) -> usize {
+        let bytes = self.plan.planes * self.plan.source * size_of::<S>();
+        (bytes - (at.addr() - self.buffers.source.addr())) / size_of::<S>()
+    }
+
+    /// Writes `len` elements of each line of a row, for the windows from `q` on.
+    #[inline(always)]
+    fn lay(&self, row: *const S, to: *mut S::Computed, q: isize, len: usize) {
+        let Lines { step, line, ref firsts, .. } = *self.lines;
+        let padding = if MAX { S::LOWEST } else { S::Computed::ZERO };
+        let width = self.source_width() as isize;
+        // The elements of a line from the one at position `first` on that lie inside.
+        let inside = |first: isize| {
+            let low = steps(-first, step).min(len);
+            (low, steps(width - first, step).clamp(low, len))
+        };
+        let pad = |to: *mut S::Computed, start: usize, end: usize| {
+            for j in start..end {
+                // SAFETY: a line has `len` elements.
+                unsafe { to.add(j).write(padding) };
+            }
+        };
+        let at = |first: isize, j: usize| row.wrapping_offset(first + (j * step) as isize);
+        // Whole vectors, as far as there are elements in the source: what lies behind the row is overwritten.
+        let rounded = |from: *const S, start: usize, end: usize, span: usize| {
+            let count = (end - start).next_multiple_of(LANES).min(len - start);
+            if end > start && (count - 1) * span + span <= self.rest(from) { count } else { end - start }
+        };
+        if step == 2 && firsts.len() == 2 {
+            // Both at once: a pair of elements is adjacent.
+            let (first_even, first_odd) = (firsts[0] + q * 2, firsts[1] + q * 2);
+            let ((even, even_end), (odd, odd_end)) = (inside(first_even), inside(first_odd));
+            let (evens, odds) = (to, to.wrapping_add(line));
+            let start = even.max(odd);
+            let end = even_end.min(odd_end).max(start);
+            let from = at(first_even, start);
+            let count = rounded(from, start, end, 2);
+            let (to_even, to_odd) = (evens.wrapping_add(start), odds.wrapping_add(start));
+            let whole = count - count % LANES;
+            // SAFETY: all positions lie inside the source, and both lines have these elements.
+            unsafe { part_pairs(from, (whole, count), to_even, to_odd) };
+            // One of the two may begin earlier or end later.
+            let ends = |line: *mut S::Computed, first: isize, low: usize, high: usize| {
+                pad(line, 0, low);
+                let rest = |from: usize, to: usize| {
+                    for j in from..to {
+                        // SAFETY: the position lies inside the row, and the line has this element.
+                        unsafe { line.add(j).write(at(first, j).read_unaligned().decode()) };
+                    }
+                };
+                rest(low, start.min(high));
+                rest(end.max(low), high);
+                pad(line, high, len);
+            };
+            ends(evens, first_even, even, even_end);
+            ends(odds, first_odd, odd, odd_end);
+            return;
+        }
+        for (k, first) in firsts.iter().enumerate() {
+            let to = to.wrapping_add(k * line);
+            let first = first + q * step as isize;
+            let (start, end) = inside(first);
+            let from = at(first, start);
+            if step == 1 {
+                for j in 0..rounded(from, start, end, 1) {
+                    // SAFETY: the position lies inside the source, and the line has this element.
+                    unsafe { to.add(start + j).write(from.add(j).read_unaligned().decode()) };
+                }
+            } else {
+                for j in 0..end - start {
+                    // SAFETY: the position lies inside the row, and the line has this element.
+                    unsafe { to.add(start + j).write(from.add(j * step).read_unaligned().decode()) };
+                }
+            }
+            pad(to, 0, start);
+            pad(to, end, len);
+        }
+    }
+
+    /// The lines of the row that starts at element `start` of a plane, `len` elements of each from window `q` on: where
+    /// they are already, or laid out now. `used` says which of the kept ones must stay.
+    #[inline(always)]
+    fn lines_of(
+        &self,
+        plane: *const S,
+        start: usize,
+        (q, len): (isize, usize),
+        kept: &mut Kept,
+        used: &mut u32,
+    ) -> *const S::Computed {
+        let Lines { step, rows, line, ref firsts, .. } = *self.lines;
+        let row = plane.wrapping_add(start);
+        if S::PLAIN && step == 1 && firsts.len() == 1 {
+            // As it lies, if it needs no padding.
+            let first = firsts[0] + q;
+            if first >= 0 && first + len as isize <= self.source_width() as isize {
+                return row.wrapping_offset(first).cast();
+            }
+        }
+        let memory = self.buffers.scratch.cast::<S::Computed>();
+        let at = |slot: usize| memory.wrapping_add(slot * firsts.len() * line);
+        for slot in 0..rows {
+            if kept.rows[slot] == start {
+                *used |= 1 << slot;
+                return at(slot);
+            }
+        }
+        while *used & (1 << kept.next) != 0 {
+            kept.next = (kept.next + 1) % rows;
+        }
+        let slot = kept.next;
+        kept.next = (slot + 1) % rows;
+        kept.rows[slot] = start;
+        *used |= 1 << slot;
+        self.lay(row, at(slot), q, len);
+        at(slot)
+    }
+
+    /// Finds the rows that the windows of a tile cover, laid out.
+    #[inline(always)]
+    fn cover(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
+        let plan = self.plan;
+        let len = tile.count.next_multiple_of(LANES) + self.lines.reach;
+        let plane = self.buffers.source.cast::<S>().wrapping_add(tile.plane * plan.source);
+        let mut used = 0;
+        covered.count = 0;
+        let mut rows = Rows::new(&plan.axes, false, tile.row);
+        loop {
+            let behind = if INDEX { rows.behind(&plan.positions) as i32 } else { 0 };
+            let Some(start) = rows.next() else { break };
+            covered.lines[covered.count] = self.lines_of(plane, start, (tile.q, len), kept, &mut used);
+            covered.behind[covered.count] = behind;
+            covered.count += 1;
+        }
+    }
+
+    /// Where the results of a tile are kept, and where its maxima are: relative to the start of their window, -1 where
+    /// nothing was found.
+    #[inline(always)]
+    fn results(&self) -> (*mut S::Computed, *mut i32) {
+        let Lines { rows, line, tile, ref firsts, .. } = *self.lines;
+        let results = self.buffers.scratch.cast::<S::Computed>().wrapping_add(rows * firsts.len() * line);
+        (results, results.wrapping_add(tile).cast())
+    }
+
+    /// Adds the elements under `cells` to the results of `room` windows.
+    #[inline(always)]
+    fn fold(
+        covered: &Covered<S::Computed>,
+        cells: &[Cell],
+        room: usize,
+        results: *mut S::Computed,
+        found: *mut i32,
+    ) {
+        let mut start = 0;
+        while start < room {
+            // Values that arrive from memory make this vector code; those computed here do not.
+            let (to, found) = (results.wrapping_add(start), found.wrapping_add(start));
+            let mut at = [0; LANES];
+            // SAFETY: results and positions have `room` elements, a multiple of LANES.
+            let mut values = unsafe {
+                if INDEX {
+                    at = found.cast::<[i32; LANES]>().read_unaligned();
+                }
+                to.cast::<[S::Computed; LANES]>().read_unaligned()
+            };
+            for r in 0..covered.count {
+                let (row, behind) = (covered.lines[r].wrapping_add(start), covered.behind[r]);
+                for cell in cells {
+                    // SAFETY: the lines were laid out with an element for each of these windows and each cell.
+                    let next =
+                        unsafe { row.add(cell.offset).cast::<[S::Computed; LANES]>().read_unaligned() };
+                    take::<S, MAX, INDEX>(&mut values, &mut at, next, behind + cell.behind);
+                }
+            }
+            // SAFETY: as above.
+            unsafe {
+                to.cast::<[S::Computed; LANES]>().write_unaligned(values);
+                if INDEX {
+                    found.cast::<[i32; LANES]>().write_unaligned(at);
+                }
+            }
+            start += LANES;
+        }
+    }
+
+    /// Computes a tile.
+    #[inline(always)]
+    fn tile(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
+        let plan = self.plan;
+        let Lines { ref cells, ref inside, .. } = *self.lines;
+        let Tile { plane, row, q, count } = tile;
+        self.cover(tile, kept, covered);
+        let room = count.next_multiple_of(LANES);
+        let (results, found) = self.results();
+        let start = if MAX { S::LOWEST } else { S::Computed::ZERO };
+        for i in 0..room {
+            // SAFETY: there is room for a tile of whole vectors.
+            unsafe { results.add(i).write(start) };
+        }
+        if INDEX {
+            // The first cell inside, whatever lies under it.
+            let inside = &inside[q.unsigned_abs()..][..room];
+            let behind = covered.behind[0];
+            for (i, &cell) in inside.iter().enumerate() {
+                let first = if cell < 0 || covered.count == 0 { -1 } else { cell + behind };
+                // SAFETY: as above.
+                unsafe { found.add(i).write(first) };
+            }
+        }
+        Self::fold(covered, cells, room, results, found);
+        let first = plane * plan.target + row * plan.width;
+        let target = self.buffers.target.cast::<S>().wrapping_add(first);
+        let target = target.wrapping_offset(q);
+        for i in 0..count {
+            // SAFETY: the windows stand for positions inside the row, which is this task's.
+            unsafe { target.add(i).write_unaligned(S::encode(results.add(i).read())) };
+        }
+        if INDEX {
+            let step = plan.last.stride;
+            let nowhere = (plane * plan.source) as i64;
+            let own = if plan.positions.numbered() { 0 } else { self.origin(row) as i64 };
+            let start = nowhere + own + q as i64 * step as i64 - plan.last.before as i64;
+            let windows = first.wrapping_add_signed(q);
+            // SAFETY: as above, for the positions.
+            unsafe {
+                plan.positions.write(self.buffers.index, windows, (found, count), (nowhere, start, step));
+            };
+        }
+    }
+
+    /// Where the windows of a row would start in the plane, but for the last axis. May lie outside.
+    #[inline(always)]
+    fn origin(&self, row: usize) -> isize {
+        let axes = &self.plan.axes;
+        let (mut rest, mut stride) = (row, axes[axes.len() - 1].input);
+        let mut origin = 0;
+        for axis in axes[..axes.len() - 1].iter().rev() {
+            let at = if rest < axis.output { rest } else { rest % axis.output };
+            origin += ((at * axis.stride) as isize - axis.before) * stride as isize;
+            rest = if rest < axis.output { 0 } else { rest / axis.output };
+            stride *= axis.input;
+        }
+        origin
+    }
+}
+
+impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, INDEX> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let (tile, end) = (self.lines.tile, self.plan.width as isize);
+        let plain = S::PLAIN && self.lines.step == 1 && self.lines.firsts.len() == 1;
+        let mut kept = Kept { rows: [NONE; ROWS], next: 0 };
+        let mut covered = Covered { count: 0, lines: [std::ptr::null(); ROWS], behind: [0; ROWS] };
+        for plane in self.part.planes.0..self.part.planes.1 {
+            let mut q = 0;
+            while q < end {
+                let mut count = (end - q).unsigned_abs().min(tile);
+                // A tile of whole vectors may be read as it lies.
+                if plain && count > 4 * LANES {
+                    count -= count % LANES;
+                }
+                for slot in 0..self.lines.rows {
+                    kept.rows[slot] = NONE;
+                }
+                for row in self.part.rows.0..self.part.rows.1 {
+                    self.tile(Tile { plane, row, q, count }, &mut kept, &mut covered);
+                }
+                q += count as isize;
+            }
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! The gradient of a sum, from all windows that cover an element.
+//!
+//! Rows of windows are laid out over the elements first: what arrives at a window stands as often as the window moves by
+//! from one to the next, with zeros around. So what arrives at the window that lies `j` before the last one that begins at
+//! or before an element lies `j` strides before the element: adjacent for adjacent elements, whatever the stride. Where
+//! only some elements of a stride are covered by it, a mask says which. Nothing is parted and woven together again, and
+//! rows that several rows of the target need are laid out once.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::{DType, SlidingAxis};
+
+use super::{Buffers, Element, Part, Plan, computed_bytes, most_sources};
+use crate::isa::{Isa, Level, Work};
+use crate::tile::number::Number;
+
+/// Elements that are computed at once.
+const LANES: usize = 16;
+/// What arrives at a window is written so many times at once.
+const SPLAT: usize = 8;
+/// Most elements of the rows that are laid out at once, those of one row of the target as many as `SPAN`, and most that
+/// are computed of a row at once.
+const MAX_ELEMENTS: usize = 16 * 1024;
+const SPAN: usize = 64 * 1024;
+const TILE: usize = 2048;
+/// Most rows that are planned one by one, and most rows and windows along the last axis that cover an element.
+const ROWS: usize = 256 * 1024;
+const COVERING: usize = 256;
+
+/// A window that may cover an element, by how far it lies before the last one.
+#[derive(Clone, Copy, Debug)]
+struct Tap {
+    /// Where it is laid out for the first element.
+    offset: usize,
+    /// Whether it covers all elements; if not, where its mask begins among [`Covers::masks`].
+    mask: Option<usize>,
+}
+
+/// How planes are gone through.
+#[derive(Clone, Debug)]
+pub(super) struct Covers {
+    /// The rows of windows that cover each row of the target, one row behind the other, in order, and where they begin.
+    covering: Vec<u32>,
+    starts: Vec<u32>,
+    /// In the order of windows.
+    taps: Vec<Tap>,
+    /// For each element of a tile, -1 where a window covers it, else 0.
+    masks: Vec<i32>,
+    /// Elements of a tile: a multiple of the stride, and of whole vectors.
+    tile: usize,
+    /// Elements of a row that is laid out, and how far before the first element of a tile it begins.
+    pitch: usize,
+    lead: isize,
+    /// Rows that are laid out at once, at most.
+    rows: usize,
+    bytes: usize,
+}
+
+impl Covers {
+    /// Plans the gradient of a sum over planes with `rows` rows, if the sizes suit.
+    pub(super) fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<Covers> {
+        let (last, outer) = axes.split_last()?;
+        let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
+        let most = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, true)));
+        if !dtype.is_float()
+            || kernel == 0
+            || output == 0
+            || most > COVERING
+            || rows.checked_mul(most)? > ROWS
+        {
+            return None;
+        }
+        let reach = (kernel - 1).checked_mul(dilation)?;
+        let count = reach / stride + 1;
+        if count > COVERING || stride > TILE / LANES {
+            return None;
+        }
+        // Elements that two tiles share would differ in nothing, but a mask has those of one tile.
+        let step = if stride.is_multiple_of(LANES) { stride } else { stride * LANES };
+        let tile = (TILE / step * step).min(input.next_multiple_of(LANES));
+        let whole = tile == input.next_multiple_of(LANES);
+        debug_assert!(whole || tile.is_multiple_of(stride), "masks repeat");
+        let (mut taps, mut masks) = (Vec::new(), Vec::new());
+        for j in (0..count).rev() {
+            // From the start of a window to the element.
+            let far =
+                |x: usize| (x as isize + before).rem_euclid(stride as isize).unsigned_abs() + j * stride;
+            let covers = |x: usize| far(x).is_multiple_of(dilation) && far(x) <= reach;
+            let covered = (0..stride).filter(|&x| covers(x)).count();
+            let offset = (count - 1 - j) * stride;
+            if covered > 0 {
+                taps.push(Tap { offset, mask: (covered < stride).then_some(masks.len()) });
+            }
+            if (1..stride).contains(&covered) {
+                masks.extend((0..tile).map(|x| -i32::from(covers(x))));
+            }
+        }
+        let pitch = tile + (count - 1) * stride;
+        let lead = ((count - 1) * stride) as isize;
+        let (mut covering, mut starts, mut span) = (Vec::new(), vec![0], 0);
+        for row in 0..rows {
+            let first = covering.len();
+            covering.extend(super::Rows::new(axes, true, row).map(|start| (start / output) as u32));
+            starts.push(covering.len() as u32);
+            if let (Some(low), Some(high)) = (covering[first..].first(), covering.last()) {
+                span = span.max((high - low + 1) as usize);
+            }
+        }
+        let all = outer.iter().fold(1usize, |n, axis| n.saturating_mul(axis.output));
+        let rows = (MAX_ELEMENTS / pitch).min(all).max(span).max(1);
+        if rows.checked_mul(pitch)? > SPAN {
+            return None;
+        }
+        let bytes = (rows * pitch + stride + LANES).next_multiple_of(LANES) * computed_bytes(dtype);
+        Some(Covers { covering, starts, taps, masks, tile, pitch, lead, rows, bytes })
+    }
+
+    /// Bytes of scratch memory of a worker.
+    pub(super) fn scratch(&self) -> usize {
+        self.bytes
+    }
+
+    /// The rows of windows that cover a row of the target.
+    #[inline(always)]
+    fn over(&self, row: usize) -> &[u32] {
+        &self.covering[self.starts[row] as usize..self.starts[row + 1] as usize]
+    }
+}
+
+/// Where the windows of a row lie that is laid out.
+#[derive(Clone, Copy)]
+struct Layout {
+    stride: usize,
+    pitch: usize,
+    /// The first element, from the start of window 0.
+    low: isize,
+    /// The windows over it: `first..end`.
+    first: usize,
+    end: usize,
+}
+
+/// A part of the gradient of a sum: rows `part.rows` of the planes.
+pub(super) struct Run<'a, S> {
+    plan: &'a Plan,
+    covers: &'a Covers,
+    buffers: Buffers,
+    part: Part,
+    stored: PhantomData<S>,
+}
+
+/// What loops over rows need, all in registers: nothing that is written can change it.
+#[derive(Clone, Copy)]
+struct Rows<C, const TAPS: usize, const MASKED: bool> {
+    /// Where rows of windows are laid out, and elements from one to the next.
+    memory: *const C,
+    pitch: usize,
+    /// All taps, where there are not `TAPS`.
+    taps: *const Tap,
+    count: usize,
+    /// Where those lie; with `MASKED` the first one has the first mask.
+    offsets: [usize; TAPS],
+    masks: *const i32,
+}
+
+/// The elements from `at` on, zero where the mask is.
+///
+/// # Safety
+/// They are there, and so is the mask.
+#[inline(always)]
+unsafe fn masked<C: Number>(at: *const C, mask: *const i32) -> [C; LANES] {
+    // Loops and no functions of functions: what is not inlined is not compiled for the level.
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut values = at.cast::<[C; LANES]>().read();
+        let mask = mask.cast::<[i32; LANES]>().read();
+        for l in 0..LANES {
+            values[l] = if mask[l] != 0 { values[l] } else { C::ZERO };
+        }
+        values
+    }
+}
+
+impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
+    /// Adds what arrives at the taps `from..` of a row, laid out at `row` for the element at `x` of the tile, to the sums of
+    /// [`LANES`] elements.
+    ///
+    /// # Safety
+    /// It has been laid out.
+    #[inline(always)]
+    unsafe fn add(self, row: *const C, x: usize, from: usize, mut sums: [C; LANES]) -> [C; LANES] {
+        if TAPS > 0 {
+            for j in from..TAPS {
+                // SAFETY: the caller's contract.
+                let values = unsafe { self.fixed(row, x, j) };
+                for l in 0..LANES {
+                    sums[l] = sums[l].add(values[l]);
+                }
+            }
+        } else {
+            for j in from..self.count {
+                // SAFETY: as above, and there are so many taps.
+                let values = unsafe { self.any(row, x, j) };
+                for l in 0..LANES {
+                    sums[l] = sums[l].add(values[l]);
+                }
+            }
+        }
+        sums
+    }
+
+    /// What arrives at tap `j` of `TAPS`.
+    ///
+    /// # Safety
+    /// As [`Rows::add`].
+    #[inline(always)]
+    unsafe fn fixed(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let at = row.add(self.offsets[j]);
+            if MASKED && j == 0 { masked(at, self.masks.add(x)) } else { at.cast::<[C; LANES]>().read() }
+        }
+    }
+
+    /// What arrives at tap `j` of any number.
+    ///
+    /// # Safety
+    /// As [`Rows::add`], and there are more taps.
+    #[inline(always)]
+    unsafe fn any(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let Tap { offset, mask } = self.taps.add(j).read();
+            let at = row.add(offset);
+            match mask {
+                Some(mask) => masked(at, self.masks.add(mask + x)),
+                None => at.cast::<[C; LANES]>().read(),
+            }
+        }
+    }
+
+    /// The sums of [`LANES`] elements, which lie at `x` of the tile, over rows of windows. They are laid out from row `low`
+    /// on.
+    ///
+    /// # Safety
+    /// They have been.
+    #[inline(always)]
+    unsafe fn sums(self, x: usize, rows: &[u32], low: u32) -> [C; LANES] {
+        let place = |row: u32| self.memory.wrapping_add((row - low) as usize * self.pitch + x);
+        let Some((&row, rows)) = rows.split_first() else { return [C::ZERO; LANES] };
+        // SAFETY: the caller's contract; there is a tap.
+        let mut sums = unsafe {
+            let first = if TAPS > 0 { self.fixed(place(row), x, 0) } else { self.any(place(row), x, 0) };
+            self.add(place(row), x, 1, first)
+        };
+        for &row in rows {
+            // SAFETY: as above.
+            sums = unsafe { self.add(place(row), x, 0, sums) };
+        }
+        sums
+    }
+}
+
+impl<'a, S: Element> Run<'a, S> {
+    pub(super) fn new(plan: &'a Plan, covers: &'a Covers, buffers: Buffers, part: Part) -> Self {
+        Run { plan, covers, buffers, part, stored: PhantomData }
+    }
+
+    /// What arrives, as it would be added to zero: sums begin with the first term.
+    #[inline(always)]
+    fn arrives(gradient: S) -> S::Computed {
+        S::Computed::ZERO.add(gradient.decode())
+    }
+
+    /// Where windows lie in the rows that are laid out for the elements from `x` on.
+    #[inline(always)]
+    fn layout(&self, x: usize) -> Layout {
+        let SlidingAxis { output, stride, before, .. } = self.plan.last;
+        let Covers { pitch, lead, .. } = *self.covers;
+        let low = x as isize + before - lead;
+        let first = low.div_euclid(stride as isize).max(0).unsigned_abs().min(output);
+        let end = (low + pitch as isize).max(0).unsigned_abs().div_ceil(stride).clamp(first, output);
+        Layout { stride, pitch, low, first, end }
+    }
+
+    /// Lays out a row of windows. `left` are there from the first one on, to the end of the buffer.
+    ///
+    /// # Safety
+    /// The windows are there, and at `to` there is room for a row and for a stride and [`LANES`] elements behind it, which
+    /// are laid out later or never.
+    #[inline(always)]
+    unsafe fn lay(from: *const S, left: usize, layout: Layout, to: *mut S::Computed) {
+        let Layout { stride, pitch, low, first, end } = layout;
+        let place = |o: usize| (o * stride) as isize - low;
+        let whole = first + usize::from(first < end && place(first) < 0);
+        let clear = |start: isize, end: isize| {
+            for i in start.clamp(0, pitch as isize)..end.clamp(0, pitch as isize) {
+                // SAFETY: the row has this element.
+                unsafe { to.offset(i).write(S::Computed::ZERO) };
+            }
+        };
+        clear(0, place(first));
+        if whole > first {
+            // It begins before the row.
+            // SAFETY: the window is there.
+            let value = Self::arrives(unsafe { from.add(first).read_unaligned() });
+            for i in 0..place(whole).min(pitch as isize) {
+                // SAFETY: the row has this element.
+                unsafe { to.offset(i).write(value) };
+            }
+        }
+        let mut o = whole;
+        if stride <= 2 {
+            // As many as a vector holds.
+            while o < end && o + LANES / stride <= left {
+                // SAFETY: so many windows are left, and behind the row there is room for a vector.
+                unsafe {
+                    let to = to.offset(place(o));
+                    if stride == 1 {
+                        let values = from.add(o).cast::<[S; LANES]>().read_unaligned();
+                        let mut all = [S::Computed::ZERO; LANES];
+                        for l in 0..LANES {
+                            all[l] = Self::arrives(values[l]);
+                        }
+                        to.cast::<[S::Computed; LANES]>().write(all);
+                    } else {
+                        let values = from.add(o).cast::<[S; LANES / 2]>().read_unaligned();
+                        let mut all = [S::Computed::ZERO; LANES];
+                        for l in 0..LANES {
+                            all[l] = Self::arrives(values[l / 2]);
+                        }
+                        to.cast::<[S::Computed; LANES]>().write(all);
+                    }
+                }
+                o += LANES / stride;
+            }
+        }
+        for o in o..end {
+            // SAFETY: the window is there, and behind the row there is room for it.
+            unsafe {
+                let value = Self::arrives(from.add(o).read_unaligned());
+                let to = to.offset(place(o));
+                for i in (0..stride).step_by(SPLAT) {
+                    to.add(i).cast::<[S::Computed; SPLAT]>().write([value; SPLAT]);
+                }
+            }
+        }
+        clear(place(end), pitch as isize);
+    }
+
+    /// Computes rows of the elements `x..x + tile` of a plane.
+    #[inline(always)]
+    fn tile<const TAPS: usize, const MASKED: bool>(&self, plane: usize, x: usize) {
+        let Plan { source, target, width, planes, ref last, .. } = *self.plan;
+        let Covers { tile, pitch, rows: most, ref taps, ref masks, .. } = *self.covers;
+        let (mut row, end_row) = self.part.rows;
+        let memory = self.buffers.scratch.cast::<S::Computed>();
+        let rows = Rows::<S::Computed, TAPS, MASKED> {
+            memory,
+            pitch,
+            taps: taps.as_ptr(),
+            count: taps.len(),
+            offsets: std::array::from_fn(|j| taps[j].offset),
+            masks: masks.as_ptr(),
+        };
+        let layout = self.layout(x);
+        // Behind what is laid out there is room for a vector.
+        let spare = memory.wrapping_add(most * pitch).cast::<S>();
+        let end = (self.part.planes.1 - 1) * target + end_row * width;
+        let count = tile.min(width - x);
+        while row < end_row {
+            // As many rows of the target as those that can be laid out at once cover.
+            let (mut low, mut high, mut until) = (u32::MAX, 0, row);
+            while until < end_row {
+                let over = self.covers.over(until);
+                if let (Some(&first), Some(&last)) = (over.first(), over.last()) {
+                    let (new_low, new_high) = (low.min(first), high.max(last + 1));
+                    if (new_high - new_low) as usize > most {
+                        break;
+                    }
+                    (low, high) = (new_low, new_high);
+                }
+                until += 1;
+            }
+            for (i, windows) in (low..high).enumerate() {
+                let first = plane * source + windows as usize * last.output;
+                let from = self.buffers.source.cast::<S>().wrapping_add(first);
+                // SAFETY: the windows are in the buffer; so many rows can be laid out.
+                unsafe { Self::lay(from, planes * source - first, layout, memory.add(i * pitch)) };
+            }
+            for row in row..until {
+                let over = self.covers.over(row);
+                let at = plane * target + row * width + x;
+                // What is written behind a row is written again, unless there are other tiles.
+                let room = if tile < width { count } else { end - at };
+                let to = self.buffers.target.cast::<S>().wrapping_add(at);
+                for i in (0..count).step_by(LANES) {
+                    // SAFETY: the rows are laid out.
+                    let sums = unsafe { rows.sums(i, over, low) };
+                    let mut all = [S::encode(S::Computed::ZERO); LANES];
+                    for l in 0..LANES {
+                        all[l] = S::encode(sums[l]);
+                    }
+                    let whole = room - i >= LANES;
+                    let to = to.wrapping_add(i);
+                    // One store either way, so that the sums stay in registers.
+                    let into = if whole { to } else { spare };
+                    // SAFETY: the target has these elements, and they are this task's; of those that are written elsewhere
+                    // it has so many.
+                    unsafe {
+                        into.cast::<[S; LANES]>().write_unaligned(all);
+                        if !whole {
+                            let bytes = (room - i) * size_of::<S>();
+                            spare.cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes);
+                        }
+                    }
+                }
+            }
+            row = until;
+        }
+    }
+}
+
+impl<S: Element> Run<'_, S> {
+    /// Computes the part.
+    pub(super) fn run(self, isa: Isa) {
+        let taps = &self.covers.taps;
+        let others = taps.get(1..).unwrap_or_default();
+        let masked = taps.first().is_some_and(|tap| tap.mask.is_some());
+        // The usual windows have loops of their own.
+        match (taps.len(), masked, others.iter().any(|tap| tap.mask.is_some())) {
+            (2, false, false) => isa.run(Loop::<S, 2, false>(self)),
+            (2, true, false) => isa.run(Loop::<S, 2, true>(self)),
+            (3, false, false) => isa.run(Loop::<S, 3, false>(self)),
+            _ => isa.run(Loop::<S, 0, false>(self)),
+        }
+    }
+}
+
+/// A loop over planes: each is a function of its own, with the registers to itself.
+struct Loop<'a, S, const TAPS: usize, const MASKED: bool>(Run<'a, S>);
+
+impl<S: Element, const TAPS: usize, const MASKED: bool> Work for Loop<'_, S, TAPS, MASKED> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let run = self.0;
+        for plane in run.part.planes.0..run.part.planes.1 {
+            for x in (0..run.plan.width).step_by(run.covers.tile) {
+                run.tile::<TAPS, MASKED>(plane, x);
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Elements of a buffer at even distances, and the points of a space that reach them.
+
+use ortrain_expr::{Access, Builder, Dims, Inst, Strides};
+use smallvec::{SmallVec, smallvec};
+
+use crate::Nest;
+
+/// A part of an axis is left out only if no more than one index of so many stays: the rest of a nest that was walked in one
+/// piece is walked in pieces.
+const MIN_GAIN: usize = 2;
+
+/// The elements of a buffer whose number, modulo `period`, is one of `len` from `start` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StridedRange {
+    period: usize,
+    start: usize,
+    len: usize,
+}
+
+impl StridedRange {
+    /// No element of a buffer of `len`.
+    pub(super) fn none(len: usize) -> StridedRange {
+        StridedRange { period: len.max(1), start: 0, len: 0 }
+    }
+
+    /// All of them.
+    pub(super) fn whole(len: usize) -> StridedRange {
+        let period = len.max(1);
+        StridedRange { period, start: 0, len: period }
+    }
+
+    pub(super) fn is_none(self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn is_whole(self) -> bool {
+        self.len == self.period
+    }
+
+    /// Whether all elements of another one belong to it.
+    pub(super) fn holds(self, other: StridedRange) -> bool {
+        let same = self.period == other.period
+            && self.start <= other.start
+            && other.start + other.len <= self.start + self.len;
+        other.is_none() || self.is_whole() || same
+    }
+
+    /// Whether no element of another one belongs to it, as far as that can be said.
+    pub(super) fn is_apart_from(self, other: StridedRange) -> bool {
+        let apart = self.period == other.period
+            && (self.start + self.len <= other.start || other.start + other.len <= self.start);
+        self.is_none() || other.is_none() || apart
+    }
+
+    /// The least band with the elements of both, of a buffer of `len`.
+    pub(super) fn hull(self, other: StridedRange, len: usize) -> StridedRange {
+        if self.holds(other) {
+            return self;
+        }
+        if other.holds(self) {
+            return other;
+        }
+        if self.period != other.period {
+            return StridedRange::whole(len);
+        }
+        let start = self.start.min(other.start);
+        StridedRange { start, len: (self.start + self.len).max(other.start + other.len) - start, ..self }
+    }
+
+    /// A band with all elements that an access reaches over a space.
+    pub(super) fn reached(access: &Access, dims: &[usize]) -> StridedRange {
+        let whole = StridedRange::whole(access.len);
+        let mut first = access.offset as isize;
+        let mut axes: SmallVec<[(usize, usize); 6]> = SmallVec::new();
+        for (&dim, &stride) in dims.iter().zip(&access.strides) {
+            // Rows without elements have sums.
+            if dim > 1 && stride != 0 {
+                first += (stride * (dim as isize - 1)).min(0);
+                axes.push((stride.unsigned_abs(), dim));
+            }
+        }
+        axes.sort_unstable();
+        let Ok(first) = usize::try_from(first) else { return whole };
+        let mut best = whole;
+        let mut extent = 1usize;
+        for k in 0..=axes.len() {
+            // Steps along the axes from `k` on keep the place within the period.
+            let period = axes.get(k).map_or(access.len, |&(stride, _)| stride);
+            let fits = extent < period
+                && first % period + extent <= period
+                && access.len.is_multiple_of(period)
+                && axes[k..].iter().all(|&(stride, _)| stride.is_multiple_of(period));
+            if fits && (extent as u128) * (best.period as u128) < (best.len as u128) * (period as u128) {
+                best = StridedRange { period, start: first % period, len: extent };
+            }
+            let Some(&(stride, dim)) = axes.get(k) else { break };
+            extent = extent.saturating_add(stride.saturating_mul(dim - 1));
+        }
+        best
+    }
+
+    /// How many elements of a buffer of `len` belong to it.
+    pub(super) fn count(self, len: usize) -> usize {
+        len / self.period * self.len
+    }
+
+    /// An access that reaches nothing else, in a buffer that holds nothing else.
+    pub(super) fn compact(self, access: &Access, dims: &[usize]) -> Access {
+        let &StridedRange { period, start, len } = &self;
+        let step = |(&dim, &stride): (&usize, &isize)| {
+            if dim > 1 && stride.unsigned_abs().is_multiple_of(period) {
+                stride / period as isize * len as isize
+            } else {
+                stride
+            }
+        };
+        // Of an axis with one index the stride says nothing.
+        let strides: Strides = dims.iter().zip(&access.strides).map(step).collect();
+        let offset = access.offset / period * len + access.offset % period - start;
+        Access { offset, strides, len: self.count(access.len), ..*access }
+    }
+}
+
+/// Of every `turn` indices along an axis `count`, from `from` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AxisSlice {
+    pub(super) axis: usize,
+    pub(super) turn: usize,
+    pub(super) from: usize,
+    pub(super) count: usize,
+}
+
+impl AxisSlice {
+    fn pays(&self) -> bool {
+        self.count * MIN_GAIN <= self.turn
+    }
+}
+
+/// A part of a space: the points that all of its cuts leave, in the order of their axes. All points if there is no cut.
+pub(super) type AxisSlices = SmallVec<[AxisSlice; 2]>;
+
+/// How many of the points of a space are left, as a share.
+pub(super) fn share(cuts: &AxisSlices) -> f64 {
+    cuts.iter().map(|cut| cut.count as f64 / cut.turn as f64).product()
+}
+
+/// A part of a space with the points of both.
+pub(super) fn hull(a: &AxisSlices, b: &AxisSlices) -> AxisSlices {
+    let both = |x: &AxisSlice| {
+        let y = b.iter().find(|y| (y.axis, y.turn) == (x.axis, x.turn))?;
+        let from = x.from.min(y.from);
+        Some(AxisSlice { from, count: (x.from + x.count).max(y.from + y.count) - from, ..*x })
+    };
+    a.iter().filter_map(both).filter(AxisSlice::pays).collect()
+}
+
+/// A part of a space with all points at which an access reaches an element of a band.
+pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> AxisSlices {
+    let mut cuts = AxisSlices::new();
+    if band.is_whole() {
+        return cuts;
+    }
+    let mut inside: SmallVec<[(usize, usize, usize); 6]> = SmallVec::new();
+    for (axis, (&dim, &stride)) in dims.iter().zip(&access.strides).enumerate() {
+        if dim < 2 || stride == 0 || stride.unsigned_abs().is_multiple_of(band.period) {
+            continue;
+        }
+        let Ok(stride) = usize::try_from(stride) else { return cuts };
+        // An axis of the space may walk several periods.
+        let turn = if band.period.is_multiple_of(stride) { band.period / stride } else { dim };
+        inside.push((stride, axis, if dim.is_multiple_of(turn) { turn.min(dim) } else { dim }));
+    }
+    inside.sort_unstable();
+    let reach = |axes: &[(usize, usize, usize)]| -> usize {
+        axes.iter().fold(0, |sum, &(stride, _, turn)| sum.saturating_add(stride.saturating_mul(turn - 1)))
+    };
+    // Where the walk stands within the period.
+    let mut at = access.offset % band.period;
+    if at.saturating_add(reach(&inside)) >= band.period {
+        return cuts;
+    }
+    let (start, end) = (band.start, band.start + band.len);
+    while let Some((stride, axis, turn)) = inside.pop() {
+        let rest = reach(&inside);
+        // Index i reaches the elements from at + i * stride to that plus the rest.
+        let from = start.saturating_sub(at + rest).div_ceil(stride);
+        let to = if end > at { (end - at).div_ceil(stride).min(turn) } else { 0 };
+        if from >= to {
+            // It reaches none: whoever asks reads nothing that was written, or zeros.
+            return AxisSlices::new();
+        }
+        cuts.push(AxisSlice { axis, turn, from, count: to - from });
+        at += from * stride;
+        if to - from > 1 {
+            break;
+        }
+    }
+    cuts.retain(|cut| cut.pays());
+    cuts.sort_unstable_by_key(|cut| cut.axis);
+    cuts
+}
+
+/// A space of which parts of axes are left out.
+pub(super) struct Narrowed {
+    axes: Vec<Axis>,
+}
+
+/// What becomes of an axis.
+struct Axis {
+    /// The index that is the first now.
+    from: usize,
+    /// The axes in its place: sizes, and how many indices a step is.
+    parts: SmallVec<[(usize, usize); 2]>,
+}
+
+impl Narrowed {
+    pub(super) fn new(dims: &[usize], cuts: &AxisSlices) -> Narrowed {
+        let narrowed = |(axis, &dim): (usize, &usize)| {
+            let Some(&AxisSlice { turn, from, count, .. }) = cuts.iter().find(|cut| cut.axis == axis) else {
+                return Axis { from: 0, parts: smallvec![(dim, 1)] };
+            };
+            let parts = if turn == dim {
+                smallvec![(count, 1)]
+            } else if count == 1 {
+                smallvec![(dim / turn, turn)]
+            } else {
+                smallvec![(dim / turn, turn), (count, 1)]
+            };
+            Axis { from, parts }
+        };
+        Narrowed { axes: dims.iter().enumerate().map(narrowed).collect() }
+    }
+
+    pub(super) fn dims(&self) -> Dims {
+        self.axes.iter().flat_map(|axis| &axis.parts).map(|&(size, _)| size).collect()
+    }
+
+    /// How many axes there are in place of the last `count`.
+    pub(super) fn last(&self, count: usize) -> usize {
+        self.axes.iter().rev().take(count).map(|axis| axis.parts.len()).sum()
+    }
+
+    /// An access to what it reached at the points that are left.
+    pub(super) fn access(&self, access: &Access) -> Access {
+        let mut moved = Access { strides: Strides::new(), ..*access };
+        let mut offset = access.offset as isize;
+        for (axis, &stride) in self.axes.iter().zip(&access.strides) {
+            offset += axis.from as isize * stride;
+            moved.strides.extend(axis.parts.iter().map(|&(_, step)| step as isize * stride));
+        }
+        moved.offset = usize::try_from(offset).expect("an access stays inside its buffer");
+        moved
+    }
+
+    /// The index along an axis of before: the first one that is left, and for each axis in its place its number and how many
+    /// indices a step is.
+    pub(super) fn index(&self, axis: usize) -> (usize, impl Iterator<Item = (usize, usize)>) {
+        let first: usize = self.axes[..axis].iter().map(|axis| axis.parts.len()).sum();
+        let steps = self.axes[axis].parts.iter().enumerate().map(move |(k, &(_, step))| (first + k, step));
+        (self.axes[axis].from, steps)
+    }
+
+    /// A nest over the points that are left.
+    pub(super) fn nest(&self, nest: &Nest) -> Nest {
+        let mut b = Builder::new();
+        let regs = b.copy(&nest.expr, |b, inst, ty| {
+            let Inst::Coordinate(axis) = inst else { return b.push(inst, ty) };
+            let (from, steps) = self.index(usize::from(axis));
+            let mut sum = b.int(from as i64);
+            for (axis, step) in steps {
+                let (index, step) = (b.coordinate(axis), b.int(step as i64));
+                let moved = b.mul(index, step);
+                sum = b.add(sum, moved);
+            }
+            sum
+        });
+        let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
+        let narrowed = nest.map(|operand| operand.with_access(self.access(&operand.access)));
+        Nest { dims: self.dims(), inner: self.last(nest.inner), expr, reductions, ..narrowed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_expr::DType;
+
+    use super::*;
+
+    const TOKENS: [usize; 3] = [8, 128, 256];
+    const LEN: usize = 8 * 128 * 256;
+
+    fn access(offset: usize, strides: &[isize]) -> Access {
+        Access { dtype: DType::F32, offset, strides: strides.iter().copied().collect(), len: LEN }
+    }
+
+    fn first_token() -> StridedRange {
+        StridedRange { period: 128 * 256, start: 0, len: 256 }
+    }
+
+    #[test]
+    fn what_an_access_reaches() {
+        let all = StridedRange::reached(&access(0, &[32768, 256, 1]), &TOKENS);
+        assert!(all.is_whole());
+        let first = StridedRange::reached(&access(0, &[32768, 0, 1]), &[8, 1, 256]);
+        assert_eq!(first, first_token());
+        let last = StridedRange::reached(&access(127 * 256, &[32768, 1]), &[8, 256]);
+        assert_eq!(last, StridedRange { start: 127 * 256, ..first_token() });
+        // Backwards.
+        let some = StridedRange::reached(&access(6 * 256, &[32768, -256, 1]), &[8, 3, 256]);
+        assert_eq!(some, StridedRange { start: 4 * 256, len: 3 * 256, ..first_token() });
+        // One image of several: the period is the buffer.
+        let one = StridedRange::reached(&access(32768, &[256, 1]), &[128, 256]);
+        assert_eq!(one, StridedRange { period: LEN, start: 32768, len: 32768 });
+        // Every other row of a matrix whose rows end in what is left out.
+        let odd = StridedRange::reached(&access(256, &[512, 1]), &[512, 200]);
+        assert_eq!(odd, StridedRange { period: 512, start: 256, len: 200 });
+    }
+
+    #[test]
+    fn hulls_of_bands() {
+        let (first, last) = (first_token(), StridedRange { start: 127 * 256, ..first_token() });
+        assert!(first.hull(last, LEN).is_whole());
+        assert_eq!(first.hull(StridedRange::none(LEN), LEN), first);
+        assert_eq!(StridedRange::none(LEN).hull(first, LEN), first);
+        let second = StridedRange { start: 256, ..first };
+        let both = first.hull(second, LEN);
+        assert_eq!(both, StridedRange { len: 512, ..first });
+        assert!(both.holds(first) && both.holds(second) && !first.holds(both));
+        assert!(first.hull(StridedRange { period: 512, start: 0, len: 256 }, LEN).is_whole());
+        assert!(first.is_apart_from(second) && !both.is_apart_from(second));
+        assert!(
+            first.is_apart_from(StridedRange::none(LEN)) && !first.is_apart_from(StridedRange::whole(LEN))
+        );
+    }
+
+    #[test]
+    fn points_that_reach_a_band() {
+        let cut =
+            |axis, turn, from, count| -> AxisSlices { smallvec![AxisSlice { axis, turn, from, count }] };
+        let second = StridedRange { start: 256, ..first_token() };
+        let whole = access(0, &[32768, 256, 1]);
+        assert_eq!(points(&TOKENS, &whole, second), cut(1, 128, 1, 1));
+        // All tokens of all sentences as rows of one matrix.
+        assert_eq!(points(&[1024, 256], &access(0, &[256, 1]), second), cut(0, 128, 1, 1));
+        // Tokens in two axes.
+        let split = points(&[8, 4, 32, 256], &access(0, &[32768, 8192, 256, 1]), second);
+        let expected: AxisSlices = smallvec![
+            AxisSlice { axis: 1, turn: 4, from: 0, count: 1 },
+            AxisSlice { axis: 2, turn: 32, from: 1, count: 1 }
+        ];
+        assert_eq!(split, expected);
+        // A walk that begins at the second.
+        assert_eq!(points(&[8, 127, 256], &access(256, &[32768, 256, 1]), second), cut(1, 127, 0, 1));
+        // Parts of rows; what is more than half stays whole.
+        let columns = StridedRange { period: 256, start: 64, len: 64 };
+        assert_eq!(points(&TOKENS, &whole, columns), cut(2, 256, 64, 64));
+        assert_eq!(points(&TOKENS, &whole, StridedRange { len: 129, ..columns }), AxisSlices::new());
+        // Walks across the period, or backwards, stay whole.
+        assert_eq!(points(&[8, 128, 256], &access(256, &[32768, 255, 1]), second), AxisSlices::new());
+        assert_eq!(points(&[127, 256], &access(127 * 256, &[-256, 1]), second), AxisSlices::new());
+    }
+
+    #[test]
+    fn a_space_without_parts_of_its_axes() {
+        let cuts: AxisSlices = smallvec![
+            AxisSlice { axis: 0, turn: 128, from: 3, count: 2 },
+            AxisSlice { axis: 1, turn: 256, from: 8, count: 4 }
+        ];
+        let narrowed = Narrowed::new(&[1024, 256], &cuts);
+        assert_eq!(narrowed.dims().as_slice(), [8, 2, 4]);
+        let moved = narrowed.access(&access(0, &[256, 1]));
+        assert_eq!((moved.offset, moved.strides.as_slice()), (3 * 256 + 8, &[32768, 256, 1][..]));
+        assert_eq!((narrowed.last(1), narrowed.last(2)), (1, 3));
+        let (from, steps) = narrowed.index(0);
+        assert_eq!((from, steps.collect::<Vec<_>>()), (3, vec![(0, 128), (1, 1)]));
+    }
+
+    #[test]
+    fn a_buffer_of_a_band_alone() {
+        let band = StridedRange { start: 512, len: 512, ..first_token() };
+        let inside = access(768, &[32768, 0, 1]);
+        let moved = band.compact(&inside, &[8, 1, 256]);
+        assert_eq!((moved.offset, moved.strides.as_slice(), moved.len), (256, &[512, 0, 1][..], 4096));
+    }
+}

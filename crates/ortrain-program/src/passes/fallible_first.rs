@@ -1,0 +1,92 @@
+//! Puts instructions that can fail, and what they need, before those that write state: a step that fails has changed nothing.
+
+use super::{Changed, Draft, Outcome, Target};
+use crate::buffer::add_work;
+use crate::operand::written_by;
+use crate::rewrite::inline_nest::with_results;
+use crate::scheduled::NewVersions;
+use crate::versions::Versions;
+use crate::{Buffer, Instruction, Nest, Operand, ScheduledInstruction, is_work};
+
+/// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
+/// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
+/// updated in the first part is copied before the update.
+pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
+    let Draft { instructions, buffers, .. } = draft;
+    let writes_state =
+        |i: &ScheduledInstruction| i.instruction.writes().iter().any(|&id| !is_work(buffers, id));
+    let last_failing = instructions.iter().rposition(|i| i.instruction.can_fail()).unwrap_or(0);
+    let moved = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
+    if moved == 0 {
+        return Ok(Changed(0));
+    }
+    let mut early = vec![false; instructions.len()];
+    let mut wanted = vec![false; buffers.len()];
+    // What is written early has been read, and written before, by then.
+    let mut updated = vec![false; buffers.len()];
+    for (index, scheduled) in instructions.iter().enumerate().rev() {
+        let (reads, writes) = (scheduled.instruction.reads(), scheduled.instruction.writes());
+        let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
+        // State alone waits for its turn; it gets a copy of what is updated.
+        let precedes = writes.iter().any(|&id| is_work(buffers, id))
+            && reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
+        if scheduled.instruction.can_fail() || produces || precedes {
+            early[index] = true;
+            reads.iter().for_each(|id| wanted[id.0 as usize] = true);
+            let work = writes.iter().filter(|&&id| is_work(buffers, id));
+            work.for_each(|id| updated[id.0 as usize] = true);
+        }
+    }
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    for (mut scheduled, early) in std::mem::take(instructions).into_iter().zip(early) {
+        if early && let Some(late) = without_state(&mut scheduled, buffers) {
+            rest.push(late);
+        }
+        if early { first.push(scheduled) } else { rest.push(scheduled) }
+    }
+    copy_before_updates(&mut first, &mut rest, buffers);
+    instructions.extend(first.into_iter().chain(rest));
+    Ok(Changed(moved))
+}
+
+/// Lets later instructions read copies of the buffers that earlier ones update before they come.
+fn copy_before_updates(
+    first: &mut Vec<ScheduledInstruction>,
+    rest: &mut [ScheduledInstruction],
+    buffers: &mut Vec<Buffer>,
+) {
+    let mut new_versions = NewVersions::after(first.iter().chain(rest.iter()));
+    for ScheduledInstruction { instruction, entries, versions, .. } in rest {
+        for id in instruction.reads() {
+            let Some(version) = versions.read_everywhere(id, *entries) else { continue };
+            let wrote = |scheduled: &ScheduledInstruction| scheduled.versions.written(id);
+            let Some(made) = first.iter().rposition(|other| wrote(other) == Some(version)) else { continue };
+            let is_updated = first[made + 1..].iter().any(|other| wrote(other).is_some());
+            if !is_updated || !is_work(buffers, id) || instruction.writes().contains(&id) {
+                continue;
+            }
+            let Buffer { label, dtype, len, .. } = buffers[id.0 as usize].clone();
+            let (copy, copied) = (add_work(buffers, label, dtype, len), new_versions.next());
+            let [from, to] = [id, copy].map(|id| Operand::whole(id, dtype, &[len]));
+            let map = Instruction::from(Nest::copy(&[len], from, to));
+            let of_copy = Versions::of_map((id, version), (copy, copied));
+            first.insert(made + 1, first[made].with(map, &of_copy));
+            instruction.rename(&|read| if read == id { copy } else { read }, &|written| written);
+            *versions = versions.clone().with_read(copy, copied).of_instruction(instruction);
+        }
+    }
+}
+
+/// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
+fn without_state(scheduled: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
+    let nest = scheduled.instruction.nest()?;
+    let own: Vec<bool> = written_by(nest).map(|id| is_work(buffers, id)).collect();
+    let state: Vec<bool> = own.iter().map(|own| !own).collect();
+    if !own.contains(&true) {
+        return None;
+    }
+    let (early, late) = (with_results(nest, &own)?, with_results(nest, &state)?);
+    let late = scheduled.with_nest(late);
+    *scheduled = scheduled.with_nest(early);
+    Some(late)
+}

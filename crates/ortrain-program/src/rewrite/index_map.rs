@@ -1,0 +1,269 @@
+//! Where the points of one nest's space lie in another's.
+
+use ortrain_expr::{Access, Builder, Dims, Inst, Reg, Strides, Type};
+use smallvec::{SmallVec, smallvec};
+
+use crate::operand::access_of;
+use crate::{Nest, Operand};
+
+/// Most axes that a space is split into.
+const MAX_AXES: usize = 12;
+
+/// For every point of a host's space, the point of a guest's space that belongs to the same element of a buffer.
+///
+/// Both reach the buffer by strides. The guest's access goes to every element once, so an element is a point; whatever
+/// the host's order and grouping of axes, its steps through the buffer are then steps of the guest. Where a host walks
+/// several axes of the guest as one, its axis is split.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    /// For each axis of the host the axes that it becomes.
+    parts: Vec<SmallVec<[usize; 2]>>,
+    digits: Vec<Digit>,
+}
+
+/// An axis of the guest, or several that all of its accesses walk as one.
+#[derive(Debug)]
+struct Digit {
+    /// The axis, the innermost of several.
+    axis: usize,
+    /// Whether there are several.
+    merged: bool,
+    size: usize,
+    /// Its step through the buffer.
+    stride: usize,
+    /// The guest's index where the host's is zero.
+    base: usize,
+    /// The guest's steps along each axis of the split host.
+    steps: Strides,
+}
+
+/// The part of an axis and the steps along it: numbers of digits with their factors.
+type Part = (usize, SmallVec<[(usize, usize); 2]>);
+
+impl Embedding {
+    /// The embedding of `guest`, a map that reaches all elements of a buffer through `place`, into a space of sizes
+    /// `host` that reaches them, or some of them, through `at`. `split` says whether axes of the host may be split.
+    pub(crate) fn new(
+        host: &[usize],
+        at: &Access,
+        guest: &Nest,
+        place: &Access,
+        split: bool,
+    ) -> Option<Embedding> {
+        let mut digits = digits(guest, place)?;
+        if host.contains(&0) || at.len != place.len {
+            return None;
+        }
+        for digit in &mut digits {
+            digit.base = at.offset / digit.stride % digit.size;
+        }
+        let mut parts = Vec::with_capacity(host.len());
+        for (&size, &stride) in host.iter().zip(&at.strides) {
+            let walked: SmallVec<[Part; 2]> = if size == 1 || stride == 0 {
+                smallvec![(size, SmallVec::new())]
+            } else {
+                walk(&digits, size, stride.unsigned_abs())?
+            };
+            if walked.len() > 1 && (!split || stride < 0) {
+                return None;
+            }
+            for (_, factors) in &walked {
+                for digit in &mut digits {
+                    digit.steps.push(0);
+                }
+                for &(k, factor) in factors {
+                    *digits[k].steps.last_mut()? = factor as isize * stride.signum();
+                }
+            }
+            parts.push(walked.iter().map(|&(size, _)| size).collect());
+        }
+        let embedding = Embedding { parts, digits };
+        let dims = embedding.dims();
+        // No carry: every digit stays within its axis.
+        let within = |digit: &Digit| {
+            let (mut low, mut high) = (digit.base as isize, digit.base as isize);
+            for (&step, &dim) in digit.steps.iter().zip(&dims) {
+                let end = step * (dim as isize - 1);
+                low += end.min(0);
+                high += end.max(0);
+            }
+            low >= 0 && high < digit.size as isize
+        };
+        (dims.len() <= MAX_AXES && embedding.digits.iter().all(within)).then_some(embedding)
+    }
+
+    /// Sizes of the axes of the split host.
+    fn dims(&self) -> Dims {
+        self.parts.iter().flatten().copied().collect()
+    }
+
+    fn is_split(&self) -> bool {
+        self.parts.iter().any(|parts| parts.len() > 1)
+    }
+
+    /// An access of the host after the split.
+    fn split(&self, access: &Access) -> Access {
+        let mut strides = Strides::new();
+        for (parts, &stride) in self.parts.iter().zip(&access.strides) {
+            let mut inside: usize = parts.iter().product();
+            for &part in parts {
+                inside /= part;
+                strides.push(stride * inside as isize);
+            }
+        }
+        Access { strides, ..*access }
+    }
+
+    /// The host after the split of its axes, of which the embedding knows the first ones at least (the reduced ones it
+    /// does not know stay as they are).
+    pub(crate) fn refined(&self, nest: &Nest) -> Nest {
+        if !self.is_split() {
+            return nest.clone();
+        }
+        let known = self.parts.len();
+        let kept = nest.dims.len() - nest.inner;
+        let rest = &nest.dims[known..];
+        let operand = |operand: &Operand| {
+            let mut split = self.split(&operand.access);
+            split.strides.extend_from_slice(&operand.access.strides[known..]);
+            operand.with_access(split)
+        };
+        let inner: usize = self.parts.iter().skip(kept).map(SmallVec::len).sum();
+        let first = |axis: usize| -> usize { self.parts[..axis].iter().map(SmallVec::len).sum() };
+        let mut b = Builder::new();
+        let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
+            Inst::Coordinate(axis) if usize::from(axis) >= known => {
+                b.coordinate(first(known) + usize::from(axis) - known)
+            }
+            Inst::Coordinate(axis) => {
+                let parts = &self.parts[usize::from(axis)];
+                let at = first(usize::from(axis));
+                let mut sum = b.coordinate(at);
+                for (k, &part) in parts.iter().enumerate().skip(1) {
+                    let (next, size) = (b.coordinate(at + k), b.int(part as i64));
+                    let shifted = b.mul(sum, size);
+                    sum = b.add(shifted, next);
+                }
+                sum
+            }
+            other => b.push(other, ty),
+        });
+        let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
+        Nest {
+            dims: self.dims().into_iter().chain(rest.iter().copied()).collect(),
+            inner: inner + rest.len().min(nest.inner),
+            expr,
+            reductions,
+            ..nest.map(operand)
+        }
+    }
+
+    /// An access of the guest as one of the split host.
+    pub(crate) fn access(&self, access: &Access) -> Access {
+        let mut moved = self.gathered(access);
+        let mut offset = access.offset as isize;
+        for digit in &self.digits {
+            let stride = access.strides[digit.axis];
+            offset += digit.base as isize * stride;
+            for (sum, &step) in moved.strides.iter_mut().zip(&digit.steps) {
+                *sum += step * stride;
+            }
+        }
+        moved.offset = offset as usize;
+        moved
+    }
+
+    /// An access of the guest that is read by computed index alone.
+    pub(crate) fn gathered(&self, access: &Access) -> Access {
+        let axes = self.parts.iter().map(SmallVec::len).sum();
+        Access { strides: Strides::from_elem(0, axes), ..*access }
+    }
+
+    /// The guest's position along one of its axes, as the split host sees it.
+    pub(crate) fn coordinate(&self, b: &mut Builder, axis: usize) -> Reg {
+        let Some(digit) = self.digits.iter().find(|digit| digit.axis == axis) else { return b.int(0) };
+        debug_assert!(!digit.merged, "axes whose positions are asked for are not merged");
+        let mut sum = b.int(digit.base as i64);
+        for (k, &step) in digit.steps.iter().enumerate().filter(|&(_, &step)| step != 0) {
+            let (position, step) = (b.coordinate(k), b.int(step as i64));
+            let moved = b.mul(position, step);
+            sum = b.add(sum, moved);
+        }
+        sum
+    }
+}
+
+/// The guest's axes by their steps through the buffer, largest first, if they reach every element once.
+fn digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
+    if guest.dims.contains(&0) || place.offset != 0 {
+        return None;
+    }
+    let mut axes: SmallVec<[usize; 6]> = (0..guest.dims.len()).filter(|&axis| guest.dims[axis] > 1).collect();
+    axes.sort_by_key(|&axis| place.strides[axis]);
+    let mut digits: Vec<Digit> = Vec::new();
+    let mut reached = 1usize;
+    for axis in axes {
+        if usize::try_from(place.strides[axis]) != Ok(reached) {
+            return None;
+        }
+        let size = guest.dims[axis];
+        match digits.last_mut() {
+            Some(inner) if walked_as_one(guest, axis, inner) => {
+                inner.size *= size;
+                inner.merged = true;
+            }
+            _ => digits.push(Digit {
+                axis,
+                merged: false,
+                size,
+                stride: reached,
+                base: 0,
+                steps: Strides::new(),
+            }),
+        }
+        reached = reached.checked_mul(size)?;
+    }
+    digits.reverse();
+    (reached == place.len).then_some(digits)
+}
+
+/// Whether all accesses of the guest go along an axis as if it continued a digit.
+fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
+    let asked_for = |(inst, _): &(Inst, Type)| match *inst {
+        Inst::Coordinate(asked) => usize::from(asked) == axis || usize::from(asked) == digit.axis,
+        _ => false,
+    };
+    let even = |access: &Access| {
+        access.strides[digit.axis].checked_mul(digit.size as isize) == Some(access.strides[axis])
+    };
+    let mut uneven = guest.loads.iter().enumerate().filter(|(_, load)| !even(&access_of(load, &guest.dims)));
+    !guest.expr.insts().iter().any(asked_for)
+        && uneven.all(|(slot, _)| guest.is_gathered(slot))
+        && guest.stores.iter().all(|store| even(&store.access))
+}
+
+/// The axes that an axis of the host is split into, and what one step along each is to the guest.
+fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 2]>> {
+    let mut factors: SmallVec<[(usize, usize); 2]> = SmallVec::new();
+    let mut rest = stride;
+    for (k, digit) in digits.iter().enumerate() {
+        if rest >= digit.stride {
+            factors.push((k, rest / digit.stride));
+            rest %= digit.stride;
+        }
+    }
+    let stays =
+        |&(k, factor): &(usize, usize)| factor.checked_mul(size - 1).is_some_and(|end| end < digits[k].size);
+    if rest == 0 && factors.iter().all(stays) {
+        return Some(smallvec![(size, factors)]);
+    }
+    // More than all of one digit: whole turns of it are steps of those before it.
+    let &[(k, factor)] = factors.as_slice() else { return None };
+    let turn = digits[k].size / factor;
+    if k == 0 || !digits[k].size.is_multiple_of(factor) || turn < 2 || !size.is_multiple_of(turn) {
+        return None;
+    }
+    let mut parts = walk(digits, size / turn, stride * turn)?;
+    parts.push((turn, factors));
+    Some(parts)
+}

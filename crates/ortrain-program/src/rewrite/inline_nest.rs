@@ -1,0 +1,379 @@
+//! One nest put into another.
+
+use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryOp};
+
+use super::index_map::Embedding;
+use crate::buffer::{BufferIds, distinct};
+use crate::operand::access_of;
+use crate::{BufferId, Instruction, Load, Nest, Operand};
+
+/// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
+const LONGEST_EXPRESSION: usize = 192;
+
+/// Nests do not read more buffers than this after fusion.
+const MAX_LOADS: usize = 32;
+
+/// True if an expression can say which value a load reads behind a store of this type ([`reloaded`]).
+fn comes_back(dtype: DType) -> bool {
+    !matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
+}
+
+/// The element of a load, as it comes back of the type that it was stored as.
+fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
+    let value = b.convert(value, Type::of(stored));
+    let value = UnaryOp::rounding_to(stored).map_or(value, |op| b.unary(op, value));
+    b.convert(value, ty)
+}
+
+/// Leaves out roundings of results that their stores, if there are any, make anyway.
+fn leave_out_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
+    for (reg, store) in outputs.iter_mut().zip(stores) {
+        if let Inst::Unary(op, value) = b.inst(*reg)
+            && UnaryOp::rounding_to(store.access.dtype) == Some(op)
+        {
+            *reg = value;
+        }
+    }
+}
+
+/// Whether both accesses reach the same elements over a space.
+pub(crate) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
+    a.offset == b.offset
+        && a.dtype == b.dtype
+        && dims.iter().zip(a.strides.iter().zip(&b.strides)).all(|(&dim, (x, y))| dim == 1 || x == y)
+}
+
+/// Whether an access surely reaches another element at every point.
+pub(crate) fn is_injective(access: &Access, dims: &[usize]) -> bool {
+    let axes = dims.iter().zip(&access.strides).filter(|&(&dim, _)| dim > 1);
+    let mut axes: Vec<(usize, usize)> = axes.map(|(&dim, &stride)| (stride.unsigned_abs(), dim)).collect();
+    axes.sort_unstable();
+    let mut reached = 1usize;
+    axes.into_iter().all(|(stride, dim)| {
+        let apart = stride >= reached;
+        reached = stride.saturating_mul(dim);
+        apart
+    })
+}
+
+/// The loads of a nest in the making.
+struct Loads(Vec<Load>);
+
+impl Loads {
+    fn find_or_add(&mut self, operand: Operand, dims: &[usize]) -> usize {
+        let is_known =
+            |known: &Operand| known.buffer == operand.buffer && same(&known.access, &operand.access, dims);
+        let known = self.0.iter().position(|load| load.operand().is_some_and(is_known));
+        known.unwrap_or_else(|| self.add(operand))
+    }
+
+    /// The load of a guest that is read by computed index. It shares none but one of the very same access.
+    fn find_or_add_gathered(&mut self, operand: Operand) -> usize {
+        let known = self.0.iter().position(|load| load.operand() == Some(&operand));
+        known.unwrap_or_else(|| self.add(operand))
+    }
+
+    fn add(&mut self, operand: Operand) -> usize {
+        self.0.push(Load::Buffer(operand));
+        self.0.len() - 1
+    }
+
+    /// The nest with its accumulators and the loads that its expression still needs.
+    fn finish(self, nest: Nest) -> Option<Nest> {
+        self.finish_without(nest, |_| false)
+    }
+
+    /// The same without some accumulators, which the expression does not need any more.
+    fn finish_without(self, mut nest: Nest, is_gone: impl Fn(usize) -> bool) -> Option<Nest> {
+        let stays = |(slot, load): (usize, &Load)| load.is_accumulator() && !is_gone(slot);
+        let mut used: Vec<bool> = self.0.iter().enumerate().map(stays).collect();
+        for (inst, _) in nest.expr.insts() {
+            if let Inst::Load(slot) | Inst::LoadAt(slot, _) = *inst {
+                used[usize::from(slot)] = true;
+            }
+        }
+        let mut slots = Vec::with_capacity(used.len());
+        for (load, used) in self.0.into_iter().zip(used) {
+            slots.push(nest.loads.len() as u16);
+            nest.loads.extend(used.then_some(load));
+        }
+        nest.expr = nest.expr.with_slots(|slot| slots[usize::from(slot)]);
+        if nest.expr.insts().len() > LONGEST_EXPRESSION || nest.loads.len() > MAX_LOADS {
+            return None;
+        }
+        Some(nest)
+    }
+}
+
+/// Whether nests that become one surely read more buffers than a nest may: `others` are those that they read besides
+/// what one makes for the other.
+fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
+    let ids: BufferIds = others.collect();
+    ids.len() > MAX_LOADS && distinct(ids).len() > MAX_LOADS
+}
+
+/// How many buffers a map loads at least, if those are more than a nest may: it cannot follow what makes only some.
+pub(crate) fn least_loads(map: &Nest) -> usize {
+    if map.loads.len() <= MAX_LOADS { map.loads.len() } else { distinct(loaded(map)).len() }
+}
+
+/// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own
+/// results.
+pub(crate) fn most_loads_behind(instruction: &Instruction) -> usize {
+    MAX_LOADS + instruction.flexible_nest().map_or(0, |nest| nest.stores.len())
+}
+
+/// The buffers that the expression of a nest loads.
+fn loaded(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
+    let loads = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
+        Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(&nest.loads[usize::from(slot)]),
+        _ => None,
+    });
+    loads.filter_map(|load| load.operand().map(|operand| operand.buffer))
+}
+
+/// A map's expression in a host: its loads become loads of the host.
+struct Guest<'a> {
+    map: &'a Nest,
+    embedding: &'a Embedding,
+    /// Axes of the host that the embedding does not know, at the end.
+    more_axes: usize,
+}
+
+impl Guest<'_> {
+    fn access(&self, access: &Access, gathered: bool) -> Access {
+        let mut moved =
+            if gathered { self.embedding.gathered(access) } else { self.embedding.access(access) };
+        let axes = moved.strides.len() + self.more_axes;
+        moved.strides.resize(axes, 0);
+        moved
+    }
+
+    /// The registers of its expression. `known` is asked for what a load stands for, if it is no load any more.
+    fn copy(
+        &self,
+        b: &mut Builder,
+        loads: &mut Loads,
+        dims: &[usize],
+        known: impl Fn(usize) -> Option<Reg>,
+    ) -> Option<Vec<Reg>> {
+        let nest = self.map;
+        let (mut gathered, mut affine) = (vec![false; nest.loads.len()], vec![false; nest.loads.len()]);
+        for (inst, _) in nest.expr.insts() {
+            match *inst {
+                Inst::Load(slot) => affine[usize::from(slot)] = true,
+                Inst::LoadAt(slot, _) => gathered[usize::from(slot)] = true,
+                _ => {}
+            }
+        }
+        let mut slots: Vec<Option<usize>> = Vec::with_capacity(nest.loads.len());
+        for (slot, load) in nest.loads.iter().enumerate() {
+            if known(slot).is_some() {
+                slots.push(None);
+                continue;
+            }
+            if gathered[slot] && affine[slot] {
+                return None;
+            }
+            let operand = load.operand()?;
+            let moved = operand.with_access(self.access(&operand.access, gathered[slot]));
+            // Strides along axes of one element make no difference but to a load that is read by computed index.
+            slots.push(Some(if gathered[slot] {
+                loads.find_or_add_gathered(moved)
+            } else {
+                loads.find_or_add(moved, dims)
+            }));
+        }
+        Some(b.copy(&nest.expr, |b, inst, ty| match inst {
+            Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {
+                (None, Some(value)) => reloaded(b, value, nest.loads[usize::from(slot)].dtype(), ty),
+                (moved, _) => b.load(moved.unwrap_or(0), ty),
+            },
+            Inst::LoadAt(slot, at) => b.load_at(slots[usize::from(slot)].unwrap_or(0), at, ty),
+            Inst::Coordinate(axis) => self.embedding.coordinate(b, usize::from(axis)),
+            other => b.push(other, ty),
+        }))
+    }
+}
+
+/// The part of a loop that makes the results to be kept. `None` if that is all of it.
+pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
+    if keep.iter().all(|&keep| keep) {
+        return None;
+    }
+    let kept = |k: &usize| keep[*k];
+    let outputs: Vec<Reg> = (0..keep.len()).filter(kept).map(|k| nest.expr.outputs()[k]).collect();
+    // Reductions that the results need, and those that these need.
+    let mut wanted = vec![false; nest.reductions.len()];
+    let mark = |wanted: &mut [bool], roots: &[Reg]| {
+        let needed = nest.expr.needed_by(roots);
+        for ((inst, _), _) in nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed) {
+            if let Inst::Reduced(k) = *inst {
+                wanted[usize::from(k)] = true;
+            }
+        }
+    };
+    mark(&mut wanted, &outputs);
+    mark(&mut wanted, &nest.expr.guards().collect::<Vec<_>>());
+    for k in (0..wanted.len()).rev() {
+        if wanted[k] {
+            mark(&mut wanted, &[nest.reductions[k].value]);
+        }
+    }
+    let number = |k: u8| wanted[..usize::from(k)].iter().filter(|&&wanted| wanted).count();
+    let mut b = Builder::new();
+    let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
+        // Those that are not wanted are not needed either, whatever their number.
+        Inst::Reduced(k) => b.reduced(number(k), ty),
+        other => b.push(other, ty),
+    });
+    let reductions: Vec<_> =
+        nest.reductions.iter().zip(&wanted).filter(|&(_, &wanted)| wanted).map(|(r, _)| r.clone()).collect();
+    let outputs: Vec<Reg> = outputs.into_iter().map(|reg| regs[usize::from(reg.0)]).collect();
+    let (expr, reductions) = b.finish_reducing(&outputs, &reductions, &regs);
+    let part = Nest {
+        dims: nest.dims.clone(),
+        inner: nest.inner,
+        segments: nest.segments.clone(),
+        loads: Vec::new(),
+        expr,
+        reductions,
+        stores: (0..keep.len()).filter(kept).map(|k| nest.stores[k].clone()).collect(),
+    };
+    Loads(nest.loads.clone()).finish(part)
+}
+
+/// A nest with the values of some loads put in their place; `None` where one of these is read by computed index too.
+pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<Nest> {
+    if (0..values.len()).any(|slot| values[slot].is_some() && nest.is_gathered(slot)) {
+        return None;
+    }
+    let mut b = Builder::new();
+    let constant = |inst, ty| match inst {
+        Inst::Load(slot) => values[usize::from(slot)].map(|value| Inst::Const(value.convert(ty))),
+        _ => None,
+    };
+    let regs = b.copy(&nest.expr, |b, inst, ty| b.fold(constant(inst, ty).unwrap_or(inst), ty));
+    let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
+    let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
+    Loads(nest.loads.clone()).finish_without(whole, |slot| values[slot].is_some())
+}
+
+/// A map with the same space but another expression, of one result. It may have one load more, by the access of that.
+pub(crate) fn with_expression(
+    map: &Nest,
+    expr: Expr,
+    store: Operand,
+    more: Option<BufferId>,
+) -> Option<Nest> {
+    let mut loads = Loads(map.loads.clone());
+    loads.0.extend(more.map(|buffer| Load::Buffer(Operand { buffer, access: store.access.clone() })));
+    loads.finish(Nest { loads: Vec::new(), expr, reductions: Vec::new(), stores: vec![store], ..map.clone() })
+}
+
+/// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
+/// it. `None` where the spaces do not fit.
+pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Option<Nest> {
+    let Operand { buffer: value, access: at } = host.loads[slot].operand()?;
+    if host.segments.is_some() || guest.segments.is_some() {
+        return None;
+    }
+    if read_too_many(loaded(host).filter(|id| id != value).chain(loaded(guest))) {
+        return None;
+    }
+    let place = &guest.stores.first()?.access;
+    if host.is_gathered(slot) || !comes_back(at.dtype) || at.dtype != place.dtype {
+        return None;
+    }
+    let embedding = Embedding::new(&host.dims, at, guest, place, split)?;
+    // A guard looks at every element that is made, so all of them must be read.
+    let points = |nest: &Nest| nest.dims.iter().product::<usize>();
+    let every_element = points(host) == points(guest) && is_injective(at, &host.dims);
+    if guest.expr.can_fail() && !every_element {
+        return None;
+    }
+    let mut nest = embedding.refined(host);
+    let mut loads = Loads(std::mem::take(&mut nest.loads));
+    let mut b = Builder::new();
+    let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
+    let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
+    let value = regs[usize::from(guest.expr.outputs()[0].0)];
+    let own = b.copy(&nest.expr, |b, inst, ty| match inst {
+        Inst::Load(load) if usize::from(load) == slot => reloaded(b, value, place.dtype, ty),
+        other => b.push(other, ty),
+    });
+    let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
+    leave_out_roundings(&b, &mut outputs, &nest.stores);
+    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
+    loads.finish(Nest { expr, reductions, ..nest })
+}
+
+/// How a map follows a host: the buffer by which their spaces are compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Link {
+    /// A result of the host (by number) that the map reads (by slot).
+    Result(usize, usize),
+    /// A buffer that both read: slots of the host and of the map.
+    Shared(usize, usize),
+}
+
+/// A host that goes on with a map over its space: over its outer points, or over all of them. The map reads results
+/// of the host where the host has just made them, as its accumulators or by the buffers that hold them. `keep` says which
+/// results of the host are still stored.
+pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
+    let (at, place) = match link {
+        Link::Result(store, load) => (&host.stores[store].access, access_of(&map.loads[load], &map.dims)),
+        Link::Shared(own, load) => (host.loads[own].access()?, access_of(&map.loads[load], &map.dims)),
+    };
+    if at.dtype != place.dtype || host.dims.contains(&0) {
+        return None;
+    }
+    if host.segments.is_some() || map.segments.is_some() {
+        return None;
+    }
+    let result_of = |id: BufferId| host.stores.iter().position(|store| store.buffer == id);
+    if read_too_many(loaded(map).filter(|&id| result_of(id).is_none())) {
+        return None;
+    }
+    // What is the same along a row is made once per row.
+    let kept = host.dims.len() - host.inner;
+    let per_row = host.inner > 0 && at.strides[kept..].iter().all(|&stride| stride == 0);
+    let space = if per_row { host.outer_dims() } else { &host.dims[..] };
+    let points = |dims: &[usize]| dims.iter().product::<usize>();
+    if points(space) != points(&map.dims) || !is_injective(at, space) {
+        return None;
+    }
+    let embedding = Embedding::new(space, at, map, &place, split)?;
+    let mut nest = embedding.refined(host);
+    let mut loads = Loads(std::mem::take(&mut nest.loads));
+    let mut b = Builder::of(&nest.expr);
+    let results = nest.expr.outputs();
+    let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
+    // Results of the host are read exactly as they were written, or not at all.
+    let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.loads.len());
+    for (slot, load) in map.loads.iter().enumerate() {
+        made.push(match load.operand().map_or(Some(slot), |operand| result_of(operand.buffer)) {
+            None => None,
+            Some(result) => {
+                let access = access_of(load, &map.dims);
+                let exact = same(&part.access(&access, false), &nest.stores.get(result)?.access, &nest.dims);
+                if !exact || !comes_back(access.dtype) || map.is_gathered(slot) {
+                    return None;
+                }
+                Some(results[result])
+            }
+        });
+    }
+    let regs = part.copy(&mut b, &mut loads, &nest.dims, |slot| made[slot])?;
+    let (mut outputs, mut stores) = (Vec::new(), Vec::new());
+    for (result, _) in keep.iter().enumerate().filter(|&(_, &keep)| keep) {
+        outputs.push(results[result]);
+        stores.push(nest.stores[result].clone());
+    }
+    outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
+    stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
+    leave_out_roundings(&b, &mut outputs, &stores);
+    let own: Vec<Reg> = (0..nest.expr.insts().len() as u16).map(Reg).collect();
+    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
+    loads.finish(Nest { expr, reductions, stores, ..nest })
+}

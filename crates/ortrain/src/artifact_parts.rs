@@ -1,0 +1,176 @@
+//! The parts that artifacts are made of, for those who put their own between them: `ortrain.onnxblock` in Python.
+//!
+//! All take and give messages of ONNX, so that a model can be edited in between by whatever edits ONNX.
+
+use std::path::Path;
+
+use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor};
+use ortrain_graph::{Graph, Tensor, tensor_to_proto};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
+use ortrain_ops::training::{Names, append_loss};
+
+use crate::artifacts::{LossTerm, full, inferred, message_graph, nominal, opset_of, self_contained};
+use crate::suggest::hint_in;
+use crate::{Error, ModelSource, Result};
+
+/// What a block adds to a model.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::{Loss, LossTerm};
+/// use ortrain::blocks;
+///
+/// let term = LossTerm { scores: Some("logits".into()), ..Loss::CrossEntropyLoss.into() };
+/// let fragment = blocks::loss(setup::MODEL.into(), &term, false, 0)?;
+/// let made: Vec<&str> = fragment.graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
+/// assert!(made.contains(&fragment.output.as_str()));
+/// assert_eq!(fragment.graph.input[0].name, "labels");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Fragment {
+    /// The nodes, initializers and inputs to be put behind those of the model.
+    pub graph: GraphProto,
+    /// The name of the result.
+    pub output: String,
+    /// The last number that was used in generated names.
+    pub last: u64,
+}
+
+/// The nodes of a loss. `model` needs to hold nothing but the scores, as an input, say; with `target_is_there` the
+/// target is a value of the model that the nodes are for, otherwise it becomes an input. Names count on from `last`.
+/// The term's factor is not used.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::{Loss, LossTerm};
+/// use ortrain::blocks;
+///
+/// let term = LossTerm { scores: Some("logits".into()), ..Loss::MSELoss.into() };
+/// let first = blocks::loss(setup::MODEL.into(), &term, false, 0)?;
+/// // A second one compares the same target, and its names go on behind those of the first.
+/// let term = LossTerm { loss: Loss::L1Loss, ..term };
+/// let second = blocks::loss(setup::MODEL.into(), &term, true, first.last)?;
+/// assert!(second.graph.input.is_empty());
+/// assert_ne!(first.output, second.output);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the loss cannot compare these scores, or the model cannot be read.
+pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u64) -> Result<Fragment> {
+    let label = model.label("the model");
+    let model = self_contained(&label, model.load()?)?;
+    let typed = inferred(&label, &model)?;
+    let scores = term.scores.as_deref().unwrap_or_default();
+    let id = typed.find(scores).ok_or_else(|| {
+        let near = hint_in(&typed, scores);
+        Error::Argument(format!("the model has no value {scores:?}, which the loss compares{near}"))
+    })?;
+    let mut names = Names::after(last);
+    let mut graph = GraphProto::default();
+    let (target, ty) = (term.target.as_deref(), &typed.value(id).ty);
+    let opset = opset_of(&model.proto);
+    let output = append_loss(&mut graph, &mut names, term.loss, &term.settings, scores, ty, target, opset)
+        .map_err(|source| Error::model(&label, source))?;
+    if target_is_there {
+        graph.input.clear();
+    }
+    Ok(Fragment { graph, output, last: names.last() })
+}
+
+/// Declarations of values, with the types that follow from the model; of values of unknown type there are none.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// let graph = ortrain::blocks::declarations(setup::MODEL.into(), &["hidden".into(), "nothing".into()])?;
+/// assert_eq!(graph.value_info.len(), 1);
+/// assert_eq!(graph.value_info[0].name, "hidden");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the model cannot be read.
+pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> {
+    let label = model.label("the model");
+    let typed = inferred(&label, &self_contained(&label, model.load()?)?)?;
+    let known = |name: &String| typed.find(name).filter(|&id| typed.value(id).ty.dtype().is_some());
+    let value_info = names.iter().filter_map(known).map(|id| typed.value_info(id)).collect();
+    Ok(GraphProto { value_info, ..GraphProto::default() })
+}
+
+/// The initializers of a message, in order.
+fn initializers(label: &str, model: ModelSource) -> Result<Vec<(String, Tensor)>> {
+    let mut model = self_contained(label, model.load()?)?;
+    let tensors = std::mem::take(&mut message_graph(label, &mut model.proto)?.initializer);
+    let none = LoadedModel::from_proto(ModelProto::default(), Default::default());
+    let read = |tensor| {
+        let value = Graph::tensor_from_proto(&none, &tensor).map_err(|source| Error::graph(label, source))?;
+        Ok((tensor.name, value))
+    };
+    tensors.into_iter().map(read).collect()
+}
+
+/// Writes a checkpoint of parameters, which are the initializers of two messages; with `only_names` a nominal one.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{CheckpointState, GraphProto, ModelProto, ModelSource, blocks};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("checkpoint");
+/// // All initializers of one model are trained; another one has none.
+/// let none = ModelProto { graph: Some(GraphProto::default()), ..ModelProto::default() };
+/// blocks::save_checkpoint(setup::MODEL.into(), ModelSource::from_proto(&none)?, &path, false)?;
+/// assert!(CheckpointState::load(&path)?.requires_grad("fc1.weight")?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When a name is there twice, a tensor cannot be read, or the file cannot be written.
+pub fn save_checkpoint(
+    trainable: ModelSource,
+    frozen: ModelSource,
+    path: impl AsRef<Path>,
+    only_names: bool,
+) -> Result<()> {
+    let mut values = Vec::new();
+    for (model, requires_grad) in [(trainable, true), (frozen, false)] {
+        for (name, value) in initializers("the parameters", model)? {
+            values.push((name.as_str().into(), requires_grad, value));
+        }
+    }
+    let checkpoint = if only_names { nominal(&values) } else { full(values) };
+    Ok(ortrain_checkpoint::save(&checkpoint, path, Layout::Artifacts)?)
+}
+
+/// The parameters of a checkpoint as the initializers of a message.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let made = setup::artifacts()?;
+/// # let folder = tempfile::tempdir()?;
+/// # made.write(folder.path(), "")?;
+/// let graph = ortrain::blocks::checkpoint_initializers(folder.path().join("checkpoint"))?;
+/// let names: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+/// assert_eq!(names, ["fc2.weight", "fc2.bias", "fc1.weight", "fc1.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the file cannot be read, or is nominal: then it holds no values.
+pub fn checkpoint_initializers(path: impl AsRef<Path>) -> Result<GraphProto> {
+    let path = path.as_ref();
+    let Checkpoint { module, .. } = ortrain_checkpoint::load(path)?;
+    let ModuleState::Full { trainable, frozen } = module else {
+        return Err(Error::Argument(format!(
+            "{} is a nominal checkpoint: it holds the names of the parameters, but not their values",
+            path.display()
+        )));
+    };
+    let proto = |NamedTensor { name, tensor }: &NamedTensor| tensor_to_proto(name, tensor);
+    Ok(GraphProto {
+        initializer: trainable.iter().chain(&frozen).map(proto).collect(),
+        ..GraphProto::default()
+    })
+}

@@ -1,0 +1,218 @@
+//! Whether the rows of a larger batch get the numbers that each batch of a model got alone.
+
+use std::sync::Arc;
+
+use ortrain_expr::random_bits;
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_ops::Role;
+use ortrain_ops::passes::infer::infer;
+use ortrain_program::{Backend, Given, GradientMode, Scalars, Workspace};
+use rustc_hash::FxHashSet;
+
+use crate::executable_cache::ExecutableCache;
+use crate::{ErrorKind, Result, default_backend};
+
+/// How many batches lie in the larger one.
+pub(crate) const BATCHES: usize = 2;
+/// The size of axes that a model leaves open.
+const OPEN: usize = 6;
+/// The key of the numbers that are drawn.
+const SEED: u64 = 23;
+/// How far numbers may lie apart, as a share of the largest: sums of another order are nearer, in float16 as well.
+const FAR: [(DType, f64); 3] = [(DType::F16, 0.03), (DType::BF16, 0.1), (DType::F32, 1e-3)];
+/// Elements of all inputs, and bytes of a run, above which rows are not compared: a file may declare any size.
+const LARGEST: (usize, usize) = (1 << 28, 1 << 34);
+/// One of so many elements may differ: a rounding may change a choice.
+const CHOICES: usize = 50;
+
+/// What keeps the rows of a batch apart no more: an end of a sentence, or nothing if they get the same numbers, or if the
+/// model does not run on numbers drawn by lot. `alone` is the graph for the batch that the model has, `together` its open
+/// form for [`BATCHES`] times as many rows of the inputs that are `opened`.
+///
+/// # Errors
+/// When there is no backend.
+pub(crate) fn mixed(
+    mut alone: Graph,
+    mut together: Graph,
+    opened: &FxHashSet<String>,
+    batch: usize,
+) -> Result<Option<String>> {
+    let backend = default_backend()?;
+    if infer(&mut alone).is_err() || infer(&mut together).is_err() {
+        return Ok(None);
+    }
+    let Some(inputs) = drawn(&alone, opened) else { return Ok(None) };
+    let compared = |names: &[String], inside: bool| -> Option<std::result::Result<Vec<bool>, String>> {
+        let mut parts = Vec::with_capacity(BATCHES);
+        for part in 0..BATCHES {
+            let rows: Vec<Tensor> = inputs.iter().map(|input| input.rows(part)).collect();
+            parts.push(results(&alone, names, &rows, &backend).ok()?);
+        }
+        let whole: Vec<Tensor> = inputs.iter().map(|input| input.whole.clone()).collect();
+        let whole = match results(&together, names, &whole, &backend) {
+            Ok(whole) => whole,
+            Err(error) if error.kind() == ErrorKind::MemoryLimit => return None,
+            Err(error) => return Some(Err(error.to_string())),
+        };
+        let agree = |k: usize| {
+            let parts: Option<Vec<&Tensor>> = parts.iter().map(|results| results[k].as_ref()).collect();
+            parts.zip(whole[k].as_ref()).is_none_or(|(parts, whole)| agree(&parts, whole, batch, inside))
+        };
+        Some(Ok((0..names.len()).map(agree).collect()))
+    };
+    let differing = |names: Vec<String>, agree: Vec<bool>| {
+        names.into_iter().zip(agree).find_map(|(name, agrees)| (!agrees).then_some(name))
+    };
+    let outputs = floats(&alone, &together, alone.outputs.iter().copied());
+    let output = match compared(&outputs, false) {
+        None => return Ok(None),
+        Some(Err(reason)) => return Ok(Some(reason)),
+        Some(Ok(agree)) => differing(outputs, agree),
+    };
+    let Some(output) = output else { return Ok(None) };
+    let made = floats(&alone, &together, alone.nodes.iter().flat_map(Node::present_outputs));
+    let first = match compared(&made, true) {
+        Some(Ok(agree)) => differing(made, agree),
+        _ => None,
+    };
+    let id = alone.find(&first.unwrap_or(output));
+    let maker = alone.nodes.iter().find(|node| node.present_outputs().any(|output| Some(output) == id));
+    let maker = maker.map(|node| alone.node_label(node)).unwrap_or_default();
+    Ok(Some(format!("{maker} gives a row of a larger batch other numbers than it gets alone")))
+}
+
+/// An input of the model for [`BATCHES`] batches.
+struct Input {
+    whole: Tensor,
+    /// Whether each batch has rows of its own.
+    opened: bool,
+}
+
+impl Input {
+    /// What one of the batches is given.
+    fn rows(&self, part: usize) -> Tensor {
+        if !self.opened {
+            return self.whole.clone();
+        }
+        let mut dims = self.whole.dims().to_vec();
+        dims[0] /= BATCHES;
+        let bytes = self.whole.data().len() / BATCHES;
+        let data = self.whole.data().slice(part * bytes..(part + 1) * bytes);
+        Tensor::new(self.whole.dtype(), dims, data).expect("whole rows")
+    }
+}
+
+/// Numbers for all inputs: floats from -1 to 1, and zeros and ones for integers, which most tables have rows for. Nothing,
+/// if an input is no tensor of numbers.
+fn drawn(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
+    let mut room = LARGEST.0;
+    let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
+        let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { return None };
+        let mut dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(OPEN)).collect();
+        let opened = opened.contains(graph.name_of(id));
+        if opened {
+            let rows = dims.first_mut()?;
+            *rows = rows.checked_mul(BATCHES)?;
+        }
+        let bits = |index: usize| random_bits(SEED, stream as u64, index as u64);
+        let len = dims.iter().try_fold(1usize, |len, &size| len.checked_mul(size))?;
+        room = room.checked_sub(len)?;
+        let whole = if dtype.is_float() {
+            let elements: Vec<f32> = (0..len).map(|k| bits(k) as f32 / (1u32 << 31) as f32 - 1.0).collect();
+            Tensor::f32(&dims, &elements).converted(*dtype)
+        } else if dtype.is_integer() || *dtype == DType::Bool {
+            let elements: Vec<i64> = (0..len).map(|k| i64::from(bits(k) >> 31)).collect();
+            Tensor::i64(&dims, &elements).converted(*dtype)
+        } else {
+            return None;
+        };
+        Some(Input { whole, opened })
+    });
+    inputs.collect()
+}
+
+/// The names of values of floats that both graphs have.
+fn floats(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<String> {
+    let is_float = |graph: &Graph, id: ValueId| {
+        let ty = &graph.value(id).ty;
+        ty.shape().is_some() && ty.dtype().is_some_and(DType::is_float)
+    };
+    let names = values.filter(|&id| is_float(alone, id)).map(|id| alone.name_of(id).to_owned());
+    names.filter(|name| together.find(name).is_some_and(|id| is_float(together, id))).collect()
+}
+
+/// What a graph makes of these inputs.
+fn results(
+    graph: &Graph,
+    names: &[String],
+    inputs: &[Tensor],
+    backend: &Arc<dyn Backend>,
+) -> Result<Vec<Option<Tensor>>> {
+    let mut graph = graph.clone();
+    graph.outputs = names.iter().filter_map(|name| graph.find(name)).collect();
+    graph.remove_unused();
+    let roles = vec![Role::User; graph.inputs.len()];
+    let mut found = vec![None; names.len()];
+    let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
+    ExecutableCache::new(graph, roles, backend.clone()).run(
+        &mut Workspace::limited(backend.clone(), Some(LARGEST.1), 0),
+        &[],
+        GradientMode::Accumulate,
+        Scalars::default(),
+        &given,
+        &mut |at, dtype, dims, value| {
+            found[at] = Some(value.to_tensor(dtype, dims)?);
+            Ok(())
+        },
+    )?;
+    Ok(found)
+}
+
+/// Whether a value of the larger batch has what the batches have. A value that does not grow with the batch may be a sum of
+/// all rows, and `inside` of the model other elements may lie in front of the batch on its axis.
+fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool {
+    let dims = parts[0].dims();
+    if dims.len() != whole.dims().len() {
+        return false;
+    }
+    if parts.iter().any(|part| part.dims() != dims) {
+        // Sizes that depend on the numbers.
+        return true;
+    }
+    let mut grown = (0..dims.len()).filter(|&axis| dims[axis] != whole.dims()[axis]);
+    let Some(axis) = grown.next() else {
+        let may_be_a_row = batch == 1 && dims.len() > 1 && dims[0] == 1;
+        return !may_be_a_row
+            || parts.iter().all(|part| near(&part.to_f64(), &whole.to_f64(), whole.dtype()));
+    };
+    if grown.next().is_some() {
+        // Each row beside each.
+        return true;
+    }
+    if whole.dims()[axis] != BATCHES * dims[axis] {
+        return false;
+    }
+    let elements = whole.to_f64();
+    let parts: Vec<Vec<f64>> = parts.iter().map(|part| part.to_f64()).collect();
+    let front: usize = dims[..axis].iter().product();
+    let most = if inside { dims[axis] } else { 1 };
+    (1..=most).filter(|&outer| dims[axis].is_multiple_of(outer)).any(|outer| {
+        let blocks = front * outer;
+        let len = parts[0].len() / blocks.max(1);
+        let together: Vec<f64> = (0..blocks)
+            .flat_map(|block| parts.iter().flat_map(move |part| &part[block * len..(block + 1) * len]))
+            .copied()
+            .collect();
+        near(&together, &elements, whole.dtype())
+    })
+}
+
+/// Whether all elements but for a few are the same to rounding.
+fn near(a: &[f64], b: &[f64], dtype: DType) -> bool {
+    let share = FAR.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
+    let largest =
+        a.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
+    let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= share * largest;
+    let differing = a.iter().zip(b).filter(|(a, b)| !same(**a, **b)).count();
+    a.len() == b.len() && differing * CHOICES <= a.len()
+}

@@ -1,0 +1,357 @@
+//! Parameters that a model computes: some models keep no weights but say how to make them, from constants alone.
+
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Graph, Tensor, ValueId, tensor_to_proto};
+use ortrain_onnx::proto::TensorProto;
+use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, ModelProto, NodeProto};
+use ortrain_ops::passes::{
+    functions::{is_custom_gradient, write_out},
+    infer::infer,
+    versions::upgrade,
+};
+use ortrain_program::{GradientMode, Scalars, Workspace};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::executable_cache::ExecutableCache;
+use crate::export::inputs_of;
+use crate::postprocessing;
+use crate::{Error, Result, default_backend};
+
+/// The values of a graph that nodes compute from constants alone, without the constants themselves.
+fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
+    let mut found = FxHashSet::default();
+    // The graph's nodes are in topological order.
+    for node in &graph.nodes {
+        if node.present_inputs().all(|id| graph.value(id).constant.is_some() || found.contains(&id)) {
+            found.extend(node.present_outputs());
+        }
+    }
+    found
+}
+
+/// Makes initializers of those of `wanted` that nodes compute from constants alone. The values are computed now; nodes and
+/// initializers that only they needed are gone. Returns the names of all values that could have been wanted. Of what `needed`
+/// does not depend on, the model may hold what nobody here can run.
+///
+/// Those of `independent` that are computed from each other (copies, as some exporters write equal values) go ways of
+/// their own.
+///
+/// # Errors
+/// When a value cannot be computed, or is computed from another one that is wanted.
+pub(crate) fn make_initializers(
+    label: &str,
+    model: &mut LoadedModel,
+    wanted: &FxHashSet<&str>,
+    independent: &[String],
+    needed: &[&str],
+) -> Result<FxHashSet<Arc<str>>> {
+    let mut graph = postprocessing::graph_for(label, model, needed)?;
+    let computed = computed_constants(&graph);
+    let computable = computed.iter().map(|&id| graph.value(id).name.clone()).collect();
+    // The order of the nodes, so that results do not depend on the order of the names.
+    let ids: Vec<ValueId> = graph
+        .nodes
+        .iter()
+        .flat_map(ortrain_graph::Node::present_outputs)
+        .filter(|id| computed.contains(id) && wanted.contains(graph.name_of(*id)))
+        .collect();
+    if ids.is_empty() {
+        return Ok(computable);
+    }
+    refuse_chains(&graph, &ids, wanted, independent)?;
+    let names: Vec<Arc<str>> = ids.iter().map(|&id| graph.value(id).name.clone()).collect();
+    graph.outputs = ids;
+    graph.remove_unused();
+    graph.inputs.clear();
+    let values = computed_now(label, graph)?;
+    if let Some(message) = &mut model.proto.graph {
+        remove_makers(message, &names);
+        let tensors = names.iter().zip(&values).map(|(name, value)| tensor_to_proto(name, value));
+        message.initializer.extend(tensors);
+        message.value_info.retain(|info| !names.iter().any(|name| **name == info.name));
+    }
+    Ok(computable)
+}
+
+/// The floats of subgraphs that can be parameters, for [`lift_from_subgraphs`] can bring them to the main graph: constants
+/// whose names mean nothing else anywhere.
+pub(crate) fn constants_of_subgraphs(model: &ModelProto) -> Vec<String> {
+    let Some(graph) = &model.graph else { return Vec::new() };
+    let mut found = Vec::new();
+    let mut defined: FxHashMap<&str, usize> = FxHashMap::default();
+    visit(graph, true, &mut found, &mut defined);
+    found.retain(|name| defined.get(name) == Some(&1));
+    found.into_iter().map(str::to_owned).collect()
+}
+
+/// Finds the constant floats of the subgraphs of a graph, and counts how often each name is given to something.
+fn visit<'a>(
+    graph: &'a GraphProto,
+    outermost: bool,
+    found: &mut Vec<&'a str>,
+    defined: &mut FxHashMap<&'a str, usize>,
+) {
+    let is_float = |tensor: &TensorProto| DType::from_onnx(tensor.data_type).is_some_and(DType::is_float);
+    let names = graph.initializer.iter().map(|tensor| tensor.name.as_str());
+    let inputs = graph.input.iter().map(|info| info.name.as_str());
+    let inputs = inputs.filter(|name| !graph.initializer.iter().any(|tensor| tensor.name == *name));
+    let outputs = graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str));
+    for name in names.chain(inputs).chain(outputs).filter(|name| !name.is_empty()) {
+        *defined.entry(name).or_default() += 1;
+    }
+    if !outermost {
+        let initializers = graph.initializer.iter().filter(|tensor| is_float(tensor));
+        found.extend(initializers.map(|tensor| tensor.name.as_str()));
+    }
+    // What a node with a gradient of the user's is made of is nobody else's.
+    for node in graph.node.iter().filter(|node| !is_custom_gradient(node)) {
+        // A constant is a node that holds its value, and nothing else.
+        let holds = |attribute: &AttributeProto| match attribute.name.as_str() {
+            "value" => attribute.t.as_deref().is_some_and(is_float),
+            "value_float" | "value_floats" => true,
+            _ => false,
+        };
+        if let (false, true, [output], [attribute]) =
+            (outermost, node.input.is_empty(), node.output.as_slice(), node.attribute.as_slice())
+            && holds(attribute)
+        {
+            found.push(output);
+        }
+        for attribute in &node.attribute {
+            for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
+                visit(subgraph, false, found, defined);
+            }
+        }
+    }
+}
+
+/// Brings constants of subgraphs to the main graph, so that they can be parameters: initializers, and what nodes without
+/// inputs make.
+///
+/// # Errors
+/// When a constant is computed inside, or its name means different values in different places.
+pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[&str]) -> Result<()> {
+    let Some(graph) = &mut model.graph else { return Ok(()) };
+    for &name in names {
+        let mut found = Lifted::default();
+        take_inner(graph, name, &mut found);
+        let taken = graph.initializer.iter().any(|tensor| tensor.name == name)
+            || graph.input.iter().any(|info| info.name == name)
+            || graph.node.iter().any(|node| node.output.iter().any(|output| output == name));
+        let count = found.initializers.len() + found.nodes.len();
+        if taken || count != 1 {
+            return Err(Error::WrongModel {
+                model: label.to_owned(),
+                reason: if count == 0 {
+                    format!(
+                        "{name:?} is computed inside a subgraph, but as a running statistic it is to be a parameter; \
+                             make it an initializer"
+                    )
+                } else {
+                    format!(
+                        "subgraphs use the name {name:?} for several values, of which one is to be a parameter; \
+                             rename the others"
+                    )
+                },
+            });
+        }
+        graph.initializer.extend(found.initializers);
+        graph.node.splice(0..0, found.nodes);
+    }
+    Ok(())
+}
+
+/// What was found in subgraphs.
+#[derive(Default)]
+struct Lifted {
+    initializers: Vec<TensorProto>,
+    nodes: Vec<NodeProto>,
+}
+
+/// Takes what makes a value out of the subgraphs of a graph.
+fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
+    for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
+        for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
+            take_inner(subgraph, name, found);
+            found.initializers.extend(subgraph.initializer.extract_if(.., |tensor| tensor.name == name));
+            let makes = |node: &mut NodeProto| node.input.is_empty() && node.output == [name];
+            found.nodes.extend(subgraph.node.extract_if(.., makes));
+            subgraph.value_info.retain(|info| info.name != name);
+        }
+    }
+}
+
+/// Refuses a parameter that is computed from another one: it would no longer follow it.
+fn refuse_chains(
+    graph: &Graph,
+    ids: &[ValueId],
+    wanted: &FxHashSet<&str>,
+    independent: &[String],
+) -> Result<()> {
+    let producers = graph.producers();
+    let is_independent = |id: ValueId| independent.iter().any(|name| name == graph.name_of(id));
+    let mut seen = FxHashSet::default();
+    // Values, each with the parameter that it was reached from.
+    let mut rest: Vec<(ValueId, ValueId)> = ids.iter().map(|&id| (id, id)).collect();
+    while let Some((id, parameter)) = rest.pop() {
+        let both_independent = is_independent(id) && is_independent(parameter);
+        if id != parameter && wanted.contains(graph.name_of(id)) && !both_independent {
+            return Err(Error::Argument(format!(
+                "parameter {:?} is computed from parameter {:?} and would no longer follow it; name one of them only",
+                graph.name_of(parameter),
+                graph.name_of(id)
+            )));
+        }
+        if let (true, Some(index)) = (seen.insert(id), producers[id.0 as usize]) {
+            rest.extend(graph.nodes[index].present_inputs().map(|input| (input, parameter)));
+        }
+    }
+    Ok(())
+}
+
+/// The outputs of a graph without inputs.
+fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
+    let fail = |source| Error::model(label, source);
+    upgrade(&mut graph).map_err(fail)?;
+    write_out(&mut graph).map_err(fail)?;
+    infer(&mut graph).map_err(fail)?;
+    let mut values = Vec::with_capacity(graph.outputs.len());
+    let backend = default_backend()?;
+    let mut work = Workspace::new(backend.clone());
+    let mut runners = ExecutableCache::new(graph, Vec::new(), backend);
+    runners.run(
+        &mut work,
+        &[],
+        GradientMode::Accumulate,
+        Scalars::default(),
+        &[],
+        &mut |_, dtype, dims, value| {
+            values.push(value.to_tensor(dtype, dims)?);
+            Ok(())
+        },
+    )?;
+    Ok(values)
+}
+
+/// Takes values away from the nodes that make them, and nodes and initializers away that nothing needs any more then.
+fn remove_makers(graph: &mut GraphProto, names: &[Arc<str>]) {
+    let mut makers: FxHashMap<String, usize> = FxHashMap::default();
+    let mut uses: FxHashMap<String, usize> = FxHashMap::default();
+    let mut inputs: Vec<FxHashSet<String>> = Vec::with_capacity(graph.node.len());
+    for (index, node) in graph.node.iter().enumerate() {
+        let mut of_node = FxHashSet::default();
+        inputs_of(node, &mut of_node);
+        for name in &of_node {
+            *uses.entry(name.clone()).or_default() += 1;
+        }
+        inputs.push(of_node);
+        makers.extend(node.output.iter().map(|name| (name.clone(), index)));
+    }
+    for info in &graph.output {
+        *uses.entry(info.name.clone()).or_default() += 1;
+    }
+
+    let mut taken: FxHashSet<String> = makers.keys().chain(uses.keys()).cloned().collect();
+    taken.extend(graph.input.iter().map(|info| info.name.clone()));
+    taken.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
+    let mut doubtful = Vec::with_capacity(names.len());
+    for name in names {
+        let Some(index) = makers.remove(&**name) else { continue };
+        // The node stays if something else needs it; then it makes a value that nothing uses.
+        let mut other = format!("{name}/computed");
+        while !taken.insert(other.clone()) {
+            other.push('_');
+        }
+        if let Some(output) = graph.node[index].output.iter_mut().find(|output| **output == **name) {
+            *output = other;
+        }
+        doubtful.push(index);
+    }
+    let mut gone = vec![false; graph.node.len()];
+    let mut unused: FxHashSet<String> = FxHashSet::default();
+    let is_used =
+        |uses: &FxHashMap<String, usize>, name: &str| uses.get(name).is_some_and(|&count| count > 0);
+    while let Some(index) = doubtful.pop() {
+        if gone[index] || graph.node[index].output.iter().any(|name| is_used(&uses, name)) {
+            continue;
+        }
+        gone[index] = true;
+        for name in &inputs[index] {
+            let count = uses.get_mut(name).expect("the use was counted");
+            *count -= 1;
+            if *count == 0 {
+                match makers.get(name) {
+                    Some(&maker) => doubtful.push(maker),
+                    None => drop(unused.insert(name.clone())),
+                }
+            }
+        }
+    }
+    let mut index = 0;
+    graph.node.retain(|_| {
+        index += 1;
+        !gone[index - 1]
+    });
+    graph.initializer.retain(|tensor| !unused.contains(&tensor.name));
+    let is_unused = |values: &ortrain_onnx::proto::TensorProto| unused.contains(&values.name);
+    graph.sparse_initializer.retain(|sparse| !sparse.values.as_ref().is_some_and(is_unused));
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_onnx::{NodeProto, ValueInfoProto};
+
+    use super::*;
+
+    fn strings(list: &[&str]) -> Vec<String> {
+        list.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn node(inputs: &[&str], outputs: &[&str]) -> NodeProto {
+        NodeProto { input: strings(inputs), output: strings(outputs), ..NodeProto::default() }
+    }
+
+    fn graph(nodes: &[NodeProto], initializers: &[&str], output: &str) -> GraphProto {
+        let tensor = |&name: &&str| tensor_to_proto(name, &Tensor::f32(&[1], &[1.0]));
+        GraphProto {
+            node: nodes.to_vec(),
+            initializer: initializers.iter().map(tensor).collect(),
+            output: vec![ValueInfoProto { name: output.into(), ..ValueInfoProto::default() }],
+            ..GraphProto::default()
+        }
+    }
+
+    fn left(mut graph: GraphProto, names: &[&str]) -> (Vec<Vec<String>>, Vec<String>) {
+        let names: Vec<Arc<str>> = names.iter().map(|&name| name.into()).collect();
+        remove_makers(&mut graph, &names);
+        (
+            graph.node.into_iter().map(|node| node.output).collect(),
+            graph.initializer.into_iter().map(|tensor| tensor.name).collect(),
+        )
+    }
+
+    #[test]
+    fn makers_go_with_what_only_they_need() {
+        let nodes = [node(&["a"], &["b"]), node(&["b", "b", "c"], &["w"]), node(&["x", "w", "c"], &["y"])];
+        let made = left(graph(&nodes, &["a", "c", "d"], "y"), &["w"]);
+        assert_eq!(made, (vec![strings(&["y"])], strings(&["c", "d"])));
+    }
+
+    #[test]
+    fn a_maker_stays_for_what_else_it_makes() {
+        let nodes = [node(&["a"], &["w", "v"]), node(&["w", "v", "w/computed"], &["y"])];
+        let made = left(graph(&nodes, &["a", "w/computed"], "y"), &["w"]);
+        let kept = vec![strings(&["w/computed_", "v"]), strings(&["y"])];
+        assert_eq!(made, (kept, strings(&["a", "w/computed"])));
+        let made = left(graph(&nodes, &["a", "w/computed"], "y"), &["w", "v"]);
+        assert_eq!(made, (vec![strings(&["y"])], strings(&["w/computed"])));
+    }
+
+    #[test]
+    fn outputs_are_uses() {
+        let nodes = [node(&["a"], &["b"]), node(&["b"], &["w"])];
+        let made = left(graph(&nodes, &["a"], "b"), &["w"]);
+        assert_eq!(made, (vec![strings(&["b"])], strings(&["a"])));
+    }
+}

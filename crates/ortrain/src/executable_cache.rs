@@ -1,0 +1,222 @@
+//! A graph that runs: specialised, compiled and cached as shapes come along.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ortrain_graph::{Graph, Tensor, ValueId};
+use ortrain_ops::training::about_label;
+use ortrain_ops::{Role, Specialiser};
+use ortrain_program::{
+    Backend, Bindings, Deliver, Given, GradientMode, Interrupt, Memory, MemoryNeed, Observer, PASSES,
+    PassLog, PlaneId, Precision, RunContext, RunError, Scalars, Schedule, ScheduleExecutor, Specialised,
+    Workspace, place,
+};
+use smallvec::SmallVec;
+
+use crate::trace::Trace;
+use crate::{Error, Result};
+
+/// A graph with everything needed to run it again without allocating.
+#[derive(Debug)]
+pub(crate) struct ExecutableCache {
+    specialiser: Specialiser,
+    backend: Arc<dyn Backend>,
+}
+
+impl ExecutableCache {
+    pub(crate) fn new(graph: Graph, roles: Vec<Role>, backend: Arc<dyn Backend>) -> ExecutableCache {
+        ExecutableCache { specialiser: Specialiser::new(graph, roles).target(backend.target()), backend }
+    }
+
+    /// The same with inner products of a precision, for which the backend was made.
+    pub(crate) fn precision(mut self, precision: Precision) -> ExecutableCache {
+        self.specialiser = self.specialiser.precision(precision);
+        self
+    }
+
+    /// What runs the same graph with other results.
+    pub(crate) fn with_outputs(&self, outputs: Vec<ValueId>, backend: Arc<dyn Backend>) -> ExecutableCache {
+        let specialiser = self.specialiser.with_outputs(outputs);
+        ExecutableCache { specialiser, backend }
+    }
+
+    /// Programs of another graph with the same inputs.
+    pub(crate) fn with_graph(&self, graph: Graph) -> ExecutableCache {
+        ExecutableCache { specialiser: self.specialiser.with_graph(graph), backend: self.backend.clone() }
+    }
+
+    /// The programs of the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
+    pub(crate) fn with_planes<'d>(
+        &self,
+        places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
+        backend: Arc<dyn Backend>,
+    ) -> ExecutableCache {
+        let specialiser = self.specialiser.with_planes(places);
+        ExecutableCache { specialiser, backend }
+    }
+
+    /// What runs the same graph with what is inside of a node in its place: see [`Specialiser::inlined`].
+    pub(crate) fn inlined(
+        &self,
+        node: usize,
+        known: &dyn Fn(ValueId) -> Option<Tensor>,
+        backend: Arc<dyn Backend>,
+    ) -> Option<ExecutableCache> {
+        let specialiser = self.specialiser.inlined(node, known)?;
+        Some(ExecutableCache { specialiser, backend })
+    }
+
+    /// The inputs that are given, in order.
+    pub(crate) fn user_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.specialiser.user_inputs()
+    }
+
+    pub(crate) fn graph(&self) -> &Graph {
+        self.specialiser.graph()
+    }
+
+    /// The schedules that have been run so far, the one used last at the end.
+    pub(crate) fn schedules(&self) -> impl Iterator<Item = Arc<Schedule>> {
+        let kept = self.specialiser.kept().into_iter().filter(|specialised| specialised.ready().is_some());
+        kept.map(|specialised| specialised.schedule().clone())
+    }
+
+    /// The schedule for these inputs, if there is one already.
+    fn cached(&self, given: &[Given<'_>]) -> Option<Arc<Specialised>> {
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        self.specialiser.cached(&dims, &|k| given[k].bytes)
+    }
+
+    /// The schedule for these inputs.
+    pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Specialised>> {
+        if let Some(schedule) = self.cached(given) {
+            return Ok(schedule);
+        }
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        let schedule = self.specialiser.schedule_with(&dims, &|k| tensor_of(&given[k]));
+        schedule.map_err(|source| Error::Shapes(Box::new(source)))
+    }
+
+    /// The parts of planning for these inputs, in order, with their times: all is planned once more, and nothing of it kept.
+    pub(crate) fn planning(
+        &self,
+        work: &Workspace,
+        given: &[Given<'_>],
+    ) -> Result<Vec<(&'static str, Duration)>> {
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        let log = PassLog::new();
+        let start = Instant::now();
+        let schedule = self.specialiser.schedule_logged(&dims, &|k| tensor_of(&given[k]), log.clone());
+        let schedule = Arc::new(schedule.map_err(|source| Error::Shapes(Box::new(source)))?);
+        let planned = start.elapsed();
+        let start = Instant::now();
+        let runner = ScheduleExecutor::within(self.backend.clone(), schedule, work)?;
+        let kernels = start.elapsed();
+        drop(runner);
+        let programs = log.programs();
+        let records = || programs.iter().flatten();
+        let pass = |name: &'static str| {
+            (name, records().filter(|record| record.pass == name).map(|record| record.elapsed).sum())
+        };
+        let passes: Duration = records().map(|record| record.elapsed).sum();
+        let parts = [("shapes and lowering", planned.saturating_sub(passes))].into_iter();
+        Ok(parts.chain(PASSES.iter().map(|known| pass(known.name))).chain([("kernels", kernels)]).collect())
+    }
+
+    /// What a run on inputs of these shapes is and takes, without running it.
+    pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
+        let schedule = self.specialiser.schedule_of_shapes(dims);
+        let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?.schedule().clone();
+        ScheduleExecutor::check(&schedule, work)?;
+        let need = ScheduleExecutor::within(self.backend.clone(), schedule.clone(), work)?.need(work);
+        Ok((schedule, need))
+    }
+
+    /// The positions of inputs with values that decide shapes, as far as [`ExecutableCache::planned`] has met them.
+    pub(crate) fn inputs_behind_shapes(&self) -> Vec<usize> {
+        self.specialiser.inputs_behind_shapes()
+    }
+
+    /// Runs on checked inputs. Allocates only for shapes that are new, and where a schedule is more than one program.
+    pub(crate) fn run(
+        &mut self,
+        work: &mut Workspace,
+        planes: &[&Memory],
+        entry: GradientMode,
+        scalars: Scalars,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        self.run_traced(work, planes, (entry, scalars), None, given, deliver)
+    }
+
+    /// The same, and takes down everything that is done.
+    pub(crate) fn run_traced(
+        &mut self,
+        work: &mut Workspace,
+        planes: &[&Memory],
+        (entry, scalars): (GradientMode, Scalars),
+        trace: Option<&mut Trace>,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let runner = self.executor(work, given)?;
+        let (bindings, observer) = (Bindings { planes }, trace.map(|trace| trace as &mut dyn Observer));
+        let run =
+            runner.run(RunContext::new(&bindings, work, entry, scalars).observed(observer), given, deliver);
+        run.map_err(|error| self.explained(error))
+    }
+
+    /// The error of a run, in words of the model.
+    pub(crate) fn explained(&self, error: RunError) -> Error {
+        let RunError::IndexOutOfRange { node, at, index, bound } = error else { return error.into() };
+        match about_label(self.graph(), &node, &place(&at), index, bound) {
+            Some(sentence) => Error::Label { sentence, at, label: index, classes: bound },
+            None => RunError::IndexOutOfRange { node, at, index, bound }.into(),
+        }
+    }
+
+    /// What runs these inputs, made now if their shapes are new.
+    pub(crate) fn executor(
+        &mut self,
+        work: &Workspace,
+        given: &[Given<'_>],
+    ) -> Result<Arc<ScheduleExecutor>> {
+        if let Some(schedule) = self.cached(given).filter(|schedule| schedule.ready().is_some()) {
+            return self.runner_of(&schedule, work);
+        }
+        interruptible(work.interrupter(), || self.runner_of(&*self.schedule(given)?, work))
+    }
+
+    fn runner_of(&self, schedule: &Specialised, work: &Workspace) -> Result<Arc<ScheduleExecutor>> {
+        schedule.executor(&self.backend, |schedule| {
+            ScheduleExecutor::check(&schedule, work)?;
+            let runner = ScheduleExecutor::within(self.backend.clone(), schedule, work)?;
+            for program in runner.schedule().programs() {
+                work.check(program, 0, 0)?;
+            }
+            Ok(runner)
+        })
+    }
+}
+
+/// Prepares something, and stops when the interrupt asks for it. Changes of state up to then stay.
+///
+/// ```
+/// use ortrain::{Interrupt, interruptible};
+///
+/// assert_eq!(interruptible(Some(&Interrupt::new(|| true)), || Ok(7))?, 7, "it is done before it is asked");
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+///
+/// # Errors
+/// [`RunError::Interrupted`], and those of the work.
+pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    ortrain_program::interruptible(interrupt.map(Interrupt::question), work)
+}
+
+/// The tensor of an input.
+fn tensor_of(value: &Given<'_>) -> Tensor {
+    let data = value.bytes.to_vec().into();
+    Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
+}

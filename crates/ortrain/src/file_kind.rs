@@ -1,0 +1,388 @@
+//! What a file of a training is, and what is said where another one was expected.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use ortrain_checkpoint::{Checkpoint, Error as CheckpointError, ModuleState, NamedTensor};
+use ortrain_graph::{DType, Graph, ValueId, ValueType};
+use ortrain_ops::Registry;
+use rustc_hash::FxHashSet;
+
+use crate::optim::OptimizerSpec;
+use crate::parameter_binding::{BUFFER, RESET_FLAG, parameter_of_gradient};
+use crate::{
+    CheckpointState, Confidence, Error, Inspection, ModelSource, ParameterInfo, ParameterRole, Result,
+};
+
+/// What a file is.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let made = setup::artifacts()?;
+/// use ortrain::{FileKind, ModelSource, Scope, inspect};
+///
+/// let of = |model: ModelSource| Ok::<FileKind, ortrain::Error>(inspect(model, &Scope::Outputs)?.kind);
+/// assert_eq!(of(setup::MODEL.into())?, FileKind::ForwardModel);
+/// assert_eq!(of(ModelSource::from_proto(&made.training_model)?)?, FileKind::TrainingModel);
+/// assert_eq!(of(made.checkpoint_bytes()?.into())?.name(), "checkpoint");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A model with its parameters inside, which artifacts are made of.
+    #[default]
+    ForwardModel,
+    /// Forward, loss and gradients: its parameters and their gradients are inputs.
+    TrainingModel,
+    /// Forward and loss: its parameters are inputs.
+    EvalModel,
+    /// An update of the parameters.
+    OptimizerModel,
+    /// The values of parameters, perhaps with the state of an optimizer.
+    Checkpoint,
+    /// Named tensors.
+    Safetensors,
+}
+
+impl FileKind {
+    /// Its name, as reports have it.
+    ///
+    /// ```
+    /// assert_eq!(ortrain::FileKind::TrainingModel.name(), "training model");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            FileKind::ForwardModel => "forward model",
+            FileKind::TrainingModel => "training model",
+            FileKind::EvalModel => "evaluation model",
+            FileKind::OptimizerModel => "optimizer model",
+            FileKind::Checkpoint => "checkpoint",
+            FileKind::Safetensors => "safetensors file",
+        }
+    }
+
+    /// Its name with an article.
+    pub(crate) fn a_name(self) -> String {
+        let article = if matches!(self, FileKind::EvalModel | FileKind::OptimizerModel) { "an" } else { "a" };
+        format!("{article} {}", self.name())
+    }
+
+    /// What is in it and what reads it, as the rest of a sentence.
+    pub(crate) fn purpose(self) -> &'static str {
+        match self {
+            FileKind::ForwardModel => "generate_artifacts makes it ready for training",
+            FileKind::TrainingModel => {
+                "forward, loss and gradients; a Module runs it on the checkpoint that was made together with it"
+            }
+            FileKind::EvalModel => {
+                "forward and loss, of parameters that are inputs; a Module runs it beside the training model that was made \
+                 together with it"
+            }
+            FileKind::OptimizerModel => {
+                "it updates the parameters of a checkpoint; an Optimizer runs it on a Module"
+            }
+            FileKind::Checkpoint => "the values of parameters; CheckpointState.load_checkpoint reads it",
+            FileKind::Safetensors => "named tensors; CheckpointState.load_safetensors reads it",
+        }
+    }
+
+    /// What a model is, by its inputs.
+    pub(crate) fn of(graph: &Graph) -> FileKind {
+        let names: FxHashSet<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
+        if ["learning_rate", "params", "gradients"].iter().all(|name| names.contains(name)) {
+            FileKind::OptimizerModel
+        } else if names.contains(RESET_FLAG) || names.iter().any(|name| name.ends_with(BUFFER)) {
+            FileKind::TrainingModel
+        } else {
+            let first = graph.outputs.first().map(|&id| &graph.value(id).ty);
+            let number = first.and_then(|ty| ty.shape()).is_some_and(|shape| shape.rank() == 0);
+            let weights = number && !weight_inputs(graph).is_empty();
+            if weights { FileKind::EvalModel } else { FileKind::ForwardModel }
+        }
+    }
+
+    /// What bytes are that are no model, by the first of them; `None` of everything else.
+    fn of_bytes(start: &[u8]) -> Option<FileKind> {
+        let header = start.first_chunk().map(|len: &[u8; 8]| u64::from_le_bytes(*len));
+        if start.get(4..8) == Some(b"ODTC") {
+            Some(FileKind::Checkpoint)
+        } else if start.get(8) == Some(&b'{') && header.is_some_and(|len| len < 1 << 32) {
+            Some(FileKind::Safetensors)
+        } else {
+            None
+        }
+    }
+}
+
+/// Inputs of a model, of floats and with fixed sizes, that are weights or running statistics of nodes.
+fn weight_inputs(graph: &Graph) -> Vec<ValueId> {
+    let fixed = |id: &ValueId| match &graph.value(*id).ty {
+        ValueType::Tensor(dtype, Some(shape)) => {
+            dtype.is_float()
+                && shape.rank() > 0
+                && shape.concrete().is_some()
+                && graph.value(*id).constant.is_none()
+        }
+        _ => false,
+    };
+    let inputs: FxHashSet<ValueId> = graph.inputs.iter().copied().filter(|id| fixed(id)).collect();
+    let mut found = Vec::new();
+    for node in &graph.nodes {
+        let Some(definition) = Registry::standard().find(&node.domain, &node.op) else { continue };
+        for &at in definition.weights.iter().chain(definition.statistics) {
+            let id = node.inputs.get(at).copied().flatten().filter(|id| inputs.contains(id));
+            found.extend(id.filter(|id| !found.contains(id)));
+        }
+    }
+    found
+}
+
+/// What a source is that is no model, read as far as it says so.
+pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> {
+    let mut optimizer = None;
+    let mut checkpoint = |found: Checkpoint| {
+        let text = found.extras.optimizer.as_deref();
+        // A damaged description is the business of those who train.
+        optimizer = text.and_then(|text| OptimizerSpec::from_text(text).ok());
+        (FileKind::Checkpoint, of_checkpoint(found))
+    };
+    let (kind, parameters) = match source {
+        ModelSource::WithOperators(source, _) | ModelSource::Changed(source, _) => {
+            return inspect_other(source);
+        }
+        ModelSource::Bytes(bytes) | ModelSource::BytesIn(bytes, _) => match FileKind::of_bytes(bytes) {
+            None => return Ok(None),
+            Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::read(bytes.clone())?),
+            Some(kind) => (kind, of_tensors(ortrain_checkpoint::read_safetensors(bytes.clone())?)),
+        },
+        ModelSource::Path(path) => match start_of(path).as_deref().and_then(FileKind::of_bytes) {
+            None => return Ok(None),
+            Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::load(path)?),
+            Some(kind) => (kind, of_tensors(ortrain_checkpoint::load_safetensors(path)?)),
+        },
+    };
+    Ok(Some(Inspection { kind, parameters, optimizer, ..Inspection::default() }))
+}
+
+/// The first bytes of a regular file, if it can be read.
+fn start_of(path: &Path) -> Option<Vec<u8>> {
+    use std::io::Read as _;
+
+    // A pipe would be waited for, or lose what is read here.
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut start = Vec::new();
+    std::fs::File::open(path).ok()?.take(16).read_to_end(&mut start).ok()?;
+    Some(start)
+}
+
+fn parameter(name: String, dtype: DType, dims: Vec<usize>, trained: bool, reason: &str) -> ParameterInfo {
+    let role = if trained { ParameterRole::Trained } else { ParameterRole::Constant };
+    let confidence = Confidence::Certain;
+    ParameterInfo {
+        name,
+        dtype,
+        dims,
+        role,
+        confidence,
+        reason: reason.to_owned(),
+        nodes: Vec::new(),
+        layer: None,
+    }
+}
+
+fn of_tensors(tensors: Vec<NamedTensor>) -> Vec<ParameterInfo> {
+    let info = |NamedTensor { name, tensor }| {
+        parameter(name, tensor.dtype(), tensor.dims().to_vec(), false, "a tensor of the file")
+    };
+    tensors.into_iter().map(info).collect()
+}
+
+fn of_checkpoint(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
+    let reason = |trained| if trained { "it is trained" } else { "it is frozen, or a running statistic" };
+    match checkpoint.module {
+        ModuleState::Full { trainable, frozen } => {
+            let all = trainable.into_iter().map(|tensor| (tensor, true));
+            let all = all.chain(frozen.into_iter().map(|tensor| (tensor, false)));
+            let info = |(NamedTensor { name, tensor }, trained)| {
+                parameter(name, tensor.dtype(), tensor.dims().to_vec(), trained, reason(trained))
+            };
+            all.map(info).collect()
+        }
+        ModuleState::Nominal { trainable, frozen } => {
+            let all = trainable.into_iter().map(|tensor| (tensor, true));
+            let all = all.chain(frozen.into_iter().map(|tensor| (tensor, false)));
+            let reason = "the checkpoint is nominal: it has neither its shape nor its value";
+            all.map(|(tensor, trained)| parameter(tensor.name, tensor.dtype, Vec::new(), trained, reason))
+                .collect()
+        }
+    }
+}
+
+/// What is known of a model of artifacts: its parameters are inputs.
+pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
+    let mut found = Inspection { kind, inputs: described_inputs(graph), ..Inspection::default() };
+    let gathered: FxHashSet<&str> =
+        graph.inputs.iter().filter_map(|&id| graph.name_of(id).strip_suffix(BUFFER)).collect();
+    let weights = if kind == FileKind::EvalModel { weight_inputs(graph) } else { Vec::new() };
+    for &id in &graph.inputs {
+        let name = graph.name_of(id);
+        let reason = if gathered.contains(name) {
+            "the model gathers its gradient"
+        } else if weights.contains(&id) {
+            "it is an input, which a checkpoint has the value of"
+        } else {
+            continue;
+        };
+        if let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty
+            && let Some(dims) = shape.concrete()
+        {
+            found.parameters.push(parameter(name.to_owned(), *dtype, dims, true, reason));
+        }
+    }
+    let known: FxHashSet<&str> = found.parameters.iter().map(|info| info.name.as_str()).collect();
+    found
+        .inputs
+        .retain(|(name, _)| !known.contains(name.as_str()) && name != RESET_FLAG && !name.ends_with(BUFFER));
+    found
+}
+
+/// The inputs of a model that are no initializers, with their types.
+pub(crate) fn described_inputs(graph: &Graph) -> Vec<(String, String)> {
+    let given = graph.inputs.iter().filter(|&&id| graph.value(id).constant.is_none());
+    given.map(|&id| (graph.name_of(id).to_owned(), graph.value(id).ty.to_string())).collect()
+}
+
+/// Names, as far as a sentence has room for them.
+pub(crate) fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 3;
+    let names: Vec<&str> = names.into_iter().collect();
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// An error if a training model is none, or that of another checkpoint.
+pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState) -> Result<()> {
+    let trained: Vec<&str> =
+        state.entries().iter().filter(|entry| entry.requires_grad).map(|entry| &*entry.name).collect();
+    let names = || graph.inputs.iter().map(|&id| graph.name_of(id));
+    if trained.is_empty()
+        || names()
+            .any(|name| parameter_of_gradient(name).is_some_and(|parameter| state.entry(parameter).is_some()))
+    {
+        return Ok(());
+    }
+    let gathered: Vec<&str> = names().filter_map(|name| name.strip_suffix(BUFFER)).collect();
+    let wrong = |reason: String| Err(Error::WrongModel { model: model.to_owned(), reason });
+    match FileKind::of(graph) {
+        FileKind::TrainingModel if gathered.is_empty() => Ok(()),
+        FileKind::TrainingModel => Err(Error::Mismatch {
+            model: model.to_owned(),
+            reason: format!(
+                "the model trains {}, and the checkpoint has none of these, but {}; give the checkpoint that was made \
+                 together with the model",
+                some_of(gathered.iter().copied()),
+                some_of(trained.iter().copied())
+            ),
+        }),
+        FileKind::OptimizerModel => wrong(
+            "it is an optimizer model, which computes no gradients; give the training model that was made together with it \
+             (training_model.onnx)"
+                .into(),
+        ),
+        kind => {
+            let parameters_are_inputs =
+                kind == FileKind::EvalModel || names().any(|name| state.entry(name).is_some());
+            wrong(if parameters_are_inputs {
+                "it is an evaluation model, which computes no gradients; give the training model that was made together \
+                 with it (training_model.onnx)"
+                    .into()
+            } else {
+                "it is a forward model, which computes no gradients; give the training model that generate_artifacts makes \
+                 of it (training_model.onnx)"
+                    .into()
+            })
+        }
+    }
+}
+
+/// What is said of an evaluation model that has no input for a parameter of the training model.
+pub(crate) fn lacks_parameter(graph: &Graph, missing: &str) -> String {
+    const HELP: &str =
+        "give the evaluation model that was made together with the training model (eval_model.onnx)";
+    let constant = graph.find(missing).is_some_and(|id| graph.value(id).constant.is_some());
+    match FileKind::of(graph) {
+        FileKind::OptimizerModel => {
+            format!("it is an optimizer model, which computes no outputs of a model; {HELP}")
+        }
+        FileKind::ForwardModel if constant => {
+            format!("it is a forward model, with a value of its own for parameter {missing:?}; {HELP}")
+        }
+        _ => format!(
+            "it has no input for parameter {missing:?} of the training model; give the one that was made together with the \
+             training model"
+        ),
+    }
+}
+
+/// An error if artifacts are to be made of what are artifacts.
+pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
+    let kind = FileKind::of(graph);
+    match kind {
+        FileKind::TrainingModel | FileKind::OptimizerModel => Err(Error::WrongModel {
+            model: model.to_owned(),
+            reason: format!(
+                "it is {}, which was made for training already; give the forward model it was made of",
+                kind.a_name()
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The error for a file that is no checkpoint, or no safetensors file, says what it is.
+pub(crate) fn with_file_kind(error: CheckpointError, path: &Path, wanted: FileKind) -> Error {
+    let is_other = matches!(
+        (error.content(), wanted),
+        (CheckpointError::NotACheckpoint, FileKind::Checkpoint)
+            | (CheckpointError::Safetensors(_), FileKind::Safetensors)
+    );
+    let found = if is_other { kind_of_file(path) } else { None };
+    found.map_or(Error::Checkpoint(error), |found| wrong_file(path.display().to_string(), found, wanted))
+}
+
+/// The same of bytes.
+pub(crate) fn told_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error {
+    let is_other = matches!(error.content(), CheckpointError::NotACheckpoint);
+    let found = if is_other { kind_of_model(ModelSource::Bytes(bytes.clone())) } else { None };
+    found.map_or(Error::Checkpoint(error), |found| {
+        wrong_file("what is given".to_owned(), found, FileKind::Checkpoint)
+    })
+}
+
+fn kind_of_file(path: &Path) -> Option<FileKind> {
+    let start = start_of(path)?;
+    FileKind::of_bytes(&start).or_else(|| kind_of_model(path.into()))
+}
+
+fn kind_of_model(source: ModelSource) -> Option<FileKind> {
+    Some(FileKind::of(&Graph::from_model(&source.load().ok()?).ok()?))
+}
+
+fn wrong_file(file: String, found: FileKind, expected: FileKind) -> Error {
+    let help = match (found, expected) {
+        (FileKind::Checkpoint, _) => "load_parameters and CheckpointState.load_checkpoint read checkpoints",
+        (FileKind::ForwardModel, _) => "generate_artifacts makes a checkpoint of a forward model",
+        (_, FileKind::Checkpoint) => {
+            "give the file that generate_artifacts wrote beside it (checkpoint), or one that save_checkpoint wrote"
+        }
+        _ => "give a file that save_safetensors, or another library, wrote",
+    };
+    Error::WrongFile { file, found: found.a_name(), expected: expected.a_name(), help }
+}

@@ -1,0 +1,1285 @@
+//! Running a model as it is.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType, byte_length};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto};
+use ortrain_ops::passes::{infer::infer, updates::written};
+use ortrain_ops::training::{check_sequences, sequence_input};
+use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
+use ortrain_program::{
+    Backend, Bf16Fallback, Deliver, Given, GradientMode, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
+    Precision, RunError, Scalars, SlotId, Workspace, align,
+};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use crate::artifacts::{opset_of, training_message};
+use crate::executable_cache::{ExecutableCache, interruptible};
+use crate::inputs::Signature;
+use crate::io_binding::{described, is_read_in_place, overlap, rooms, span, whole_copy};
+use crate::module::graph_to_run;
+use crate::outputs::{Fill, check_destinations};
+use crate::trace::Trace;
+use crate::{
+    Destination, Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo, collect, default_backend,
+    over_limit,
+};
+
+/// How an [`InferenceSession`] is made.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{InferenceSession, SessionOptions, backend};
+///
+/// let options = SessionOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
+/// let session = InferenceSession::new(setup::MODEL.into(), options)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SessionOptions {
+    /// What runs it; [`default_backend`] unless given.
+    pub backend: Option<Arc<dyn Backend>>,
+    /// Most bytes that a run may take: constants, values, scratch of kernels. No limit unless given.
+    pub memory_limit: Option<usize>,
+    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
+    pub iteration_limit: Option<u64>,
+    /// How exactly inner products are computed: see [`SessionOptions::precision`].
+    pub precision: Precision,
+    /// What may multiply bfloat16 where there is no AMX: see [`SessionOptions::bf16_fallback`].
+    pub bf16_fallback: Bf16Fallback,
+    /// Who may end a run early: see [`SessionOptions::interrupt`].
+    pub interrupt: Option<Interrupt>,
+    /// Where the model is written as the session runs it: see [`SessionOptions::optimized_model`].
+    pub optimized_model: Option<PathBuf>,
+}
+
+impl SessionOptions {
+    /// With this backend.
+    ///
+    /// ```
+    /// use ortrain::{SessionOptions, backend};
+    ///
+    /// let options = SessionOptions::default().backend(backend("reference", 0)?);
+    /// # assert!(options.backend.is_some());
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
+    #[must_use]
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> SessionOptions {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// With at most so many bytes. A run that would take more is refused before it allocates anything.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::{ErrorKind, InferenceSession, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().memory_limit(1000);
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
+    /// let error = session.run(&inputs[..1], &mut |_, _, _, _| Ok(())).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::MemoryLimit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> SessionOptions {
+        self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given). A loop that still runs then is
+    /// stopped by an error that names it.
+    ///
+    /// ```
+    /// use ortrain::SessionOptions;
+    ///
+    /// let options = SessionOptions::default().iteration_limit(10_000);
+    /// # assert_eq!(options.iteration_limit, Some(10_000));
+    /// ```
+    #[must_use]
+    pub fn iteration_limit(mut self, iterations: u64) -> SessionOptions {
+        self.iteration_limit = Some(iterations);
+        self
+    }
+
+    /// With somebody who may end a run early: every tenth of a second, between two instructions, it is asked.
+    ///
+    /// ```
+    /// use ortrain::{Interrupt, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().interrupt(Interrupt::new(|| false));
+    /// # assert!(options.interrupt.is_some());
+    /// ```
+    #[must_use]
+    pub fn interrupt(mut self, interrupt: Interrupt) -> SessionOptions {
+        self.interrupt = Some(interrupt);
+        self
+    }
+
+    /// With inner products of this precision instead of [`Precision::F32`]; [`ModuleOptions::precision`] says what that is.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{Bf16Fallback, InferenceSession, Precision, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().precision(Precision::Bf16x3).bf16_fallback(Bf16Fallback::Emulated);
+    /// let session = InferenceSession::new(setup::MODEL.into(), options)?;
+    /// assert_eq!(session.precision(), Precision::Bf16x3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`ModuleOptions::precision`]: crate::ModuleOptions::precision
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> SessionOptions {
+        self.precision = precision;
+        self
+    }
+
+    /// With this instead of AMX, where a precision needs one and the machine has none; without it that is an error.
+    ///
+    /// ```
+    /// use ortrain::{Bf16Fallback, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().bf16_fallback(Bf16Fallback::Emulated);
+    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Emulated);
+    /// ```
+    #[must_use]
+    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> SessionOptions {
+        self.bf16_fallback = fallback;
+        self
+    }
+
+    /// With a file that the model is written to as the session runs it, before shapes are known: functions are written out,
+    /// and every value has the type that was found for it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let folder = tempfile::tempdir()?;
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// let path = folder.path().join("optimized.onnx");
+    /// InferenceSession::new(setup::MODEL.into(), SessionOptions::default().optimized_model(&path))?;
+    /// let again = InferenceSession::new(path.into(), SessionOptions::default())?;
+    /// assert_eq!(again.inputs()[0].name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn optimized_model(mut self, path: impl Into<PathBuf>) -> SessionOptions {
+        self.optimized_model = Some(path.into());
+        self
+    }
+}
+
+/// What goes into a model, or comes out of it.
+///
+/// ```
+/// use ortrain::{Tensor, Value};
+///
+/// let rate = Value::from(Tensor::f32(&[1], &[0.1]));
+/// let gradients = Value::Sequence(vec![Tensor::f32(&[2], &[3.0, 4.0]), Tensor::f32(&[1], &[12.0])]);
+/// # assert_ne!(rate, gradients);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A tensor.
+    Tensor(Tensor),
+    /// A sequence of tensors, all of one element type.
+    Sequence(Vec<Tensor>),
+}
+
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Value {
+        Value::Tensor(tensor)
+    }
+}
+
+/// Sequences of tensors, with the type of the elements.
+type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
+
+/// How many ways of running a model (which outputs, which initializers overridden, values of which sizes in the caller's
+/// memory) are kept.
+const KEPT: usize = 32;
+
+/// Any ONNX model, ready to run.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{Given, InferenceSession, SessionOptions, Tensor, collect};
+///
+/// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+/// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
+/// let results = collect(|deliver| session.run(&[Given::from(&x)], deliver))?;
+/// assert_eq!(results[0].dims(), [2, 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct InferenceSession {
+    label: String,
+    /// With all initializers as they are in the model.
+    base: Variant,
+    /// With some of them given by runs. The one used last is last.
+    variants: Vec<Variant>,
+    precision: Precision,
+    bf16_fallback: Bf16Fallback,
+    backend: Arc<dyn Backend>,
+    /// The one used last is last.
+    prepared: Vec<Prepared>,
+    work: Workspace,
+    limits: Limits,
+    outputs: Vec<ValueInfo>,
+    overridable: Vec<ValueInfo>,
+    /// The model as it was read, if initializers can be given by runs.
+    model: Option<LoadedModel>,
+    meta: ModelMeta,
+    trace: Option<Trace>,
+}
+
+/// A model of which certain initializers are given by runs.
+#[derive(Debug)]
+struct Variant {
+    /// These, by their positions among those that can be.
+    overridden: Vec<usize>,
+    graph: Graph,
+    /// Those that a run must be given, then the initializers.
+    inputs: Vec<ValueInfo>,
+    /// Of those inputs that are tensors.
+    signature: Signature,
+    /// Inputs that nodes write to where they can: never read where they lie.
+    written: FxHashSet<usize>,
+}
+
+impl Variant {
+    fn new(label: &str, graph: Graph, overridden: Vec<usize>) -> Result<Variant> {
+        let info = |id: &_| ValueInfo::of_any(label, &graph, *id);
+        let inputs: Vec<ValueInfo> = graph.inputs.iter().map(info).collect::<Result<_>>()?;
+        let signature = Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect());
+        Ok(Variant { overridden, graph, inputs, signature, written: FxHashSet::default() })
+    }
+
+    /// True if a run is to have a copy of the value of an input, at a position.
+    fn copies(&self, at: usize, lent: &Lent<'_>, fetches: &[Fetch<'_>]) -> bool {
+        self.written.contains(&at) || !is_read_in_place(lent, rooms(fetches))
+    }
+}
+
+/// The values of a run, in the order of a variant's inputs, tensors and sequences apart.
+struct Ordered<'a> {
+    /// Initializers that are given, by their positions among those that can be.
+    overridden: Vec<usize>,
+    feeds: Vec<Feed<'a>>,
+}
+
+/// What a run is prepared for.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Key {
+    /// These outputs; all, if `None`.
+    only: Option<Vec<usize>>,
+    /// The shapes of the tensors of each sequence among the inputs.
+    shapes: Vec<Vec<Vec<usize>>>,
+    /// Initializers that are given.
+    overridden: Vec<usize>,
+    /// Inputs that are read where they lie, by position, with their shapes.
+    lent: Vec<(usize, Vec<usize>)>,
+}
+
+/// What a run may take, and who may end it.
+#[derive(Clone, Debug)]
+struct Limits {
+    memory: Option<usize>,
+    iterations: u64,
+    interrupt: Option<Interrupt>,
+}
+
+impl Limits {
+    /// A workspace of the session on a backend.
+    fn workspace(&self, backend: &Arc<dyn Backend>) -> Workspace {
+        Workspace::limited(backend.clone(), self.memory, 0)
+            .iteration_limit(self.iterations)
+            .interrupt(self.interrupt.clone())
+    }
+}
+
+/// What a session runs, and how.
+pub(crate) struct Parts<'a> {
+    pub(crate) label: &'a str,
+    pub(crate) graph: &'a Graph,
+    pub(crate) backend: &'a Arc<dyn Backend>,
+    pub(crate) precision: Precision,
+    pub(crate) limit: Option<usize>,
+    pub(crate) iterations: u64,
+    pub(crate) interrupt: &'a Option<Interrupt>,
+}
+
+/// What a model says about itself.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{InferenceSession, SessionOptions};
+///
+/// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+/// assert_eq!(session.meta().graph_name, "perceptron");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelMeta {
+    /// What made it.
+    pub producer_name: String,
+    /// The name of its graph.
+    pub graph_name: String,
+    /// The domain it belongs to, as a reversed host name.
+    pub domain: String,
+    /// A text about the model.
+    pub description: String,
+    /// A text about its graph.
+    pub graph_description: String,
+    /// The version of the model.
+    pub version: i64,
+    /// Further entries, by key. Of several with one key it is the last.
+    pub custom: BTreeMap<String, String>,
+}
+
+impl ModelMeta {
+    pub(crate) fn of(model: &ModelProto) -> ModelMeta {
+        let graph = model.graph.as_ref();
+        ModelMeta {
+            producer_name: model.producer_name.clone(),
+            graph_name: graph.map(|graph| graph.name.clone()).unwrap_or_default(),
+            domain: model.domain.clone(),
+            description: model.doc_string.clone(),
+            graph_description: graph.map(|graph| graph.doc_string.clone()).unwrap_or_default(),
+            version: model.model_version,
+            custom: model
+                .metadata_props
+                .iter()
+                .map(|entry| (entry.key.clone(), entry.value.clone()))
+                .collect(),
+        }
+    }
+}
+
+/// The model prepared for some of its outputs, and for values of certain sizes.
+#[derive(Debug)]
+struct Prepared {
+    key: Key,
+    runners: ExecutableCache,
+    /// Where the sequences lie, one after the other. Values that are lent are the planes after them.
+    planes: Vec<Memory>,
+    /// Where each of the outputs comes from.
+    origins: Vec<Origin>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    /// It is delivered as the one with this number.
+    Delivered(usize),
+    /// It is what became of this sequence.
+    Sequence(usize),
+}
+
+impl InferenceSession {
+    /// A session of a model. Initializers are constants; a run may give others in the place of those listed as inputs.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// let bytes = std::fs::read(setup::MODEL)?;
+    /// let session = InferenceSession::new(bytes.into(), SessionOptions::default())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read or run.
+    pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
+        let interrupt = options.interrupt.clone();
+        interruptible(interrupt.as_ref(), || InferenceSession::made(model, options))
+    }
+
+    fn made(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
+        let backend = options.backend.map_or_else(default_backend, Ok)?;
+        let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
+        let label = model.label("the model");
+        let model = model.load_to_run(None)?;
+        let meta = ModelMeta::of(&model.proto);
+        let mut graph = graph_to_run(&label, &model)?;
+        infer(&mut graph).map_err(|source| Error::model(&label, source))?;
+        check_sequences(&graph).map_err(|source| Error::model(&label, source))?;
+        if graph.outputs.is_empty() {
+            return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
+        }
+        let info = |id: &_| ValueInfo::of_any(&label, &graph, *id);
+        let outputs = graph.outputs.iter().map(info).collect::<Result<_>>()?;
+        let overridable = overridable(&label, &model)?;
+        if let Some(path) = options.optimized_model {
+            write_optimized(&label, &model, &graph, &path)?;
+        }
+        let limits = Limits {
+            memory: options.memory_limit,
+            iterations: options.iteration_limit.unwrap_or(ITERATION_LIMIT),
+            interrupt: options.interrupt,
+        };
+        let work = limits.workspace(&backend);
+        Ok(InferenceSession {
+            base: Variant::new(&label, graph, Vec::new())?,
+            variants: Vec::new(),
+            label,
+            precision: options.precision,
+            bf16_fallback: options.bf16_fallback,
+            backend,
+            prepared: Vec::new(),
+            work,
+            limits,
+            outputs,
+            model: (!overridable.is_empty()).then_some(model),
+            overridable,
+            meta,
+            trace: None,
+        })
+    }
+
+    /// The same session on another backend, for which runs are prepared anew.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InferenceSession, SessionOptions, backend};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// session.set_backend(&backend("reference", 0)?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the backend does not compute the session's precision; it stays on the one that it has then.
+    pub fn set_backend(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
+        let backend = backend.with_precision(self.precision, self.bf16_fallback)?;
+        self.work = self.limits.workspace(&backend);
+        self.backend = backend;
+        self.prepared.clear();
+        Ok(())
+    }
+
+    /// Takes down what runs do from now on, call by call, until [`InferenceSession::end_trace`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// session.begin_trace();
+    /// session.run(&inputs[..1], &mut |_, _, _, _| Ok(()))?;
+    /// assert!(session.end_trace().is_some_and(|trace| trace.contains("model_run")));
+    /// assert_eq!(session.end_trace(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_trace(&mut self) {
+        self.trace = Some(Trace::new());
+    }
+
+    /// What runs did since [`InferenceSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
+    /// nothing was taken down. The first million of calls is in it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.end_trace(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn end_trace(&mut self) -> Option<String> {
+        self.trace.take().map(|trace| trace.to_json())
+    }
+
+    /// The initializers that runs may give other values: those that the model lists as inputs, too.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert!(session.overridable_initializers().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn overridable_initializers(&self) -> &[ValueInfo] {
+        &self.overridable
+    }
+
+    /// What it runs, and how.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let Limits { memory: limit, iterations, ref interrupt } = self.limits;
+        let (graph, backend, precision) = (&self.base.graph, &self.backend, self.precision);
+        Parts { label: &self.label, graph, backend, precision, limit, iterations, interrupt }
+    }
+
+    /// What the model says about itself.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.meta().version, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn meta(&self) -> &ModelMeta {
+        &self.meta
+    }
+
+    /// How exactly inner products are computed: what [`SessionOptions::precision`] said.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, Precision, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.precision(), Precision::F32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// What multiplies bfloat16 here, as [`Module::bf16_unit`] says it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.bf16_unit(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`Module::bf16_unit`]: crate::Module::bf16_unit
+    #[must_use]
+    pub fn bf16_unit(&self) -> Option<&'static str> {
+        self.backend.bf16_unit()
+    }
+
+    /// What a run must be given, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.inputs()[0].name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn inputs(&self) -> &[ValueInfo] {
+        &self.base.inputs
+    }
+
+    /// What a run delivers, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.outputs()[0].to_string(), "float32[batch, 10]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn outputs(&self) -> &[ValueInfo] {
+        &self.outputs
+    }
+
+    /// Computes the outputs; they come to `deliver` in the order of [`InferenceSession::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let mut logits = vec![0; 2 * 10 * 4];
+    /// session.run(&inputs[..1], &mut |_, _, _, value| value.copy_to(&mut logits))?;
+    /// assert!(logits.iter().any(|byte| *byte != 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the inputs do not fit, the run fails, or the model takes or makes sequences: then
+    /// [`InferenceSession::run_values`] runs it.
+    pub fn run(&mut self, inputs: &[Given<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
+        self.check_tensors_only("run_values takes and gives sequences, run tensors alone")?;
+        self.base.signature.check(inputs)?;
+        let at = self.prepared(&Key::default())?;
+        self.execute(at, inputs, &[], deliver)
+    }
+
+    /// Computes the outputs and writes them to memory of the caller, in the order of [`InferenceSession::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::{Destination, InferenceSession, SessionOptions};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let mut logits = [0.0; 20];
+    /// session.run_into(&inputs[..1], &mut [Destination::f32(&[2, 10], &mut logits)])?;
+    /// assert!(logits.iter().any(|&logit| logit != 0.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`InferenceSession::run`]; when the number, the types or the shapes of `outputs` are not those of the results.
+    /// Nothing has been written then.
+    pub fn run_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+        self.check_tensors_only("run_values takes and gives sequences, run_into tensors alone")?;
+        self.base.signature.check(inputs)?;
+        check_destinations(&self.outputs, outputs)?;
+        let at = self.prepared(&Key::default())?;
+        let known = self.known_shapes(at, inputs)?;
+        for (info, (output, known)) in self.outputs.iter().zip(outputs.iter().zip(&known)) {
+            if let Some(dims) = known {
+                output.check(info, info.dtype, dims)?;
+            }
+        }
+        if known.iter().all(Option::is_some) {
+            let mut fill = Fill::new(outputs);
+            self.execute(at, inputs, &[], &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+            return fill.finish(&self.outputs);
+        }
+        // Shapes that depend on values are known when the run is over.
+        let results = collect(|deliver| self.execute(at, inputs, &[], deliver))?;
+        for (info, (output, result)) in self.outputs.iter().zip(outputs.iter().zip(&results)) {
+            output.check(info, result.dtype(), result.dims())?;
+        }
+        outputs
+            .iter_mut()
+            .zip(&results)
+            .for_each(|(output, result)| output.bytes.copy_from_slice(result.data()));
+        Ok(())
+    }
+
+    fn check_tensors_only(&self, help: &str) -> Result<()> {
+        match self.base.inputs.iter().chain(&self.outputs).find(|info| info.sequence) {
+            Some(info) => Err(Error::Argument(format!("{:?} is {info}; {help}", info.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Computes the outputs, or `only` those at these positions and nothing that they do not need, in this order.
+    /// Inputs are given in the order of [`InferenceSession::inputs`] and stay as they are, also where the model changes
+    /// sequences in place.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InferenceSession, ModelSource, SessionOptions, Tensor, Value};
+    ///
+    /// let model = setup::artifacts()?.optimizer_model.expect("it was asked for");
+    /// let mut session = InferenceSession::new(ModelSource::from_proto(&model)?, SessionOptions::default())?;
+    /// let sequence = |value| Value::Sequence(vec![Tensor::f32(&[2], &[value; 2])]);
+    /// let (rate, step) = (Tensor::f32(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
+    /// let inputs = [rate.into(), step.into(), sequence(1.0), sequence(0.5), sequence(0.0), sequence(0.0)];
+    /// let updated = session.run_values(&inputs, Some(&[0]))?;
+    /// assert_eq!(updated.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the inputs do not fit, there is no output at a position, or the run fails.
+    pub fn run_values(&mut self, inputs: &[Value], only: Option<&[usize]>) -> Result<Vec<Value>> {
+        if inputs.len() != self.base.inputs.len() {
+            return Err(Error::InputCount {
+                expected: self.base.inputs.len(),
+                names: self.base.inputs.iter().map(|info| info.name.clone()).collect(),
+                found: inputs.len(),
+            });
+        }
+        let feeds = inputs.iter().map(Feed::from).collect();
+        let all: Vec<usize> = (0..self.outputs.len()).collect();
+        let fetch = |&output: &usize| Fetch { output, into: None };
+        let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all).iter().map(fetch).collect();
+        let found =
+            self.run_ordered(Ordered { overridden: Vec::new(), feeds }, &fetches, only.is_some(), None)?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Computes outputs from inputs by name. Values may lie in memory of the caller's, where they are read or written without a
+    /// copy of them being made in between. Besides inputs, `feeds` may name
+    /// [`InferenceSession::overridable_initializers`]: the run has these values in their place. With `restricted` nothing is
+    /// computed that `fetches` do not need, otherwise every output.
+    ///
+    /// For each of `fetches` its value comes back, or nothing where it was written into memory. An output may be written
+    /// where an input lies.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::{DType, Feed, Fetch, InferenceSession, Lent, Memory, SessionOptions};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let (x, logits) = (Arc::new(Memory::new(2 * 64 * 4)), Arc::new(Memory::new(2 * 10 * 4)));
+    /// x.write(0, &1_f32.to_le_bytes())?;
+    /// let feed = Feed::from(Lent { dtype: DType::F32, dims: &[2, 64], memory: &x });
+    /// let into = Some(Lent { dtype: DType::F32, dims: &[2, 10], memory: &logits });
+    /// session.run_bound(&[("x", feed)], &[Fetch { output: 0, into }], true)?;
+    /// assert!(!logits.is_zero()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a name is unknown, given twice or missing, a value does not fit, memory is too small, read-only, or that of
+    /// two outputs, or the run fails. Nothing has been written then.
+    pub fn run_bound(
+        &mut self,
+        feeds: &[(&str, Feed<'_>)],
+        fetches: &[Fetch<'_>],
+        restricted: bool,
+    ) -> Result<Vec<Option<Value>>> {
+        let ordered = self.ordered(feeds)?;
+        self.run_ordered(ordered, fetches, restricted, None)
+    }
+
+    /// As [`InferenceSession::run_bound`], with tensors delivered as [`InferenceSession::run`] delivers them: by their places
+    /// among `fetches`, and on the device on which the session runs. Tensors that are written into memory are not delivered;
+    /// sequences come back.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{Feed, Fetch, InferenceSession, SessionOptions, Tensor};
+    ///
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
+    /// let (feeds, fetches) = ([("x", Feed::from(ortrain::Given::from(&x)))], [Fetch { output: 0, into: None }]);
+    /// let mut logits = None;
+    /// session.run_delivered(&feeds, &fetches, true, &mut |_, dtype, dims, value| {
+    ///     logits = Some(value.to_tensor(dtype, dims)?);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(logits.expect("it was delivered").dims(), [2, 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`InferenceSession::run_bound`], and those of the function.
+    pub fn run_delivered(
+        &mut self,
+        feeds: &[(&str, Feed<'_>)],
+        fetches: &[Fetch<'_>],
+        restricted: bool,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<Vec<Option<Value>>> {
+        let ordered = self.ordered(feeds)?;
+        self.run_ordered(ordered, fetches, restricted, Some(deliver))
+    }
+
+    /// The values of a run in the order of inputs.
+    fn ordered<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<Ordered<'v>> {
+        let given = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
+        let mut ordered = Ordered { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
+        for info in &self.base.inputs {
+            let missing = || Error::Argument(format!("no value was given for input {:?}", info.name));
+            ordered.feeds.push(given(&info.name).ok_or_else(missing)?);
+        }
+        for (at, info) in self.overridable.iter().enumerate() {
+            if let Some(feed) = given(&info.name) {
+                ordered.overridden.push(at);
+                ordered.feeds.push(feed);
+            }
+        }
+        if ordered.feeds.len() != feeds.len() {
+            return Err(self.wrong_name(feeds));
+        }
+        Ok(ordered)
+    }
+
+    /// The error of a name that is unknown or given twice.
+    fn wrong_name(&self, feeds: &[(&str, Feed<'_>)]) -> Error {
+        let known: Vec<&str> =
+            self.base.inputs.iter().chain(&self.overridable).map(|info| info.name.as_str()).collect();
+        let mut names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        match names.iter().find(|name| !known.contains(name)) {
+            Some(name) => {
+                Error::Argument(format!("the model has no input {name:?}; it has {}", known.join(", ")))
+            }
+            None => {
+                let twice = names.windows(2).find(|pair| pair[0] == pair[1]).map_or("", |pair| pair[0]);
+                Error::Argument(format!("input {twice:?} is given twice"))
+            }
+        }
+    }
+
+    fn run_ordered(
+        &mut self,
+        ordered: Ordered<'_>,
+        fetches: &[Fetch<'_>],
+        restricted: bool,
+        deliver: Option<&mut Deliver<'_>>,
+    ) -> Result<Vec<Option<Value>>> {
+        let count = self.outputs.len();
+        if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
+            let position = fetch.output;
+            return Err(Error::Argument(format!("there is no output at {position}; there are {count}")));
+        }
+        check_rooms(&self.outputs, fetches)?;
+        let Ordered { overridden, feeds } = ordered;
+        self.make_variant(&overridden)?;
+        let variant = variant_of(&mut self.base, &mut self.variants, &overridden);
+        check_feeds(variant, &feeds)?;
+
+        // What is read where it lies, what is copied first, and sequences.
+        let device = self.backend.device();
+        let is_elsewhere = |lent: &Lent<'_>| lent.memory.device() != device;
+        let copy = |(k, feed): (usize, &Feed<'_>)| match feed {
+            Feed::Lent(lent) if is_elsewhere(lent) || variant.copies(k, lent, fetches) => whole_copy(feed),
+            _ => Ok(None),
+        };
+        let copies: Vec<Option<Tensor>> = feeds.iter().enumerate().map(copy).collect::<Result<_>>()?;
+        let (mut tensors, mut sequences, mut lent) = (Vec::new(), Sequences::new(), Vec::new());
+        let mut key = Key {
+            only: restricted.then(|| fetches.iter().map(|fetch| fetch.output).collect()),
+            ..Key::default()
+        };
+        for (k, (feed, copy)) in feeds.iter().zip(&copies).enumerate() {
+            match (feed, copy) {
+                (_, Some(tensor)) => tensors.push(Given::from(tensor)),
+                (Feed::Given(given), None) => tensors.push(*given),
+                (Feed::Lent(value), None) => {
+                    key.lent.push((k, value.dims.to_vec()));
+                    lent.push(&**value.memory);
+                }
+                (Feed::Sequence(several), None) => {
+                    key.shapes.push(several.iter().map(|tensor| tensor.dims().to_vec()).collect());
+                    sequences.push((variant.inputs[k].dtype, *several));
+                }
+            }
+        }
+        key.overridden = overridden;
+        let at = self.prepared(&key)?;
+        // Values that nodes write to were found meanwhile: they are copied after all.
+        if self.prepared[at].key != key {
+            let Key { overridden, .. } = key;
+            return self.run_ordered(Ordered { overridden, feeds }, fetches, restricted, deliver);
+        }
+        let values = (&tensors[..], &sequences, &lent[..]);
+        self.run_prepared(at, values, fetches, deliver).map_err(|error| match lent.is_empty() {
+            true => error,
+            false => self.explained_with_copies(error, &feeds, &key),
+        })
+    }
+
+    fn run_prepared(
+        &mut self,
+        at: usize,
+        (tensors, sequences, lent): (&[Given<'_>], &Sequences<'_>, &[&Memory]),
+        fetches: &[Fetch<'_>],
+        mut deliver: Option<&mut Deliver<'_>>,
+    ) -> Result<Vec<Option<Value>>> {
+        let Prepared { key, planes, origins, .. } = &self.prepared[at];
+        let restricted = key.only.is_some();
+        let places: Vec<Vec<Range<usize>>> =
+            sequences.iter().zip(&key.shapes).map(|((dtype, _), shapes)| places(*dtype, shapes)).collect();
+        for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&places) {
+            for (tensor, place) in several.iter().zip(places) {
+                plane.write(place.start, tensor.data())?;
+            }
+        }
+        let origin = |k: usize, fetch: &Fetch<'_>| origins[if restricted { k } else { fetch.output }];
+        let sources: Vec<Origin> = fetches.iter().enumerate().map(|(k, fetch)| origin(k, fetch)).collect();
+        let mut sure = true;
+        if fetches.iter().any(|fetch| fetch.into.is_some()) {
+            let known = self.known_shapes(at, tensors)?;
+            for (fetch, source) in fetches.iter().zip(&sources) {
+                let (Some(into), &Origin::Delivered(number)) = (&fetch.into, source) else { continue };
+                match &known[number] {
+                    Some(dims) => check_room(&self.outputs[fetch.output], into, dims)?,
+                    None => sure = false,
+                }
+            }
+        }
+        let mut delivered: Vec<Option<Tensor>> = vec![None; fetches.len()];
+        self.execute(at, tensors, lent, &mut |number, dtype, dims, value| {
+            let bytes = dims.iter().product::<usize>() * dtype.size();
+            for (k, fetch) in fetches.iter().enumerate() {
+                match (&sources[k], &fetch.into) {
+                    (Origin::Delivered(of), Some(into)) if *of == number && sure => {
+                        value.write_to(into.memory, bytes)?;
+                    }
+                    (Origin::Delivered(of), into) if *of == number => match &mut deliver {
+                        Some(deliver) if into.is_none() => deliver(k, dtype, dims, value)?,
+                        _ => delivered[k] = Some(value.to_tensor(dtype, dims)?),
+                    },
+                    _ => {}
+                }
+            }
+            Ok(())
+        })?;
+        if !sure {
+            for (fetch, result) in fetches.iter().zip(&delivered) {
+                if let (Some(into), Some(result)) = (&fetch.into, result) {
+                    check_room(&self.outputs[fetch.output], into, result.dims())?;
+                }
+            }
+            for (fetch, result) in fetches.iter().zip(&mut delivered) {
+                if let (Some(into), Some(result)) = (&fetch.into, result.take_if(|_| fetch.into.is_some())) {
+                    into.memory.write(0, result.data())?;
+                }
+            }
+        }
+        let planes = &self.prepared[at].planes;
+        let value = |(k, source): (usize, &Origin)| match *source {
+            Origin::Delivered(_) => Ok(delivered[k].take().map(Value::Tensor)),
+            Origin::Sequence(at) => {
+                let (dtype, several) = sequences[at];
+                let read = |(tensor, place): (&Tensor, &Range<usize>)| {
+                    let bytes = planes[at].to_vec(place.start, place.len())?;
+                    let read = Tensor::new(dtype, tensor.dims().to_vec(), bytes.into());
+                    Ok(read.expect("it has the size it had"))
+                };
+                let read = several.iter().zip(&places[at]).map(read).collect::<Result<_>>()?;
+                Ok(Some(Value::Sequence(read)))
+            }
+        };
+        sources.iter().enumerate().map(value).collect()
+    }
+
+    /// Runs what is prepared on checked values.
+    fn execute(
+        &mut self,
+        at: usize,
+        tensors: &[Given<'_>],
+        lent: &[&Memory],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let Prepared { key, runners, planes, .. } = &mut self.prepared[at];
+        let bound: SmallVec<[&Memory; 32]> = planes.iter().chain(lent.iter().copied()).collect();
+        let how = (GradientMode::Accumulate, Scalars::default());
+        let start = Instant::now();
+        let run = runners.run_traced(&mut self.work, &bound, how, self.trace.as_mut(), tensors, deliver);
+        if let (Some(trace), Ok(())) = (&mut self.trace, &run) {
+            trace.run(start, Instant::now());
+        }
+        run.map_err(|error| match key.lent.is_empty() {
+            true => {
+                let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+                over_limit::explained(error, runners, &variant.signature, &self.work, tensors)
+            }
+            false => error,
+        })
+    }
+
+    /// An error of a run on values in the caller's memory; where it takes more than it may, with what helps, as if the values
+    /// had been copied.
+    fn explained_with_copies(&mut self, error: Error, feeds: &[Feed<'_>], key: &Key) -> Error {
+        let Error::Run(RunError::OverLimit(_)) = &error else { return error };
+        let copies: Vec<Tensor> = feeds.iter().filter_map(|feed| whole_copy(feed).ok()?).collect();
+        let tensors: Vec<Given<'_>> = copies.iter().map(Given::from).collect();
+        let (only, shapes, overridden) = (key.only.clone(), key.shapes.clone(), key.overridden.clone());
+        let Ok(at) = self.prepared(&Key { only, shapes, overridden, lent: Vec::new() }) else { return error };
+        let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+        over_limit::explained(error, &self.prepared[at].runners, &variant.signature, &self.work, &tensors)
+    }
+
+    /// The shapes of the results that are delivered, of those that are known before a run.
+    fn known_shapes(&mut self, at: usize, tensors: &[Given<'_>]) -> Result<Vec<Option<Vec<usize>>>> {
+        let Prepared { key, runners, .. } = &mut self.prepared[at];
+        let found = runners.executor(&self.work, tensors).map(|runner| {
+            let schedule = runner.schedule();
+            let dims =
+                |slot: &SlotId| schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone());
+            schedule.outputs.iter().map(dims).collect()
+        });
+        found.map_err(|error| match key.lent.is_empty() {
+            true => {
+                let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+                over_limit::explained(error, runners, &variant.signature, &self.work, tensors)
+            }
+            false => error,
+        })
+    }
+
+    /// Makes the model with certain initializers given by runs, if it was not made before.
+    fn make_variant(&mut self, overridden: &[usize]) -> Result<()> {
+        if overridden.is_empty() {
+            return Ok(());
+        }
+        if let Some(at) = self.variants.iter().position(|variant| variant.overridden == overridden) {
+            self.variants[at..].rotate_left(1);
+            return Ok(());
+        }
+        let Some(model) = &self.model else { return Ok(()) };
+        let names: Vec<&str> = overridden.iter().map(|&at| self.overridable[at].name.as_str()).collect();
+        let mut proto = model.proto.clone();
+        if let Some(graph) = &mut proto.graph {
+            graph.initializer.retain(|tensor| !names.contains(&tensor.name.as_str()));
+        }
+        let mut graph = graph_to_run(&self.label, &model.with_proto(proto))?;
+        let (mut required, mut last) = (Vec::new(), vec![None; names.len()]);
+        for &id in &graph.inputs {
+            match names.iter().position(|name| *name == graph.name_of(id)) {
+                Some(at) => last[at] = Some(id),
+                None => required.push(id),
+            }
+        }
+        required.extend(last.into_iter().flatten());
+        graph.inputs = required;
+        infer(&mut graph).map_err(|source| Error::model(&self.label, source))?;
+        if self.variants.len() == KEPT {
+            let gone = self.variants.remove(0);
+            self.prepared.retain(|known| known.key.overridden != gone.overridden);
+        }
+        self.variants.push(Variant::new(&self.label, graph, overridden.to_vec())?);
+        Ok(())
+    }
+
+    /// The position of what runs this. Where it turns out that nodes write to values that were to be read where they lie,
+    /// it is what is prepared for another key.
+    fn prepared(&mut self, key: &Key) -> Result<usize> {
+        match self.prepared.iter().position(|known| known.key == *key) {
+            Some(at) => self.prepared[at..].rotate_left(1),
+            None => {
+                let made = self.prepare(key)?;
+                if self.prepared.len() == KEPT {
+                    self.prepared.remove(0);
+                }
+                self.prepared.push(made);
+            }
+        }
+        Ok(self.prepared.len() - 1)
+    }
+
+    fn prepare(&mut self, key: &Key) -> Result<Prepared> {
+        let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
+        let mut graph = variant.graph.clone();
+        if let Some(positions) = &key.only {
+            graph.outputs = positions.iter().map(|&at| variant.graph.outputs[at]).collect();
+            graph.remove_unused();
+        }
+        let sequences: Vec<ValueId> = (graph.inputs.iter().copied().zip(&variant.inputs))
+            .filter_map(|(id, info)| info.sequence.then_some(id))
+            .collect();
+        let mut origins = Vec::with_capacity(graph.outputs.len());
+        let mut delivered = Vec::new();
+        for &id in &graph.outputs {
+            if !ValueInfo::of_any(&self.label, &graph, id)?.sequence {
+                origins.push(Origin::Delivered(delivered.len()));
+                delivered.push(id);
+                continue;
+            }
+            let input = sequence_input(&graph, id).map_err(|source| Error::model(&self.label, source))?;
+            let at = input.and_then(|input| sequences.iter().position(|&sequence| sequence == input));
+            origins.push(Origin::Sequence(at.ok_or_else(|| Error::WrongModel {
+                model: self.label.clone(),
+                reason: format!(
+                    "output {:?} is a sequence that was not given; only sequences that nodes change in place can \
+                     be returned",
+                    graph.name_of(id)
+                ),
+            })?));
+        }
+        graph.outputs = delivered;
+
+        let mut planes = Vec::with_capacity(sequences.len());
+        let mut roles = Vec::with_capacity(graph.inputs.len());
+        for (k, info) in variant.inputs.iter().enumerate() {
+            if let Some(number) = key.lent.iter().position(|(at, _)| *at == k) {
+                let id = graph.inputs[k];
+                graph.value_mut(id).ty = ValueType::tensor(info.dtype, &key.lent[number].1);
+                roles.push(Role::Plane(PlaneId((sequences.len() + number) as u32), 0));
+                continue;
+            }
+            if !info.sequence {
+                roles.push(Role::User);
+                continue;
+            }
+            let places = places(info.dtype, &key.shapes[planes.len()]);
+            let bytes = places.last().map_or(0, |place| align(place.end));
+            let plane = PlaneId(planes.len() as u32);
+            let size = info.dtype.size();
+            let tensors =
+                places.iter().map(|place| PartTensor { start: place.start / size, len: place.len() / size });
+            let tensors = tensors.collect();
+            let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / size, tensors };
+            // Of an empty sequence there is nothing to compute.
+            roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
+            planes.push(self.backend.allocate(bytes, bytes).map_err(RunError::from)?);
+        }
+        let runners = ExecutableCache::new(graph, roles, self.backend.clone()).precision(self.precision);
+        let mut key = Key {
+            only: key.only.clone(),
+            shapes: key.shapes.clone(),
+            overridden: key.overridden.clone(),
+            lent: key.lent.clone(),
+        };
+        if !key.lent.is_empty() {
+            let inputs = &runners.graph().inputs;
+            let writes: FxHashSet<ValueId> = written(runners.graph()).into_iter().collect();
+            let before = key.lent.len();
+            key.lent.retain(|(at, _)| {
+                let clean = !writes.contains(&inputs[*at]);
+                if !clean {
+                    variant.written.insert(*at);
+                }
+                clean
+            });
+            if key.lent.len() != before {
+                return self.prepare(&key);
+            }
+        }
+        Ok(Prepared { key, runners, planes, origins })
+    }
+
+    /// The graph and the programs made so far, as text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert!(session.dump().contains("Gemm"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let schedules: String = self
+            .prepared
+            .iter()
+            .flat_map(|prepared| prepared.runners.schedules())
+            .map(|schedule| schedule.to_string() + "\n")
+            .collect();
+        format!("{}\n{schedules}", self.base.graph)
+    }
+}
+
+/// The model with these initializers given by runs, which was made.
+fn variant_of<'a>(
+    base: &'a mut Variant,
+    variants: &'a mut [Variant],
+    overridden: &[usize],
+) -> &'a mut Variant {
+    variants.iter_mut().find(|variant| variant.overridden == overridden).unwrap_or(base)
+}
+
+/// The initializers that runs may give other values. Before version 4 of the format every initializer was an input, too, and
+/// that meant nothing.
+fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
+    const FIRST_VERSION: i64 = 4;
+    let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= FIRST_VERSION) else {
+        return Ok(Vec::new());
+    };
+    let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    let listed: Vec<ValueInfoProto> =
+        graph.input.iter().filter(|info| initializers.contains(info.name.as_str())).cloned().collect();
+    if listed.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Inputs of a graph of nothing else.
+    let proto = ModelProto {
+        graph: Some(GraphProto { input: listed, ..GraphProto::default() }),
+        ..ModelProto::default()
+    };
+    let declared =
+        Graph::from_model(&model.with_proto(proto)).map_err(|source| Error::graph(label, source))?;
+    declared.inputs.iter().map(|&id| ValueInfo::of_any(label, &declared, id)).collect()
+}
+
+/// Writes the model as a session runs it, in the version of its operators that it has.
+fn write_optimized(label: &str, model: &LoadedModel, graph: &Graph, path: &Path) -> Result<()> {
+    let message = |opset| training_message(label, &model.proto, graph.clone(), opset);
+    // An operator of a domain of its own may have no spelling in an old version.
+    let mut proto = message(opset_of(&model.proto)).or_else(|_| message(NEWEST_OPSET))?;
+    proto.metadata_props.clone_from(&model.proto.metadata_props);
+    if let (Some(written), Some(read)) = (&mut proto.graph, &model.proto.graph) {
+        written.doc_string.clone_from(&read.doc_string);
+        let is_listed =
+            |info: &&ValueInfoProto| written.initializer.iter().any(|tensor| tensor.name == info.name);
+        let listed: Vec<ValueInfoProto> = read.input.iter().filter(is_listed).cloned().collect();
+        written.input.extend(listed);
+    }
+    Ok(model.with_proto(proto).save(path)?)
+}
+
+/// Checks that values fit the inputs.
+fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
+    for (info, feed) in variant.inputs.iter().zip(feeds) {
+        let refuse = |found: String, reason: &str| {
+            let (name, expected) = (info.name.clone(), info.to_string());
+            Err(Error::Input { name, expected, found, reason: reason.into() })
+        };
+        match feed {
+            Feed::Sequence(_) if !info.sequence => {
+                return refuse(feed.described(), "a sequence is no tensor");
+            }
+            Feed::Sequence(several) => {
+                if let Some(other) = several.iter().find(|tensor| tensor.dtype() != info.dtype) {
+                    let other = format!("a sequence with {}{:?}", other.dtype(), other.dims());
+                    return refuse(other, "the element types differ");
+                }
+            }
+            _ if info.sequence => return refuse(feed.described(), "a tensor is no sequence"),
+            Feed::Given(_) | Feed::Lent(_) => {}
+        }
+    }
+    variant.signature.check_described(described(feeds).into_iter())
+}
+
+/// Checks what is known of the places of outputs before a run.
+pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
+    let mut spans: Vec<(&str, (usize, usize))> = Vec::new();
+    for fetch in fetches {
+        let (info, Some(into)) = (&outputs[fetch.output], &fetch.into) else { continue };
+        let name = &info.name;
+        if info.sequence {
+            return Err(Error::Argument(format!("output {name:?} is {info}, which has no place of its own")));
+        }
+        let found = || format!("{}{:?}", into.dtype, into.dims);
+        if into.dtype != info.dtype {
+            let (name, expected) = (name.clone(), info.to_string());
+            return Err(Error::Output { name, expected, found: found(), dims: None });
+        }
+        let room = |error: String| Error::Argument(format!("the place for output {name:?}: {error}"));
+        let bytes = byte_length(into.dtype, into.dims).map_err(|error| room(error.to_string()))?;
+        if bytes > into.memory.len() {
+            let have = into.memory.len();
+            return Err(Error::Argument(format!(
+                "the place for output {name:?} is said to be {}, which takes {bytes} bytes, but it has {have}",
+                found()
+            )));
+        }
+        if into.memory.is_read_only() {
+            return Err(room("it is read-only memory; give it memory that can be written".into()));
+        }
+        let own = span(into, bytes);
+        if let Some((other, _)) = spans.iter().find(|(_, other)| overlap(own, *other)) {
+            return Err(Error::Argument(format!(
+                "outputs {other:?} and {name:?} share memory, so that one result would overwrite the other; give each \
+                 output memory of its own"
+            )));
+        }
+        spans.push((name, own));
+    }
+    Ok(())
+}
+
+/// Checks that a result of a shape goes where it is to be written.
+pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
+    if into.dims == dims {
+        return Ok(());
+    }
+    let (name, expected) = (info.name.clone(), format!("{}{dims:?}", info.dtype));
+    let found = format!("{}{:?}", into.dtype, into.dims);
+    Err(Error::Output { name, expected, found, dims: Some(dims.to_vec()) })
+}
+
+/// Where the tensors of a sequence lie in its plane, in bytes.
+fn places(dtype: DType, shapes: &[Vec<usize>]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let place = |dims: &Vec<usize>| {
+        let start = align(end);
+        end = start + dims.iter().product::<usize>() * dtype.size();
+        start..end
+    };
+    shapes.iter().map(place).collect()
+}

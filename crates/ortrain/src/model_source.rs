@@ -1,0 +1,365 @@
+//! Where a model comes from.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use ortrain_graph::{Graph, Tensor, aligned_copy};
+use ortrain_onnx::{
+    ExternalData, GraphProto, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut,
+};
+use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
+use ortrain_ops::training::separate_initializers;
+use ortrain_program::ALIGNMENT;
+
+use crate::classifier_scores::write_out_weights;
+use crate::model_edits::{ModelChanges, replace};
+use crate::stops::stop_gradients;
+use crate::{Error, OperatorLibrary, Result};
+
+/// A model: a file, or the bytes of one; perhaps with operators and gradients of the user's.
+///
+/// ```
+/// use ortrain::ModelSource;
+///
+/// assert_eq!(ModelSource::from("model.onnx"), ModelSource::Path("model.onnx".into()));
+/// assert_eq!(ModelSource::from(vec![8, 8]), ModelSource::Bytes(vec![8, 8].into()));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A file; external data is found beside it.
+    Path(PathBuf),
+    /// The bytes of a file; there is no external data.
+    Bytes(Bytes),
+    /// The bytes of a file; external data is found in this folder.
+    BytesIn(Bytes, PathBuf),
+    /// One of the others, read with operators and gradients of the user's: [`ModelSource::with_operators`].
+    WithOperators(Box<ModelSource>, OperatorLibrary),
+    /// One of the others, of which something is changed before it is used: [`ModelSource::with_changes`].
+    Changed(Box<ModelSource>, Box<ModelChanges>),
+}
+
+impl ModelSource {
+    /// The same model, read with operators and gradients of the user's.
+    ///
+    /// ```
+    /// use ortrain::{ModelSource, OperatorLibrary};
+    ///
+    /// let library = OperatorLibrary::new();
+    /// let source = ModelSource::from("model.onnx").with_operators(&library);
+    /// assert_eq!(source, ModelSource::from("model.onnx").with_operators(&library));
+    /// ```
+    #[must_use]
+    pub fn with_operators(self, library: &OperatorLibrary) -> ModelSource {
+        ModelSource::WithOperators(Box::new(self), library.clone())
+    }
+
+    /// The same model with some changes, which are made when it is read.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ModelChanges, ModelSource, Tensor};
+    ///
+    /// let ones = Tensor::f32(&[10], &[1.0; 10]);
+    /// let changes = ModelChanges::default().initializer("fc2.bias", ones.clone());
+    /// let changed = ModelSource::from(setup::MODEL).with_changes(changes);
+    /// assert!(changed.initializers()?.contains(&("fc2.bias".into(), ones)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_changes(self, changes: ModelChanges) -> ModelSource {
+        ModelSource::Changed(Box::new(self), Box::new(changes))
+    }
+
+    /// Reads the model; functions that it brings along, or that are the user's, are written out where they are called.
+    pub(crate) fn load(self) -> Result<LoadedModel> {
+        self.load_as(inline_functions)
+    }
+
+    /// Reads a model that runs. Its tensors lie in memory of their own, as kernels like them, so that programs read them
+    /// there and the buffer that the file was read into is free again; those that `known` has as well are its.
+    pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
+        Ok(self.load_with_files(known)?.0)
+    }
+
+    /// [`ModelSource::load_to_run`], and the files that its external data lies in, with all links followed.
+    pub(crate) fn load_with_files(self, known: Option<&Graph>) -> Result<(LoadedModel, Vec<PathBuf>)> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        let mut model = self.load()?;
+        let mut proto = std::mem::take(&mut model.proto);
+        let shared = |tensor: &TensorProto| {
+            let graph = known?;
+            let value = graph.value(graph.find(&tensor.name)?).constant.as_ref()?;
+            let same = value.dtype().to_onnx() == tensor.data_type && value.data() == &tensor.raw_data;
+            same.then(|| value.data().clone())
+        };
+        let Ok(()) = visit_tensors_mut::<Infallible>(&mut proto, |tensor, _| {
+            // Read one after the other, so that what is known already is there twice for a moment only. What cannot be
+            // read is reported when the graph is made, with what it is for.
+            if !tensor.external_data.is_empty()
+                && let Ok(payload) = model.tensor_payload(tensor)
+            {
+                if let Ok(Some((file, _))) = model.external_file(tensor)
+                    && !files.contains(&file)
+                {
+                    files.push(file);
+                }
+                make_internal(tensor, payload);
+            }
+            if !tensor.raw_data.is_empty() {
+                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned(&tensor.raw_data));
+            }
+            Ok(())
+        });
+        Ok((model.with_proto(proto), files))
+    }
+
+    /// The initializers of the model's graph, with their names, in its order. Those of subgraphs are not among them.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::ModelSource;
+    ///
+    /// let initializers = ModelSource::from(setup::MODEL).initializers()?;
+    /// assert_eq!(initializers[0].0, "fc1.weight");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read.
+    pub fn initializers(self) -> Result<Vec<(String, Tensor)>> {
+        let label = self.label("the model");
+        let (model, _) = self.read()?;
+        let tensors = model.proto.graph.iter().flat_map(|graph| &graph.initializer);
+        let read = |tensor: &TensorProto| {
+            let value = Graph::tensor_from_proto(&model, tensor);
+            Ok((tensor.name.clone(), value.map_err(|source| Error::graph(&label, source))?))
+        };
+        tensors.map(read).collect()
+    }
+
+    /// The model with other values in some of its initializers, which keep their element types and shapes. External data is
+    /// taken in. Names that no initializer has may be those of weights in attributes (a `LinearClassifier`'s coefficients,
+    /// say), by the names that [`ForwardBackward`](crate::ForwardBackward) gives these: the nodes are written out then.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ModelSource, Tensor};
+    ///
+    /// let zeros = Tensor::f32(&[10], &[0.0; 10]);
+    /// let model = ModelSource::from(setup::MODEL).with_initializers(&[("fc2.bias".into(), zeros.clone())])?;
+    /// let read = ModelSource::from_proto(&model)?.initializers()?;
+    /// assert!(read.contains(&("fc2.bias".into(), zeros)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read, a name is given twice or belongs to no initializer, or a value has another type or shape.
+    pub fn with_initializers(self, values: &[(String, Tensor)]) -> Result<ModelProto> {
+        let label = self.label("the model");
+        let has = |model: &ModelProto, name: &str| {
+            model.graph.iter().flat_map(|graph| &graph.initializer).any(|tensor| tensor.name == name)
+        };
+        let (mut model, library) = self.read()?;
+        if values.iter().any(|(name, _)| !has(&model.proto, name)) {
+            inline_for_gradients(&mut model.proto, library.inner())
+                .map_err(|source| Error::model(&label, source))?;
+            write_out_weights(&label, &mut model)?;
+        }
+        let mut proto = taken_in(model)?.proto;
+        match &mut proto.graph {
+            Some(graph) => replace(&label, graph, values)?,
+            None => replace(&label, &mut GraphProto::default(), values)?,
+        }
+        Ok(proto)
+    }
+
+    /// Reads a model that is differentiated. Nodes with a gradient of the user's keep it, weights in attributes become
+    /// initializers, and parameters and running statistics that share an initializer get one of their own.
+    pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
+        let label = self.label("the model");
+        let stops = self.stops();
+        let mut model = self.load_as(inline_for_gradients)?;
+        model.proto.graph.as_mut().map(separate_initializers);
+        write_out_weights(&label, &mut model)?;
+        stop_gradients(&label, &mut model, &stops)?;
+        Ok(model)
+    }
+
+    fn load_as(
+        self,
+        inline: fn(
+            &mut ModelProto,
+            &ortrain_ops::OperatorLibrary,
+        ) -> std::result::Result<(), ortrain_ops::Error>,
+    ) -> Result<LoadedModel> {
+        let label = self.label("the model");
+        let (mut model, library) = self.read()?;
+        inline(&mut model.proto, library.inner()).map_err(|source| Error::model(&label, source))?;
+        Ok(model)
+    }
+
+    /// The values that pass no gradient, as the caller names them.
+    fn stops(&self) -> Vec<String> {
+        match self {
+            ModelSource::Path(_) | ModelSource::Bytes(_) | ModelSource::BytesIn(..) => Vec::new(),
+            ModelSource::WithOperators(source, _) => source.stops(),
+            ModelSource::Changed(source, changes) => {
+                let mut stops = source.stops();
+                stops.extend(changes.stops.iter().cloned());
+                stops
+            }
+        }
+    }
+
+    fn read(self) -> Result<(LoadedModel, OperatorLibrary)> {
+        Ok(match self {
+            ModelSource::Path(path) => (LoadedModel::load(path)?, OperatorLibrary::default()),
+            ModelSource::Bytes(bytes) => {
+                (LoadedModel::from_bytes(bytes, ExternalData::none())?, OperatorLibrary::default())
+            }
+            ModelSource::BytesIn(bytes, folder) => {
+                let external = ExternalData::in_folder(folder, Storage::Read);
+                (LoadedModel::from_bytes(bytes, external)?, OperatorLibrary::default())
+            }
+            // The last library holds.
+            ModelSource::WithOperators(source, library) => (source.read()?.0, library),
+            ModelSource::Changed(source, changes) => {
+                let label = source.label("the model");
+                let (mut model, library) = source.read()?;
+                if let Some(graph) = &mut model.proto.graph {
+                    changes.make(&label, graph)?;
+                }
+                (model, library)
+            }
+        })
+    }
+
+    /// How messages name it.
+    pub(crate) fn label(&self, what: &str) -> String {
+        match self {
+            ModelSource::Path(path) => format!("{what} {}", path.display()),
+            ModelSource::Bytes(_) | ModelSource::BytesIn(..) => what.to_owned(),
+            ModelSource::WithOperators(source, _) | ModelSource::Changed(source, _) => source.label(what),
+        }
+    }
+
+    /// A model made by the program.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{InferenceSession, ModelSource, SessionOptions};
+    ///
+    /// let eval = ModelSource::from_proto(&made.eval_model)?;
+    /// let session = InferenceSession::new(eval, SessionOptions::default())?;
+    /// assert_eq!(session.inputs()[0].name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When it is larger than 2 GiB: then it has to be written to a file.
+    pub fn from_proto(proto: &ModelProto) -> Result<ModelSource> {
+        Ok(ModelSource::Bytes(encode(proto).map_err(Error::from)?.into()))
+    }
+}
+
+/// Puts the data of a tensor that lies in another file into the message.
+pub(crate) fn make_internal(tensor: &mut TensorProto, payload: Bytes) {
+    tensor.raw_data = payload;
+    tensor.external_data.clear();
+    tensor.data_location = 0;
+}
+
+/// The model with its external data inside. Inputs stay as they are, be they initializers or not.
+pub(crate) fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
+    let mut proto = std::mem::take(&mut model.proto);
+    visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
+        if !tensor.external_data.is_empty() {
+            let payload = model.tensor_payload(tensor)?;
+            make_internal(tensor, payload);
+        }
+        Ok(())
+    })?;
+    Ok(model.with_proto(proto))
+}
+
+/// The same bytes in memory of their own, at an address that kernels like. What was read from a file of external data has
+/// both already.
+fn aligned(bytes: &Bytes) -> Bytes {
+    if bytes.is_unique() && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+        bytes.clone()
+    } else {
+        aligned_copy(bytes, ALIGNMENT)
+    }
+}
+
+impl From<&str> for ModelSource {
+    fn from(path: &str) -> ModelSource {
+        ModelSource::Path(path.into())
+    }
+}
+
+impl From<&Path> for ModelSource {
+    fn from(path: &Path) -> ModelSource {
+        ModelSource::Path(path.to_owned())
+    }
+}
+
+impl From<PathBuf> for ModelSource {
+    fn from(path: PathBuf) -> ModelSource {
+        ModelSource::Path(path)
+    }
+}
+
+impl From<Bytes> for ModelSource {
+    fn from(bytes: Bytes) -> ModelSource {
+        ModelSource::Bytes(bytes)
+    }
+}
+
+impl From<Vec<u8>> for ModelSource {
+    fn from(bytes: Vec<u8>) -> ModelSource {
+        ModelSource::Bytes(bytes.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Tensor, tensor_to_proto};
+    use ortrain_onnx::{GraphProto, encode};
+
+    use super::*;
+    use crate::module::graph_of;
+
+    fn tensors(model: &LoadedModel) -> &[TensorProto] {
+        &model.proto.graph.as_ref().expect("there is one").initializer
+    }
+
+    #[test]
+    fn what_runs_does_not_hold_the_file() {
+        let weight = |name: &str, value: f32| tensor_to_proto(name, &Tensor::f32(&[3], &[value; 3]));
+        let source = |weights: &[TensorProto]| {
+            let graph = GraphProto { initializer: weights.to_vec(), ..GraphProto::default() };
+            let proto = ModelProto { graph: Some(graph), ..ModelProto::default() };
+            Bytes::from(encode(&proto).expect("it is small"))
+        };
+        let file = source(&[weight("w", 1.0), weight("v", 2.0)]);
+        let train = ModelSource::from(file.clone()).load_to_run(None).expect("it is a model");
+        for tensor in tensors(&train) {
+            assert_eq!(tensor.raw_data.as_ptr().addr() % ALIGNMENT, 0, "{}", tensor.name);
+        }
+        assert!(file.is_unique(), "nothing is a range of it any more");
+
+        // Another model shares what is the same: elements of the same name.
+        let graph = graph_of("the model", &train).expect("it is a graph");
+        let other = source(&[weight("w", 1.0), weight("v", 3.0), weight("u", 1.0)]);
+        let eval = ModelSource::from(other.clone()).load_to_run(Some(&graph)).expect("it is a model");
+        let shared: Vec<bool> = tensors(&eval)
+            .iter()
+            .map(|tensor| tensors(&train).iter().any(|of| of.raw_data.as_ptr() == tensor.raw_data.as_ptr()))
+            .collect();
+        assert_eq!(shared, [true, false, false]);
+        assert!(other.is_unique());
+    }
+}
