@@ -101,7 +101,7 @@ def test_results_are_those_of_onnxruntime(op: str, direction: str, functions: st
 def test_training_with_lengths_is_that_of_onnxruntime(
     op: str, direction: str, part: tuple[int, int], tmp_path: Path
 ) -> None:
-    """For all or some steps, X in the model, trained or not: the loss equals onnxruntime's, the gradient its slope."""
+    """The loss equals onnxruntime's and the gradient its slope, for all or some steps, with X trained or constant."""
     content, feeds = model(op, [False, True] + [False] * (3 if op == "LSTM" else 1), {"direction": direction})
     forward = onnx.load_from_string(content)
     graph = forward.graph

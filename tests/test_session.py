@@ -356,7 +356,7 @@ OUTPUTS |= {
 
 
 def test_outputs_side_by_side(with_logits: Path) -> None:
-    """Outputs may share a memory block, even interleaved, without a common byte. They may reuse an input's memory."""
+    """Outputs may share a memory block, even interleaved, without a common byte, or reuse an input's memory."""
     session, other = session_of(with_logits), session_of(with_logits)
     loss, logits = other.train_step([X, LABELS])
     memory = np.zeros(60, np.float32)

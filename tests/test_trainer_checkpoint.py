@@ -713,8 +713,7 @@ def test_older_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def flat_processes(trainer: ORTTrainer, size: int) -> list[dict[str, Any]]:
-    """Return flat states of ZeRO processes in mixed precision: float16 copies, float32 pieces of weights and moments.
-    """
+    """Return flat states of ZeRO processes in mixed precision: float16 copies, float32 parts of weights and moments."""
     state = trainer._training_session.get_state()
     weights = {name: state[name] for name in WEIGHTS}
     made = []

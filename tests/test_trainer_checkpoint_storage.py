@@ -602,8 +602,7 @@ def test_files_of_saves_that_go_on_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """The process continues after the error. (The HDF5 library would end the process, so files are written without it.)
-    """
+    """The process continues after the error. The HDF5 library would end the process, so no file is written with it."""
     program = """
 import resource, sys
 import numpy as np

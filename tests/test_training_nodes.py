@@ -1,4 +1,4 @@
-"""Operators of training graphs of onnxruntime-training, one by one: what 1.19.2 computes, computed here."""
+"""Operators of onnxruntime-training's training graphs, one at a time: ortrain computes the results of 1.19.2."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from training_nodes import MICROSOFT, Node, nodes
 import ortrain
 
 RECORD = Path(__file__).parent / "data" / "training-nodes.npz"
-# What float32 loses in some sums and exponentials, relative to the largest element.
+# Rounding of float32 in some sums and exponentials, relative to the largest element.
 ROUNDING = 2e-6
 NODES = {node.key: node for node in nodes()}
-# Gradients of a Dropout that is not in training mode, where 1.19.2 is wrong.
+# Gradients of a Dropout outside of training mode, which 1.19.2 computes incorrectly.
 UNTRAINED = {key for key in NODES if key.startswith("DropoutGrad, not in training")}
-# Every operator of the CPU build that training graphs have, and that changes nothing in place.
+# Every operator of the CPU build that training graphs use, except operators that work in place.
 OPERATORS = frozenset(
     """AveragePoolGrad BatchNormInternal BatchNormalizationGrad BiasFastGeluGrad_dX BiasGelu BiasGeluGrad_dX
     BroadcastGradientArgs ConcatTraining ConvGrad DivGrad DropoutGrad FakeQuant FakeQuantGrad FastGelu FastGeluGrad
@@ -31,7 +31,7 @@ OPERATORS = frozenset(
     SoftmaxCrossEntropyLossInternal SoftmaxCrossEntropyLossInternalGrad SoftmaxGrad SoftmaxGrad_13
     SparseSoftmaxCrossEntropy SparseSoftmaxCrossEntropyGrad SplitTraining TanhGrad Trilu""".split()
 )
-# Operators that serve what lies outside of a model, and what is said of them.
+# Operators with an effect outside of the model, and the text of their errors.
 LEFT_OUT = {
     **dict.fromkeys(("SummaryScalar", "SummaryHistogram", "SummaryText", "SummaryMerge"), "a text for TensorBoard"),
     **{
@@ -45,7 +45,7 @@ LEFT_OUT = {
 
 
 def recorded() -> dict[str, dict[str, np.ndarray]]:
-    """What was recorded of each case: inputs and outputs by name."""
+    """Return the recorded inputs and outputs of each case by name."""
     found: dict[str, dict[str, np.ndarray]] = {}
     with np.load(RECORD) as stored:
         for name in stored.files:
@@ -63,7 +63,7 @@ def test_every_operator_is_recorded() -> None:
 
 
 def assert_like(node: Node, results: dict[str, np.ndarray]) -> None:
-    """Results are those that were recorded."""
+    """Check that the results equal the record."""
     wanted = {name[7:]: value for name, value in RECORDED[node.key].items() if name.startswith("output/")}
     assert results.keys() == wanted.keys()
     for name, want in wanted.items():
@@ -74,7 +74,7 @@ def assert_like(node: Node, results: dict[str, np.ndarray]) -> None:
 
 
 def run(key: str, backend: str) -> dict[str, np.ndarray]:
-    """What a case gives here, by name."""
+    """Run a case here; returns its outputs by name."""
     session = ortrain.InferenceSession(NODES[key].model(), providers=[backend])
     feeds = {name[6:]: value for name, value in RECORDED[key].items() if name.startswith("input/")}
     results = session.run(None, feeds)
@@ -90,7 +90,7 @@ def test_node(key: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("key", sorted(UNTRAINED))
 def test_what_drops_nothing_passes_every_gradient(key: str, backend: str) -> None:
-    """The forward result is the input then. 1.19.2 takes mask and ratio all the same."""
+    """The forward result is the input in this mode. 1.19.2 nevertheless applies mask and ratio."""
     given = RECORDED[key]
     np.testing.assert_array_equal(run(key, backend)["y0"], given["input/x0"])
     assert not np.allclose(given["output/y0"], given["input/x0"])

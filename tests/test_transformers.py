@@ -1,4 +1,4 @@
-"""Operators of transformers beside onnxruntime, over their attributes; networks of them train in test_oracle.py."""
+"""Operators of transformers match onnxruntime for all attributes; test_oracle.py trains networks with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ortrain
 
 BATCH, QUERIES, KEYS, HEADS, SIZE = 2, 3, 5, 2, 4
 WIDTH = HEADS * SIZE
-# Sums of a few products, exponentials and normalizations in float32.
+# Rounding of sums of a few products, exponentials and normalizations in float32.
 TOLERANCE = 3e-6
 
 
@@ -26,7 +26,7 @@ def both(
     domain: str = "com.microsoft",
     opset: int = 17,
 ) -> None:
-    """Runs a node here and in onnxruntime and compares the outputs, with all sizes declared and with none."""
+    """Run a node here and in onnxruntime and compare the outputs, with declared and with open sizes."""
     given = {name: array for name, array in inputs.items() if array is not None}
     names = [name if array is not None else "" for name, array in inputs.items()]
     while not names[-1]:
@@ -36,10 +36,10 @@ def both(
     session = None
     for symbolic in (False, True):
         declared = []
-        # Ends and starts of keys are told apart from ends alone by the number of the batch.
+        # Only a declared batch size distinguishes ends and starts of keys from ends alone.
         first = 1 if "mask" in given and given["mask"].shape == (2 * BATCH,) else 0
         for name, array in given.items():
-            # Sizes of the data are symbols where the operator can find them out.
+            # Sizes of the data are symbols where the operator can infer them.
             shape = [
                 f"d{size}" if symbolic and name in ("input", "query", "mask") and first <= axis < 2 else size
                 for axis, size in enumerate(array.shape)
@@ -67,7 +67,7 @@ def floats(seed: int, *shape: int) -> np.ndarray:
 def masks(batch: int, queries: int, keys: int) -> dict[str, np.ndarray | None]:
     rng = np.random.default_rng(3)
     of_keys, of_pairs = rng.integers(0, 2, (batch, keys)), rng.integers(0, 2, (batch, queries, keys))
-    # Where all is hidden by -10000 little is left of the differences of float32 scores.
+    # Where -10000 masks all keys, float32 scores lose almost all of their differences.
     of_keys[:, 0] = of_pairs[:, :, 0] = 1
     return {
         "none": None,
@@ -143,7 +143,7 @@ def test_attention(mask: str, causal: int, past: int) -> None:
         inputs = {
             "input": floats(1, BATCH, QUERIES, 6),
             "weights": floats(2, 6, sum(widths)),
-            # Without one the kernel of onnxruntime 1.31 for the CPU ends the process.
+            # Without a bias the CPU kernel of onnxruntime 1.31 ends the process.
             "bias": floats(3, sum(widths)),
             "mask": masks(BATCH, QUERIES, keys)[mask],
             "past": floats(4, 2, BATCH, HEADS, past, SIZE) if past else None,
@@ -163,7 +163,7 @@ def test_attention(mask: str, causal: int, past: int) -> None:
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("mask", ["none", "ends", "keys", "pairs"])
 def test_multi_head_attention(mask: str, causal: int, past: int) -> None:
-    # With more keys than queries the last query sees all of them in onnxruntime.
+    # With more keys than queries, the last query attends to all keys in onnxruntime.
     new = QUERIES if causal else KEYS
     keys = new + past
     of_values = WIDTH if past else 2 * WIDTH
@@ -185,7 +185,7 @@ def test_multi_head_attention(mask: str, causal: int, past: int) -> None:
 
 
 def test_multi_head_attention_of_heads() -> None:
-    """Keys and values that are heads already, those of a cross attention."""
+    """Keys and values may have separate heads already, as in cross-attention."""
     for mask, bias in itertools.product([None, "keys"], [False, True]):
         inputs = {
             "query": floats(1, BATCH, QUERIES, WIDTH),

@@ -1,4 +1,4 @@
-"""The scripts that run test-suites of other projects; those themselves, and PyTorch, are not needed here."""
+"""The scripts that run test suites of other projects. The suites themselves and PyTorch are not needed here."""
 
 from __future__ import annotations
 

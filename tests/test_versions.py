@@ -1,4 +1,4 @@
-"""Every operator in the form of every opset from 7 on: what it computes, and how it is trained."""
+"""Every operator in the form of each opset from 7 on: results and training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from opsets import BATCH, CHANGED, OLDEST_OPSET, OPSETS, TRAINED, Words, has, wr
 import ortrain
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# The newest opset that this onnxruntime reads; newer ones are compared with the reference implementation of ONNX.
+# The newest opset of this onnxruntime; newer opsets are compared with the reference implementation of ONNX.
 NEWEST_OF_ONNXRUNTIME = 26
 # Rounding of a few operations on numbers of magnitude 1, by element type.
 TOLERANCE = {np.dtype(np.float16): 2e-3, np.dtype(np.float32): 2e-6, np.dtype(np.float64): 1e-7}
-# One model trained in the words of two opsets: the same operations in the same order, but for how they are spelled.
+# Tolerance of one model trained in two opsets: the operations and their order are equal, only their notation differs.
 SAME = 1e-6
-# onnxruntime logs errors only: it warns of old opsets.
+# Log severity of onnxruntime: errors only, because it warns about old opsets.
 ERRORS = 3
 
 FLOATS = (np.float16, np.float32, np.float64)
@@ -44,12 +44,12 @@ class Case:
     words: Words
     inputs: dict[str, np.ndarray]
     outputs: dict[str, Any]
-    # How far results may differ, where that is not a matter of their type.
+    # Tolerance of the results; None selects the tolerance of their type.
     tolerance: float | None = None
 
 
 def values(dtype: Any, *shape: int, seed: int = 0, low: float = -3.0, high: float = 3.0) -> np.ndarray:
-    """Numbers between bounds, integers without zeros, in a type."""
+    """Return numbers between bounds in a type; integers are never zero."""
     kind = np.dtype(dtype)
     rng = np.random.default_rng(seed)
     if kind.kind == "b":
@@ -64,14 +64,14 @@ def values(dtype: Any, *shape: int, seed: int = 0, low: float = -3.0, high: floa
 
 
 def takes(op: str, opset: int, dtype: Any, position: int = 0) -> bool:
-    """Whether an operator takes elements of a type at this opset."""
+    """Return true if an operator accepts elements of a type at this opset."""
     schema = defs.get_schema(op, opset)
     name = TensorProto.DataType.Name(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))).lower()
     return f"tensor({name})" in schema.inputs[min(position, len(schema.inputs) - 1)].types
 
 
 def simple(opset: int, op: str, inputs: list[np.ndarray], result: Any, **attributes: Any) -> Case:
-    """One node whose inputs are all given."""
+    """Return a case of one node without omitted inputs."""
     w = Words(opset)
     names = [f"x{k}" for k in range(len(inputs))]
     w.node(op, names, "y", **attributes)
@@ -143,7 +143,7 @@ def element_wise(op: str, opset: int) -> Iterator[Case]:
                 yield simple(opset, op, inputs, np.bool_ if op in GIVES_BOOL else dtype)
 
 
-# Functions on a part of the line: its ends.
+# Functions on a part of the real line, with the ends of this part.
 PARTIAL: dict[str, tuple[float, float]] = {
     "Tan": (-1.2, 1.2),
     "Asin": (-0.95, 0.95),
@@ -162,13 +162,13 @@ def partial(op: str, opset: int) -> Iterator[Case]:
     for dtype in FLOATS:
         if takes(op, opset, dtype):
             case = simple(opset, op, [values(dtype, 3, 4, low=low, high=high)], dtype)
-            # Steep slopes make more of the rounding of what they are slopes of.
+            # Steep slopes amplify the rounding of their argument.
             case.tolerance = 5 * TOLERANCE[np.dtype(dtype)]
             yield case
 
 
 def choices(op: str, opset: int) -> Iterator[Case]:
-    """Several operands; before opset 8 all of one shape."""
+    """Yield cases with several operands, which have equal shapes before opset 8."""
     kinds = FLOATS if op == "Mean" or opset < 12 else NUMBERS
     for dtype in kinds:
         if takes(op, opset, dtype):
@@ -203,7 +203,7 @@ def float_checks(op: str, opset: int) -> Iterator[Case]:
 
 
 def several(opset: int, op: str, inputs: Sequence[np.ndarray], results: Sequence[Any], **attributes: Any) -> Case:
-    """One node with several results."""
+    """Return a case of one node with several results."""
     w = Words(opset)
     names, outputs = [f"x{k}" for k in range(len(inputs))], [f"y{k}" for k in range(len(results))]
     w.node(op, names, *outputs, **attributes)
@@ -318,7 +318,7 @@ def sampled(opset: int) -> Iterator[Case]:
     names = {"linear": "bilinear", "cubic": "bicubic"}
     for mode in ("nearest", "linear", "cubic"):
         for padding in ("zeros", "border", "reflection"):
-            # onnxruntime clips the elements around a place here, not the place.
+            # In this mode onnxruntime clips the indices of neighbours instead of the coordinate.
             if (mode, padding) == ("cubic", "border"):
                 continue
             for aligned in (0, 1):
@@ -326,7 +326,7 @@ def sampled(opset: int) -> Iterator[Case]:
                 case = simple(
                     opset, "GridSample", [x, grid], np.float32, mode=name, padding_mode=padding, align_corners=aligned
                 )
-                # Coordinates are float32, and weights have a slope of as many elements as there are.
+                # Coordinates are float32, and the slope of a weight grows with the size of the axis.
                 case.tolerance = 2e-5
                 yield case
 
@@ -353,7 +353,7 @@ def linear_attention(opset: int) -> Iterator[Case]:
         present = {f"x{k}": array for k, array in enumerate(inputs) if not isinstance(array, str)}
         names = [f"x{k}" if f"x{k}" in present else "" for k in range(len(inputs))]
         w.node("LinearAttention", names, "y", "state", q_num_heads=4, kv_num_heads=2, update_rule=rule, scale=0.5)
-        # Sums over positions of what is added up for every one.
+        # The sums over positions have sums as their terms.
         yield Case(w, present, {"y": np.float32, "state": np.float32}, tolerance=1e-4)
 
 
@@ -375,7 +375,7 @@ def transforms(opset: int) -> Iterator[Case]:
         yield case
 
 
-# Operators whose schema changed in types alone: inputs, the type of the result, attributes.
+# Operators with schema changes in types only: inputs, the type of the result, attributes.
 PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
     "Shrink": [
         ([values(np.float32, 2, 5)], np.float32, {}),
@@ -442,7 +442,7 @@ def plain(op: str, opset: int) -> Iterator[Case]:
         yield case
 
 
-# Activations with attributes: what each is tried with.
+# Activations with attributes: the tested values.
 WITH_ATTRIBUTES: dict[str, list[dict[str, float]]] = {
     "LeakyRelu": [{}, {"alpha": 0.3}, {"alpha": -0.5}],
     "Elu": [{}, {"alpha": 0.3}, {"alpha": -0.5}],
@@ -471,7 +471,7 @@ def prelu(opset: int) -> Iterator[Case]:
 def clip(opset: int) -> Iterator[Case]:
     x = values(np.float32, 2, 5)
     bounds: list[tuple[float | None, float | None]] = [(None, None), (-1, None), (None, 1), (-1, 1)]
-    # onnxruntime refuses attributes that are the wrong way round.
+    # Onnxruntime rejects attributes with a minimum above the maximum.
     if opset >= 11:
         bounds.append((1, -1))
     for low, high in bounds:
@@ -489,7 +489,7 @@ def pad(opset: int) -> Iterator[Case]:
     x = values(np.float32, 2, 3, 4)
     modes = ["constant", "edge", "reflect", *(["wrap"] if opset >= 19 else [])]
     kinds = [[0, 1, 2, 1, 0, 1], [1, 0, 0, 0, 2, 0]]
-    # The reference implementation cannot take anything away.
+    # The reference implementation does not support negative padding.
     if opset <= NEWEST_OF_ONNXRUNTIME:
         kinds += [[0, 1, 0, 1, 1, -2], [0, -1, 0, 0, 0, 0]]
     for mode, pads in itertools.product(modes, kinds):
@@ -526,7 +526,7 @@ def resize(opset: int) -> Iterator[Case]:
             yield one(w, {"x": x}, w.upsample("x", scales, mode), np.float32)
         return
     coordinates = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
-    # The reference implementation does not know it; the standard does up to opset 12.
+    # The reference implementation does not support this mode; the standard supports it up to opset 12.
     if opset < 13:
         coordinates.append("tf_half_pixel_for_nn")
     if opset >= 19:
@@ -539,16 +539,16 @@ def resize(opset: int) -> Iterator[Case]:
         modes += [{"mode": mode, "antialias": 1} for mode in ("linear", "cubic")]
     for mode, coordinate in itertools.product(modes, coordinates):
         attributes = {**mode, "coordinate_transformation_mode": coordinate}
-        # The others compute the weights of a cubic in float32.
+        # Other implementations compute cubic weights in float32.
         tolerance = 1e-5 if mode["mode"] == "cubic" else None
-        # Weights that all but cancel make rounding large.
+        # Weights that nearly cancel amplify the rounding.
         if coordinate == "tf_half_pixel_for_nn" and "exclude_outside" in mode:
             continue
         for scales in ([1, 1, 2, 2], [1, 1, 0.5, 0.5], [1, 1, 0.75, 1.5]):
             w = Words(opset)
             given = ["x", w.nothing(), w.weight(scales, dtype=np.float32)]
             yield Case(w, {"x": x}, {w.node("Resize", given, "y", **attributes): np.float32}, tolerance)
-        # Of one element, the reference implementation makes something else than the standard says.
+        # For one element, the reference implementation differs from the standard.
         strange = coordinate == "pytorch_half_pixel" and opset > NEWEST_OF_ONNXRUNTIME
         for sizes in ([1, 2, 5, 7], [1, 2, 3, 2 if strange else 1]):
             w = Words(opset)
@@ -601,7 +601,7 @@ def total(opset: int) -> Iterator[Case]:
 
 def softmax(op: str, opset: int) -> Iterator[Case]:
     for shape in ((2, 3), (2, 3, 4), (2, 1, 3, 2), (0, 3)):
-        # Without an axis it is 1 before opset 13, the last one from then on. Axes count from the end from opset 11 on.
+        # The default axis is 1 before opset 13, and the last axis since. Negative axes are valid from opset 11 on.
         axes: list[int | None] = [None, *range(len(shape))]
         if opset >= 11:
             axes += [-1, -2]
@@ -609,7 +609,7 @@ def softmax(op: str, opset: int) -> Iterator[Case]:
             attributes = {} if axis is None else {"axis": axis}
             yield simple(opset, op, [values(np.float32, *shape)], np.float32, **attributes)
     yield simple(opset, op, [values(np.float64, 2, 3)], np.float64)
-    # The rank is not declared anywhere: after a Reshape to a computed shape.
+    # A Reshape to a computed shape leaves the rank undeclared.
     w = Words(opset)
     reshaped = w.node("Reshape", ["x", "shape"])
     inputs = {"x": values(np.float32, 2, 12), "shape": np.asarray([2, 3, 4])}
@@ -632,7 +632,7 @@ def gemm(opset: int) -> Iterator[Case]:
         attributes = {"transA": ta, "transB": tb, "alpha": 0.5, "beta": 2.0}
         for c in ((), (4,), (2, 1), (2, 4)):
             yield simple(opset, "Gemm", [a, b, values(np.float32, *c, seed=2)], np.float32, **attributes)
-        # Without C only from opset 11 on.
+        # C is optional only from opset 11 on.
         if opset >= 11:
             yield simple(opset, "Gemm", [a, b], np.float32, **attributes)
 
@@ -658,9 +658,9 @@ def reduction(op: str, opset: int) -> Iterator[Case]:
             w = Words(opset)
             w.node(op, ["x", w.ints([])], "y", noop_with_empty_axes=noop)
             yield one(w, {"x": x}, "y", np.float32)
-    # What integers are, where a root or a logarithm is not one, nobody says.
+    # The standard does not define integer results of roots and logarithms that are not integers.
     real = op in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
-    # The reference implementation makes 64-bit integers of squares of others.
+    # For ReduceSumSquare, the reference implementation changes other integers to int64.
     integers = () if real else (np.int64,) if op == "ReduceSumSquare" else (np.int32, np.int64)
     for dtype in (np.float64, *integers):
         yield simple(opset, op, [np.abs(values(dtype, 2, 3)) * dtype(6)], dtype, keepdims=0)
@@ -675,7 +675,7 @@ def reshape(opset: int) -> Iterator[Case]:
     for shape in ([6, 4], [-1], [0, -1], [2, 0, 2, 2], [4, 3, 2]):
         w = Words(opset)
         yield one(w, {"x": x}, w.node("Reshape", ["x", w.ints(shape)], "y"), np.float32)
-    # The shape computed from a shape, and given at run time.
+    # A shape computed from another shape, and a shape from the feeds.
     w = Words(opset)
     sizes = w.node("Shape", ["x"])
     front = w.slice(sizes, [0], [1], [0])
@@ -736,7 +736,7 @@ def slices(opset: int) -> Iterator[Case]:
     for starts, ends, axes in (([1], [3], [1]), ([-2], [2**31 - 1], [0]), ([0, 1], [-1, 99], [0, 2]), ([3], [1], [0])):
         w = Words(opset)
         yield one(w, {"x": x}, w.slice("x", starts, ends, axes), np.float32)
-    # Axes from the front where none are named.
+    # Without axes the first axes are sliced.
     w = Words(opset)
     if opset < 10:
         w.node("Slice", ["x"], "y", starts=[1, 2], ends=[4, 5])
@@ -894,7 +894,7 @@ def transposed_convolution(opset: int) -> Iterator[Case]:
     yield simple(opset, "ConvTranspose", [x, full], np.float32, strides=[2, 3], dilations=[2, 1], pads=[1, 1, 1, 0])
     for auto_pad in ("VALID", "SAME_UPPER", "SAME_LOWER"):
         yield simple(opset, "ConvTranspose", [x, full, bias], np.float32, auto_pad=auto_pad, strides=[2, 2])
-    # Of these, the reference implementation makes something else than the standard says.
+    # For these cases, the reference implementation differs from the standard.
     if opset <= NEWEST_OF_ONNXRUNTIME:
         grouped = values(np.float32, 4, 3, 3, 2, seed=1)
         yield simple(opset, "ConvTranspose", [x, grouped], np.float32, group=2)
@@ -922,8 +922,7 @@ def normalization(opset: int) -> Iterator[Case]:
         rows = given(np.float32, 3, 2, 4, per=(2, 4))
         yield simple(opset, "BatchNormalization", rows, np.float32, spatial=0)
         yield simple(opset, "BatchNormalization", given(np.float32, 3, 2, 4), np.float32, spatial=1)
-    # Before opset 14 five outputs tell that statistics are those of the batch; what the last of them is, the text and
-    # onnxruntime do not agree about.
+    # Before opset 14, five outputs select batch statistics. For the last output, the standard and onnxruntime disagree.
     names, mode = ["y", "mean", "var"], {"training_mode": 1}
     if opset < 14:
         names, mode = [*names, "saved_mean", "saved_var"], {}
@@ -941,7 +940,7 @@ def layers(op: str, opset: int) -> Iterator[Case]:
         for axis in (None, *range(len(shape)), -len(shape)):
             attributes = {} if axis is None else {"axis": axis}
             inner = shape[-1:] if axis is None else shape[axis:]
-            # onnxruntime refuses rows without elements.
+            # Onnxruntime rejects rows without elements.
             if 0 in inner:
                 continue
             w = Words(opset)
@@ -955,8 +954,8 @@ def layers(op: str, opset: int) -> Iterator[Case]:
 
 
 def response(opset: int) -> Iterator[Case]:
-    # onnxruntime knows windows of odd size and images of two axes; the reference implementation walks over as many
-    # channels as there are images.
+    # Onnxruntime supports only odd window sizes and two spatial axes. The reference implementation loops over the batch
+    # size instead of the channels.
     for shape, size in itertools.product(((4, 4, 2, 2), (5, 5, 1, 3), (1, 1, 2, 1)), (1, 3, 7)):
         yield simple(opset, "LRN", [values(np.float32, *shape)], np.float32, size=size)
         attributes = {"alpha": 0.5, "beta": 0.5, "bias": 2.0, "size": size}
@@ -968,9 +967,9 @@ def pooling(op: str, opset: int) -> Iterator[Case]:
     largest = op == "MaxPool"
     forms: list[dict[str, Any]] = [{"kernel_shape": [2, 3]}, {"kernel_shape": [3, 2], "strides": [2, 1]}]
     forms.append({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 2, 1]})
-    # Strides that pass over elements are refused with SAME by onnxruntime.
+    # Onnxruntime rejects SAME with strides that skip elements.
     for mode, strides in itertools.product(("VALID", "SAME_UPPER", "SAME_LOWER"), ([1, 1], [2, 2])):
-        # Of these, the reference implementation makes something else than the standard says.
+        # For these cases, the reference implementation differs from the standard.
         if not largest or mode == "VALID" or strides == [1, 1] or opset <= NEWEST_OF_ONNXRUNTIME:
             forms.append({"kernel_shape": [3, 2], "auto_pad": mode, "strides": strides})
     if opset >= 10:
@@ -995,7 +994,7 @@ def pooling(op: str, opset: int) -> Iterator[Case]:
 
 def global_pooling(op: str, opset: int) -> Iterator[Case]:
     for shape in ((2, 3, 5), (2, 3, 4, 5), (1, 2, 3, 1, 2), (2, 3, 1, 1)):
-        # The reference implementation pools over two axes, whatever there is.
+        # The reference implementation always pools over two axes.
         if op == "GlobalAveragePool" or len(shape) == 4 or opset <= NEWEST_OF_ONNXRUNTIME:
             yield simple(opset, op, [values(np.float32, *shape)], np.float32)
     for dtype in (np.float16, np.float64):
@@ -1078,17 +1077,17 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
 }
 
 
-# What onnxruntime reads in older opsets, too.
+# Operators that onnxruntime also reads in older opsets.
 READ_IN_EVERY_OPSET = ("LayerNormalization",)
 
 
 def oldest(op: str) -> int:
-    """The first version of an operator."""
+    """Return the first version of an operator."""
     return next(opset for opset in itertools.count(1) if has(op, opset))
 
 
 class GlobalLpPool(OpRun):
-    """What the reference implementation of ONNX does not have."""
+    """An operator that the reference implementation of ONNX lacks."""
 
     op_domain = ""
 
@@ -1100,7 +1099,7 @@ class GlobalLpPool(OpRun):
 
 
 def expected(model: ModelProto, opset: int, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """What onnxruntime computes, or the reference implementation where onnxruntime has no kernel."""
+    """Return the results of onnxruntime, or of the reference implementation if onnxruntime has no kernel."""
     if opset <= NEWEST_OF_ONNXRUNTIME:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = ERRORS
@@ -1118,7 +1117,7 @@ def expected(model: ModelProto, opset: int, feeds: dict[str, np.ndarray]) -> lis
 
 
 def check_case(case: Case, opset: int, checked: bool = True) -> None:
-    """A case gives what is expected, and is one of the standard unless said otherwise."""
+    """Check that a case has the expected results, and that its model is valid unless `checked` is false."""
     inputs = {name: (array.dtype, array.shape) for name, array in case.inputs.items()}
     model = case.words.model(case.words.graph(inputs, case.outputs))
     wanted = expected(model, opset, case.inputs)
@@ -1139,7 +1138,7 @@ def check_case(case: Case, opset: int, checked: bool = True) -> None:
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("op", sorted(CASES))
 def test_operator(op: str, opset: int) -> None:
-    """In the words of an opset, it computes what onnxruntime computes."""
+    """In the form of each opset, the operator has the results of onnxruntime."""
     if not has(op, opset) and op in READ_IN_EVERY_OPSET:
         for case in CASES[op](opset):
             check_case(case, opset, checked=False)
@@ -1155,7 +1154,7 @@ def test_operator(op: str, opset: int) -> None:
         check_case(case, opset, checked=not defs.get_schema(op, opset).deprecated)
 
 
-# Operators that onnxruntime added, the shapes of their inputs, and attributes.
+# Operators of onnxruntime, with the shapes of their inputs and their attributes.
 ADDED: list[tuple[str, str, list[tuple[int, ...]], dict[str, Any]]] = [
     ("com.microsoft", "Gelu", [(3, 4)], {}),
     ("com.microsoft", "FastGelu", [(3, 4)], {}),
@@ -1186,7 +1185,7 @@ def test_operators_that_onnxruntime_added(
     check_case(one(w, inputs, "y", np.float32), opset, checked=False)
 
 
-# Upsample gave way to Resize.
+# Resize replaced Upsample.
 @pytest.mark.parametrize("opset", range(OLDEST_OPSET, 10))
 def test_upsample(opset: int) -> None:
     for case in upsample(opset):
@@ -1195,7 +1194,7 @@ def test_upsample(opset: int) -> None:
 
 @pytest.mark.parametrize("opset", range(OLDEST_OPSET, 12))
 def test_mask_of_an_old_dropout(opset: int) -> None:
-    """All true, as from opset 12 on. (onnxruntime says all false; the old text leaves it open.)"""
+    """The mask is all true, as from opset 12 on. (onnxruntime returns all false; the old standard is silent.)"""
     w = Words(opset)
     w.node("Dropout", ["x"], "y", "mask", ratio=0.5)
     kind = np.dtype(np.float32 if opset < 10 else np.bool_)
@@ -1208,9 +1207,9 @@ def test_mask_of_an_old_dropout(opset: int) -> None:
 
 @dataclass
 class Run:
-    """Two steps of training and one of evaluation: the losses, and what the first left.
+    """Two training steps and one evaluation: the losses, and the results of the first step.
 
-    That is a gradient, or the new value of what is not trained (running statistics).
+    The results are gradients, or the new values of running statistics.
     """
 
     losses: list[float]
@@ -1222,7 +1221,7 @@ class Run:
 
 @cache
 def run_of(network: str, loss: str, opset: int, batch: int | str) -> Run:
-    """Artifacts are made in the words of an opset, and trained with."""
+    """Make artifacts in an opset, and train with them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = write_artifacts(folder, network, loss, opset, batch)
@@ -1247,7 +1246,7 @@ def opset_of(model: ModelProto) -> int:
 
 
 def graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and all within it."""
+    """Yield a graph and all its subgraphs."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -1255,12 +1254,12 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
                 yield from graphs(attribute.g)
 
 
-# Where an axis that counts from the end has a meaning before opset 11.
+# Operators with a definition of negative axes before opset 11.
 COUNTS_FROM_THE_END = ("Gather",)
 
 
 def in_public_domains(model: ModelProto) -> ModelProto:
-    """A copy in which what onnxruntime added to the domain of ONNX lies in its own, where no checker looks."""
+    """Return a copy with onnxruntime's additions to the ONNX domain in their own domain, which no checker reads."""
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -1270,7 +1269,7 @@ def in_public_domains(model: ModelProto) -> ModelProto:
 
 
 def check_nodes(model: ModelProto) -> None:
-    """Every node of ai.onnx is one of the model's opset, with the inputs, types and attributes that it has there."""
+    """Check that every ai.onnx node is valid in the model's opset: inputs, outputs, types and attributes."""
     opset = opset_of(model)
     types = {}
     for graph in graphs(model.graph):
@@ -1303,8 +1302,8 @@ def check_nodes(model: ModelProto) -> None:
 
 @pytest.mark.parametrize(("network", "loss", "opset"), TRAINED)
 def test_training(network: str, loss: str, opset: int) -> None:
-    """The training model has the opset of the forward model, and computes what that of the newest opset computes."""
-    # The older softmaxes mean something else in the middle of a shape.
+    """The training model has the opset of the forward model, and the results of the newest opset."""
+    # Older softmaxes treat a middle axis differently.
     newest = max(OPSETS) if network not in CHANGED or opset >= CHANGED[network] else CHANGED[network] - 1
     for batch in ("batch", BATCH):
         run, reference = (run_of(network, loss, version, batch) for version in (opset, newest))
@@ -1323,7 +1322,7 @@ def test_training(network: str, loss: str, opset: int) -> None:
 
 @pytest.mark.parametrize("opset", [opset for opset in OPSETS if opset >= 10])
 def test_pooling_of_unknown_sizes_is_trained(opset: int) -> None:
-    """As where sizes are known."""
+    """Training gives the results of known sizes."""
     run, reference = (run_of(network, "MSELoss", opset, "batch") for network in ("pooled_unsized", "pooled_sized"))
     np.testing.assert_allclose(run.losses, reference.losses, rtol=SAME)
     for name, want in reference.outcomes.items():
@@ -1331,14 +1330,14 @@ def test_pooling_of_unknown_sizes_is_trained(opset: int) -> None:
 
 
 def test_pooling_of_unknown_sizes_needs_opset_10(tmp_path: Path) -> None:
-    """Before, parts are cut out between numbers alone."""
+    """Before opset 10, Slice accepts only constant positions."""
     with pytest.raises(ortrain.UnsupportedError, match=r"AveragePool_\d+_Grad.*needs opset 10 or newer"):
         write_artifacts(tmp_path, "pooled_unsized", "MSELoss", 9, "batch")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_normalization_of_onnxruntime_in_an_older_opset(tmp_path: Path) -> None:
-    """onnxruntime has LayerNormalization in every opset: its training model is in the words of its own."""
+    """Onnxruntime has LayerNormalization in every opset; the training model uses operators of its own opset."""
     outcomes = []
     for opset in (17, 13):
         folder = tmp_path / str(opset)
@@ -1363,7 +1362,7 @@ def test_a_normalization_of_onnxruntime_in_an_older_opset(tmp_path: Path) -> Non
 
 
 def test_every_operator_is_trained() -> None:
-    """The networks have every operator of this file."""
+    """The trained networks contain every operator of this file."""
     used = {
         node.op_type
         for network, loss, opset in TRAINED
@@ -1392,7 +1391,7 @@ def test_every_operator_is_trained() -> None:
     ],
 )
 def test_no_older_spelling(network: str, opset: int, sentence: str, tmp_path: Path) -> None:
-    """What an opset cannot say is refused with the least one that can."""
+    """An error names the operator and its oldest sufficient opset."""
     with pytest.raises(ortrain.UnsupportedError) as error:
         write_artifacts(tmp_path, network, "MSELoss", opset, "batch")
     assert str(error.value) == sentence

@@ -1,4 +1,4 @@
-"""Every public function that writes: on a full disk and after a kill, the old file or the new one is there, whole."""
+"""All public functions that write files leave the old or the new file complete, after a full disk or a kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import ortrain
 
 SOURCES = Path(ortrain.__file__).parent
 KILLS = 100 if "ORTRAIN_CONFORM" in os.environ else 2
-# Public functions that take paths, or are called as if they wrote, and write no file.
+# Public functions that have paths as arguments, or the name of a writer, and write no file.
 READERS = """
 _options.SessionOptions.register_custom_ops_library _classic_core.TrainingSession.load_model
 api.checkpoint_state.CheckpointState.load_checkpoint api.checkpoint_state.CheckpointState.load_parameters
@@ -35,7 +35,7 @@ trainer.checkpoint.aggregate_checkpoints trainer.legacy.ORTTrainer trainer.legac
 trainer.legacy.load_checkpoint trainer.orttrainer.ORTTrainer.load_checkpoint
 gradient.utils.onnx_helper.replace_initializers_into_onnx sklearn._estimator.OnnxEstimator.to_onnx
 """.split()
-# The same function under a second name: the bridge of PyTorch, whose class is there with PyTorch alone.
+# Second names of the same function.
 SAME = {
     "_classic_core.InferenceSession.end_profiling": "inference.InferenceSession.end_profiling",
     "gradient.optimizers.OrtGradientOptimizer.__init__": "gradient.optimizers.OrtGradientOptimizer",
@@ -64,7 +64,7 @@ def test_kills(tmp_path: Path) -> None:
 
 
 def public() -> Iterator[str]:
-    """Public functions that may write, by their names or those of their arguments."""
+    """Yield public functions that may write, according to their names or the names of their arguments."""
     for module in pkgutil.walk_packages(ortrain.__path__, "ortrain."):
         if any(part.startswith("_") for part in module.name.split(".")[1:]) or module.name == "ortrain.torch":
             continue
@@ -87,7 +87,7 @@ def public() -> Iterator[str]:
 
 
 def test_all_writers_are_there() -> None:
-    """A public function that may write is in `writers.WRITERS`, or in `READERS` here."""
+    """Each public function that may write is in `writers.WRITERS`, or in `READERS` here."""
     found = set(public())
     known = {*writers.WRITERS, *READERS, *SAME}
     assert found - known == set()
@@ -95,7 +95,7 @@ def test_all_writers_are_there() -> None:
 
 
 def test_files_are_written_by_one_function() -> None:
-    """No module of Python but `_files` opens a file to write, or calls what does."""
+    """Only the Python module `_files` opens files for writing, or calls functions that do."""
     called = {"write_bytes", "write_text", "save_model", "savez", "tofile", "copyfile", "copy2"}
     for path in sorted(SOURCES.rglob("*.py")):
         if path.name == "_files.py":
@@ -158,7 +158,7 @@ def test_a_system_without_fcntl(tmp_path: Path) -> None:
 
 
 def test_left_files_of_counted_names(tmp_path: Path) -> None:
-    """A save removes what killed saves of other numbers left, and nothing of others."""
+    """A save removes files of killed saves with other numbers, and no other files."""
     from ortrain import _files
 
     left = ["step-1.ortcp.77-0.tmp", "step-20.ortcp.4194304-12.tmp"]

@@ -1,6 +1,6 @@
-"""A plain trainer in NumPy and float64: gradients by a tape, schedules and optimizers by their formulas.
+"""A plain float64 trainer in NumPy: gradients with a tape, schedules and optimizers as formulas.
 
-Needs NumPy and what ``classic_formulas`` needs, nothing of ortrain.
+Needs NumPy and the dependencies of ``classic_formulas``, but not ortrain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Var:
-    """A value that knows what it was computed from, and how a gradient goes back there."""
+    """A value with its operands, and the functions for their gradients."""
 
     def __init__(self, value: npt.ArrayLike, *parts: tuple[Var, Callable[[Array], Array]]) -> None:
         self.value = np.asarray(value, np.float64)
@@ -29,7 +29,7 @@ class Var:
         self.grad: Array = np.zeros_like(self.value)
 
     def backward(self) -> None:
-        """Put the gradient of this number into everything that it was computed from."""
+        """Propagate the gradient of this number to all values that it depends on."""
         order: list[Var] = []
         seen: set[int] = set()
 
@@ -69,7 +69,7 @@ class Var:
 
 
 def summed_to(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """The gradient of what was broadcast from a shape."""
+    """Sum a gradient over broadcast axes to the original shape."""
     gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and gradient.shape[axis] != 1)
     return np.asarray(gradient.sum(axis=axes, keepdims=True) if axes else gradient)
@@ -80,7 +80,7 @@ def relu(x: Var) -> Var:
 
 
 def transposed(x: Var) -> Var:
-    """The last two axes, exchanged."""
+    """Exchange the last two axes."""
     return Var(x.value.swapaxes(-1, -2), (x, lambda g: g.swapaxes(-1, -2)))
 
 
@@ -96,7 +96,7 @@ def mean(x: Var, axis: int) -> Var:
 
 
 def normalized(x: Var, weight: Var, bias: Var, epsilon: float = 1e-5) -> Var:
-    """LayerNormalization over the last axis."""
+    """Apply LayerNormalization over the last axis."""
     centred = x.value - x.value.mean(axis=-1, keepdims=True)
     scale = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon)
     y = centred * scale
@@ -110,7 +110,7 @@ def normalized(x: Var, weight: Var, bias: Var, epsilon: float = 1e-5) -> Var:
 
 
 def cross_entropy(scores: Var, labels: npt.NDArray[Any]) -> Var:
-    """The mean of the softmax cross-entropies of rows."""
+    """Return the mean of the softmax cross-entropies of rows."""
     rows = np.arange(len(labels))
     shifted = scores.value - scores.value.max(axis=-1, keepdims=True)
     log_prob = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -127,13 +127,13 @@ def cross_entropy(scores: Var, labels: npt.NDArray[Any]) -> Var:
 
 
 def perceptron(w: Mapping[str, Var], feeds: Mapping[str, Any]) -> Var:
-    """The loss of ``classic_models.classifier``."""
+    """Compute the loss of ``classic_models.classifier``."""
     h = relu(Var(feeds["x"]) @ w["fc1.w"] + w["fc1.b"])
     return cross_entropy(h @ w["fc2.w"] + w["fc2.b"], feeds["labels"])
 
 
 def block(w: Mapping[str, Var], feeds: Mapping[str, Any]) -> Var:
-    """The loss of ``trainer_nets.block``."""
+    """Compute the loss of ``trainer_nets.block``."""
     x = Var(feeds["x"])
     width = x.value.shape[-1]
     query, value = x @ w["query.w"] + w["query.b"], x @ w["value.w"] + w["value.b"]
@@ -149,7 +149,7 @@ Loss = Callable[[Mapping[str, Var], Mapping[str, Any]], Var]
 
 
 def gradients_of(loss: Loss, weights: Mapping[str, Any], feeds: Mapping[str, Any]) -> tuple[float, dict[str, Array]]:
-    """A loss, and its gradient for each weight."""
+    """Return a loss, and its gradient for each weight."""
     given = {name: Var(value) for name, value in weights.items()}
     found = loss(given, feeds)
     found.backward()
@@ -188,7 +188,7 @@ Schedule = Callable[[int, int, float, float], float]
 
 @dataclass
 class PlainTrainer:
-    """Steps of an optimizer on the mean of the gradients of a window, with the rate of a schedule."""
+    """Trainer that updates weights with the mean gradient of a window, at the rate of a schedule."""
 
     loss: Loss
     formulas: Formulas
@@ -213,7 +213,7 @@ class PlainTrainer:
 
 
 def numeric_gradient(loss: Loss, weights: Mapping[str, Array], feeds: Mapping[str, Any], name: str, at: int) -> float:
-    """One element of a gradient by differences."""
+    """Compute one element of a gradient by central differences."""
     values: list[float] = []
     for sign in (1, -1):
         moved = {key: np.array(value, np.float64) for key, value in weights.items()}

@@ -1,4 +1,4 @@
-"""Models for ORTTrainer, their descriptions, and trainers of them."""
+"""Models for ORTTrainer, their descriptions, and their trainers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ VOCABULARY, WIDTH, HEADS, TOKENS = 32, 16, 2, 8
 
 
 def block(tokens: int = 4, width: int = 8, classes: int = 5) -> Net:
-    """A transformer block: attention of one head and a perceptron, residuals, LayerNormalizations; mean over tokens.
+    """Return a transformer block: one-head attention, a perceptron, residuals, LayerNormalizations, a mean over tokens.
 
-    Keys have no bias: its gradient is zero but for rounding, which Adam would make as large as any other.
+    Keys have no bias: its gradient would be zero except for rounding, which Adam would amplify.
     """
     graph = Graph()
 
@@ -47,11 +47,10 @@ def block(tokens: int = 4, width: int = 8, classes: int = 5) -> Net:
 
 
 def toy_bert(dropout: float | None = None) -> Net:
-    """A small BERT with fixed random weights: predictions of masked tokens, and of the next sentence.
+    """Return a small BERT with fixed random weights: predictions of masked tokens, and of the next sentence.
 
     Args:
-        dropout: the ratio of a Dropout behind the embedding that drops in training; without it there is none.
-
+        dropout: the ratio of a Dropout in training mode after the embedding; None adds no Dropout.
     """
     graph = Graph()
 
@@ -121,7 +120,7 @@ def toy_bert(dropout: float | None = None) -> Net:
 
 
 def bert_batch(rng: np.random.Generator, rows: int) -> Feeds:
-    """Sentences of eight tokens, a few of them padded and a few to be predicted."""
+    """Return sentences of eight tokens, with some padding and some tokens to predict."""
     ids = rng.integers(0, VOCABULARY, (rows, TOKENS))
     labels = np.where(rng.random((rows, TOKENS)) < 0.3, ids, -1)
     labels[:, 0] = ids[:, 0]
@@ -136,7 +135,7 @@ def bert_batch(rng: np.random.Generator, rows: int) -> Feeds:
 
 
 def normalizing(drops: bool = True) -> Net:
-    """A perceptron with a BatchNormalization that is trained by the statistics of batches, and perhaps a Dropout."""
+    """Return a perceptron with a BatchNormalization on batch statistics, and optionally a Dropout."""
     graph = Graph()
     h = graph.linear("fc1", "x", 12, 16)
     parts = [graph.vector("norm.weight", 16, 1.0, 0.1), graph.vector("norm.bias", 16, 0.0, 0.1)]
@@ -156,13 +155,12 @@ def normalizing(drops: bool = True) -> Net:
 def description_of(
     net: Net, outputs: Sequence[str] | None = None, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """The description of a net as its graph says, its loss first.
+    """Return the description of a network from its graph, with the loss first.
 
     Args:
-        net: the net.
-        outputs: the outputs, the loss first; all without.
+        net: the network.
+        outputs: the outputs, with the loss first; None selects all outputs.
         sizes: numbers for named sizes.
-
     """
 
     def described(value: Any) -> tuple[str, list[int | str]]:
@@ -179,7 +177,7 @@ def description_of(
 
 
 def options_of(given: Mapping[str, Any] | None = None) -> ORTTrainerOptions:
-    """Options of a trainer on the CPU."""
+    """Return options of a trainer on the CPU."""
     return ORTTrainerOptions({**CPU, **(given or {})})
 
 
@@ -192,7 +190,7 @@ def trainer_of(
     sizes: Mapping[str, int] | None = None,
     **more: Any,
 ) -> ORTTrainer:
-    """A trainer of a copy of a net; Adam without a configuration."""
+    """Return a trainer of a copy of a network; the default configuration is Adam."""
     given = options if isinstance(options, ORTTrainerOptions) else options_of(options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -202,7 +200,7 @@ def trainer_of(
 
 
 def losses_of(trainer: ORTTrainer, net: Net, count: int, first: int = 0, rows: int = 12) -> list[float]:
-    """The losses of steps by a batch each."""
+    """Train steps of one batch each; returns the losses."""
     found = []
     for k in range(first, first + count):
         outputs = trainer.train_step(*net.batch(k, rows).values())
@@ -211,7 +209,7 @@ def losses_of(trainer: ORTTrainer, net: Net, count: int, first: int = 0, rows: i
 
 
 def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested state as one dict, by paths."""
+    """Return a nested state as one dict with paths as keys."""
     found: dict[str, Any] = {}
     for name, value in state.items():
         path = f"{prefix}{name}"
@@ -220,7 +218,7 @@ def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def bits_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested state for comparisons in which every bit counts."""
+    """Return a nested state in a form that compares every bit."""
     return {
         path: (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
         for path, value in flat(state).items()
@@ -228,5 +226,5 @@ def bits_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_of(trainer: ORTTrainer) -> dict[str, npt.NDArray[Any]]:
-    """The weights of a trainer."""
+    """Return the weights of a trainer."""
     return trainer.state_dict(pytorch_format=True)

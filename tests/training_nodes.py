@@ -1,6 +1,6 @@
-"""Nodes of the operators that training graphs of onnxruntime-training hold, one a model, with inputs.
+"""Nodes of operators in training graphs of onnxruntime-training, each as a model with inputs.
 
-What 1.19.2 computes of each is kept in ``data/training-nodes.npz``, with the inputs:
+``data/training-nodes.npz`` has the inputs and the results of 1.19.2:
 
     build/oracle/venv/bin/python tests/oracle/record_nodes.py tests/data/training-nodes.npz
 
@@ -18,15 +18,15 @@ import onnx
 from onnx import TensorProto, helper
 
 MICROSOFT = "com.microsoft"
-# The opset of the models, but for those of operators whose functions are of an older one.
+# The opset of the models, except for operators with functions of an older opset.
 OPSET = 17
-# An input that is left out.
+# An omitted input.
 NONE = None
 
 
 @dataclass
 class Node:
-    """One node of an operator, and what it is given."""
+    """A node of an operator with its inputs."""
 
     op: str
     name: str
@@ -44,15 +44,15 @@ class Node:
 
     @property
     def key(self) -> str:
-        """What the case is called in the record."""
+        """Return the name of the case in the record."""
         return f"{self.op}, {self.name}"
 
     def feeds(self) -> dict[str, np.ndarray]:
-        """The inputs by name."""
+        """Return the inputs by name."""
         return {f"x{k}": value for k, value in enumerate(self.inputs) if value is not None}
 
     def model(self) -> onnx.ModelProto:
-        """The model of the node alone."""
+        """Return the model of the node."""
         names = ["" if value is None else f"x{k}" for k, value in enumerate(self.inputs)]
         kept = [k for k in range(self.outputs) if k not in self.left_out]
         results = [f"y{k}" if k in kept else "" for k in range(self.outputs)]
@@ -73,34 +73,34 @@ class Node:
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    """Numbers around zero."""
+    """Return numbers around zero."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
 def positive(*shape: int, seed: int = 0) -> np.ndarray:
-    """Numbers from 0.5 to 2."""
+    """Return numbers from 0.5 to 2."""
     return np.random.default_rng([seed, *shape]).uniform(0.5, 2, shape).astype(np.float32)
 
 
 def ints(*values: int) -> np.ndarray:
-    """A vector of int64."""
+    """Return a vector of int64."""
     return np.array(values, np.int64)
 
 
 def log_softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The logarithm of the softmax."""
+    """Compute the logarithm of the softmax."""
     shifted = scores - scores.max(axis=axis, keepdims=True)
     result: np.ndarray = (shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))).astype(np.float32)
     return result
 
 
 def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The softmax."""
+    """Compute the softmax."""
     return np.exp(log_softmax(scores, axis))
 
 
 def activations() -> Iterator[Node]:
-    """Of each element."""
+    """Yield element-wise activations."""
     g, x, bias = floats(2, 3, 4), floats(2, 3, 4, seed=1), floats(4, seed=2)
     for op in ("ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad", "GeluGrad", "FastGeluGrad", "QuickGeluGrad"):
         yield Node(op, "plain", [g, x])
@@ -116,7 +116,7 @@ def activations() -> Iterator[Node]:
 
 
 def quotients() -> Iterator[Node]:
-    """Broadcast in each direction, and one gradient alone."""
+    """Yield gradients of divisions, with broadcasts in each direction, and with one gradient only."""
     a, b = floats(2, 3, seed=1), positive(2, 3, seed=2)
     shapes = {
         "alike": (a, b),
@@ -133,7 +133,7 @@ def quotients() -> Iterator[Node]:
 
 
 def softmaxes() -> Iterator[Node]:
-    """Before and since opset 13."""
+    """Yield gradients of softmaxes, before and since opset 13."""
     g, scores = floats(2, 3, 4), floats(2, 3, 4, seed=1)
     for op, of in (("Softmax", softmax), ("LogSoftmax", log_softmax)):
         for axis in (0, 1, 2, -1):
@@ -145,7 +145,7 @@ def softmaxes() -> Iterator[Node]:
 
 
 def losses() -> Iterator[Node]:
-    """Labels as classes, with weights and a class that does not count, and as distributions."""
+    """Yield losses with class labels, weights and an ignored class, and with distributions as labels."""
     scores, weight = floats(4, 3, 2, seed=1), positive(3, seed=2)
     log_prob = log_softmax(scores, 1)
     labels = np.array([[0, 2], [1, 1], [2, 0], [2, 1]])
@@ -194,7 +194,7 @@ def losses() -> Iterator[Node]:
 
 
 def convolutions() -> Iterator[Node]:
-    """With strides, padding, dilations and groups, in one, two and three dimensions."""
+    """Yield convolutions with strides, padding, dilations and groups, in one, two and three dimensions."""
     for name, x, w, y, said in (
         ("plain", (2, 3, 6, 5), (4, 3, 3, 2), (2, 4, 4, 4), {}),
         ("padded", (1, 2, 5, 5), (3, 2, 3, 3), (1, 3, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
@@ -209,7 +209,7 @@ def convolutions() -> Iterator[Node]:
 
 
 def pools() -> Iterator[Node]:
-    """Whose shapes come from what is declared."""
+    """Yield poolings that need declared shapes."""
     apart, one = np.array([[[[0, 2], [13, 15]]]]), np.array([[[[5, 5], [5, 10]]]])
     windows = {"kernel_shape": [2, 2], "strides": [2, 2]}
     inputs = [floats(1, 1, 2, 2), apart]
@@ -227,7 +227,7 @@ def pools() -> Iterator[Node]:
 
 
 def gathers() -> Iterator[Node]:
-    """Indices that are equal and negative."""
+    """Yield gathers with equal and negative indices."""
     for axis in (0, 1, -1):
         rows, size = (2, 3), [4, 3, 5]
         taken = [*size[: axis % 3], *rows, *size[axis % 3 + 1 :]]
@@ -249,14 +249,14 @@ def gathers() -> Iterator[Node]:
 
 
 def slices() -> Iterator[Node]:
-    """With steps, and of some axes."""
+    """Yield slices with steps, and slices of some axes."""
     yield Node("SliceGrad", "plain", [floats(2, 3), ints(4, 5), ints(1, 1), ints(3, 4)])
     yield Node("SliceGrad", "axes", [floats(4, 2), ints(4, 5), ints(1), ints(3), ints(1)])
     yield Node("SliceGrad", "steps", [floats(2, 5), ints(4, 5), ints(0), ints(4), ints(0), ints(2)])
 
 
 def norms() -> Iterator[Node]:
-    """Along the last axes, and along the channels."""
+    """Yield normalizations along the last axes, and along the channels."""
     for name, axis, own in (("last", -1, 4), ("two", 1, 12)):
         shape, rest = (2, 3, 4), (2, 3, 1) if axis == -1 else (2, 1, 1)
         scale, x = positive(*shape[axis:], seed=2), floats(*shape, seed=1)
@@ -282,7 +282,7 @@ def norms() -> Iterator[Node]:
 
 
 def dropouts() -> Iterator[Node]:
-    """A mask that is given, so nothing is random."""
+    """Yield dropouts with an explicit mask, so that nothing is random."""
     mask = np.array([[True, False, True], [False, True, True]])
     yield Node("DropoutGrad", "not in training, no ratio", [floats(2, 3), mask])
     yield Node("DropoutGrad", "ratio 0", [floats(2, 3), mask | True, np.array(0, np.float32), np.array(True)])
@@ -294,7 +294,7 @@ def dropouts() -> Iterator[Node]:
 
 
 def shapes() -> Iterator[Node]:
-    """Parts, sums over what was broadcast, and one number for all."""
+    """Yield concatenations, splits, sums over broadcast axes, and scales by one number."""
     whole = [np.float32, np.float64, np.int32, np.int64]
     for dtype in whole:
         scale = np.array(3, dtype)
@@ -325,7 +325,7 @@ def shapes() -> Iterator[Node]:
 
 
 def recurrent() -> Iterator[Node]:
-    """Forward, with initial states: what 1.19.2 has kernels for."""
+    """Yield forward recurrent nodes with initial states, for which 1.19.2 has kernels."""
     steps, batch, size, hidden = 3, 2, 4, 5
     x, h, c = floats(steps, batch, size), floats(1, batch, hidden, seed=3), floats(1, batch, hidden, seed=4)
     said: dict[str, Any] = {"hidden_size": hidden}
@@ -353,7 +353,7 @@ def recurrent() -> Iterator[Node]:
 
 
 def quantized() -> Iterator[Node]:
-    """Halves, and what lies outside."""
+    """Yield quantizations with ties and with values outside of the range."""
     x = np.array([-40, -0.75, -0.25, 0.25, 0.75, 1.25, 20.1, 63.5, 200], np.float32)
     for name, scale, zero, said in (
         ("plain", 0.5, 3, {}),
@@ -366,7 +366,7 @@ def quantized() -> Iterator[Node]:
 
 
 def products() -> Iterator[Node]:
-    """Transposed, scaled, and batched."""
+    """Yield matrix products: transposed, scaled, and batched."""
     a, b = floats(2, 3, 4), floats(2, 4, 5, seed=1)
     yield Node("FusedMatMul", "plain", [a, b])
     said = {"transA": 1, "transB": 1, "alpha": 0.5}
@@ -398,5 +398,5 @@ FAMILIES: list[Callable[[], Iterator[Node]]] = [
 
 
 def nodes() -> list[Node]:
-    """Every case."""
+    """Return every case."""
     return [node for family in FAMILIES for node in family()]

@@ -1,4 +1,4 @@
-"""A loss for any model: the sum of its results, each times a tensor of fixed weights."""
+"""A loss for any model: the weighted sum of its outputs, with a fixed weight for each element."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def add_loss(graph: GraphProto, weighted: Iterable[tuple[str, str]], dtype: int)
 
     Args:
         graph: the graph, which is changed.
-        weighted: names of results, each with the name of an input or initializer of its shape: its weights.
+        weighted: pairs of a result and its weights, an input or initializer of the same shape.
         dtype: the type of the results and of the loss, of ``TensorProto``.
-
     """
     sums = []
     for result, weights in weighted:

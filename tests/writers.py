@@ -1,7 +1,7 @@
-"""All public functions that write files, each with a call; what they leave on a full disk, and when they are killed.
+"""All public functions that write files, each with a call; checks their files after full disks and kills.
 
 Run as a script: ``python writers.py full NAME FOLDER`` or ``python writers.py kills NAME FOLDER COUNT``. The name
-``all`` stands for each of them.
+``all`` selects every function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Call = Callable[[Path, int], object]
 
 
 def perceptron(version: int) -> onnx.ModelProto:
-    """The perceptron of the examples, with other weights for each version."""
+    """Return the perceptron of the examples, with other weights for each version."""
     model = onnx.load(examples.perceptron())
     for entry in model.graph.initializer:
         entry.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(entry) + np.float32(version), entry.name))
@@ -112,7 +112,7 @@ def trainer_of(version: int) -> Any:
 
 
 def with_torch(trainer: Any, call: Callable[[Any], None]) -> None:
-    """Call with the one function of PyTorch that is needed: `save`."""
+    """Call with a stub of PyTorch that has the required function `save`."""
     torch = types.ModuleType("torch")
     torch.save = lambda values, file: pickle.dump(values, file)  # type: ignore[attr-defined]
     torch.from_numpy = lambda array: array  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def with_torch(trainer: Any, call: Callable[[Any], None]) -> None:
 
 
 def save_new(folder: Path, version: int) -> None:
-    """A checkpoint of the trainer is a new file always."""
+    """Save a checkpoint of the trainer, which is always a new file."""
     trainer_of(version)[0].save_checkpoint(str(folder / f"state-{version}.ortcp"))
 
 
@@ -143,7 +143,7 @@ def profile(folder: Path, version: int) -> None:
 
 
 def bridge(folder: Path, version: int) -> None:
-    """The writing of `to_onnx`, of the bridges of PyTorch and JAX."""
+    """Write as `to_onnx` of the bridges of PyTorch and JAX does."""
     weights = [numpy_helper.to_array(entry) for entry in perceptron(version).graph.initializer]
     names = [entry.name for entry in perceptron(0).graph.initializer]
     native = [OrtValue.ortvalue_from_numpy(weight)._ortvalue for weight in weights]
@@ -222,7 +222,7 @@ WRITERS: dict[str, Call] = {
     ),
     "trainer.orttrainer.ORTTrainer.save_checkpoint": save_new,
 }
-# Functions that make a new file each time, under another name.
+# Functions that make a new file with another name each time.
 NEW = ("inference.InferenceSession.end_profiling", "trainer.orttrainer.ORTTrainer.save_checkpoint")
 
 
@@ -231,12 +231,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def full(name: str, folder: Path) -> None:
-    """Write with 20 limits of the size of files: what was there stays whole, and nothing else comes to be there."""
+    """Write under 20 limits of the file size: existing files stay complete, and no others appear."""
     write = WRITERS[name]
     write(folder, 1)
     before = contents(folder)
     longest = max(map(len, before.values()))
-    # Several files are written one after the other: each of them is the old or the new one.
+    # Several files are written in sequence: each file is the old or the new one.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     failed = 0
     several = len(before) > 1
@@ -257,7 +257,7 @@ def full(name: str, folder: Path) -> None:
 
 
 def is_sound(name: str, data: bytes) -> bool:
-    """Read a file that is to be whole."""
+    """Read a file, which must be complete."""
     if name.endswith(".onnx"):
         assert onnx.load_from_string(data).graph.node
     elif name.endswith(".json"):
@@ -278,7 +278,7 @@ def is_sound(name: str, data: bytes) -> bool:
 
 
 def kills(name: str, folder: Path, count: int) -> None:
-    """Kill children that write again and again; all files that they leave are whole."""
+    """Kill children that write in a loop; all their files must be complete."""
     write = WRITERS[name]
     write(folder, 1)
     names = set(contents(folder))

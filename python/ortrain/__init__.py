@@ -206,7 +206,7 @@ def __getattr__(name: str) -> Any:
                 f"ortrain.{name} needs the package {error.name!r}, which is not installed here"
             ) from error
     if name not in _LATER:
-        from ortrain._near import hint
+        from ortrain._suggest import hint
 
         near = "" if name.startswith("_") else hint(name, __dir__())
         raise AttributeError(f"module 'ortrain' has no attribute {name!r}{near}")

@@ -9,9 +9,9 @@ from typing import Any
 
 from ortrain import _files, _ortrain
 from ortrain._inspect import inspection
-from ortrain._near import hint
+from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._operators import Plain, Source
-from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 from ortrain.gradient._names import listed
 

@@ -25,25 +25,25 @@ class OperatorInfo:
     """
 
     domain: str
-    """Its domain: ``"ai.onnx"`` for the default one."""
+    """Domain; ``"ai.onnx"`` for the default domain."""
     name: str
-    """Its name."""
+    """Name of the operator."""
     standard: bool
-    """Whether ONNX has it. Others are those of ONNX Runtime, some of them for its training models only."""
+    """True if ONNX defines the operator. ONNX Runtime defines the others, some of them only for its training models."""
     versions: tuple[int, ...]
-    """The versions of its domain in which its definition changed, oldest first; each is read."""
+    """Versions of the domain that changed the definition, oldest first; ortrain reads each of them."""
     runs: Literal["row", "instructions", "decomposition", "host", "control flow"]
-    """How it runs: as an expression of each element (a row of a table), as instructions of its own, as other operators,
-    as a function on the host, or as programs that are chosen or repeated."""
+    """Implementation: an expression of each element (a row of a table), instructions of its own, a decomposition into
+    other operators, a function on the host, or programs that are selected or repeated."""
     gradient: Literal["full", "partial", "zero", "none"]
-    """What it passes back: gradients to all inputs of floats; to some; none, for it is zero almost everywhere; none,
-    for it has no floats to pass them to or from, or is part of training itself."""
+    """Gradients: to all float inputs; to some of them; none, because the gradient is zero almost everywhere; none,
+    because no floats are involved, or the operator is a part of training itself."""
     gradient_inputs: tuple[int, ...]
-    """The inputs that get gradients, where only some do."""
+    """Inputs with a gradient, if only some inputs have one."""
     types: tuple[tuple[str, ...], ...]
-    """For each input, the element types that it takes, as NumPy spells them."""
+    """Element types of each input, in the notation of NumPy."""
     variadic: bool
-    """Whether it takes any number of inputs like the last one."""
+    """True if any number of inputs like the last one is allowed."""
 
 
 def operators() -> list[OperatorInfo]:

@@ -34,20 +34,20 @@ class DeviceInfo:
     """
 
     name: str
-    """The name, as ``device=`` and ``state.to()`` take it."""
+    """Name, as ``device=`` and ``state.to()`` accept it."""
     kind: str
     """``"processor"``; ``"discrete"``, ``"integrated"`` or ``"other"`` for a GPU; ``"software"`` for a driver that
-    computes on the processor; ``"reference"`` for the evaluator that says what is right."""
+    computes on the processor; ``"reference"`` for the evaluator that defines correct results."""
     description: str
-    """What it is called: by its driver, or by the level of its instructions."""
+    """Name by the driver, or the level of the instruction set."""
     driver: str
-    """Its driver, with the version; empty for none."""
+    """Driver with its version; empty without a driver."""
     memory: int | None
-    """Bytes of its memory; ``None`` where that is not known: the interfaces to GPUs do not tell it."""
+    """Bytes of memory; ``None`` if unknown, because interfaces to GPUs do not report it."""
     plane_bytes: int | None
-    """Bytes of all weights of one element type, at most; ``None`` where nothing but the memory bounds them."""
+    """Maximum bytes of all weights of one element type; ``None`` if only the memory limits them."""
     tensor_bytes: int | None
-    """Bytes of one tensor that a step reads or writes, at most; ``None`` where nothing but the memory bounds it."""
+    """Maximum bytes of a tensor that a step reads or writes; ``None`` if only the memory limits it."""
 
 
 def devices() -> list[DeviceInfo]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ortrain import _ortrain
+from ortrain._model_source import ModelLike, model_source
 from ortrain._operators import OperatorLibrary, with_operators
-from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError
 
 __all__ = ["dump"]

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
 from ortrain.errors import NoSuchFileError, OrtrainError
 
 __all__ = ["check_regular", "placed", "write"]

@@ -9,8 +9,8 @@ from math import prod
 from typing import Any, Literal, overload
 
 from ortrain import _ortrain
+from ortrain._model_source import ModelLike, model_source
 from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
-from ortrain._sources import ModelLike, model_source
 from ortrain.api.module import Module
 from ortrain.api.norms import Norms, ParameterNorms
 from ortrain.errors import InvalidArgumentError
@@ -47,25 +47,26 @@ class ParameterInfo:
     """
 
     name: str
-    """Its name."""
+    """Name of the constant."""
     dtype: str
-    """Its element type, as NumPy spells it."""
+    """Element type, in the notation of NumPy."""
     shape: tuple[int, ...]
-    """Its shape."""
+    """Shape of the constant."""
     role: Literal["trained", "statistic", "constant"]
-    """What becomes of it if nobody says otherwise: it is trained; it is a running statistic, in the checkpoint but not
-    trained; or it stays in the models as it is."""
+    """Default role: trained; a running statistic, which is in the checkpoint but not trained; or a constant that stays
+    in the models."""
     confidence: Literal["certain", "likely", "guess"]
     """Strength of the evidence for the role: the type of the constant or its input of an operator (``"certain"``), its
     name, its values or a pattern of nodes (``"likely"``), or none of these (``"guess"``)."""
     reason: str
-    """Why."""
+    """Reason for the role."""
     nodes: list[str]
-    """The nodes that use it, by their names; a node without one by the name of its first result."""
+    """Names of the nodes that use the constant; a node without a name has the name of its first result."""
     layer: int | None
-    """Its layer, if it is trained, from the end: 1 is the last one. A layer is a node with weights (a convolution, a
-    product, a normalization, an embedding, a recurrent layer), together with constants that its results are added to or
-    multiplied by; layers are in the order of their nodes. A constant of several layers belongs to the last of them."""
+    """Layer of a trained constant, counted from the end: 1 is the last one. A layer is a node with weights (a
+    convolution, a product, a normalization, an embedding, a recurrent layer), together with constants that are added to
+    its results or multiplied with them. Layers have the order of their nodes. A constant of several layers belongs to
+    the last of them."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ class Obstacle:
     """
 
     node: str | None
-    """The node, as messages name it, if it is one."""
+    """Node, as messages name it; ``None`` if the obstacle is not a node."""
     operator: str | None
-    """Its operator."""
+    """Operator of the node."""
     what: str
-    """What is wrong."""
+    """Problem."""
     fix: str
-    """What helps."""
+    """Repair."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,15 @@ class GradientStop:
     """
 
     node: str
-    """The node, as messages name it."""
+    """Node, as messages name it."""
     operator: str
-    """Its operator."""
+    """Operator of the node."""
     reason: str
-    """Why."""
+    """Reason."""
     parameters: list[str]
-    """The constants that are not trained for it: no gradient reaches them on another way."""
+    """Constants that are not trained because of this node: no other path carries a gradient to them."""
     fix: str
-    """What helps, if it should not be so."""
+    """Repair, if the stop is not intended."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class StopCandidate:
     """
 
     value: str
-    """Its name, for ``stop_gradients``."""
+    """Name of the value, for ``stop_gradients``."""
     reason: str
-    """What the graph shows of it."""
+    """Evidence in the graph."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,11 @@ class NodeNote:
     """
 
     node: str
-    """The node, as messages name it."""
+    """Node, as messages name it."""
     operator: str
-    """Its operator."""
+    """Operator of the node."""
     what: str
-    """What becomes of it."""
+    """Execution of the node."""
 
 
 @dataclass(frozen=True)
@@ -163,27 +164,27 @@ class StepCost:
     """
 
     inputs: dict[str, tuple[int, ...]]
-    """The shapes of the inputs."""
+    """Shapes of the inputs."""
     forward_flops: int
     """Floating-point operations of a forward run; a multiply-add is two."""
     training_flops: int
-    """Those of a training step: forward and backward."""
+    """Floating-point operations of a training step: forward and backward."""
     parameters: int
-    """Bytes of the parameters, frozen ones and running statistics among them."""
+    """Bytes of the parameters, including frozen ones and running statistics."""
     gradients: int
     """Bytes of the gradients."""
     moments: int
-    """Bytes of the moments that AdamW keeps."""
+    """Bytes of the moments of AdamW."""
     constants: int
     """Bytes of constants of the program."""
     work: int
-    """Bytes of inputs, activations and everything between: the arena of a training step."""
+    """Bytes of inputs, activations and all values between them: the arena of a training step."""
     scratch: int
-    """Bytes that kernels use."""
+    """Bytes of scratch memory for kernels."""
     forward_work: int
     """Bytes of the arena of a forward run."""
     without: list[str]
-    """What the numbers do not have: parts of the model that are planned while it runs."""
+    """Parts of the model that the numbers exclude, because they are planned at run time."""
 
     @property
     def total(self) -> int:
@@ -214,38 +215,38 @@ class Inspection:
     """
 
     parameters: list[ParameterInfo]
-    """The initializers of the model, in its order, those of subgraphs last, then the values of its Constant nodes."""
+    """Initializers of the model in its order, initializers of subgraphs last, then the values of Constant nodes."""
     obstacle: str | None
-    """Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give."""
+    """Error that making artifacts would raise; ``None`` if the model can be trained as it is."""
     obstacles: list[Obstacle]
-    """Everything that stands in the way, with what helps."""
+    """All obstacles, each with its repair."""
     stops: list[GradientStop]
-    """Nodes between constants and the loss through which no gradient goes back. That may well be meant so."""
+    """Nodes between constants and the loss that pass no gradient back. This may be intended."""
     stop_candidates: list[StopCandidate]
-    """Values that look as if PyTorch passed no gradient to them: floats that TopK chose, or that are multiplied by what
-    the model's own results decided, and then weight other results. Where a detector assigns targets to its predictions
-    they belong into ``stop_gradients``; the weights of experts do not."""
+    """Values at which PyTorch probably passed no gradient: floats that TopK selected, or that are multiplied by
+    decisions of the model's own results and then weight other results. If a detector assigns targets to its
+    predictions, such values belong in ``stop_gradients``; the weights of experts do not."""
     warnings: list[str]
-    """What may not be meant so, and which value to name instead: an output that is no logit, a loss in the model on
-    what it was not made for."""
+    """Probably unintended properties, each with the value to name instead: an output that is no logit, a loss in the
+    model on an unsuitable input."""
     host_steps: list[NodeNote]
     """Nodes that run on the host."""
     control_flow: list[NodeNote]
-    """Nodes that choose or repeat subgraphs."""
+    """Nodes that select or repeat subgraphs."""
     open_inputs: dict[str, str]
-    """Inputs whose shapes must be said before a step can be planned, with their types."""
+    """Inputs, with their types, that need a shape before a step can be planned."""
     value_inputs: list[str]
-    """Inputs with values that decide shapes: a step cannot be planned before a run."""
+    """Inputs with values that determine shapes: a step cannot be planned before a run."""
     step: StepCost | None
-    """What a training step computes and takes, if all shapes are known."""
+    """Operations and memory of a training step, if all shapes are known."""
     kind: Literal[
         "forward model", "training model", "evaluation model", "optimizer model", "checkpoint", "safetensors file"
     ]
-    """What the file is. Of what is no forward model there are only ``parameters`` and ``inputs``."""
+    """Kind of the file. A file that is no forward model only has ``parameters`` and ``inputs``."""
     inputs: dict[str, str]
-    """The inputs that a run is given, with their types."""
+    """Inputs of a run, with their types."""
     optimizer: dict[str, Any] | None
-    """Of an optimizer model, and of a checkpoint with settings: the optimizer, its settings, slots and groups."""
+    """Optimizer with its settings, slots and groups, for an optimizer model and for a checkpoint with settings."""
     _about_guesses: str | None = field(repr=False)
     _text: str = field(repr=False)
     _everything: str = field(repr=False)
@@ -333,15 +334,15 @@ def inspect(
 
     - running statistics, and the mean, variance or deviation of a normalization that is written as arithmetic;
     - constants that prepare an input of the model element by element before its first layer: a mean, a scale;
-    - tables of sines of positions, the factors of positions, and other constants that are combined with integers
-      only;
+    - tables of sines of positions, the frequencies that multiply positions, and other constants that are combined
+      with integers only;
     - ones and zeros that an exporter wrote for a normalization without scale and bias, and initial states of recurrent
       layers with equal values;
     - tensors filled with one number that a program then writes into, concatenates or selects from;
     - tables of equal steps, grid points, strides, box sizes, and coordinates that a small network turns into a bias;
     - masks of attention scores, one filter for all channels, and the vectors of a power iteration;
-    - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained if its input of a
-      node is an input for weights, or if it is the bias of one output. It is also trained if its name is typical of a
+    - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained if a node
+      reads it as a weight, or if it is the bias of one output. It is also trained if its name is typical of a
       parameter: a word (``bias``, ``logit_scale``) or a path of attributes (``blocks.0.gate``), as exporters write it.
 
     Each reason has a strength of evidence (:attr:`ParameterInfo.confidence`), and reports begin with the guesses.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from ortrain import _ortrain
-from ortrain._sources import SupportsSerializeToString
+from ortrain._model_source import SupportsSerializeToString
 
 __all__ = ["OperatorLibrary"]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ortrain import _ortrain
 from ortrain._inputs import is_ortvalue, native_value
-from ortrain._near import hint
+from ortrain._model_source import existing_library
 from ortrain._operators import Source, WithOperators
-from ortrain._sources import existing_library
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class GraphOptimizationLevel(enum.IntEnum):
     ORT_DISABLE_ALL = 0
     """No optimization."""
     ORT_ENABLE_BASIC = 1
-    """Those that need no fused kernels."""
+    """Optimizations without fused kernels."""
     ORT_ENABLE_EXTENDED = 2
-    """Fused kernels, too."""
+    """Fused kernels as well."""
     ORT_ENABLE_ALL = 99
-    """Changes of layout, too."""
+    """Changes of layout as well."""
 
 
 class ExecutionMode(enum.IntEnum):
@@ -62,11 +62,11 @@ class ExecutionOrder(enum.IntEnum):
     """
 
     DEFAULT = 0
-    """That of the model."""
+    """Order of the model."""
     PRIORITY_BASED = 1
-    """By the priorities of nodes."""
+    """Order by the priorities of nodes."""
     MEMORY_EFFICIENT = 2
-    """That with the fewest values at once."""
+    """Order with the fewest live values."""
 
 
 class SessionOptions:
@@ -116,109 +116,110 @@ class SessionOptions:
     )
 
     enable_cpu_mem_arena: bool
-    """Kept as it is set, ``True`` at first: a session always has one arena for the values of a run."""
+    """Stored without an effect, ``True`` by default: a session always has one arena for the values of a run."""
 
     enable_mem_pattern: bool
-    """Kept as it is set, ``True`` at first: places in the arena are always planned before a run."""
+    """Stored without an effect, ``True`` by default: offsets in the arena are always planned before a run."""
 
     enable_mem_reuse: bool
-    """Kept as it is set, ``True`` at first: values that are needed no more always make room for others."""
+    """Stored without an effect, ``True`` by default: the memory of dead values is always reused."""
 
     enable_profiling: bool
-    """Whether an :class:`InferenceSession` takes down every call of its runs; ``False`` at first.
+    """True to record every call of the runs of an :class:`InferenceSession`; ``False`` by default.
 
-    :meth:`InferenceSession.end_profiling` writes them to a file that ``chrome://tracing`` and Perfetto show. It has the
-    first million of calls. A :class:`~ortrain.api.Module` has :meth:`~ortrain.api.Module.profile` instead.
+    :meth:`InferenceSession.end_profiling` writes the record to a file for ``chrome://tracing`` and Perfetto. It has the
+    first million calls. A :class:`~ortrain.api.Module` has :meth:`~ortrain.api.Module.profile` instead.
     """
 
     execution_mode: ExecutionMode
-    """Kept as it is set, ``ORT_SEQUENTIAL`` at first: instructions run one after the other, each on all threads."""
+    """Stored without an effect, ``ORT_SEQUENTIAL`` by default: instructions run in sequence, each on all threads."""
 
     execution_order: ExecutionOrder
-    """Kept as it is set, ``DEFAULT`` at first: the order is that of the model, or one that takes less memory."""
+    """Stored without an effect, ``DEFAULT`` by default: the order is the model's, or one that takes less memory."""
 
     graph_optimization_level: GraphOptimizationLevel
-    """Kept as it is set, ``ORT_ENABLE_ALL`` at first: what makes a run faster and changes no result is always done."""
+    """Stored without an effect, ``ORT_ENABLE_ALL`` by default: optimizations that change no result are always done."""
 
     inter_op_num_threads: int
-    """Kept as it is set, 0 at first: there is one pool of threads, :attr:`intra_op_num_threads`."""
+    """Stored without an effect, 0 by default: there is one thread pool, :attr:`intra_op_num_threads`."""
 
     optimized_model_filepath: str
-    """The file that an :class:`InferenceSession` writes its model to when it is made; empty, the default, for none.
+    """File to which an :class:`InferenceSession` writes its model when it is made; empty, the default, for no file.
 
-    It is the model as the session runs it before sizes are known: functions are written out, and values have the types
-    that were found for them. Fused kernels are chosen later, so that it is plain ONNX.
+    It is the model as the session runs it before sizes are known: functions are inlined, and values have their inferred
+    types. It is plain ONNX, because fused kernels are chosen later.
 
     An ``ortrain.classic.TrainingSession`` writes the model with its gradients and the updates of its weights
     there, as :attr:`~ortrain.classic.TrainingParameters.model_with_training_graph_path` does.
     """
 
     profile_file_prefix: str
-    """How the file of a profile begins, ``"onnxruntime_profile_"`` at first: see :attr:`enable_profiling`.
+    """First part of the name of a profile, ``"onnxruntime_profile_"`` by default: see :attr:`enable_profiling`.
 
-    What follows is ``_``, the time at which the session was made, and ``.json``.
+    It is followed by ``_``, the time at which the session was made, and ``.json``.
     """
 
     use_deterministic_compute: bool
-    """Kept as it is set, ``False`` at first: results are always the same bits, for every number of threads."""
+    """Stored without an effect, ``False`` by default: results always have the same bits, for any number of threads."""
 
     log_severity_level: int
-    """Kept as it is set, -1 at first: ortrain logs nothing, so every level is obeyed."""
+    """Stored without an effect, -1 by default: ortrain logs nothing."""
 
     log_verbosity_level: int
-    """Likewise, 0 at first."""
+    """Stored without an effect, 0 by default: ortrain logs nothing."""
 
     logid: str
-    """Likewise, empty at first."""
+    """Stored without an effect, empty by default: ortrain logs nothing."""
 
     intra_op_num_threads: int
-    """Threads that runs may take; 0 leaves the number as it is, at first one per core.
+    """Number of threads of a run; 0 keeps the current number, initially one per core.
 
-    The process has one pool: the number set last holds for all. Results are the same bits for every number.
+    The process has one pool: the last number that was set applies to all runs. Results have the same bits for any
+    number.
     """
 
     iteration_limit: int | None
-    """Most iterations of a Loop or Scan; ``None``, the default, stands for 1 000 000.
+    """Maximum number of iterations of a Loop or Scan; ``None``, the default, means 1 000 000.
 
-    A loop that still runs then is stopped by an error that names it: most likely it is endless.
+    A loop that reaches it is stopped by an error that names the loop, because it is probably endless.
     """
 
     memory_limit: int | None
-    """Most bytes that a run may take; ``None``, the default, is no limit.
+    """Maximum number of bytes of a run; ``None``, the default, sets no limit.
 
-    For a :class:`~ortrain.api.Module` these are the parameters (frozen ones too), their gradients, the constants of
-    the program, the arena of its values and the scratch of its kernels; for an :class:`InferenceSession` the last
-    three. All of it is known before a run: what would take more raises
-    :class:`~ortrain.errors.MemoryLimitError`, with the largest buffers in its text, before anything is allocated.
+    For a :class:`~ortrain.api.Module` the limit covers the parameters (also frozen ones), their gradients, the
+    constants of the program, the arena of its values and the scratch memory of its kernels. For an
+    :class:`InferenceSession` it covers the last three. The bytes are known before a run: a run above the limit raises
+    :class:`~ortrain.errors.MemoryLimitError`, which names the largest buffers, before anything is allocated.
     Optimizer moments and the caller's arrays do not count.
     """
 
     precision: str
-    """How exactly inner products are computed: ``"f32"``, the default, ``"bf16x6"``, ``"bf16x3"`` or ``"bf16"``.
+    """Precision of inner products: ``"f32"``, the default, ``"bf16x6"``, ``"bf16x3"`` or ``"bf16"``.
 
-    Of matrix products and convolutions of float32 alone, whose factors become bfloat16 (``"bf16"``) or sums of two
-    (``"bf16x3"``: three products) or three of them (``"bf16x6"``: six products). Sums and everything else stay float32,
-    and so do inputs, outputs, parameters and gradients. Needs AMX, or what :attr:`bf16_fallback` allows; without, there
-    is an :class:`~ortrain.errors.UnsupportedError` that says what the machine has. How exact each one is:
-    ``docs/performance.md``.
+    It applies only to matrix products and convolutions of float32. Their factors become bfloat16 (``"bf16"``), or sums
+    of two (``"bf16x3"``: three products) or three bfloat16 numbers (``"bf16x6"``: six products). Sums and all other
+    operations stay float32, and so do inputs, outputs, parameters and gradients. The precision needs AMX, or a unit
+    that :attr:`bf16_fallback` permits. Otherwise an :class:`~ortrain.errors.UnsupportedError` names the units of the
+    machine. ``docs/performance.md`` gives the accuracy of each precision.
     """
 
     detect_anomaly: bool
-    """Whether a step of a training fails where it makes NaN or infinities; ``False`` at first, which costs nothing.
+    """True if a training step that makes NaN or infinities is an error; ``False`` by default, which costs nothing.
 
-    After each training step the loss, the gradients and the running statistics are looked at, and the other results
-    for NaN; after an evaluation step its results. If one is not finite the state is put back as it was, the step is run
-    again so that every value can be seen, and :class:`~ortrain.errors.AnomalyError` names the node, the tensor and the
-    index that came first, in the forward or in the backward pass. A step copies the gradients for that, and the frozen
-    parameters; the run that looks for the place may take more than :attr:`memory_limit`.
+    After each training step the loss, the gradients and the running statistics are checked, and the other results for
+    NaN; after an evaluation step its results. If a value is not finite, the state is restored and the step runs again
+    with every value visible. :class:`~ortrain.errors.AnomalyError` then names the first node, tensor and index, in the
+    forward or in the backward pass. For this, a step copies the gradients and the frozen parameters; the second run may
+    take more than :attr:`memory_limit`.
     """
 
     bf16_fallback: str
-    """What may multiply bfloat16 where there is no AMX: ``"none"``, the default, ``"avx512_bf16"`` or ``"emulated"``.
+    """Unit that may multiply bfloat16 without AMX: ``"none"``, the default, ``"avx512_bf16"`` or ``"emulated"``.
 
-    With ``"avx512_bf16"`` those instructions may; with ``"emulated"`` whatever the machine has, float32 arithmetic on
-    rounded factors at the last, which is slower than ``"f32"``. Nothing is used without being allowed here;
-    :attr:`Module.bf16_unit <ortrain.api.Module.bf16_unit>` says what is.
+    ``"avx512_bf16"`` permits these instructions. ``"emulated"`` permits every unit, finally float32 arithmetic on
+    rounded factors, which is slower than ``"f32"``. No unit is used without a permission here;
+    :attr:`Module.bf16_unit <ortrain.api.Module.bf16_unit>` names the unit in use.
     """
 
     def __init__(self) -> None:
@@ -534,31 +535,31 @@ class RunOptions:
     )
 
     log_severity_level: int
-    """Kept as it is set, -1 at first: ortrain logs nothing, so every level is obeyed."""
+    """Stored without an effect, -1 by default: ortrain logs nothing."""
 
     log_verbosity_level: int
-    """Likewise, 0 at first."""
+    """Stored without an effect, 0 by default: ortrain logs nothing."""
 
     logid: str
-    """Likewise, empty at first."""
+    """Stored without an effect, empty by default: ortrain logs nothing."""
 
     terminate: bool
-    """Whether a run that begins with these options is refused with an :class:`~ortrain.errors.OrtrainError`.
+    """True if a run that begins with these options is an :class:`~ortrain.errors.OrtrainError`.
 
-    ``False`` at first. A run that has begun goes on to its end.
+    ``False`` by default. A run that has begun is not stopped.
     """
 
     only_execute_path_to_fetches: bool
-    """Whether a run computes nothing but what the outputs asked for need; ``False`` at first.
+    """True if a run computes only the values that the requested outputs need; ``False`` by default.
 
-    Otherwise a run of an :class:`InferenceSession` computes every output. Steps of a training return all outputs.
+    Otherwise a run of an :class:`InferenceSession` computes every output. Training steps return all outputs.
     """
 
     training_mode: bool
-    """Whether a run of a session that trains a graph is one of training; ``True`` at first.
+    """True if a run of a session that trains a graph is a training run; ``True`` by default.
 
-    A session that does not train pays no attention to it: nodes behave as their model says. Steps of a
-    :class:`~ortrain.session.TrainingSession` are what they are called.
+    A session that does not train ignores it: nodes behave as in their model. Steps of a
+    :class:`~ortrain.session.TrainingSession` ignore it, too: their names say what they do.
     """
 
     def __init__(self) -> None:

@@ -197,7 +197,7 @@ class CheckpointState:
     ) -> CheckpointState:
         """Make a state from values: name, value, and True for a trained parameter.
 
-        Slots are ordered by parameter, then by name.
+        Slots are keyed by parameter, then by name.
         """
 
     def to_bytes(self, include_optimizer_state: bool) -> bytes: ...
@@ -341,7 +341,7 @@ class Schedule:
     def warmup(self) -> int: ...
     def span(self) -> int: ...
     def takes(self) -> str | None:
-        """Return the second argument of a step: `metric`, `factor`, or ``None``."""
+        """Return the kind of value that a step needs: `metric`, `factor`, or ``None``."""
 
     def factor(self, t: int, decided: float) -> float:
         """Return the factor after `t` steps, with `decided` as the factor of a metric or function."""

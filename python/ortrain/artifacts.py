@@ -30,9 +30,9 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import Inspection, ParameterInfo, inspection
-from ortrain._near import near_to_pattern
+from ortrain._model_source import ModelLike, PathLike, existing_library, model_source
 from ortrain._operators import OperatorLibrary, Plain, Source, with_operators, with_stops
-from ortrain._sources import ModelLike, PathLike, existing_library, model_source
+from ortrain._suggest import near_to_pattern
 from ortrain.errors import InvalidArgumentError, TrainingWarning, UnsupportedError
 from ortrain.optim import OptimizerConfig
 from ortrain.ortvalue import OrtValue
@@ -67,13 +67,13 @@ class LossType(enum.IntEnum):
     """
 
     MSELoss = 1
-    """The mean of squared differences to ``target``."""
+    """Mean of squared differences to ``target``."""
     CrossEntropyLoss = 2
-    """Softmax cross-entropy of class scores and the int64 ``labels``, averaged."""
+    """Softmax cross-entropy of class scores and int64 ``labels``, averaged."""
     BCEWithLogitsLoss = 3
     """Binary cross-entropy of logits and ``target``, averaged."""
     L1Loss = 4
-    """The mean of absolute differences to ``target``."""
+    """Mean of absolute differences to ``target``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,35 +93,35 @@ class Loss:
     """
 
     kind: LossType
-    """Which loss."""
+    """Kind of the loss."""
     reduction: Literal["mean", "sum"] = "mean"
-    """What becomes of the losses of all elements. The mean of cross-entropy is weighted by class."""
+    """Reduction of the losses of all elements. The mean of cross-entropy is weighted by class."""
     weight: npt.ArrayLike | None = None
-    """Of ``CrossEntropyLoss``: a float for each class, by which the losses of its elements are multiplied. Of
-    ``BCEWithLogitsLoss``: floats that the losses are multiplied by, broadcast to their shape."""
+    """``CrossEntropyLoss``: a float for each class, which multiplies the losses of its elements.
+    ``BCEWithLogitsLoss``: floats that multiply the losses, broadcast to their shape."""
     pos_weight: npt.ArrayLike | None = None
-    """Of ``BCEWithLogitsLoss``: floats that the losses of positive targets are multiplied by, broadcast."""
+    """``BCEWithLogitsLoss``: floats that multiply the losses of positive targets, broadcast."""
     ignore_index: int | None = None
-    """Of ``CrossEntropyLoss``: a label whose elements count for nothing."""
+    """``CrossEntropyLoss``: a label of elements that are ignored."""
     class_axis: int | None = None
-    """Of ``CrossEntropyLoss``: the axis of the classes in the scores, -1 for the last one. ``None`` is axis 1, as in
-    ONNX; where that cannot be, as for the scores ``[batch, sequence, classes]`` of a language model, it is the last
-    one, and a :class:`~ortrain.TrainingWarning` says so."""
+    """``CrossEntropyLoss``: the axis of the classes in the scores, -1 for the last one. ``None`` is axis 1, as in ONNX.
+    If that is impossible, as for the scores ``[batch, sequence, classes]`` of a language model, it is the last axis,
+    and a :class:`~ortrain.TrainingWarning` says so."""
     label_smoothing: float = 0.0
-    """Of ``CrossEntropyLoss``: the share of the target, from 0 to 1, that all classes get alike
+    """``CrossEntropyLoss``: the share of the target, from 0 to 1, that is divided equally among all classes
     (Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016). Needs opset 13."""
     scores: str | None = None
-    """The value that is compared; ``None`` for the model's output."""
+    """Value that is compared; ``None`` for the model's output."""
     target: str | None = None
-    """The value that the scores are compared to. Without a name, or where there is no such value, it is a new input of
-    the models: ``target``, or for class labels ``labels``. Losses of several scores have inputs of their own, called
-    after these (``target_boxes``), unless they name the same one. Scores and targets have one shape; neither is
-    broadcast."""
+    """Value that the scores are compared to. Without a name, or if there is no such value, it is a new input of the
+    models: ``target``, or ``labels`` for class labels. Losses of several scores have their own inputs, named after the
+    scores (``target_boxes``), unless they name the same one. Scores and targets have the same shape, without
+    broadcasting."""
     factor: float = 1.0
-    """What the loss is multiplied by in a sum of several."""
+    """Factor of the loss in a sum of several losses."""
     name: str | None = None
-    """The name under which the loss, before it is multiplied, is an output of each step behind the sum; ``None`` for a
-    loss that is no output of its own."""
+    """Name under which the loss, before the multiplication, is an output of each step after the sum; ``None`` if the
+    loss is not an output of its own."""
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -155,8 +155,8 @@ class OptimType(enum.IntEnum):
     """
 
     AdamW = 1
-    """AdamW in onnxruntime's formula: betas 0.9 and 0.999, epsilon 1e-6, no weight decay. PyTorch's is
-    ``AdamW(formula="pytorch")``."""
+    """AdamW with the formula of onnxruntime: betas 0.9 and 0.999, epsilon 1e-6, no weight decay. The formula of PyTorch
+    is ``AdamW(formula="pytorch")``."""
     SGD = 2
     """Plain stochastic gradient descent."""
 
@@ -185,18 +185,18 @@ class AdamW:
     """
 
     formula: Literal["onnxruntime", "pytorch"] = "onnxruntime"
-    """Whose formula it is."""
+    """Source of the formula."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: float | None = None
-    """What is added to the root of the second moment; ``None`` for 1e-6 in onnxruntime's and 1e-8 in PyTorch's."""
+    """Term added to the root of the second moment; ``None`` for 1e-6 in onnxruntime's formula and 1e-8 in PyTorch's."""
     weight_decay: float | None = None
-    """The share of a weight, times the learning rate, that a step takes away; ``None`` for 0 in onnxruntime's and 0.01
-    in PyTorch's."""
+    """Share of a weight, times the learning rate, that a step subtracts; ``None`` for 0 in onnxruntime's formula and
+    0.01 in PyTorch's."""
     bias_correction: bool = True
-    """Whether the moments are corrected for starting at zero. PyTorch's formula always does that."""
+    """True to correct the moments for starting at zero. PyTorch's formula always does."""
     max_norm: float | None = None
-    """Gradients are scaled so that their norm, over all parameters, is at most this."""
+    """Maximum norm of the gradients over all parameters; larger gradients are scaled down to it."""
 
     def _settings(self) -> dict[str, Any]:
         torch = self.formula == "pytorch"
@@ -222,7 +222,7 @@ class SGD:
     """
 
     max_norm: float | None = None
-    """Gradients are scaled so that their norm, over all parameters, is at most this."""
+    """Maximum norm of the gradients over all parameters; larger gradients are scaled down to it."""
 
     def _settings(self) -> dict[str, Any]:
         return AdamW(max_norm=self.max_norm)._settings()
@@ -250,8 +250,8 @@ def generate_artifacts(
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, on request, the other files.
 
-    The files load in ortrain and in onnxruntime-training. All files are written, or no file is.
-    Existing files are replaced. The caller's model is not changed.
+    The files load in ortrain and in onnxruntime-training. All files are written, or no file is. Existing files are
+    replaced. The caller's model is not changed.
 
     Constants that are neither trained nor in the checkpoint (a frozen base) are stored in the models, or once for all
     models in external files. External data of the model in the artifact folder or below it stays there, and the
@@ -283,7 +283,7 @@ def generate_artifacts(
         nominal_checkpoint: True to write ``nominal_checkpoint``, too: the names and types without the values.
         loss_input_names: the values that the loss is computed from; by default the model's outputs. If the first output
             is a choice, such as the label of a classifier, the only float output is the default instead. Losses that
-            take logits then use the logits before its softmax or sigmoid.
+            take logits then use the logits before its softmax or sigmoid; other losses use that output itself.
         batch_norm: the statistics that ``BatchNormalization`` uses in training. ``"auto"``: a node with a trained scale
             or bias uses the statistics of the batch, and each training step updates the running statistics. Other nodes
             use the running statistics, which do not change. ``"train"`` and ``"freeze"``: the first or the second of

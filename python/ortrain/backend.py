@@ -25,7 +25,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ortrain import _ortrain
 from ortrain._devices import device_of_provider
-from ortrain._sources import ModelLike
+from ortrain._model_source import ModelLike
 from ortrain.errors import OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession
 from ortrain.ortvalue import OrtValue

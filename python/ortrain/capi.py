@@ -82,10 +82,10 @@ class OrtMemType(enum.IntEnum):
     """Memory of the CPU that a node writes."""
 
     CPU = -1
-    """The same, under its other name."""
+    """Another name of the same kind."""
 
     DEFAULT = 0
-    """The memory of the device itself."""
+    """Memory of the device itself."""
 
 
 Fail = OrtrainError

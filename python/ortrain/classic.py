@@ -29,10 +29,10 @@ import numpy as np
 
 from ortrain import _ortrain, _seeds
 from ortrain._inputs import Described, input_value, native_value
-from ortrain._near import hint
+from ortrain._model_source import model_source
 from ortrain._operators import with_operators
 from ortrain._options import RunOptions, SessionOptions, native_options, with_changes
-from ortrain._sources import model_source
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession, Native, ProviderLike
 
@@ -160,140 +160,141 @@ class TrainingParameters:
     __slots__ = ("_states", "_values")
 
     loss_output_name = _setting_text("")
-    """The value that is made smaller: any result of the model that is one number. Needed."""
+    """Value to minimize: any result of the model that is one number. Required."""
 
     weights_to_train = _Setting[set[str]](set(), "a set of names", _names)
-    """Initializers that are trained. Of an empty set, all that the loss is computed from."""
+    """Initializers to train. An empty set selects all initializers that the loss depends on."""
 
     weights_not_to_train = _Setting[set[str]](set(), "a set of names", _names)
-    """Initializers that are not trained, whatever else says so."""
+    """Initializers that are not trained, even if other properties name them."""
 
     immutable_weights = _Setting[dict[str, list[tuple[int, float]]]](
         {}, "a dict of lists of pairs, a number and a value", _dict_of(_list_of(_slot))
     )
-    """Where nothing is chosen: for an operator, inputs and values of scalars that are not trained there.
+    """Scalars that are not trained by default: for an operator, pairs of an input and a value.
 
-    ``{"Mul": [(1, 2.0)]}`` leaves alone a 2.0 that something is multiplied by.
+    With ``{"Mul": [(1, 2.0)]}``, a factor 2.0 is not trained.
     """
 
     training_optimizer_name = _setting_text("")
-    """``"SGDOptimizer"``, ``"AdamOptimizer"``, ``"LambOptimizer"``; empty to compute gradients and update nothing."""
+    """``"SGDOptimizer"``, ``"AdamOptimizer"``, ``"LambOptimizer"``; empty to compute gradients without an update."""
 
     lr_params_feed_name = _setting_text("Learning_Rate")
-    """The name of the input with the learning rate, float32 of shape ``[1]``."""
+    """Name of the input for the learning rate, float32 of shape ``[1]``."""
 
     optimizer_attributes_map = _Setting[dict[str, dict[str, float]]](
         {}, "a dict of dicts of numbers", _dict_of(_dict_of(_number))
     )
     """Settings of each trained weight: ``alpha``, ``beta``, ``lambda``, ``epsilon``, ``max_norm_clip``.
 
-    Of LAMB ``ratio_min`` and ``ratio_max``, too. Each trained weight has an entry, ``{}`` for the optimizer's own.
+    LAMB also has ``ratio_min`` and ``ratio_max``. Each trained weight has an entry; ``{}`` selects the defaults.
     """
 
     optimizer_int_attributes_map = _Setting[dict[str, dict[str, int]]](
         {}, "a dict of dicts of whole numbers", _dict_of(_dict_of(_whole))
     )
-    """The same of ``do_bias_correction`` and, of Adam, ``weight_decay_mode``: 0 or 1."""
+    """Settings of each trained weight: ``do_bias_correction`` and, for Adam, ``weight_decay_mode``: 0 or 1."""
 
     use_mixed_precision = _setting_flag(False)
-    """``True`` for a model that computes in half precision, but for its loss. Weights stay float32.
+    """True for a model that computes in half precision, except for its loss. Weights stay float32.
 
-    A run is given ``loss_scale``, float32 of shape ``[1]``. It changes nothing if the gradients are not finite.
+    A run takes the input ``loss_scale``, float32 of shape ``[1]``. A run with gradients that are not finite changes
+    nothing.
     """
 
     mixed_precision_dtype = _setting_text("float16")
-    """The type that the model computes in with ``use_mixed_precision``: ``"float16"`` or ``"bfloat16"``.
+    """Type that the model computes in with ``use_mixed_precision``: ``"float16"`` or ``"bfloat16"``.
 
-    onnxruntime has float16 alone.
+    onnxruntime only has float16.
     """
 
     use_fp16_moments = _setting_flag(False)
-    """Refused if ``True``: moments are float32 here, where small ones do not get lost."""
+    """``True`` is an error: moments are float32 here, so that small ones are not lost."""
 
     loss_scale = _Setting(0.0, "a number", _number)
-    """Kept for scripts that set it: runs are given the scale as an input."""
+    """Stored without an effect: runs take the scale as an input."""
 
     gradient_accumulation_steps = _setting_whole(1)
-    """Runs whose gradients are summed for one update, which takes their mean."""
+    """Number of runs with gradients that are summed for one update, which uses their mean."""
 
     enable_grad_norm_clip = _setting_flag(True)
-    """Whether ``global_gradient_norm`` is computed, and gradients are clipped by it.
+    """True to compute ``global_gradient_norm``, and to clip gradients by it.
 
-    Adam and LAMB scale the gradients of a weight by ``max_norm_clip / norm`` where the norm is larger. (The kernel of
-    Adam for the CPU forgot that in onnxruntime-training; ``False`` gives its numbers.)
+    Adam and LAMB scale the gradients of a weight by ``max_norm_clip / norm`` if the norm is larger. (The CPU kernel of
+    Adam in onnxruntime-training omitted that; ``False`` gives the same numbers.)
     """
 
     set_gradients_as_graph_outputs = _setting_flag(False)
-    """Whether ``<weight>_grad`` is an output for each trained weight."""
+    """True if ``<weight>_grad`` is an output for each trained weight."""
 
     use_memory_efficient_gradient = _setting_flag(False)
-    """Kept for scripts that set it, without an effect: memory is planned before the first run."""
+    """Stored without an effect: memory is planned before the first run."""
 
     allreduce_post_accumulation = _setting_flag(False)
-    """``False``, or the session is refused: gradients of several processes are not summed here."""
+    """Must be ``False``: gradients of several processes are not summed here."""
 
     world_rank = _setting_whole(0)
-    """The number of the process: 0, or the session is refused."""
+    """Index of the process; must be 0."""
 
     world_size = _setting_whole(1)
-    """How many processes train: 1, as for :attr:`world_rank`."""
+    """Number of training processes; must be 1."""
 
     data_parallel_size = _setting_whole(1)
-    """Likewise 1."""
+    """Must be 1."""
 
     horizontal_parallel_size = _setting_whole(1)
-    """Likewise 1."""
+    """Must be 1."""
 
     pipeline_parallel_size = _setting_whole(1)
-    """Likewise 1."""
+    """Must be 1."""
 
     num_pipeline_micro_batches = _setting_whole(1)
-    """Likewise 1."""
+    """Must be 1."""
 
     pipeline_cut_info_string = _setting_text("")
-    """Likewise empty."""
+    """Must be empty."""
 
     deepspeed_zero_stage = _setting_whole(0)
-    """Likewise 0: the state of the optimizer is not divided."""
+    """Must be 0: the optimizer state is not divided."""
 
     enable_adasum = _setting_flag(False)
-    """Likewise ``False``."""
+    """Must be ``False``."""
 
     sliced_schema = _Setting[dict[str, list[int]]]({}, "a dict of lists of whole numbers", _dict_of(_list_of(_whole)))
-    """Likewise empty."""
+    """Must be empty."""
 
     sliced_axes = _Setting[dict[str, int]]({}, "a dict of whole numbers", _dict_of(_whole))
-    """Likewise empty."""
+    """Must be empty."""
 
     sliced_tensor_names = _Setting[list[str]]([], "a list of names", _list_of(_text))
-    """Likewise empty."""
+    """Must be empty."""
 
     attn_dropout_recompute = _setting_flag(False)
-    """Kept for scripts that set it, without an effect on results: ``SessionOptions.memory_limit`` recomputes."""
+    """Stored without an effect on results: ``SessionOptions.memory_limit`` recomputes values."""
 
     gelu_recompute = _setting_flag(False)
-    """Likewise."""
+    """Stored without an effect on results: ``SessionOptions.memory_limit`` recomputes values."""
 
     transformer_layer_recompute = _setting_flag(False)
-    """Likewise."""
+    """Stored without an effect on results: ``SessionOptions.memory_limit`` recomputes values."""
 
     number_recompute_layers = _setting_whole(0)
-    """Likewise."""
+    """Stored without an effect on results: ``SessionOptions.memory_limit`` recomputes values."""
 
     propagate_cast_ops_level = _setting_whole(1)
-    """Kept for scripts that set it, without an effect on results."""
+    """Stored without an effect on results."""
 
     propagate_cast_ops_allow = _Setting[list[str]]([], "a list of names", _list_of(_text))
-    """Likewise."""
+    """Stored without an effect on results."""
 
     model_after_graph_transforms_path = _setting_text("")
-    """A file for the model as it is trained, before gradients are added."""
+    """File for the model as it is trained, before gradients are added."""
 
     model_with_gradient_graph_path = _setting_text("")
-    """A file for the model with its gradients."""
+    """File for the model with its gradients."""
 
     model_with_training_graph_path = _setting_text("")
-    """A file for the model with its gradients and the updates of the weights."""
+    """File for the model with its gradients and the updates of the weights."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}

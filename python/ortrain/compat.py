@@ -1,4 +1,4 @@
-"""Runs scripts written for onnxruntime-training and for onnxcustom without changes.
+"""Layer that runs scripts for onnxruntime-training and for onnxcustom without changes.
 
 >>> import ortrain.compat
 >>> ortrain.compat.install()
@@ -221,7 +221,7 @@ class _Training(types.ModuleType):
             return getattr(importlib.import_module("ortrain.trainer"), name)
         if name in _TRAINER_MODULES:
             return importlib.import_module(f"{_TRAINING}.{name}")
-        from ortrain._near import hint
+        from ortrain._suggest import hint
 
         there = ["api", "artifacts", "onnxblock", *_CLASSIC, *_TRAINER, *_TRAINER_MODULES]
         near = "" if name.startswith("__") else hint(name, [*_ABSENT, *there])

@@ -65,10 +65,10 @@ class InvalidArgumentError(OrtrainError, ValueError):
     """
 
     output: str | None = None
-    """The output that does not fit the memory it was given, where the error is about one."""
+    """Output that does not fit its memory, if the error is about an output."""
 
     shape: tuple[int, ...] | None = None
-    """The shape of that output; ``None`` where it depends on values."""
+    """Shape of that output; ``None`` if it depends on values."""
 
     _code = (2, "INVALID_ARGUMENT")
 
@@ -171,7 +171,7 @@ class AnomalyError(OrtrainError, FloatingPointError):
 
 
 class UnsupportedError(OrtrainError, NotImplementedError):
-    """Well-defined request that ortrain does not support. A message names all such operators with their nodes.
+    """Well-defined request that ortrain does not support. The message names all such operators with their nodes.
 
     >>> import ortrain
     >>> ortrain.artifacts.generate_artifacts(ortrain.examples.perceptron(), ort_format=True)

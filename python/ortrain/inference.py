@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ortrain import _files, _ortrain
 from ortrain._inputs import Described, as_given, input_value, is_ortvalue, native_value
-from ortrain._near import hint
+from ortrain._model_source import ModelLike, model_source
 from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._options import (
     ExecutionMode,
@@ -33,7 +33,7 @@ from ortrain._options import (
     own_options,
     with_changes,
 )
-from ortrain._sources import ModelLike, model_source
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError, _Beginnings
 from ortrain.iobinding import IOBinding, SessionIOBinding, check_device
 from ortrain.ortvalue import OrtValue
@@ -69,9 +69,9 @@ class NodeArg:
     __slots__ = ("name", "shape", "type")
 
     name: str
-    """The name."""
+    """Name of the input or output."""
     type: str
-    """The type as onnxruntime spells it: ``tensor(float)``."""
+    """Type in the notation of onnxruntime: ``tensor(float)``."""
     shape: list[int | str | None]
     """A number, a name, or ``None`` per axis."""
 
@@ -95,17 +95,17 @@ class ModelMetadata:
     """
 
     producer_name: str
-    """What made it."""
+    """Program that made the model."""
     graph_name: str
-    """The name of its graph."""
+    """Name of the graph."""
     domain: str
-    """The domain it belongs to, as a reversed host name."""
+    """Domain of the model, as a reversed host name."""
     description: str
-    """A text about the model."""
+    """Description of the model."""
     graph_description: str
-    """A text about its graph."""
+    """Description of the graph."""
     version: int
-    """The version of the model; 0 where it says none."""
+    """Version of the model; 0 without a version."""
     custom_metadata_map: dict[str, str]
     """Further entries, by key."""
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inputs import is_ortvalue, native_value
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.ortvalue import OrtValue, _device
 

@@ -24,10 +24,10 @@ import numpy as np
 from ortrain import _ortrain
 from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
 from ortrain._inputs import Described
-from ortrain._near import hint
+from ortrain._model_source import ModelLike, PathLike
 from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
 from ortrain._options import native_options
-from ortrain._sources import ModelLike, PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions
 
@@ -100,6 +100,8 @@ def as_function(
             does not have, such as strings; for a ``Dropout`` that drops elements, because a jax function must be pure.
         NoSuchFileError: if the path does not exist.
         TypeError: if the argument is not a model.
+
+    Source: ``jax.custom_vjp``, ``jax.pure_callback``.
 
     >>> import importlib.util
     >>> import ortrain.jax
@@ -422,7 +424,7 @@ class _Model:
                 f"jax needs the shapes of {names} before it runs; the model does not declare them by names of axes of "
                 f"its inputs, and does not run on zeros: {error}"
             ) from error
-        # jax drops computations without elements, so it would never notice that there are elements.
+        # jax drops computations of empty results, so elements that appear in a run would go unnoticed.
         for shape, (name, _, _) in zip(found, self.outputs, strict=True):
             if 0 in shape and not any(0 in given for given in shapes):
                 raise UnsupportedError(

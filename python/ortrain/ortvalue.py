@@ -71,7 +71,7 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: npt.NDArray[Any], onnx_element_type: int) -> OrtValue:
-        """Make a value from an array with bits of another ONNX element type of the same size.
+        """Make a value as :meth:`ortvalue_from_numpy` does, with an ONNX element type of the same size for the bits.
 
         With ``16`` (``TensorProto.BFLOAT16``), a uint16 array holds bfloat16 numbers, and ``ml_dtypes`` is not needed.
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inputs import as_given, input_value, native_value
+from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._options import check_begin, training_options
-from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.errors import OrtrainError, _warn_of_gradients
 from ortrain.inference import RunOptions, SessionOptions

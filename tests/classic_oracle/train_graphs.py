@@ -1,7 +1,7 @@
 """Runs of onnxruntime-training 1.15.0 on the graphs of tests/classic_runs.py: train_graphs.py FILE.npz.
 
-`build/classic-oracle/venv/bin/python tests/classic_oracle/train_graphs.py tests/data/classic/train-1.15.0.npz` records
-anew what CI compares with.
+`build/classic-oracle/venv/bin/python tests/classic_oracle/train_graphs.py tests/data/classic/train-1.15.0.npz` renews
+the record that CI compares with.
 """
 
 import sys
@@ -13,13 +13,13 @@ import onnxruntime
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import classic_runs
 
-# Fatal messages only: the log has a line for each attribute that it takes.
+# Fatal messages only: the log has a line for each accepted attribute.
 onnxruntime.set_default_logger_severity(4)
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 4
-# By default the release computes with weights that are not those of its state: kernels go on with what they packed when
-# the session was made, convolutions with the weights that they had then, in a layout of their own (all optimizations);
-# and in the default order an optimizer changes a weight before the gradient of what lies before it is computed.
+# By default the release computes with other weights than its state. Kernels use weights that were packed when the
+# session was created. Convolutions use the weights of that time in their own layout (with all optimizations). In the
+# default order an optimizer changes a weight before the gradients of earlier layers are computed.
 options.add_session_config_entry("session.disable_prepacking", "1")
 options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED

@@ -1,10 +1,10 @@
 """The transcript of a user's session with TrainingSession: transcript.py onnxruntime | ortrain.
 
-Prints keys, shapes, types and outcomes, a line for each, and no number that two ways of computing could round apart.
-The same lines come from onnxruntime-training 1.15.0 and from ortrain through ``ortrain.compat.install()``. Cases that
-the release gets wrong, and cases that it cannot run on a CPU, are not here.
+Prints keys, shapes, types and outcomes, one per line, and no number that depends on the order of rounding. The same
+lines come from onnxruntime-training 1.15.0 and from ortrain through ``ortrain.compat.install()``. Cases that the
+release gets wrong, and cases that it cannot run on a CPU, are not here.
 
-`build/classic-oracle/venv/bin/python tests/classic_oracle/transcript.py onnxruntime` prints what is recorded in
+`build/classic-oracle/venv/bin/python tests/classic_oracle/transcript.py onnxruntime` prints the record in
 tests/data/classic/transcript-1.15.0.txt.
 """
 
@@ -35,16 +35,16 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as extension
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile
 
-# The exceptions by the names that scripts import them by.
+# The exceptions, with the names that scripts import.
 CODED = {Fail: "Fail", InvalidArgument: "InvalidArgument", InvalidProtobuf: "InvalidProtobuf", NoSuchFile: "NoSuchFile"}
 CPU = ["CPUExecutionProvider"]
 SGD, ADAM = "SGDOptimizer", "AdamOptimizer"
 RATE, NORM = "Learning_Rate", "global_gradient_norm"
-# Two losses are the same: they are computed in float32, by sums in another order.
+# Tolerance of equal losses: float32 sums in another order.
 SAME = 1e-5
-# Every column of a trace that is not free.
+# Every column of a trace with fixed contents.
 COLUMNS = ["args", "cat", "dur", "name", "ph", "pid", "tid", "ts"]
-# Properties of the parameters and of both kinds of options, and the methods of the latter.
+# Properties of the parameters and of both kinds of options, and the methods of the options.
 PARAMETERS = """
     allreduce_post_accumulation attn_dropout_recompute data_parallel_size deepspeed_zero_stage enable_adasum
     enable_grad_norm_clip gelu_recompute gradient_accumulation_steps horizontal_parallel_size immutable_weights
@@ -82,7 +82,7 @@ def kind(array: np.ndarray) -> str:
 
 
 def refused(title: str, wanted: type[BaseException], call: Callable[[], object], *names: str) -> None:
-    """A line with the class that catches an error, how its message begins where it has a code, and what it names."""
+    """Print the class that catches an error, the beginning of a message with a code, and the names in the message."""
     try:
         call()
     except Exception as error:
@@ -97,7 +97,7 @@ def refused(title: str, wanted: type[BaseException], call: Callable[[], object],
 
 
 def warned(title: str, call: Callable[[], object]) -> None:
-    """A line with the classes of the warnings of a call, each once."""
+    """Print the distinct classes of a call's warnings."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:
@@ -138,7 +138,7 @@ FEEDS = {"X": drawn(5, 4, seed=4), "label": drawn(5, 3, seed=5), RATE: np.asarra
 
 
 def network(ratio: float | None = None) -> bytes:
-    """Two layers and a mean squared error; with a ratio, Dropout in training mode between them."""
+    """Return two layers and a mean squared error; with a ratio, Dropout in training mode between them."""
     dropout = [node("Dropout", ["active", "ratio", "training"], ["dropped", "mask"], name="drop")]
     nodes = [
         node("Gemm", ["X", "W1", "B1"], ["hidden"]),
@@ -158,7 +158,7 @@ NETWORK = network()
 
 
 def scaled() -> bytes:
-    """A product with a constant, and a loss that is no output of the graph."""
+    """Return a product with a constant, and a loss that is no output of the graph."""
     nodes = [
         node("MatMul", ["X", "W"], ["product"]),
         node("Mul", ["product", "two"], ["twice"]),
@@ -196,7 +196,7 @@ def parameters_of(optimizer: str = ADAM, weights: tuple[str, ...] = tuple(WEIGHT
     parameters.loss_output_name = "loss"
     parameters.weights_to_train = set(weights)
     parameters.training_optimizer_name = optimizer
-    # Without clipping: the release forgets it on a CPU.
+    # Without clipping, because the release ignores clipping on a CPU.
     parameters.enable_grad_norm_clip = False
     parameters.optimizer_attributes_map = {name: {} for name in weights}
     parameters.optimizer_int_attributes_map = {name: {} for name in weights}
@@ -206,7 +206,7 @@ def parameters_of(optimizer: str = ADAM, weights: tuple[str, ...] = tuple(WEIGHT
 
 
 def options_of() -> Any:
-    """Options with which the release computes with the weights of its state, and in the order of the graph."""
+    """Return options for the weights of the release's state and for the order of the graph."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -221,7 +221,7 @@ def session_of(parameters: Any = None, model: str | bytes = NETWORK, **arguments
 
 
 def made(parameters: Any) -> Any:
-    """A session, or none and a line with the class of the error that refuses it."""
+    """Return a session, or print the class of its error and return None."""
     try:
         return session_of(parameters)
     except Exception as error:
@@ -237,7 +237,7 @@ def run_options(**changes: Any) -> Any:
 
 
 def same(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> bool:
-    """Equal keys, types and bits."""
+    """Return true if keys, types and bits are equal."""
     return first.keys() == second.keys() and all(
         value.dtype == second[name].dtype
         and value.shape == second[name].shape
@@ -247,10 +247,10 @@ def same(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> b
 
 
 def describe(session: Any) -> None:
-    """Inputs, outputs and every state of a session."""
+    """Print inputs, outputs and every state of a session."""
     for meta in session.get_inputs():
         say("input", meta)
-    # Gradients come in any order, all in one place.
+    # Gradients may have any order, but follow each other.
     gradients = sorted(str(meta) for meta in session.get_outputs() if meta.name.endswith("_grad"))
     for meta in session.get_outputs():
         say("output", gradients.pop(0) if meta.name.endswith("_grad") else meta)
@@ -270,7 +270,7 @@ def describe(session: Any) -> None:
 
 
 def started(session: Any) -> None:
-    """The values that states have before the first run."""
+    """Print facts about the initial values of states."""
     state = session.get_state()
     say("weights are the model's", all(np.array_equal(state[name], value) for name, value in WEIGHTS.items()))
     say("moments are zero", not any(value.any() for name, value in state.items() if name.startswith("Moment_")))
@@ -411,7 +411,7 @@ def sessions() -> None:
 
 
 def loading_with(session: Any, whole: Arrays, strict: bool) -> None:
-    """The rows of load_state, for one of its two ways."""
+    """Print the rows of load_state, strict or not."""
     word, weight = f"strict {strict}, ", whole["W1"]
 
     def load(state: Any) -> object:
@@ -972,6 +972,6 @@ with tempfile.TemporaryDirectory() as folder:
         try:
             part()
         except Exception as error:
-            # The chapters after it are printed all the same.
+            # Later chapters are printed nevertheless.
             say("stopped by", f"{type(error).__name__} {str(error).splitlines()[0]}")
     os.chdir("/")

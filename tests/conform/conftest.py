@@ -1,1 +1,1 @@
-"""Longer comparisons, which `make conform` runs and CI does not."""
+"""Longer comparisons, which `make conform` runs and CI does not run."""

@@ -1,8 +1,8 @@
-"""Architectures of transformers and timm by both of PyTorch's exporters, optimized and not, train here as in PyTorch.
+"""Architectures of transformers and timm train as in PyTorch, from both of its exporters, optimized and not.
 
-Losses of ten AdamW steps, all gradients of the first; or a refusal by name, which stands in REFUSED with its reason.
-Where an exporter that optimizes made other weights of the network's (a BatchNormalization becomes part of a
-convolution, 1 + w and w / |w| are computed), torch trains those that it made (tests/in_torch/folded.py).
+Losses of ten AdamW steps and all gradients of the first step are equal, or an error names the reason (see REFUSED). An
+optimizing exporter may change weights: a BatchNormalization becomes part of a convolution, 1 + w and w / |w| are
+computed. PyTorch then trains the changed weights (tests/in_torch/folded.py).
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ SCRIPT = TESTS / "in_torch" / "architectures.py"
 RATE, EPSILON = 1e-4, 1e-12
 WAYS = ("script", "script-folded", "export", "export-optimized")
 NAMES = re.findall(r'^    "([a-z0-9-]+)": (?:language|signals|of_timm)\(', SCRIPT.read_text(), re.MULTILINE)
-# Relative to each loss, and of gradients the largest difference, relative to the largest of all: float32 here, float64
-# there.
+# Tolerance relative to each loss; gradients relative to their largest element. Ortrain uses float32, PyTorch float64.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
-# Share of the elements of parameters with a gradient that are trained; single numbers are not looked for.
+# Minimum share of trained elements of parameters with a gradient; single numbers are not searched for.
 MOST = 0.99
-# What an exporter of PyTorch refuses: its reason begins like this.
+# Architectures that an exporter of PyTorch rejects: beginning of its reason.
 NOT_EXPORTED = {
     "fnet/script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
     "fnet/script-folded": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
@@ -44,13 +43,13 @@ NOT_EXPORTED = {
     "beit/export": "ConversionError: ",
     "beit/export-optimized": "ConversionError: ",
 }
-# What is refused here, by name.
+# Architectures that ortrain rejects, by name.
 REFUSED: dict[str, str] = {}
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that torch's processes write, one for each architecture when it is needed."""
+    """Return the folder for the processes of torch, one for each architecture on demand."""
     return tmp_path_factory.mktemp("architectures")
 
 
@@ -78,15 +77,15 @@ def test_trains_as_torch(name: str, way: str, exported: Path, tmp_path: Path) ->
 
 
 def losses_like(folder: Path, way: str, made: Path) -> float:
-    """Ten steps with the artifacts of an export, losses and gradients as in the record; the share that is trained."""
-    # What an exporter optimizes has a record of its own, of what is found in the model.
+    """Train ten steps with the artifacts of an export and check losses and gradients; returns the trained share."""
+    # The optimizing exports have their own records, of the weights in the model.
     record_of = folder / f"{way}.npz"
     with np.load(record_of if record_of.exists() else folder / "record.npz") as stored:
         record = dict(stored)
     x, target, elements = record["x"], record["target"], Elements(record)
     model = onnx.load(folder / f"{way}.onnx")
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    # What the new exporter does not optimize has its weights in initializers, too; the old one's are Constant nodes.
+    # Unoptimized models of the new exporter have weights as initializers; the old exporter writes Constant nodes.
     trained = {name: value for name, value in constants.items() if elements.has(value)}
     artifacts.generate_artifacts(
         folder / f"{way}.onnx",

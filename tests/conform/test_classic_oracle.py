@@ -1,4 +1,4 @@
-"""onnxruntime-training 1.15.0 itself, in an environment of its own: its records are what it computes, and so do we."""
+"""onnxruntime-training 1.15.0 itself, in its own environment: it computes its records, and ortrain agrees."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from classic_transcript import RECORD, SCRIPT, differences, transcript_of_ortrai
 from ortrain import classic
 
 TESTS = Path(__file__).parent.parent
-# The release on another machine, in float32: losses relative to themselves, states to their largest element.
+# Tolerance of the release on another machine, in float32: losses relative to their value, states to their largest
+# element.
 RECORD_TOLERANCE = 5e-6
 
 
 @pytest.fixture(scope="session")
 def release() -> Path:
-    """The interpreter of the environment, which is made once and again whenever the requirements change."""
+    """Return the interpreter of the environment, which is rebuilt whenever the requirements change."""
     return environments.classic_oracle()
 
 
 @pytest.fixture(scope="session")
 def trained(release: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """All runs as the release computes them now, by ``CASE/RUN/KIND``."""
+    """Return all runs as the release computes them now, by ``CASE/RUN/KIND``."""
     file = tmp_path_factory.mktemp("classic") / "train.npz"
     environments.in_environment(release, TESTS / "classic_oracle" / "train_graphs.py", str(file))
     with np.load(file) as stored:
@@ -43,7 +44,7 @@ def test_the_record_is_what_it_computes(trained: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize("run", classic_runs.RUNS)
 @pytest.mark.parametrize("case", classic_runs.WEIGHTS)
 def test_trains_as_it_does(case: str, run: str, trained: dict[str, np.ndarray]) -> None:
-    """Losses, norms, weights, moments and counts of ten steps."""
+    """Losses, norms, weights, moments and counts of ten steps are equal."""
     start = f"{case}/{run}/"
     want = {key.removeprefix(start): value for key, value in trained.items() if key.startswith(start)}
     assert set(want) == classic_runs.keys_of(case, run)
@@ -55,9 +56,10 @@ def test_trains_as_it_does(case: str, run: str, trained: dict[str, np.ndarray]) 
 
 
 def test_a_script_prints_the_same(release: Path) -> None:
-    """Keys, shapes, types and errors, under the release and here; the record is what the release prints.
+    """A script prints the same keys, shapes, types and errors in the release and here; the record is the release's
+    output.
 
-    What is decided to be different is in tests/classic_transcript.py.
+    tests/classic_transcript.py lists the intended differences.
     """
     theirs = environments.printed_in_environment(release, SCRIPT, "onnxruntime")
     assert theirs == RECORD.read_text()

@@ -1,4 +1,4 @@
-"""jax itself, in an environment of its own: the records of tests/data/jax are what it computes, and so do we."""
+"""jax itself, in its own environment: jax computes the records of tests/data/jax, and ortrain agrees."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from against_jax import distance, distances, too_far
 
 TESTS = Path(__file__).parent.parent
-# jax in float64, on another machine.
+# Tolerance of jax in float64 on another machine.
 RECORD_TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what jax computes now."""
+    """Return a folder with the current results of jax."""
     folder = tmp_path_factory.mktemp("jax")
     environments.in_environment(environments.jax(), TESTS / "in_jax" / "train.py", str(folder), *nets.NETS)
     return folder

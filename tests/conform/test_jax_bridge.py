@@ -1,4 +1,4 @@
-"""Models as functions of jax, in jax's environment: their gradients are those of the same networks in jax."""
+"""Models as functions of jax, in jax's environment: their gradients equal the same networks in jax."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import ortrain
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "tests" / "in_jax" / "bridge.py"
 PACKAGES = Path(ortrain.__file__).parent.parent
-# Of gradients and losses in float32 from those in float64, relative to the largest magnitude.
+# Tolerance of float32 gradients and losses, compared with float64, relative to the largest magnitude.
 TOLERANCE = 1e-4
-# Checks that give a distance, and those that give nothing.
+# Checks that return a distance, and checks without a result.
 MEASURED = (
     "gradients_of_a_cnn",
     "gradients_of_a_transformer",
@@ -47,12 +47,12 @@ ASSERTED = (
     "models_with_new_weights",
     "options",
 )
-# What a callback of other platforms does in another way. Large values may wait for ever there: see docs/jax.md.
+# Checks for which callbacks of other platforms differ. Large values may wait forever there: see docs/jax.md.
 ANYWHERE = ("several_outputs", "integers", "batches_of_any_size", "half_precision", "wrong_calls")
 
 
 def run(folder: Path, *arguments: str | Path, first: Callable[[], None] | None = None) -> str:
-    """What a script prints in jax's environment, with ortrain beside it, in a process that does something first."""
+    """Run a script in jax's environment with ortrain; returns its output. The child process first calls `first`."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
         [environments.jax(), *arguments],
@@ -101,7 +101,7 @@ def test_callbacks_of_other_platforms(tmp_path: Path) -> None:
 
 
 def test_one_core_is_enough(tmp_path: Path) -> None:
-    """A callback that waited for a thread of jax's would wait for ever."""
+    """A callback that waits for a thread of jax would never return."""
     found = results_of(tmp_path, "large_values", "threads", first=stay_on_one_core)
     assert found["large_values"] < TOLERANCE
     assert found["threads"] is None, found["threads"]
@@ -120,7 +120,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 def test_docstrings_where_jax_is_there(tmp_path: Path) -> None:
-    """Their examples do more there than where jax is missing."""
+    """Examples in docstrings check more if jax is installed."""
     script = """
 import doctest, numpy as np, onnx, ortrain, ortrain.jax
 given = {"np": np, "ortrain": ortrain, "model": onnx.load(ortrain.examples.perceptron())}

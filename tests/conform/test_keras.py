@@ -18,11 +18,11 @@ from ortrain.api import CheckpointState, Module, Optimizer
 SCRIPT = Path(__file__).parent.parent / "in_keras" / "networks.py"
 NETWORKS = ("channels-last", "lstm", "gru", "attention", "attention-layers", "conv-lstm", "time-distributed")
 RATE = 0.05
-# tf2onnx writes zeros for the biases that these have not, and a file says nothing against training them.
+# tf2onnx writes zeros for the missing biases of these networks; nothing in the file prevents their training.
 WITHOUT_BIASES = ("lstm", "time-distributed")
-# Constants that may be no parameters for their names: the offset of a normalization, folded by the exporter.
+# Constants with names that raise doubts: the offset of a normalization, folded by the exporter.
 GUESSES = {"channels-last": 1}
-# Of losses: both sides compute in float32, and later steps stand on earlier ones.
+# Tolerance of losses: both sides compute in float32, and later steps depend on earlier ones.
 TOLERANCE = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of more than 2 GB, whose tensors lie in a file of their own: 10 GB of disk and 6 GB of memory."""
+"""Checkpoints of more than 2 GB, with tensors in a separate file: 10 GB of disk and 6 GB of memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from environments import BUILD, in_environment
 from replaying import LOSS_TOLERANCE, PARAMETER_TOLERANCE
 
 TESTS = Path(__file__).parent.parent
-# More than what fits one buffer, in tensors of many sizes; the second file then has room between some of them.
+# More than the limit of one buffer, in tensors of many sizes. The second file therefore has gaps between some tensors.
 SIZES = {"a": (187_500_000,), "b": (12_500, 15_000), "c.bias": (3,), "d": (185_000, 1_000), "e": ()}
 FROZEN = ("c.bias", "e")
 BYTES = 4 * sum(int(np.prod(shape)) for shape in SIZES.values())
-# A table whose values and two moments are more than that together.
+# A table that exceeds this size together with its two moments.
 ROWS, WIDTH = 185_000, 1_000
 KILLS = 6
 CHUNK = 1 << 24
@@ -47,7 +47,7 @@ def end(**found):
     print(json.dumps(found | {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """
 
-# Values for a state that has names alone.
+# Program that loads values into a state with names only.
 MAKE = """
 state = CheckpointState.load_checkpoint(folder / "nominal")
 state.load_safetensors(folder / "values")
@@ -75,7 +75,7 @@ except ortrain.OrtrainError as error:
     end(refused=str(error))
 """
 
-# The first element of each tensor that is trained says which save it belongs to.
+# The first element of each trained tensor is the number of its save.
 SAVE_FOREVER = """
 state = CheckpointState.load_checkpoint(folder / "c")
 number = state.properties["number"]
@@ -99,7 +99,7 @@ if len(sys.argv) > 2:
 end(number=number)
 """
 
-# A step, a save with moments, and another step, which a state that is loaded makes with the same bits.
+# Program with a step, a save with moments, and another step, which a loaded state repeats with the same bits.
 TRAIN = """
 state = CheckpointState.load_checkpoint(folder / sys.argv[2])
 module = Module(folder / "training_model.onnx", state)
@@ -128,14 +128,14 @@ end(loss=loss, digest=hashlib.blake2b(table.data.data).hexdigest(), rows=table.d
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Gone when the test is over, whatever became of it."""
+    """Yield a temporary folder, which is removed after the test in any case."""
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="large-", dir=BUILD) as name:
         yield Path(name)
 
 
 def run(script: str, *arguments: object) -> dict[str, object]:
-    """What a process of its own prints, whose memory is free again afterwards."""
+    """Return the output of a separate process, so that its memory is free afterwards."""
     command = [sys.executable, "-c", BEGIN + script, *map(str, arguments)]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -154,7 +154,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def write_values(path: Path) -> None:
-    """Safetensors of random floats, without holding them all."""
+    """Write safetensors of random floats, one chunk at a time."""
     header, at = {}, 0
     for name, shape in SIZES.items():
         size = 4 * int(np.prod(shape))
@@ -169,7 +169,7 @@ def write_values(path: Path) -> None:
 
 
 def test_more_than_two_gigabytes(folder: Path) -> None:
-    """Saved, loaded, damaged, killed, and exchanged with onnxruntime-training in both directions."""
+    """A large checkpoint is saved, loaded, damaged, killed, and exchanged with onnxruntime-training both ways."""
     from onnx import numpy_helper
 
     from ortrain import onnxblock
@@ -188,7 +188,7 @@ def test_more_than_two_gigabytes(folder: Path) -> None:
     print(f"{main.stat().st_size} and {side.stat().st_size} bytes")
     assert run(LOAD, folder, "c")["digests"] == made["digests"]
 
-    # 1.19.2 reads it, and writes its own, which we read.
+    # 1.19.2 reads the checkpoint, and writes its own, which ortrain reads.
     digests = TESTS / "oracle" / "digests.py"
     assert json.loads(in_environment(oracle, digests, str(main), str(folder / "theirs"))) == made["digests"]
     assert (folder / "theirs.data").stat().st_size >= BYTES
@@ -207,7 +207,7 @@ def test_more_than_two_gigabytes(folder: Path) -> None:
     assert "damaged" in str(run(FAIL, folder)["refused"])
     flip(main, 200)
 
-    # Killed at any moment of the first or the second save, the state there is whole.
+    # After a kill at any moment of the first or second save, the saved state is complete.
     chance, last, moved = random.Random(1), 0, 0
     seconds = made["seconds"]
     assert isinstance(seconds, float)
@@ -232,7 +232,7 @@ def test_more_than_two_gigabytes(folder: Path) -> None:
 
 
 def test_moments_of_more_than_two_gigabytes(folder: Path) -> None:
-    """Parameters alone fit one file; with their moments they do not."""
+    """The parameters fit one file, but not together with their moments."""
     from onnx import TensorProto, helper, numpy_helper
 
     from ortrain import artifacts

@@ -16,16 +16,16 @@ import pytest
 from environments import BUILD
 from onnx import TensorProto, helper
 
-# Four layers of 12 700 by 12 700 floats: 2.4 GiB, more than what one message holds.
+# Four layers of 12 700 by 12 700 floats: 2.4 GiB, more than one protobuf message can contain.
 WIDTH, LAYERS, CLASSES, ROWS = 12_700, 4, 8, 4
 LAYER = 4 * WIDTH * WIDTH
-# Bytes of memory that all of it may take, measured by the system.
+# Limit in bytes of the total memory, as the system measures it.
 LIMIT = 12_000_000_000
-# What a file may have that holds no layer.
+# Maximum size in bytes of a file without a layer.
 SMALL = 1 << 20
-# Of float32 sums of 12 700 terms, in another order.
+# Tolerance of float32 sums of 12 700 terms, in another order.
 TOLERANCE = 1e-4
-# The loss of a head on 12 700 features curves a lot.
+# The loss of a head on 12 700 features has a large curvature, so the rate is small.
 STEPS, RATE = 3, 2e-4
 
 ALL = """
@@ -112,14 +112,14 @@ print(json.dumps({"loss": float(np.mean((found.astype(np.float64) - feeds["targe
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Gone when the test is over, whatever became of it."""
+    """Yield a temporary folder, which is removed after the test in any case."""
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="large-", dir=BUILD) as name:
         yield Path(name)
 
 
 def run(script: str, *arguments: object) -> dict[str, object]:
-    """What a process of its own prints, whose memory is free again afterwards."""
+    """Return the output of a separate process, so that its memory is free afterwards."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -130,8 +130,8 @@ def run(script: str, *arguments: object) -> dict[str, object]:
 
 
 def write_model(folder: Path) -> None:
-    """Layers with random weights in one file, none of them held longer than it is written; and a head in the model."""
-    # Uniform, of mean 0 and of a variance that keeps that of the layers.
+    """Write layers with random weights to one file in small parts, and a model with a head."""
+    # Uniform with mean 0, and a variance that preserves the variance of activations from layer to layer.
     rng, half, scale = np.random.default_rng(0), np.float32(0.5), np.float32((12 / WIDTH) ** 0.5)
     initializers, nodes, at = [], [], 0
     with (folder / "forward.onnx.data").open("wb") as file:
@@ -168,7 +168,7 @@ def write_model(folder: Path) -> None:
 
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_a_model_of_more_than_two_gigabytes(part: str, folder: Path) -> None:
-    """A trained head on a frozen body, which stays where it lies; and all of it trained."""
+    """Train a head on a frozen body, which stays in its file; then train all weights."""
     layers = [f"w{layer}" for layer in range(LAYERS)]
     write_model(folder)
     assert LAYERS * LAYER > 2.4 * (1 << 30) > 1 << 31
@@ -182,7 +182,7 @@ def test_a_model_of_more_than_two_gigabytes(part: str, folder: Path) -> None:
     assert peak <= LIMIT
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
-    # No model holds a layer, and nothing is there twice.
+    # No model contains a layer, and no weights are duplicated.
     everything = LAYERS * LAYER
     for name in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "trained.onnx"):
         assert sizes[name] < SMALL, name
@@ -193,10 +193,10 @@ def test_a_model_of_more_than_two_gigabytes(part: str, folder: Path) -> None:
         assert "checkpoint.data" not in sizes
         assert sizes["forward.onnx.data"] == everything
     else:
-        # What is saved after steps has a moment of each parameter, as onnxruntime-training's checkpoints of SGD have.
+        # A checkpoint after steps has a moment of each parameter, as onnxruntime-training's checkpoints of SGD have.
         for name, times in (("checkpoint.data", 1), ("trained.data", 2)):
             assert times * everything <= sizes[name] < times * everything + SMALL, name
-    # The export stands alone.
+    # The export is independent of the other files.
     for name in ("forward.onnx.data", "training_model.onnx", "eval_model.onnx"):
         (folder / name).unlink(missing_ok=True)
     np.testing.assert_allclose(run(RUN, folder)["loss"], losses[-1], rtol=TOLERANCE)

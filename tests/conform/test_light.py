@@ -1,4 +1,4 @@
-"""The nine `light_*` models of the onnx package: real architectures whose weights are ConstantOfShape nodes."""
+"""The nine `light_*` models of the onnx package: real architectures with ConstantOfShape nodes as weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NAMES = (
     "zfnet512",
 )
 STEPS, LEARNING_RATE = 10, 1e-4
-# Of outputs, relative to the largest: dozens of layers of float32 sums in another order.
+# Tolerance of outputs, relative to the largest: dozens of layers of float32 sums in another order.
 TOLERANCE = 1e-4
 
 
 class Light:
-    """A model, and what its constants are to it."""
+    """A model, and the roles of its constants."""
 
     def __init__(self, name: str) -> None:
         self.model = onnx.load(FOLDER / f"light_{name}.onnx")
@@ -46,7 +46,7 @@ class Light:
                 shapes[node.output[0]] = constants[node.input[0]].tolist()
         shaped = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("Unsqueeze", "Reshape")}
 
-        # Factors of channels, with the running variances, and summands, with the running means.
+        # Channel scales and running variances start at one; biases and running means start at zero.
         ones: set[str] = set()
         zeros: set[str] = set()
         self.statistics: set[str] = set()
@@ -68,14 +68,14 @@ class Light:
         self.trained = {name: shape for name, shape in used.items() if name not in self.statistics}
         self.starts = {name: float(name in ones) for name in self.trained if name in ones | zeros}
         last = graph.node[-1]
-        # What goes into the softmax at the end, if there is one.
+        # The input of a final softmax, or the output of the model.
         self.scores = last.input[0] if last.op_type == "Softmax" else last.output[0]
 
     def image(self) -> dict[str, np.ndarray]:
         return {self.x.name: np.random.default_rng(1).standard_normal(sizes(self.x), np.float32)}
 
     def drawn(self) -> dict[str, np.ndarray]:
-        """Values from which the model learns: He's for weights."""
+        """Return values that the model learns from: He initialization for weights."""
         rng = np.random.default_rng(2)
         values = {}
         for name, shape in self.trained.items():
@@ -112,7 +112,7 @@ def test_runs_like_onnxruntime(name: str) -> None:
 
 
 def prepared(light: Light, folder: Path, loss_input: str) -> tuple[CheckpointState, Module, Optimizer]:
-    """Everything trains that can."""
+    """Generate artifacts with all trainable values; returns state, module and optimizer."""
     artifacts.generate_artifacts(
         light.model,
         requires_grad=list(light.trained),
@@ -139,7 +139,7 @@ def train(module: Module, optimizer: Optimizer, x: np.ndarray, target: np.ndarra
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_from_its_constants(name: str, tmp_path: Path) -> None:
-    """All weights of a layer are equal and stay so; the loss, of probabilities, is finite all the same."""
+    """All weights of a layer are equal and stay equal; the loss of probabilities is nevertheless finite."""
     light = Light(name)
     target = np.zeros(sizes(light.y), np.float32)
     target[:, 7] = 1
@@ -152,7 +152,7 @@ def test_trains_from_its_constants(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_learns_from_drawn_weights(name: str, tmp_path: Path) -> None:
-    """Ten steps bring the scores nearer to a target; what was learned runs in onnxruntime as it runs here."""
+    """Ten steps bring the scores nearer to a target; onnxruntime and ortrain run the trained model alike."""
     light = Light(name)
     feeds = light.image()
     state, module, optimizer = prepared(light, tmp_path, light.scores)

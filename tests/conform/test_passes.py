@@ -1,8 +1,8 @@
-"""Programs mean the same without each optional pass of the compiler.
+"""Programs give the same results without each optional pass of the compiler.
 
-``ORTRAIN_PASSES`` leaves one out. Two networks are trained for a few steps, a second for each pass; then the tests of
-the Rust crates that make and run programs run, about two minutes for each pass on two cores, 25 minutes together.
-Run as a script, this file is one such training: ``python test_passes.py NETWORK FOLDER`` prints the losses.
+``ORTRAIN_PASSES`` disables a pass. Two networks are trained for a few steps, about a second for each pass. Then the
+tests of the Rust crates for programs run: two minutes for each pass on two cores, 25 minutes in total. Run as a script,
+this file is one training: ``python test_passes.py NETWORK FOLDER`` prints the losses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Those of crates/ortrain-program/src/passes/mod.rs that a program can do without.
+# Optional passes of crates/ortrain-program/src/passes/mod.rs.
 PASSES = (
     "inline_constants",
     "dead_elements",
@@ -39,7 +39,7 @@ PASSES = (
     "horizontal_fusion",
 )
 
-# Tests that look for what a pass does, and so fail without it: by the names that nextest gives them, with the reason.
+# Tests that check a pass, and so fail without it: by their names in nextest, with the reason.
 FUSION = "ortrain-program passes::fusion::tests"
 COUNTS = "counts the instructions that are left"
 LOOK_AT_PASSES: dict[str, dict[str, str]] = {
@@ -93,30 +93,31 @@ LOOK_AT_PASSES: dict[str, dict[str, str]] = {
         "ortrain-testkit::groups a_program_has_as_many_instructions_as_one_matrix_needs": COUNTS,
     },
 }
-# It wants a record of every pass.
+# This test requires a record of every pass.
 LOG = "ortrain-program passes::tests::a_log_takes_down_each_pass"
-# What cargo nextest ends with where tests fail. Anything else but 0 is no run of tests.
+# Exit code of cargo nextest after failed tests. Other codes except 0 mean that no tests ran.
 TESTS_FAILED = 100
 
 NETWORKS = ("convnet", "transformer")
 STEPS, BATCH, LEARNING_RATE = 3, 8, 3e-3
 LENGTH, HIDDEN_FROM, TOKENS = 24, 20, 256
-# Passes that change one of the networks. The others are left to the Rust tests.
+# Passes that change one of the networks. The Rust tests cover the others.
 ACTING = {"inline_constants", "number_cells", "sink_scatter_add", "fuse_attention", "fuse_chains", "fusion"}
-# Passes that put a rounding elsewhere, or sum in another order. Without any other one losses have the same bits.
+# Passes that change roundings or the order of sums. Without any other pass the losses have the same bits.
 OTHER_ROUNDINGS = {"sink_scatter_add", "fuse_attention", "precompute_derivatives"}
-# Of their losses, relative: sums of a few dozen float32 in another order, and two updates of the weights by them.
+# Relative tolerance of their losses: float32 sums of a few dozen terms in another order, and two updates of the
+# weights.
 TOLERANCE = 1e-5
 
 
 def without(name: str | None) -> dict[str, str]:
-    """The environment of a process that leaves out a pass, or none."""
+    """Return the environment of a process without a pass, or with all passes."""
     environment = {key: value for key, value in os.environ.items() if key != "ORTRAIN_PASSES"}
     return environment if name is None else environment | {"ORTRAIN_PASSES": f"-{name}"}
 
 
 def batches(network: str) -> list[np.ndarray]:
-    """Inputs of all steps, one after the other, and labels."""
+    """Return the inputs of all steps, concatenated, and the labels."""
     count = STEPS * BATCH
     if network == "convnet":
         images, digits = load_digits(return_X_y=True)
@@ -129,7 +130,7 @@ def batches(network: str) -> list[np.ndarray]:
 
 
 def losses(network: str, folder: Path) -> list[float]:
-    """The loss of each step."""
+    """Train; returns the loss of each step."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
@@ -144,7 +145,7 @@ def losses(network: str, folder: Path) -> list[float]:
 
 
 def losses_without(name: str | None, network: str, folder: Path) -> list[float]:
-    """The same in a process of its own that leaves out a pass."""
+    """Train in a separate process without a pass; returns the losses."""
     command = [sys.executable, __file__, network, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=without(name))
     assert done.returncode == 0, done.stderr
@@ -153,11 +154,11 @@ def losses_without(name: str | None, network: str, folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, list[float]]:
-    """A network, the folder of its artifacts, and the losses of a training with all passes."""
+    """Return a network's name, the folder of its artifacts, and the losses of a training with all passes."""
     name: str = request.param
     model = onnx.load(ROOT / "examples" / f"{name}.onnx")
     folder = tmp_path_factory.mktemp(name)
-    # Constants, and the running statistics of normalizations, are no parameters.
+    # Constants and running statistics of normalizations are no parameters.
     weights = [tensor.name for tensor in model.graph.initializer if "." in tensor.name]
     artifacts.generate_artifacts(
         model,
@@ -170,7 +171,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_passes_act(network: tuple[str, Path, list[float]]) -> None:
-    """What is left out below would have changed something."""
+    """The passes change these networks, so disabling them has an effect."""
     name, folder, _ = network
     inputs = dict(
         zip(["x", "labels"] if name == "convnet" else ["tokens", "mask", "labels"], batches(name), strict=True)
@@ -195,7 +196,7 @@ def test_trains_the_same(name: str, network: tuple[str, Path, list[float]]) -> N
 
 
 def test_all_optional_passes_are_here() -> None:
-    """A wrong name is answered with all that there are."""
+    """The error for a wrong name lists all optional passes."""
     done = subprocess.run(
         [sys.executable, "-m", "ortrain", "dump", str(ROOT / "examples" / "convnet.onnx"), "--passes"],
         capture_output=True,
@@ -209,12 +210,12 @@ def test_all_optional_passes_are_here() -> None:
 
 @pytest.mark.parametrize("name", PASSES)
 def test_rust_tests_pass(name: str) -> None:
-    """All but those that look for what the pass does; these fail."""
+    """All tests pass, except for tests that check the disabled pass."""
     command = ["cargo", "nextest", "run", "--package", "ortrain-testkit", "--package", "ortrain-program"]
     command += ["--no-fail-fast", "--color", "never", "--status-level", "none", "--final-status-level", "fail"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=without(name))
     assert done.returncode in (0, TESTS_FAILED), done.stderr
-    # A line of each test that did not pass: FAIL, TIMEOUT or the signal that ended it.
+    # Each test that did not pass has a line: FAIL, TIMEOUT or the signal that ended the test.
     lines = done.stderr.rpartition("Summary [")[2]
     failed = re.findall(r"^ +[A-Z]+ \[ *[\d.]+s\] (?:\( *\d+/\d+\) )?(\S+ \S+)$", lines, re.MULTILINE)
     (counts,) = re.findall(r"(\d+) tests run: (\d+) passed", lines)

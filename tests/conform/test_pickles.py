@@ -1,4 +1,4 @@
-"""A million damaged pickles and ten thousand of a grammar, in processes with little memory."""
+"""A million damaged pickles and ten thousand generated pickles, in processes with little memory."""
 
 from __future__ import annotations
 

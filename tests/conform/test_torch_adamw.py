@@ -1,4 +1,4 @@
-"""AdamW in PyTorch's formula beside torch.optim.AdamW, each with its defaults."""
+"""AdamW in PyTorch's formula compared with torch.optim.AdamW, each with its defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortrain.api import CheckpointState, Module, Optimizer
 
 SCRIPT = Path(__file__).parent.parent / "in_torch" / "adamw.py"
 RATE = 0.01
-# Relative, of losses in float32 on both sides.
+# Relative tolerance of losses in float32 on both sides.
 TOLERANCE = 1e-5
 
 

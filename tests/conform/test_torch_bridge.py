@@ -1,4 +1,4 @@
-"""Models as modules of PyTorch: what tests/in_torch/bridge_*.py check, the page, the example, the time of a step."""
+"""Models as modules of PyTorch: the checks of tests/in_torch/bridge_*.py, the page, the example, the time of a step."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ CHECKS = [
     for group in GROUPS
     for name in re.findall(r"^def (check_\w+)\(\)", (IN_TORCH / f"bridge_{group}.py").read_text(), re.MULTILINE)
 ]
-# Of a step of a module, to two calls, a loss of PyTorch's between them, and the same optimizer.
+# Workloads for the time of a module's step, compared with two calls, PyTorch's loss between them, and the same
+# optimizer.
 WORKLOADS = ("mlp", "bert_mini")
 
 
 @functools.cache
 def found(group: str) -> dict[str, str | None]:
-    """What became of the checks of a group."""
+    """Run a group of checks; returns their results."""
     line = environments.in_environment(environments.torch(), IN_TORCH / "bridge.py", str(PACKAGES), group)
     results: dict[str, str | None] = json.loads(line)
     return results
 
 
 def in_torch(*arguments: str | Path, folder: Path, packages: Path = PACKAGES) -> str:
-    """What a script prints in PyTorch's environment, with ortrain at hand."""
+    """Run a script in PyTorch's environment with ortrain; returns its output."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     command = [environments.torch(), *arguments]
     done = subprocess.run(
@@ -75,7 +76,7 @@ def test_the_page_runs_as_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["ortrain.torch", "ortrain.torch._module"])
 def test_examples_in_docstrings_run(module: str, tmp_path: Path) -> None:
-    """Those of names that need PyTorch; test_docstrings.py sees that there are some."""
+    """Docstrings of names that need PyTorch have examples that run; test_docstrings.py checks their existence."""
     script = tmp_path / "docstrings.py"
     script.write_text(
         "import doctest, importlib, inspect\n"
@@ -105,7 +106,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_time_of_a_step(name: str, tmp_path: Path) -> None:
-    """With the release wheel."""
+    """The time is measured with the release wheel."""
     (wheel,) = (ROOT / "build" / "wheels").glob("ortrain-*.whl")
     with zipfile.ZipFile(wheel) as stored:
         stored.extractall(tmp_path / "packages")

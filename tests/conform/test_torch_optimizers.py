@@ -1,4 +1,4 @@
-"""Optimizers beside the classes of torch.optim, which run in float64 on the same gradients."""
+"""Optimizers compared with the classes of torch.optim, which run in float64 on the same gradients."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from optimizer_formulas import UNUSUAL, Group
 from ortrain.schedules import Cosine, Warmup
 
 TESTS = Path(__file__).parent.parent
-# Runs are in tests/conftest.py, which the file of that name beside this one hides.
+# Runs need tests/conftest.py, which the conftest.py of this folder shadows.
 sys.modules.pop("conftest", None)
 sys.path.insert(0, str(TESTS))
 from test_optimizers import ROWS, STEPS, Both, Part, Plan, assert_close, pool_of, started  # noqa: E402
 
 SCRIPT = TESTS / "in_torch" / "optimizers.py"
-# Relative to the largest weight: ours are float32, and each of 50 steps rounds a weight by up to 6e-8 of it.
+# Tolerance relative to the largest weight: ours are float32, and each of 50 steps rounds a weight by up to 6e-8 of it.
 CLOSE = 1e-6
-# Some gradients are longer, some are shorter.
+# Some gradients exceed this norm, and some do not.
 MAX_NORM = 250.0
 SCHEDULE = Warmup(5, Cosine(total=60), start=0.1)
-# Settings and flags that torch does not have.
+# Settings and flags without an equivalent in torch.
 OURS = {"adamw", "bias_correction", "onnxruntime"}
-# Optimizers that torch.optim does not have; tests/test_optimizers.py has the formulas of their papers.
+# Optimizers without an equivalent in torch.optim; tests/test_optimizers.py has the formulas of their papers.
 ELSEWHERE = {
     "LAMB": "its authors' is in TensorFlow",
     "LARS": "its authors' is in Caffe",
@@ -38,13 +38,13 @@ ELSEWHERE = {
 
 
 def plan_of(name: str, flipped: str) -> Plan:
-    """Three groups with settings that are not the defaults, and with a flag the other way."""
+    """Return a plan with three groups, settings that differ from the defaults, and one inverted flag."""
     row = ROWS[name]
     settings = {setting: UNUSUAL[setting] for setting in row.settings}
     if flipped == "nesterov" and "dampening" in settings:
-        settings["dampening"] = 0.0  # torch refuses both together
+        settings["dampening"] = 0.0  # torch rejects both together
     if name == "Adafactor":
-        settings["d"] = 1.5  # torch refuses less than 1
+        settings["d"] = 1.5  # torch rejects values less than 1
     rate = row.learning_rate
     parts = [
         Part(["one", "row"], ["one", "row"], Group({"weight_decay": 0.0}, lr_factor=0.5)),
@@ -62,7 +62,7 @@ PLANS = {
 
 
 def case_of(plan: Plan) -> dict[str, Any]:
-    """A plan as the script in torch reads it."""
+    """Return a plan in the format of the script in torch."""
     assert plan.lr is not None
     own = set().union(*(part.names for part in plan.parts))
     rest = Part(None, [name for name in started() if name not in own], Group({}))
@@ -86,7 +86,7 @@ def case_of(plan: Plan) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def in_torch(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights after the steps, by case and parameter; and the defaults of the optimizers that are there."""
+    """Return the weights after the steps, by case and parameter, and the defaults of torch's optimizers."""
     folder = tmp_path_factory.mktemp("torch")
     record: dict[str, Any] = {f"weights/{name}": values for name, values in started().items()}
     for k, gradients in enumerate(pool_of()):

@@ -14,7 +14,7 @@ from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.schedules import LRScheduler
 
 SCRIPT = Path(__file__).parent.parent / "in_torch" / "schedules.py"
-# PyTorch computes each rate from the one before, and ours are rounded to float32.
+# PyTorch computes each rate from the previous rate, and our rates are rounded to float32.
 CLOSE = {"rtol": 1e-6, "atol": 1e-9}
 
 
@@ -41,5 +41,5 @@ def test_rates_are_those_of_pytorch(tmp_path: Path) -> None:
         else:
             rates = [schedule(t) for t in range(len(wanted))]
         np.testing.assert_allclose(rates, wanted, **CLOSE, err_msg=text)
-    elsewhere = {"Constant", "InverseSquareRoot"}  # PyTorch has neither
+    elsewhere = {"Constant", "InverseSquareRoot"}  # PyTorch has no equivalents
     assert kinds == {kind.__name__ for kind in schedules.Schedule.__subclasses__()} - elsewhere

@@ -1,4 +1,4 @@
-"""ORTTrainer on modules of PyTorch, new and legacy: what tests/in_torch/bridge_trainer.py checks, and the example."""
+"""ORTTrainer on modules of PyTorch, new and legacy: the checks of tests/in_torch/bridge_trainer.py, and the example."""
 
 from __future__ import annotations
 

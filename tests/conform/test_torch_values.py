@@ -1,4 +1,4 @@
-"""Values share memory with tensors of PyTorch, in both directions, by its capsules and by the protocol."""
+"""Values share memory with PyTorch tensors in both directions, through capsules and the protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import environments
 import ortrain
 
 SCRIPT = Path(__file__).parent.parent / "in_torch" / "values.py"
-# Of the script: those that ortrain, PyTorch and DLPack have.
+# Number of the script's element types that ortrain, PyTorch and DLPack share.
 ELEMENT_TYPES = 10
 
 

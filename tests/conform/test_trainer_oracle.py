@@ -1,6 +1,6 @@
-"""ORTTrainer of onnxruntime-training 1.15.0 with PyTorch 2.0.1, in an environment of its own: the same script here.
+"""ORTTrainer of onnxruntime-training 1.15.0 with PyTorch 2.0.1, in its own environment, and ortrain on the same script.
 
-Both train the same ONNX models and the same module of PyTorch, and each goes on from checkpoints of the other.
+Both train the same ONNX models and the same PyTorch module, and each continues from checkpoints of the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer_nets import block, description_of
 
 SCRIPT = Path(__file__).parent.parent / "trainer_oracle" / "train.py"
 THEIRS, OURS = "onnxruntime.training", "ortrain.trainer"
-# float32 on both sides: losses relative to themselves, states to their largest element. The issue asks for it.
+# Required tolerance of float32 on both sides: losses relative to their value, states to their largest element.
 CLOSE = 1e-5
 STEPS, SAVED = 10, 5
 # The release cannot train weights of eight elements or fewer.
@@ -38,7 +38,7 @@ MODULE = {
 
 
 def weights_of_module() -> dict[str, np.ndarray]:
-    """The values that the module starts from."""
+    """Return the initial values of the module."""
     rng = np.random.default_rng(29)
     shapes = {
         "fc1.weight": (16, 12),
@@ -53,7 +53,7 @@ def weights_of_module() -> dict[str, np.ndarray]:
 
 
 def complete(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose LayerNormalizations have all of their outputs, which the release needs for their gradient."""
+    """Return a copy with all outputs of LayerNormalizations, which the release needs for their gradient."""
     made = copy.deepcopy(model)
     for node in made.graph.node:
         if node.op_type == "LayerNormalization":
@@ -62,7 +62,7 @@ def complete(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def put(folder: Path, name: str, net: Net, description: dict[str, Any]) -> None:
-    """A description and batches of a model."""
+    """Write the description and the batches of a model."""
     (folder / f"model-{name}.json").write_text(json.dumps(description))
     batches = {f"{k}/{key}": value for k in range(STEPS) for key, value in net.batch(k).items()}
     np.savez(folder / f"{name}-batches.npz", **batches)
@@ -70,7 +70,7 @@ def put(folder: Path, name: str, net: Net, description: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """What both found, by the run and the package: ``theirs`` and ``ours``, and what went on from their checkpoints."""
+    """Return the results of both packages, by run and package: trainings, and continuations from checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
     for name, net in NETS.items():
         onnx.save(complete(net.model), folder / f"{name}.onnx")
@@ -88,7 +88,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
 
     train(THEIRS, "theirs", "theirs")
     train(OURS, "ours", "ours")
-    # The checkpoints are there now: each goes on from its own, and from those of the other.
+    # The checkpoints exist now: each package continues from its own checkpoints and from the other's.
     for prefix in ("theirs", "ours"):
         for package in (THEIRS, OURS):
             train(package, prefix, f"{prefix} resumed")
@@ -110,7 +110,7 @@ def test_losses_of_ten_steps(name: str, optimizer: str, runs: dict[tuple[str, st
 
 @pytest.mark.parametrize(("name", "optimizer"), EACH)
 def test_states_have_the_same_layout(name: str, optimizer: str, runs: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """Keys, kinds and shapes; values, too."""
+    """States have the same keys, kinds, shapes and values."""
     theirs, ours = (runs[key][f"{name}/{optimizer}/state"] for key in (("theirs", THEIRS), ("ours", OURS)))
     assert {key: value[:2] for key, value in ours.items()} == {key: value[:2] for key, value in theirs.items()}
     weights = NETS[name].weights if name in NETS else weights_of_module()
@@ -134,19 +134,19 @@ def continued() -> Iterator[tuple[str, str, str, str]]:
 def test_a_checkpoint_goes_on(
     name: str, optimizer: str, prefix: str, package: str, runs: dict[tuple[str, str], dict[str, Any]]
 ) -> None:
-    """A checkpoint of either, in either: the losses are those of the training that wrote the checkpoint."""
+    """Each package continues from each checkpoint: the losses equal the training that wrote the checkpoint."""
     whole = runs[prefix, THEIRS if prefix == "theirs" else OURS]
     resumed = runs[f"{prefix} resumed", package]
     losses = resumed[f"{name}/{optimizer}/losses"]
     assert len(losses) == STEPS - SAVED
     np.testing.assert_allclose(losses, whole[f"{name}/{optimizer}/losses"][SAVED:], rtol=CLOSE)
-    # The release forgets the steps of a state that it loads before a module is exported. We do not.
+    # The release forgets the steps of a state that is loaded before a module is exported. Ortrain keeps the steps.
     forgets = name == "module" and package == THEIRS
     assert resumed[f"{name}/{optimizer}/steps"] == ([STEPS - SAVED] * 2 if forgets else [STEPS] * 2)
 
 
 def test_the_release_is_the_release() -> None:
-    """The numbers are of the versions that they are said to be of."""
+    """The environment has the stated versions."""
     python = environments.trainer_oracle()
     script = "import onnxruntime, torch; print(onnxruntime.__version__, torch.__version__.partition('+')[0])"
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

@@ -1,4 +1,4 @@
-"""What is compared in benches/, in jax, in an environment of its own: losses and gradients are ours."""
+"""The workloads of benches/ in jax, in its own environment: losses and gradients equal ours."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import on_device  # noqa: E402
 import workloads  # noqa: E402
 
 STEPS = 20
-# Relative to each loss: float32 here, float64 in jax, and twenty steps that turn rounding into steps of their own.
+# Tolerance relative to each loss: float32 here, float64 in jax, and twenty steps that amplify rounding.
 LOSS_TOLERANCE = 1e-4
-# The largest difference in a gradient, relative to its largest element.
+# Tolerance of a gradient, relative to its largest element.
 GRADIENT_TOLERANCE = 1e-3
-# A bias of keys moves all products of a query alike, which no share sees: what is left of its gradient is rounding. It
-# is measured by the largest gradient of all.
+# Tolerance of key biases, relative to the largest gradient of all. A key bias shifts all scores of a query alike, so
+# the softmax ignores it, and its gradient is only rounding.
 NO_GRADIENT = 1e-6
 
 

@@ -1,8 +1,8 @@
-"""What is trained by default is what PyTorch calls parameters, over networks of timm, transformers and our own.
+"""The parameters trained by default equal PyTorch's parameters, for networks of timm, transformers and our own.
 
-Each network is exported with its fresh weights by PyTorch's older exporter without folding and by its newer one, which
-optimizes (tests/in_torch/zoo.py). A constant that the exporter computed of a parameter counts as this one if it has its
-size; others (expanded, looked up, picked) may be trained or not.
+PyTorch exports each network with fresh weights: with its older exporter without folding, and with its newer exporter,
+which optimizes (tests/in_torch/zoo.py). A constant computed from a parameter counts as this parameter if it has the
+same size. Other computed constants (expanded, looked up, picked) may be trained or not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import ortrain
 
 TESTS = Path(__file__).parent.parent
 SCRIPT = TESTS / "in_torch" / "zoo.py"
-# Networks of one process: loading torch takes as long as exporting a small one.
+# Networks of one process: loading torch takes the time of exporting a small network.
 BATCH = 4
 WAYS = ("script", "export", "export-optimized")
-# Files whose choice differs: constants that are trained (+) or not (-), and the reason. Patterns of names.
+# Files with another choice: constants that are trained (+) or not (-), and the reason. Names are patterns.
 NUMBER = "a number that the exporter computed of a parameter"
 ZEROS = "zeros that the exporter wrote for a missing bias, or a fresh bias, which it stored once"
 SINES = "a table of sines, which is a parameter without training"
@@ -45,12 +45,12 @@ def names() -> list[str]:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that torch's processes write, one for each network when it is needed."""
+    """Return the folder for the processes of torch, one for each network on demand."""
     return tmp_path_factory.mktemp("zoo")
 
 
 def differences(folder: Path, way: str) -> set[str]:
-    """Constants that are trained and are no parameters (+), and parameters that are not (-)."""
+    """Return trained constants that are no parameters (+), and parameters that are not trained (-)."""
     torch = json.loads((folder / "parameters.json").read_text())
     found = ortrain.inspect(folder / f"{way}.onnx")
     assert found.obstacle is None
@@ -66,7 +66,7 @@ def differences(folder: Path, way: str) -> set[str]:
 
 
 def found_in(folder: Path, batch: list[str]) -> dict[str, set[str]]:
-    """Differences of each file of some networks, which one process of PyTorch exports; the files are removed."""
+    """Return the differences of each file of some networks, exported by one PyTorch process; removes the files."""
     environments.in_environment(environments.torch(), SCRIPT, str(folder), *batch)
     found = {}
     for name in batch:

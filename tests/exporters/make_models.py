@@ -1,8 +1,8 @@
 """Small networks as tf2onnx and skl2onnx write them: make_models.py FOLDER.
 
-Writes FOLDER/EXPORTER-NET-OPSET.onnx; FOLDER/EXPORTER-NET.npz with the inputs and what TensorFlow or scikit-learn
-itself computes from them; and FOLDER/models.json, which says what the loss of each model is made of. Runs in an
-environment of its own (requirements.txt, some 2 GB): `python tests/exporters/make_models.py tests/data/exporters`.
+Writes FOLDER/EXPORTER-NET-OPSET.onnx, and FOLDER/EXPORTER-NET.npz with the inputs and the results of TensorFlow or
+scikit-learn. FOLDER/models.json names the values that the loss of each model compares. Runs in its own environment
+(requirements.txt, about 2 GB): `python tests/exporters/make_models.py tests/data/exporters`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 SEED, ROWS = 5, 6
-# A record is of float32, the models are of float32, sums go in another order.
+# Tolerance of float32 records and models, with sums in another order.
 TOLERANCE = 1e-4
-# Of tf2onnx, beside the oldest at which it finds operators for a network: its own choice, and the newest it knows.
+# Opsets of tf2onnx in addition to the oldest sufficient one: its default, and the newest supported.
 OPSETS = (15, 18)
-# No older opset has a cross-entropy.
+# Older opsets have no cross-entropy.
 CROSS_ENTROPY_SINCE = 12
 
 Nets = Iterator[tuple[str, keras.Model, int]]
 
 
 def keras_nets() -> Nets:
-    """Name, network, and the oldest opset at which the exporter finds operators for all of it."""
+    """Yield name, network, and the oldest opset at which the exporter can write all operators."""
     x = layers.Input((6,), name="x")
     h = layers.Dense(8, activation="relu")(x)
     h = layers.Dense(7, activation="swish")(layers.Dropout(0.2)(h))
@@ -49,7 +49,7 @@ def keras_nets() -> Nets:
     h = layers.Dense(5, activation="elu")(layers.Dense(6, activation=keras.activations.softplus)(h))
     yield "dense", keras.Model(x, layers.Dense(3, activation="softmax")(h)), 9
 
-    # Behind a convolution a BatchNormalization is folded into it; behind an activation it is Mul and Add.
+    # After a convolution a BatchNormalization is folded; after an activation it becomes Mul and Add.
     x = layers.Input((12, 12, 3), name="x")
     h = layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(x)
     h = layers.ReLU(6.0)(layers.BatchNormalization()(h))
@@ -92,7 +92,7 @@ def keras_nets() -> Nets:
     h = layers.Bidirectional(layers.LSTM(3))(x)
     yield "both_directions", keras.Model(x, layers.Dense(2)(h)), 11
 
-    # What is not written as one operator is a Loop.
+    # Layers without a single operator become a Loop.
     x = layers.Input((5, 4), name="x")
     h = layers.GRU(3, return_sequences=True)(x)
     yield "loops", keras.Model(x, layers.Dense(2)(layers.SimpleRNN(3)(h))), 11
@@ -114,7 +114,7 @@ def keras_nets() -> Nets:
 
 
 class FusedNorm(layers.Layer):
-    """A BatchNormalization in TensorFlow's one operator, which stays one."""
+    """A BatchNormalization as TensorFlow's single operator, which remains one operator."""
 
     def build(self, shape: Any) -> None:
         for name in ("gamma", "beta", "mean", "variance"):
@@ -134,12 +134,12 @@ class FusedNorm(layers.Layer):
 
 
 def gelu(x: Any) -> Any:
-    """By tanh: for the exact one the exporter leaves an operator of TensorFlow in the model."""
+    """Use the tanh form: for the exact form the exporter leaves a TensorFlow operator in the model."""
     return keras.activations.gelu(x, approximate=True)
 
 
 def drawn(net: keras.Model, rng: np.random.Generator) -> None:
-    """Weights of which none is zero or one: what adds nothing would not be exported."""
+    """Draw weights that are never zero or one, because an exporter would omit neutral nodes."""
     for weight in net.weights:
         shape, path = weight.shape, weight.path
         fan_in = max(1, int(np.prod(shape[:-1])))
@@ -150,13 +150,13 @@ def drawn(net: keras.Model, rng: np.random.Generator) -> None:
 
 
 def loss_input(model: onnx.ModelProto, last: str) -> str:
-    """What goes into the last node of an operator; the output if there is none."""
+    """Return the input of an operator's last node, or the model output without such a node."""
     found = [node.input[0] for node in model.graph.node if node.op_type == last]
     return found[-1] if found else str(model.graph.output[-1].name)
 
 
 def checked(model: onnx.ModelProto, feeds: dict[str, np.ndarray], wanted: np.ndarray, output: str) -> None:
-    """onnxruntime finds what the framework found."""
+    """Check that onnxruntime gives the results of the framework."""
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (got,) = session.run([output], feeds)
@@ -198,7 +198,7 @@ Estimators = Iterator[tuple[str, Any, np.ndarray, set[str], str, str]]
 
 
 def estimators(x: np.ndarray, rng: np.random.Generator) -> Estimators:
-    """Name, estimator, targets, operators that are not to be written, the loss, and before which operator it stands."""
+    """Yield name, estimator, targets, forbidden operators, the loss, and the operator after the loss's input."""
     classes = rng.integers(0, 3, len(x))
     names = np.asarray(["ash", "elm", "oak"])[classes]
     values = x @ rng.standard_normal((x.shape[1], 2)) + 0.1
@@ -210,7 +210,7 @@ def estimators(x: np.ndarray, rng: np.random.Generator) -> Estimators:
     yield "regressor", MLPRegressor(**how), values, set(), squares, ""
     scaled = make_pipeline(StandardScaler(), MLPClassifier(**how))
     yield "pipeline", scaled, classes, {"Scaler"}, cross_entropy, "Softmax"
-    # With operators of its own the exporter puts the weights into attributes.
+    # With its own operators the exporter writes weights as attributes.
     yield "logistic_regression", LogisticRegression(), names, {"LinearClassifier"}, cross_entropy, "Softmax"
     yield "linear_regression", LinearRegression(), values, {"LinearRegressor"}, squares, ""
     yield "attributes", LogisticRegression(), names, set(), cross_entropy, ""
@@ -233,7 +233,7 @@ def with_skl2onnx(folder: Path) -> list[dict[str, str]]:
         np.savez_compressed(folder / f"skl2onnx-{name}.npz", **record)
         for opset in (9, 13, 17, 21):
             model = skl2onnx.to_onnx(estimator, x[:1], target_opset={"": opset, "ai.onnx.ml": 1}, black_op=without)
-            # Listed twice in some.
+            # Some models list an opset twice.
             sets = {item.domain: item.version for item in model.opset_import}
             del model.opset_import[:]
             model.opset_import.extend(onnx.helper.make_opsetid(*item) for item in sets.items())

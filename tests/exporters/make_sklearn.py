@@ -1,10 +1,9 @@
 """Estimators of scikit-learn as skl2onnx writes them by default: make_sklearn.py FOLDER.
 
-Writes FOLDER/NAME.onnx; for classifiers FOLDER/NAME-tensors.onnx and FOLDER/logistic-columns.onnx, with probabilities
-as a tensor or a column for each class instead of maps; FOLDER/NAME.npz with the inputs and what scikit-learn itself
-computes from them; and FOLDER/models.json, which lists them with what they are: a classifier, a regressor, or a model
-that is refused. Needs numpy, onnx, onnxruntime, scikit-learn and skl2onnx of requirements.txt:
-`python tests/exporters/make_sklearn.py tests/data/sklearn`.
+Writes FOLDER/NAME.onnx. For classifiers it also writes FOLDER/NAME-tensors.onnx and FOLDER/logistic-columns.onnx, with
+probabilities as a tensor or as a column for each class instead of maps. FOLDER/NAME.npz has the inputs and the results
+of scikit-learn. FOLDER/models.json lists the models as classifier, regressor, or rejected model. Needs numpy, onnx,
+onnxruntime, scikit-learn and skl2onnx of requirements.txt: `python tests/exporters/make_sklearn.py tests/data/sklearn`.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from sklearn.svm import SVC, SVR, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 SEED, ROWS = 5, 12
-# What is not trained by gradients.
+# Estimators without training by gradients.
 REFUSED = ("tree", "forest", "svc", "svr")
-# A record is of float32, the models are of float32, sums go in another order.
+# Tolerance of float32 records and models, with sums in another order.
 TOLERANCE = 1e-4
 
 Estimators = Iterator[tuple[str, Any, np.ndarray, np.ndarray]]
 
 
 def estimators() -> Estimators:
-    """Name, estimator, and what it is fitted to."""
+    """Yield name, estimator, and its training data."""
     rng = np.random.default_rng(SEED)
     x = 3 * rng.standard_normal((60, 4)).astype(np.float32) + np.arange(4, dtype=np.float32)
     signs = x @ rng.standard_normal((4, 3)) + rng.standard_normal((60, 3))
@@ -73,7 +72,7 @@ def estimators() -> Estimators:
 
 
 def checked(content: bytes, feed: np.ndarray, wanted: np.ndarray) -> None:
-    """onnxruntime finds what scikit-learn found."""
+    """Check that onnxruntime gives the results of scikit-learn."""
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     results = session.run(None, {"X": feed})
     got = results[-1]
@@ -110,7 +109,7 @@ def main() -> None:
         if is_classifier:
             variants["-tensors"] = {"zipmap": False}
         if feed.dtype == np.float64 and is_classifier:
-            # onnxruntime makes no maps of float64.
+            # onnxruntime has no maps of float64.
             del variants[""]
         if name == "logistic":
             variants["-columns"] = {"zipmap": "columns"}
@@ -121,7 +120,7 @@ def main() -> None:
                 # An estimator without maps has no such option.
                 continue
             content = model.SerializeToString()
-            # onnxruntime votes where scikit-learn has a decision of its own.
+            # onnxruntime votes, but scikit-learn uses a decision function.
             if name != "svc":
                 checked(content, feed, record["y"])
             (folder / f"{name}{variant}.onnx").write_bytes(content)

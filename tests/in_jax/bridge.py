@@ -1,6 +1,6 @@
-"""Models of ONNX as functions of jax, beside the same networks in jax: bridge.py PACKAGES [OPTION] CHECK...
+"""ONNX models as functions of jax, compared with the same networks in jax: bridge.py PACKAGES [OPTION] CHECK...
 
-PACKAGES is the folder that has ortrain. Prints a JSON object: of each check a distance or None, or the error with its
+PACKAGES is the folder that has ortrain. Prints a JSON object: for each check a distance or None, or the error with its
 trace. `--anywhere` runs the callbacks of platforms other than the CPU.
 """
 
@@ -34,14 +34,14 @@ from ortrain import InvalidArgumentError, UnsupportedError
 from ortrain.jax import as_function
 
 STEPS, RATE = 20, 3e-3
-# What jax raises for an error in a callback: the second one where a program of one operation runs at once.
+# Errors of jax for an error in a callback. The second type occurs if a program of one operation runs immediately.
 IN_A_PROGRAM = (jax.errors.JaxRuntimeError, ValueError)
-# What waits for ever is an error after so many, with the trace of each thread.
+# Limit in seconds for a hang, which is an error with the trace of each thread.
 SECONDS = 600
 
 
 def model_of(text: str, opset: int = 17) -> bytes:
-    """A model in the text form of ONNX."""
+    """Return a model from the text form of ONNX."""
     return parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}').SerializeToString()
 
 
@@ -54,7 +54,7 @@ net (float[n, 3] x) => (float[n, 2] y) <
     a = Tanh (h)
     y = Gemm (a, w2, b2)
 }""")
-# Floats and integers, in and out; the first output does not depend on the second input.
+# Floats and integers as inputs and outputs; the first output does not depend on the second input.
 SEVERAL = model_of("""
 net (int64[n] ids, float[4] scale) => (float[n, 4] rows, int64[n] best, float[n, 4] scaled) <
     float[5, 4] table = {1, 2, -3, 4, 5, -6, 7, 8, 9, 1, 2, 3, -4, 5, 6, 7, 8, 9, -1, 2}
@@ -67,12 +67,12 @@ MAX_POOL = "net (float[1, 1, 4, 4] x) => (y) { y = MaxPool <kernel_shape = [2, 2
 
 
 def perceptron(weights: Any, x: Any) -> Any:
-    """The network of PERCEPTRON."""
+    """Compute the network of PERCEPTRON."""
     return jnp.tanh(x @ weights["w1"] + weights["b1"]) @ weights["w2"] + weights["b2"]
 
 
 def transformer(weights: Any, tokens: Any, mask: Any) -> Any:
-    """The network of `ortrain.examples.transformer`: two layers with two heads of attention over bytes."""
+    """Compute the network of `ortrain.examples.transformer`: two layers with two heads of attention over bytes."""
 
     def dense(name: str, x: Any) -> Any:
         return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
@@ -98,7 +98,7 @@ def transformer(weights: Any, tokens: Any, mask: Any) -> Any:
 
 
 def distance(got: Any, want: Any) -> float:
-    """The largest difference of two trees, relative to the largest magnitude of its array."""
+    """Return the largest difference of two trees, relative to the largest magnitude of its array."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     largest = 0.0
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -112,7 +112,7 @@ def distance(got: Any, want: Any) -> float:
 
 @contextmanager
 def refused(kind: type[Exception] | tuple[type[Exception], ...], *parts: str) -> Iterator[None]:
-    """Something that raises an error whose text has these parts."""
+    """Check that the block raises an error with these texts."""
     text = None
     try:
         yield
@@ -124,7 +124,7 @@ def refused(kind: type[Exception] | tuple[type[Exception], ...], *parts: str) ->
 
 
 def squares(outputs: Any) -> Any:
-    """The sum of all squares of a tree."""
+    """Return the sum of all squares of a tree."""
     return sum((leaf**2).sum() for leaf in jax.tree.leaves(outputs))
 
 
@@ -133,7 +133,7 @@ def rows(count: int, width: int = 3, seed: int = 0) -> np.ndarray:
 
 
 def in_double(tree: Any) -> Any:
-    """The floats of a tree in float64."""
+    """Return a tree with its floats in float64."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64 if leaf.dtype == np.float32 else leaf.dtype), tree)
 
 
@@ -156,7 +156,7 @@ class Transformer:
     """Attention over bytes, in ortrain and in jax."""
 
     def __init__(self) -> None:
-        # Scores do not change with a bias of the keys, whose gradient is rounding alone.
+        # A bias of the keys does not change scores, so its gradient is only rounding.
         wrt = ["embedding.*", "layer?.[!k]*", "layer?.key.weight", "norm.*", "head.*"]
         self.function = as_function(ortrain.examples.transformer(), wrt)
         initializers = onnx.load(ortrain.examples.transformer()).graph.initializer
@@ -177,7 +177,7 @@ class Transformer:
 
 
 def gradients(net: Cnn | Transformer, floats: int) -> float:
-    """Of weights and of an input of floats, beside jax's in float64."""
+    """Compare gradients of weights and of a float input with jax's in float64; returns the distance."""
     weights, batch = net.function.weights, net.batches[0]
     got = jax.grad(net.ours, (0, floats))(weights, *batch)
     with jax.enable_x64(True):
@@ -186,7 +186,7 @@ def gradients(net: Cnn | Transformer, floats: int) -> float:
 
 
 def trained(loss: Callable[..., Any], weights: Any, batches: Any) -> np.ndarray:
-    """The losses of an ordinary loop in jax."""
+    """Return the losses of an ordinary loop in jax."""
 
     @jax.jit
     def stepped(number: Any, weights: Any, moments: Any, *batch: Any) -> Any:
@@ -206,7 +206,7 @@ def trained(loss: Callable[..., Any], weights: Any, batches: Any) -> np.ndarray:
 
 
 def training(net: Cnn | Transformer) -> float:
-    """The distance of the losses from those of the same loop in jax, where those fall."""
+    """Return the distance of the losses from the same loop in jax; the losses must fall."""
     weights = net.function.weights
     got = trained(net.ours, weights, net.batches)
     with jax.enable_x64(True):
@@ -233,7 +233,7 @@ def training_a_transformer() -> float:
 
 
 def transformations() -> float:
-    """What jax makes of a function: each gives what it gives of the same network in jax."""
+    """Check that each transformation of jax gives the result of the same network in jax."""
     function, x = as_function(PERCEPTRON), rows(5)
     weights = function.weights
 
@@ -284,7 +284,7 @@ def inputs_by_name() -> None:
 
 
 def several_outputs() -> None:
-    """Gradients through each output, through all, and through none."""
+    """Check gradients through each output, through all outputs, and through no output."""
     function = as_function(SEVERAL)
     weights, ids = function.weights, jnp.array([1, 4, 1])
     scale = jnp.array([1.0, -2, 3, 0.5])
@@ -317,7 +317,7 @@ def several_outputs() -> None:
 
 
 def integers() -> None:
-    """int64 of the model is int32 of jax unless 64 bits are on; what has no gradient has one of float0."""
+    """int64 of the model is int32 in jax without 64 bits; integers have float0 gradients."""
     function = as_function(SEVERAL)
     weights, scale = function.weights, jnp.ones(4)
     want = np.asarray(weights["table"])[[3, 0]]
@@ -348,7 +348,7 @@ def integers() -> None:
 
 
 def batches_of_any_size() -> None:
-    """Of no rows, too; and shapes of outputs that the model does not name by axes of its inputs."""
+    """Check batches with and without rows, and output shapes that do not follow from the names of input axes."""
     function = as_function(PERCEPTRON)
     twice = as_function(model_of("net (float[n, 3] x) => (y) { y = Concat <axis = 0> (x, x) }"), wrt=[])
     compiled = jax.jit(jax.value_and_grad(lambda x: squares(function(function.weights, x))))
@@ -363,10 +363,10 @@ def batches_of_any_size() -> None:
 
 
 def half_precision() -> None:
-    """float16 and bfloat16, with the rounding of each, relative to what float32 gives."""
+    """Check float16 and bfloat16 within the rounding of each, relative to float32."""
     rounded(np.dtype(np.float16), onnx.TensorProto.FLOAT16)
     rounded(np.dtype(ml_dtypes.bfloat16), onnx.TensorProto.BFLOAT16)
-    # A number of Python takes the type of the input.
+    # A Python number takes the type of the input.
     square = as_function(model_of("net (float16 x) => (float16 y) { y = Mul (x, x) }"))
     value, slope = jax.value_and_grad(lambda x: square({}, x))(0.5)
     assert (value.dtype, float(value), float(slope)) == (np.float16, 0.25, 1.0)
@@ -386,14 +386,14 @@ def rounded(kind: np.dtype[Any], number: int) -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {kind}
     exact = jax.tree.map(lambda leaf: leaf.astype(np.float32), (weights, x))
     want = jax.grad(lambda weights, x: squares(perceptron(weights, x)), (0, 1))(*exact)
-    # Each number is rounded some times on its way.
+    # Each number is rounded several times.
     assert distance(got, want) < 8 * float(ml_dtypes.finfo(kind).eps)
     read = dict(ortrain._ortrain.initializers(function.to_onnx(got[0])))
     assert (read["w1"].array() == np.asarray(got[0]["w1"])).all()
 
 
 def double_precision() -> float:
-    """float64 beside central differences; without 64 bits an error, and no float32 in silence."""
+    """Compare float64 with central differences. Without 64 bits float64 is an error, never silent float32."""
     text = "net (double[n] x) => (double[n] y) <double[1] w = {0.75}> { e = Exp (x) \n y = Pow (e, w) }"
     function = as_function(model_of(text), ["w"])
     for use in (lambda: function.weights, lambda: function({"w": jnp.ones(1)}, jnp.ones(2))):
@@ -417,7 +417,7 @@ def double_precision() -> float:
 
 
 def gradients_of_gradients() -> float:
-    """By all values; of some weights; Hessians; through a convolution network and attention."""
+    """Check gradients by all values and some weights, Hessians, a convolution network and attention."""
     function, x = as_function(PERCEPTRON), rows(4)
     weights = function.weights
 
@@ -440,7 +440,7 @@ def gradients_of_gradients() -> float:
 
 
 def steepness(net: Cnn | Transformer) -> float:
-    """Of the gradient of the squares of all gradients, from jax's in float64."""
+    """Compare the gradient of the squared gradients with jax's in float64; returns the distance."""
 
     def of(loss: Callable[..., Any], weights: Any, batch: Any) -> Any:
         return jax.jit(jax.grad(lambda weights: squares(jax.grad(loss)(weights, *batch))))(weights)
@@ -470,17 +470,17 @@ def gradients_that_are_not_there() -> None:
         jax.jvp(of_x, (rows(2),), (rows(2),))
 
 
-# So large that a pure_callback on the CPU lets a thread copy it, and waits for that.
+# A size at which a pure_callback on the CPU waits for a thread that copies the value.
 WIDE = 4_000_000
 
 
 def wide() -> Any:
-    """A function of large values: the hyperbolic tangent of each."""
+    """Return a function of large values: the hyperbolic tangent of each."""
     return as_function(model_of(f"net (float[{WIDE}] x) => (float[{WIDE}] y) {{ y = Tanh (x) }}"))
 
 
 def large_values() -> float:
-    """Many calls, one behind the other, none of which waits for the thread that it runs on."""
+    """Make many calls in sequence; no call may wait for its own thread."""
     function, x = wide(), jnp.linspace(-1, 1, WIDE)
 
     def repeated(net: Callable[..., Any]) -> Any:
@@ -495,7 +495,7 @@ def large_values() -> float:
 
 
 def threads() -> None:
-    """Two functions in four threads, and one function in all of them."""
+    """Run two functions in four threads, and one function in all of them."""
     shared = as_function(PERCEPTRON)
     large = wide()
     failed: list[str] = []
@@ -525,7 +525,7 @@ def threads() -> None:
 
 
 def same_bits() -> None:
-    """Of every call, compiled or not."""
+    """Every call gives the same bits, compiled or not."""
     net = Cnn()
     weights, (x, labels) = net.function.weights, net.batches[0]
     first = jax.jit(jax.grad(net.ours))(weights, x, labels)
@@ -536,7 +536,7 @@ def same_bits() -> None:
 
 
 def choice_of_gradients() -> None:
-    """What jax does not ask for is not computed."""
+    """Gradients that jax does not request are not computed."""
     function, x = as_function(PERCEPTRON), rows(3)
     weights = function.weights
     jax.grad(lambda weights: squares(function(weights, x)))(weights)
@@ -583,7 +583,7 @@ def choice_of_weights() -> None:
         as_function(3)
     with refused(FileNotFoundError, "there is no file nowhere.onnx"):
         as_function("nowhere.onnx")
-    # Nothing depends on the file from then on.
+    # The function no longer depends on the file.
     Path("moved.onnx").write_bytes(PERCEPTRON)
     function = as_function("moved.onnx")
     Path("moved.onnx").unlink()
@@ -669,15 +669,15 @@ def wrong_calls() -> None:
     assert same({}, jnp.ones(2), np.ones(2)).dtype == np.float32
     for value in (np.array([np.nan, np.inf], np.float32), jnp.array([np.nan, np.inf])):
         np.testing.assert_array_equal(same({}, value, np.ones(2, np.float32)), value)
-    # What only the values show, the compiled program says.
+    # The compiled program reports errors that depend on values.
     with refused(IN_A_PROGRAM, "InvalidArgumentError", "17"):
         jax.block_until_ready(jax.jit(function)(weights, jnp.array([17, 0]), scale))
-    # And goes on.
+    # The function remains usable.
     assert jax.jit(function)(weights, ids, scale)[0].shape == (2, 4)
 
 
 def models_with_new_weights() -> None:
-    """What is written computes what the function does."""
+    """The written model computes the results of the function."""
     net = Cnn()
     weights = jax.tree.map(lambda weight: weight * 1.01, net.function.weights)
     x = net.batches[0][0]
@@ -696,19 +696,19 @@ def models_with_new_weights() -> None:
         numpy_helper.to_array(before[name]).tobytes() == numpy_helper.to_array(tensor).tobytes()
         for name, tensor in kept.items()
     )
-    # Data beside the model is taken in.
+    # External data is embedded.
     onnx.save_model(model, "beside.onnx", save_as_external_data=True, location="beside.data", size_threshold=0)
     function = as_function("beside.onnx", wrt=net.function.weight_names)
     (got,) = ortrain.InferenceSession(function.to_onnx(function.weights)).run(None, {"x": x})
     assert (got == np.asarray(net.function(weights, x))).all()
-    # Each access makes arrays anew, so that a program may give its own away.
+    # Each access makes new arrays, so that a program may donate its own.
     donated = jax.jit(lambda weights: jax.tree.map(lambda weight: weight + 1, weights), donate_argnums=0)
     donated(net.function.weights)
     assert net.function(net.function.weights, x).shape == (6, 5)
 
 
 def options() -> None:
-    """Threads and bytes are those of a session; operators may be one's own."""
+    """Threads and memory limits are session options; operators may be custom."""
     settings = ortrain.SessionOptions()
     settings.memory_limit = 1000
     function = as_function(ortrain.examples.perceptron(), session_options=settings)
@@ -730,7 +730,7 @@ def options() -> None:
 
 
 def main() -> None:
-    """Runs the checks that are named."""
+    """Run the named checks."""
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     names = sys.argv[2:]
     if names[0] == "--anywhere":

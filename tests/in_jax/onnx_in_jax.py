@@ -1,6 +1,6 @@
-"""Networks of ONNX in jax: as many operators as those here have, and BatchNormalization in training mode.
+"""ONNX networks in jax: the operators of these tests, and BatchNormalization in training mode.
 
-An attribute that is not understood is an assertion: what is compared must be the same function.
+An unknown attribute fails an assertion, because the compared functions must be equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _conv(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
 
 
 def _conv_transpose(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
-    """The strided input, spread out, with the kernel turned round."""
+    """Convolve the dilated input with the flipped kernel."""
     rank = w.ndim - 2
     kernel, pads = a.pop("kernel_shape"), _pairs(a.pop("pads", [0] * 2 * rank))
     turned = jnp.flip(w, range(2, w.ndim)).swapaxes(0, 1)
@@ -84,7 +84,7 @@ def _reduce_mean(a: dict[str, Any], x: Any) -> Any:
 
 
 def _concat(a: dict[str, Any], *xs: Any) -> Any:
-    # Shapes stay NumPy's: jax wants to know them.
+    # Shapes stay NumPy arrays, because jax needs static values.
     library = np if all(isinstance(x, np.ndarray) for x in xs) else jnp
     return library.concatenate(xs, a.pop("axis"))
 
@@ -106,7 +106,7 @@ def _layer_norm(a: dict[str, Any], x: Any, scale: Any, bias: Any) -> Any:
 
 
 def _gather(a: dict[str, Any], x: Any, indices: Any) -> Any:
-    # Sizes stay NumPy's, as above.
+    # Sizes stay NumPy arrays, as above.
     if isinstance(x, np.ndarray) and isinstance(indices, np.ndarray):
         return np.asarray(np.take(x, indices, a.pop("axis", 0)))
     return jnp.take(x, indices, a.pop("axis", 0))
@@ -120,7 +120,7 @@ def _slice(_: dict[str, Any], x: Any, starts: np.ndarray, ends: np.ndarray, axes
 
 
 def _lstm(a: dict[str, Any], x: Any, w: Any, r: Any, b: Any, lengths: None, h: Any, c: Any) -> Any:
-    """One direction, without peepholes, all steps for every sequence; the hidden values of all steps."""
+    """Run one direction without peepholes, all steps for every sequence; returns the hidden values of all steps."""
     assert lengths is None
     size = a.pop("hidden_size")
     assert w.shape[0] == 1
@@ -171,9 +171,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 def _batch_norm(node: NodeProto, a: dict[str, Any], values: Values, statistics: Values) -> Any:
-    """Normalised by the statistics of the batch, with the biased variance; the running ones move towards them.
+    """Normalise by the biased statistics of the batch; the running statistics move toward them.
 
-    Running ones that are not among `statistics` stay as they are, and are what is normalised by.
+    Running statistics outside of `statistics` do not change, and normalise the input themselves.
     """
     x, scale, bias = (values[name] for name in node.input[:3])
     a.pop("training_mode", None)
@@ -190,7 +190,7 @@ def _batch_norm(node: NodeProto, a: dict[str, Any], values: Values, statistics: 
 
 
 def forward(model: ModelProto, values: Values, x: Any, statistics: Values) -> tuple[Any, Values]:
-    """The model's output in training, and the new running statistics. `values` are weights and constants by name."""
+    """Return the model's output in training, and the new statistics. `values` are weights and constants by name."""
     values, statistics = {**values, "": None, model.graph.input[0].name: x}, dict(statistics)
     for node in model.graph.node:
         a = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -204,12 +204,12 @@ def forward(model: ModelProto, values: Values, x: Any, statistics: Values) -> tu
 
 
 def cross_entropy(scores: Any, labels: Any) -> Any:
-    """The mean over all places; the classes are on axis 1."""
+    """Return the mean over all positions; the classes are on axis 1."""
     return -jnp.take_along_axis(jax.nn.log_softmax(scores, 1), labels[:, None], 1).mean()
 
 
 def bce_with_logits(scores: Any, target: Any) -> Any:
-    """The mean over all elements."""
+    """Return the mean over all elements."""
     return (jnp.maximum(scores, 0) - scores * target + jnp.log1p(jnp.exp(-jnp.abs(scores)))).mean()
 
 
@@ -228,7 +228,7 @@ def adamw(
     v: Any,
     mode: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """A step (the first is 1) of AdamW: adam_mode 1 as onnxruntime-training makes it, 0 as torch has it."""
+    """Take a step of AdamW, counted from 1: adam_mode 1 as in onnxruntime-training, 0 as in torch."""
     m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
     first, second = 1 - betas[0] ** step, 1 - betas[1] ** step
     if mode == 0:

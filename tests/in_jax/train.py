@@ -1,7 +1,7 @@
 """Train a network of nets.py in jax: train.py FOLDER NET... writes FOLDER/NET.npz.
 
-In float64, so that only the other side's rounding is seen. Keys: `loss` of each step, `gradient/NAME` of the first
-step, `statistic/NAME` after the last.
+jax computes in float64, so that only the rounding of the other library is visible. Keys: `loss` of each step,
+`gradient/NAME` of the first step, `statistic/NAME` after the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ jax.config.update("jax_enable_x64", True)
 
 
 def train(net: nets.Net) -> dict[str, np.ndarray]:
-    """What is recorded of a network."""
+    """Train a network; returns its record."""
     given = {tensor.name: numpy_helper.to_array(tensor) for tensor in net.model.graph.initializer}
     values = {name: value.astype(np.float64) for name, value in given.items()}
     weights = {name: values.pop(name) for name in net.trained}

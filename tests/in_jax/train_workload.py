@@ -1,7 +1,7 @@
-"""Train a workload of benches/ in jax: train_workload.py FOLDER STEPS, the folder being one of workloads.write.
+"""Train a workload of benches/ in jax: train_workload.py FOLDER STEPS, with a folder of workloads.write.
 
-Writes FOLDER/jax.npz: `loss` of each step, and `gradient/NAME` of the first step, in float64, so that only the other
-side's rounding is seen.
+Writes FOLDER/jax.npz: `loss` of each step, and `gradient/NAME` of the first step, in float64, so that only the rounding
+of the other library is visible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ jax.config.update("jax_enable_x64", True)
 
 
 def main() -> None:
-    """One process, one workload."""
+    """Train one workload in this process."""
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     settings = json.loads((folder / "settings.json").read_text())
     model = onnx.load(folder / "forward.onnx")

@@ -1,7 +1,7 @@
 """Networks of Keras as tf2onnx writes them, and their training in Keras: networks.py FOLDER.
 
-Writes FOLDER/NAME.onnx with the fresh weights, and FOLDER/NAME.npz with an input, a target, the losses of STEPS steps
-of SGD in Keras, and the number of trainable numbers. Runs in the environment of tests/exporters/requirements.txt.
+Writes FOLDER/NAME.onnx with the fresh weights. FOLDER/NAME.npz has an input, a target, the losses of STEPS steps of SGD
+in Keras, and the number of trainable elements. Runs in the environment of tests/exporters/requirements.txt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def networks() -> Iterator[tuple[str, keras.Model]]:
     h = layers.PReLU(shared_axes=[1, 2])(layers.Conv2DTranspose(5, 3, strides=2, padding="same")(h))
     yield "channels-last", keras.Model(x, layers.Dense(3)(layers.GlobalAveragePooling2D()(h)))
 
-    # One bias becomes two in ONNX, of which both would be trained: a step of SGD is twice as long.
+    # One bias becomes two biases in ONNX, and both would be trained: an SGD step would have twice the length.
     x = layers.Input((6, 4), name="x")
     h = layers.LSTM(5, return_sequences=True, use_bias=False)(x)
     h = layers.Bidirectional(layers.LSTM(4, use_bias=False))(h)
@@ -69,7 +69,7 @@ def networks() -> Iterator[tuple[str, keras.Model]]:
 
 
 def trained(network: keras.Model, x: Any, target: Any) -> list[float]:
-    """The losses of steps of SGD."""
+    """Return the losses of steps of SGD."""
     losses = []
     for _ in range(STEPS):
         with tf.GradientTape() as tape:
@@ -87,7 +87,7 @@ def main() -> None:
     for name, network in networks():
         rng = np.random.default_rng([SEED, len(names)])
         for weight in network.weights:
-            # No bias is zero and no scale is one: an exporter would leave such a node out.
+            # No bias is zero and no scale is one, because an exporter would omit such nodes.
             fan_in = max(1, int(np.prod(weight.shape[:-1])))
             value = rng.standard_normal(weight.shape) * (fan_in**-0.5 if len(weight.shape) > 1 else 0.2)
             weight.assign(1 + 0.5 * np.tanh(value) if "gamma" in weight.path else value)

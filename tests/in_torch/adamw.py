@@ -1,6 +1,6 @@
 """Losses of ten steps of torch.optim.AdamW with its defaults, for the network of tests/conform/test_torch_adamw.py.
 
-``adamw.py RECORD.npz``: the file has ``w``, ``v``, ``x`` and ``target``; the last line printed is the losses, as JSON.
+``adamw.py RECORD.npz``: the file has ``w``, ``v``, ``x`` and ``target``; the last output line has the losses as JSON.
 """
 
 import json

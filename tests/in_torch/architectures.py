@@ -1,9 +1,9 @@
 """Architectures of transformers and timm, small and with random weights: trained here, exported by both exporters.
 
-architectures.py FOLDER [NAME...] writes, for each way to export, FOLDER/NAME/WAY.onnx, or FOLDER/NAME/WAY.txt with
-torch's reason; FOLDER/NAME/record.npz, what torch says of the network (training.py); and for each way that optimizes
-FOLDER/NAME/WAY.npz, the same of the weights in the model. torch trains in float64, so that only the other side's
-rounding is seen.
+architectures.py FOLDER [NAME...] writes, for each export mode, FOLDER/NAME/WAY.onnx, or FOLDER/NAME/WAY.txt with the
+reason of an error. FOLDER/NAME/record.npz has torch's results for the network (training.py). For each optimizing mode
+FOLDER/NAME/WAY.npz has the results for the weights in the model. torch trains in float64, so that only the rounding of
+the other library is visible.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from small_settings import DECODER, ENCODER, SMALL, WHISPER, WORDS
 from torch import Tensor, nn
 
 STEPS, RATE = 10, 1e-4
-# How near to zero, relative to their mean size, no argument of a Relu may be: ten times what float32 rounds of one.
+# Minimum distance of an argument of a Relu from zero, relative to the mean size: ten times the rounding of float32.
 KINK = 1e-6
-# The exporter, and whether it optimizes what it writes.
+# Modes of export: the exporter, and true if it optimizes the model.
 WAYS = {
     "script": (False, False),
     "script-folded": (False, True),
@@ -44,7 +44,7 @@ Made = tuple[nn.Module, Tensor]
 
 
 class Only(nn.Module):
-    """One value of what a model gives, of one input."""
+    """One output of a model with one input."""
 
     def __init__(self, net: nn.Module, argument: str, output: str) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Only(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         given = {self.argument: x}
         if self.argument == "input_ids":
-            # Without it decoders ask whether sequences are packed, which the older exporter cannot write.
+            # Otherwise decoders check for packed sequences, which the older exporter cannot write.
             given["attention_mask"] = torch.ones_like(x)
         value: Tensor = getattr(self.net(**given), self.output)
         return value
 
 
 def ids() -> Tensor:
-    # None is a padding, whose row gets no gradient in torch.
+    # No token is padding, because the row of padding has no gradient in torch.
     return torch.randint(8, WORDS, (BATCH, TOKENS))
 
 
@@ -69,7 +69,7 @@ def images(size: int = 64, channels: int = 3) -> Tensor:
 
 
 def language(kind: str, **settings: Any) -> Callable[[], Made]:
-    """A model of transformers that reads tokens; dropout is off, and nothing is kept for later calls."""
+    """Return a function that makes a token model of transformers, without dropout and without a cache."""
 
     def make() -> Made:
         off = dict.fromkeys(
@@ -93,7 +93,7 @@ def language(kind: str, **settings: Any) -> Callable[[], Made]:
 
 
 def signals(kind: str, argument: str, batch: Callable[[], Tensor], **settings: Any) -> Callable[[], Made]:
-    """A model of transformers that hears or sees."""
+    """Return a function that makes an audio or vision model of transformers."""
 
     def make() -> Made:
         config = transformers.AutoConfig.for_model(kind, **settings)
@@ -222,7 +222,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
 
 
 def prepared(name: str) -> Made:
-    """A model and its batch, the same at every call: no two elements of parameters are equal, no Relu at its kink."""
+    """Return a model and its batch, equal at every call. Parameters have distinct elements; no Relu is at its kink."""
     for draw in itertools.count():
         torch.manual_seed(zlib.crc32(name.encode()) + draw)
         net, x = ARCHITECTURES[name]()
@@ -233,10 +233,10 @@ def prepared(name: str) -> Made:
 
 
 def export(net: nn.Module, x: Tensor, way: str, path: Path) -> None:
-    """The model file. A batch may have any size where the exporter finds that it can."""
+    """Write the model file. The batch size is dynamic if the exporter supports this."""
     exports, optimizes = WAYS[way]
     if not exports:
-        # In the other modes a BatchNormalization becomes part of the convolution before it.
+        # In other modes a BatchNormalization becomes part of the previous convolution.
         mode = torch.onnx.TrainingMode.EVAL if optimizes else torch.onnx.TrainingMode.PRESERVE
         settings: dict[str, Any] = {"training": mode, "do_constant_folding": optimizes}
         training.export(copy.deepcopy(net), x, path, dynamo=False, opset_version=OPSETS[exports], **settings)
@@ -250,7 +250,7 @@ def export(net: nn.Module, x: Tensor, way: str, path: Path) -> None:
 
 
 def write(folder: Path, net: nn.Module, x: Tensor) -> None:
-    """The files of an architecture."""
+    """Write the files of an architecture."""
     target = training.drawn_target(*training.doubled(net, x))
 
     def record(path: Path, weights: Weights | None = None) -> None:
@@ -266,12 +266,12 @@ def write(folder: Path, net: nn.Module, x: Tensor) -> None:
             continue
         if optimizes:
             record(folder / f"{way}.npz", tied(path))
-    # The last one: where it is, everything is.
+    # The record is written last, so its existence marks a complete folder.
     record(folder / "record.npz")
 
 
 def main() -> None:
-    """All architectures, or those that are named."""
+    """Write all architectures, or the named ones."""
     folder, wanted = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
 """Checks of ortrain.torch and ORTTrainer in PyTorch's environment: ``bridge.py FOLDER GROUP``; FOLDER has ortrain.
 
-A group is a file beside this one, ``bridge_GROUP.py``. Each of its functions ``check_NAME`` is a check. Prints what
-became of each as JSON: ``null``, or why it failed.
+A group is a file in this folder, ``bridge_GROUP.py``. Each of its functions ``check_NAME`` is a check. Prints the
+results as JSON: ``null``, or the trace of the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model_of(
     weights: dict[str, np.ndarray],
     opset: int = 17,
 ) -> bytes:
-    """The bytes of a model; inputs and outputs have element types and shapes."""
+    """Return the bytes of a model; inputs and outputs have element types and shapes."""
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -51,7 +51,7 @@ def perceptron(
     names: tuple[str, str, str, str] = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"),
     activation: str = "Tanh",
 ) -> bytes:
-    """``logits = fc2(activation(fc1(x)))``, 5 features to 3."""
+    """Return ``logits = fc2(activation(fc1(x)))``, 5 features to 3."""
     rng = np.random.default_rng(SEED)
     shapes = (4, 5), (4,), (3, 4), (3,)
     kind = TYPES[np.dtype(dtype)]
@@ -68,7 +68,7 @@ def perceptron(
 
 
 def embedding() -> bytes:
-    """Integers in, integers out beside floats: ``Y = tanh(table[ids] scale)``, ``Z = scale^2``, the best of a row."""
+    """Return ``Y = tanh(table[ids] scale)``, ``Z = scale^2`` and each row's argmax, from integers and floats."""
     rng = np.random.default_rng(SEED)
     return model_of(
         [
@@ -85,7 +85,7 @@ def embedding() -> bytes:
 
 
 def dropout(ratio: float = 0.25) -> bytes:
-    """``y = Dropout(x) w``."""
+    """Return ``y = Dropout(x) w``."""
     return model_of(
         [helper.make_node("Dropout", ["x", "ratio"], ["kept"]), helper.make_node("Mul", ["kept", "w"], ["y"])],
         {"x": (TensorProto.FLOAT, ["n", 64])},
@@ -95,7 +95,7 @@ def dropout(ratio: float = 0.25) -> bytes:
 
 
 def normalization(dtype: Any = np.float32) -> bytes:
-    """``y = BatchNormalization(x W)``, four channels."""
+    """Return ``y = BatchNormalization(x W)``, four channels."""
     rng = np.random.default_rng(SEED)
     kind = TYPES[np.dtype(dtype)]
     weights = {
@@ -117,7 +117,7 @@ def normalization(dtype: Any = np.float32) -> bytes:
 
 
 def refused(call: Callable[[], Any], kind: type[BaseException], text: str) -> None:
-    """Check that a call raises an error whose sentence has this text."""
+    """Check that a call raises an error with this text."""
     sentence = None
     try:
         call()
@@ -128,12 +128,12 @@ def refused(call: Callable[[], Any], kind: type[BaseException], text: str) -> No
 
 
 def far(mine: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference, relative to the largest element."""
+    """Return the largest difference, relative to the largest element."""
     return float((mine - other).abs().max() / other.abs().max())
 
 
 def main() -> None:
-    """Runs the checks of a group."""
+    """Run the checks of a group."""
     sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)]
     torch.set_num_threads(1)
     group = importlib.import_module(f"bridge_{sys.argv[2]}")
@@ -142,14 +142,14 @@ def main() -> None:
         torch.manual_seed(SEED)
         try:
             with warnings.catch_warnings():
-                # Exporters and the compiler warn of themselves.
+                # Exporters and the compiler warn about themselves.
                 warnings.filterwarnings("ignore", category=DeprecationWarning)
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 getattr(group, name)()
             found[name] = None
         except Exception:
             found[name] = traceback.format_exc()
-    # What the exporter printed in C++ comes first.
+    # C++ output of the exporter precedes the results.
     ctypes.CDLL(None).fflush(None)
     print(json.dumps(found))
 

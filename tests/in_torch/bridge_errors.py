@@ -1,4 +1,4 @@
-"""What wrapped models refuse, each with its text."""
+"""Errors of wrapped models, each with its text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_inputs_that_do_not_fit() -> None:
     invalid(lambda: net(torch.zeros(2, 6, requires_grad=True)), 'input "x"')
     with torch.no_grad():
         invalid(lambda: net(torch.zeros(2, 6)), 'input "x"')
-    # The module is as it was.
+    # The module did not change.
     assert net(x).shape == (2, 3)
 
 
@@ -79,7 +79,7 @@ def check_parameters_that_were_moved() -> None:
     for mode in (net.train(), net.eval()):
         text = "statistic 'bn.running_var' is torch.float64"
         invalid(lambda mode=mode: mode(torch.zeros(2, 3, requires_grad=True)), text)
-    # Of another shape.
+    # A parameter of another shape.
     net = as_module(perceptron(np.float32))
     net.get_parameter("fc2.bias").data = torch.zeros(4)
     invalid(lambda: net(x), '"fc2.bias" should be float32[3], but it is float32[4]')
@@ -155,7 +155,7 @@ def check_models_that_do_not_fit() -> None:
 
 
 def check_what_pytorch_refuses() -> None:
-    """Weights that change between the two passes, and a backward pass that was not kept."""
+    """Weights that change between the two passes, and a second backward pass without a retained graph, are errors."""
     net = as_module(perceptron(np.float32))
     x = torch.zeros(2, 5, requires_grad=True)
     y = net(x).sum()
@@ -172,7 +172,7 @@ def check_what_pytorch_refuses() -> None:
 
 
 def create_graph(net: Any, x: torch.Tensor) -> torch.Tensor:
-    """The gradient, to be differentiated."""
+    """Return the gradient with a graph for its own gradient."""
     (found,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
     return found
 
@@ -186,7 +186,7 @@ def check_where_no_second_order_exists() -> None:
             "no second order exists for this backward pass, which was asked for one: in training mode",
         )
         assert create_graph(net.eval(), x).shape == shape
-    # The gradient is trained, but nothing writes it down at so old an opset.
+    # The gradient can be trained, but no operator of this old opset can express it.
     pool = model_of(
         [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2], strides=[1])],
         {"x": (TensorProto.FLOAT, [1, 1, 4])},

@@ -1,4 +1,4 @@
-"""Gradients of wrapped models: beside finite differences, and beside PyTorch's own."""
+"""Gradients of wrapped models, compared with finite differences and with PyTorch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from ortrain.torch import as_module
 
-# Relative to the largest gradient, and to a loss: float32 on both sides.
+# Tolerance relative to the largest gradient, and to a loss: float32 on both sides.
 GRADIENT, LOSS = 1e-4, 1e-4
 STEPS = 20
-# Relative, of one layer: numbers of 11 and of 8 bits.
+# Relative tolerance of one layer: numbers with 11 and 8 bits.
 HALF = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def checked(net: Any, *inputs: Tensor, second: bool = True) -> None:
-    """Gradients of inputs and parameters beside differences, and those of the gradients."""
+    """Compare gradients of inputs and parameters with differences, and optionally second-order gradients."""
     names, values = zip(*net.named_parameters(), strict=True)
 
     def call(*tensors: Tensor) -> Any:
@@ -49,7 +49,7 @@ def checked(net: Any, *inputs: Tensor, second: bool = True) -> None:
 
 def check_gradcheck_of_a_perceptron() -> None:
     checked(as_module(perceptron()), torch.randn(2, 5, dtype=torch.float64, requires_grad=True))
-    # An input whose gradient nobody wants, of which there is none.
+    # An input without requires_grad has no gradient.
     checked(as_module(perceptron()), torch.randn(2, 5, dtype=torch.float64))
 
 
@@ -60,10 +60,10 @@ def check_gradcheck_of_several_outputs_and_an_integer_input() -> None:
     best, y, z = outputs = net(torch.tensor([1, 6]), scale)
     assert outputs._fields == ("best", "Y", "Z")
     assert (best.dtype, best.requires_grad, y.requires_grad, z.requires_grad) == (torch.int64, False, True, True)
-    # What nothing was made of has no gradient: zeros.
+    # Outputs without a contribution have zero gradients.
     (of_scale,) = torch.autograd.grad(z.sum(), scale)
     assert torch.allclose(of_scale, 2 * scale)
-    # Of the first order also where one of the outputs is not used.
+    # First-order gradients exist even if one output is unused.
     outputs = net(torch.tensor([1, 6]), scale)
     (of_scale,) = torch.autograd.grad(outputs.Z.sum(), scale, create_graph=True)
     (of_gradient,) = torch.autograd.grad(of_scale.sum(), scale)
@@ -78,7 +78,7 @@ def check_gradcheck_of_normalizations() -> None:
 
 
 def exported(net: nn.Module, x: Tensor, *, dynamo: bool, mode: Any = torch.onnx.TrainingMode.PRESERVE) -> bytes:
-    """The bytes of a model with the names of the network, by one of PyTorch's exporters."""
+    """Return the bytes of a model with the names of the network, from one of PyTorch's exporters."""
     logging.disable(logging.WARNING)
     net = copy.deepcopy(net)
     if dynamo:
@@ -94,9 +94,9 @@ def exported(net: nn.Module, x: Tensor, *, dynamo: bool, mode: Any = torch.onnx.
 
 
 def like_torch(own: nn.Module, net: Any, x: Tensor) -> None:
-    """Gradients of all parameters and of the input; then losses of twenty steps by SGD, and of twenty by AdamW."""
+    """Compare gradients of all parameters and of the input, then losses of twenty steps by SGD and by AdamW."""
     assert set(dict(own.named_parameters())) == set(dict(net.named_parameters()))
-    # A forward pass in training changes statistics: one of a copy.
+    # A forward pass in training changes statistics, so a copy computes the target.
     target = torch.randn_like(copy.deepcopy(own)(x))
     points = [x.clone().requires_grad_(x.is_floating_point()) for _ in range(2)]
     losses = [F.mse_loss(module(point), target) for module, point in zip((own, net), points, strict=True)]
@@ -151,7 +151,7 @@ def check_cnn_in_training_mode_is_like_torch() -> None:
 
 
 class Block(nn.Module):
-    """A block of a transformer that reads tokens."""
+    """A transformer block on tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def check_transformer_block_of_the_new_exporter_is_like_torch() -> None:
     own = Block()
     x = torch.randint(0, 11, (3, 5))
     net = as_module(exported(own, x, dynamo=True))
-    # The exporter writes products of transposed weights, by their names.
+    # The exporter writes products of transposed weights, with their names.
     like_torch(own, net, x)
 
 
@@ -180,7 +180,7 @@ def check_transformer_block_of_the_old_exporter_is_like_torch() -> None:
 
 
 def check_second_order_is_like_torch() -> None:
-    """A penalty on the norm of the gradient, as Wasserstein's networks have it."""
+    """Gradients match for a penalty on the gradient norm, as in Wasserstein networks."""
     net = as_module(perceptron(np.float32))
     own = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     own.load_state_dict(dict(zip(own.state_dict(), net.state_dict().values(), strict=True)))
@@ -194,7 +194,7 @@ def check_second_order_is_like_torch() -> None:
     for module in (net, own):
         penalty(module).backward()
     for mine, other in zip(net.parameters(), own.parameters(), strict=True):
-        # The last bias has no part in it.
+        # The last bias does not affect the penalty.
         if other.grad is not None:
             assert far(mine.grad, other.grad) <= GRADIENT
 
@@ -262,7 +262,7 @@ def check_masks_of_dropout() -> None:
     for _ in range(2):
         y = net(x)
         (of_x,) = torch.autograd.grad(y.sum(), x)
-        # What is kept is scaled; its gradient is its weight.
+        # Remaining elements are scaled, and their gradient is the weight.
         assert set(y.unique().tolist()) == {0.0, 4.0}
         assert torch.equal(of_x, y.detach())
         masks.append(y.detach() > 0)

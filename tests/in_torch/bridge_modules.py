@@ -1,4 +1,4 @@
-"""Wrapped models as modules of PyTorch: names, modes, copies, processes, and what ordinary loops do with modules."""
+"""Wrapped models as PyTorch modules: names, modes, copies, processes, and the operations of ordinary loops."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 import ortrain
 from ortrain.torch import as_module
 
-# float32 on both sides; sums in another order.
+# Tolerance of float32 on both sides, with sums in another order.
 CLOSE = 1e-5
-# Names that attributes of modules have, groups that are parameters, parts without a letter.
+# Difficult names: attributes of modules, names that are groups and parameters, parts without a letter.
 NASTY = ("training", "a", "a.b", "a..c", "forward.weight", "layer/0::w:0", "_parameters.x", "b.", "type.to.half")
 
 
@@ -37,14 +37,14 @@ def small() -> Any:
 
 
 def twin(net: Any) -> nn.Module:
-    """The same network in torch."""
+    """Return the same network in torch."""
     own = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     own.load_state_dict(dict(zip(own.state_dict(), net.state_dict().values(), strict=True)))
     return own
 
 
 def nasty() -> bytes:
-    """``y = x + all weights``."""
+    """Return ``y = x + all weights``."""
     nodes, last = [], "x"
     for k, name in enumerate(NASTY):
         nodes.append(helper.make_node("Add", [last, name], [f"sum{k}" if k + 1 < len(NASTY) else "y"]))
@@ -84,7 +84,7 @@ def check_memory_is_shared() -> None:
     with torch.no_grad():
         net.get_parameter("fc2.bias").add_(1)
     assert torch.allclose(net(x), before + 1)
-    # What a parameter is replaced by is read from then on, also if it lies otherwise.
+    # The module reads a replaced parameter, also one with another memory layout.
     net.get_parameter("fc2.bias").data = torch.zeros(3)
     own = twin(net)
     assert torch.allclose(net(x), own(x), atol=CLOSE)
@@ -94,7 +94,7 @@ def check_memory_is_shared() -> None:
         net.get_parameter("fc1.weight").mul_(2)
         own[0].weight.mul_(2)
     assert torch.allclose(net(x), own(x), atol=CLOSE)
-    # A square one that is turned around where it lies.
+    # A square parameter that is transposed in place.
     square = model_of(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
         {"x": (TensorProto.FLOAT, ["n", 2])},
@@ -109,7 +109,7 @@ def check_memory_is_shared() -> None:
 
 
 def check_memory_of_gradients() -> None:
-    """What nobody has any more is written again; what somebody has stays as it is."""
+    """Memory of unreferenced gradients is reused; referenced gradients do not change."""
     net = small()
     x = torch.randn(4, 5)
 
@@ -139,7 +139,7 @@ def check_memory_of_gradients() -> None:
 
 
 def check_accumulation_clipping_and_one_optimizer() -> None:
-    """Gradients of two batches are added, their norm is clipped, and other modules step along."""
+    """Gradients of two batches are added, their norm is clipped, and one optimizer also updates other modules."""
     net = small()
     own = twin(net)
     heads = [nn.Linear(3, 2) for _ in range(2)]
@@ -168,7 +168,7 @@ def check_several_passes_wait() -> None:
         outputs = [module(x).square().sum() for x in xs]
         results.append([torch.autograd.grad(outputs[at], xs[at])[0] for at in (1, 0, 2)])
     assert all(torch.allclose(mine, other, atol=CLOSE) for mine, other in zip(*results, strict=True))
-    # A pass in a pass: the output of one is the input of another.
+    # Nested passes: the output of one pass is the input of another.
     looped = model_of(
         [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])],
         {"x": (TensorProto.DOUBLE, ["n", 3])},
@@ -184,7 +184,7 @@ def check_several_passes_wait() -> None:
 
 
 def check_backward_twice() -> None:
-    """Where PyTorch is told so; the forward pass runs again then."""
+    """With retain_graph a second backward pass runs the forward pass again."""
     net = small()
     x = torch.randn(4, 5, requires_grad=True)
     y = net(x)
@@ -213,7 +213,7 @@ def check_without_gradients() -> None:
         assert torch.allclose(net(x), want, atol=CLOSE)
     net.requires_grad_(False)
     assert not net(x).requires_grad
-    # Alone the input has a gradient then.
+    # Only the input has a gradient then.
     x.requires_grad_()
     net(x).sum().backward()
     assert x.grad is not None
@@ -221,7 +221,7 @@ def check_without_gradients() -> None:
 
 
 def check_frozen_parameters() -> None:
-    """No gradient is computed for them, and they may change all the same."""
+    """Frozen parameters have no gradient, but their values may change."""
     net = small()
     x = torch.randn(4, 5)
     net.get_submodule("fc1").requires_grad_(False)
@@ -237,7 +237,7 @@ def check_frozen_parameters() -> None:
     (passes,) = net._engine.known.values()
     assert passes.native.gradient_names() == ["fc2.weight_grad", "fc2.bias_grad"]
     assert x.grad is None
-    # More sets than are kept at a time.
+    # More gradient sets than the cache can contain.
     names = [name for name, _ in net.named_parameters()]
     for chosen in range(1, 2 ** len(names)):
         for k, name in enumerate(names):
@@ -254,7 +254,7 @@ def running(net: Any) -> list[Tensor]:
 
 
 def like_batch_norm(net: Any) -> nn.BatchNorm1d:
-    """A BatchNorm of torch with the values of the model's."""
+    """Return torch's BatchNorm with the values of the model."""
     own = nn.BatchNorm1d(4)
     own.load_state_dict(
         {name.removeprefix("bn."): value for name, value in net.state_dict().items() if "bn" in name}, strict=False
@@ -263,7 +263,7 @@ def like_batch_norm(net: Any) -> nn.BatchNorm1d:
 
 
 def check_statistics_of_a_batch_normalization() -> None:
-    """After some steps the statistics, and what eval makes of them, are those of torch's BatchNorm."""
+    """After some steps, statistics and evaluation equal torch's BatchNorm."""
     net = as_module(normalization())
     assert [name for name, _ in net.named_buffers()] == ["bn.running_mean", "bn.running_var"]
     assert list(net.state_dict()) == ["W", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"]
@@ -286,7 +286,7 @@ def check_statistics_of_a_batch_normalization() -> None:
         assert torch.allclose(*losses, atol=CLOSE)
     mean, var = running(net)
     assert torch.allclose(mean, own.running_mean, atol=CLOSE)
-    # ONNX has the biased variance of a batch, PyTorch the other one; what it began with counts less and less.
+    # ONNX uses the biased variance of a batch, PyTorch the unbiased one; the influence of the initial value decays.
     rest = 0.9**steps * start[1]
     own.running_var.copy_(rest + (own.running_var - rest) * (rows - 1) / rows)
     assert torch.allclose(var, own.running_var, atol=CLOSE)
@@ -297,7 +297,7 @@ def check_statistics_of_a_batch_normalization() -> None:
     assert torch.allclose(net(x), want, atol=1e-4)
     with torch.no_grad():
         assert torch.allclose(net(x), want, atol=1e-4)
-    # Gradients there are, too, and statistics stay.
+    # Gradients exist in eval mode, and statistics do not change.
     before = mean.clone()
     for module in (net, own):
         module.zero_grad()
@@ -306,7 +306,7 @@ def check_statistics_of_a_batch_normalization() -> None:
     for name, value in own.named_parameters():
         assert far(net.get_parameter(f"bn.{name}").grad, value.grad) <= 1e-4
     assert torch.equal(mean, before)
-    # And what somebody writes there is read.
+    # Written statistics are used.
     with torch.no_grad():
         mean.zero_()
         own.running_mean.zero_()
@@ -314,7 +314,7 @@ def check_statistics_of_a_batch_normalization() -> None:
 
 
 def check_statistics_of_frozen_normalizations() -> None:
-    """With ``batch_norm="auto"`` they use the running ones, which trained steps have changed before."""
+    """With ``batch_norm="auto"`` frozen normalizations use the running statistics of earlier steps."""
     net = as_module(normalization())
     x = torch.randn(16, 3) + 1
     for _ in range(3):
@@ -325,7 +325,7 @@ def check_statistics_of_frozen_normalizations() -> None:
     assert torch.allclose(y, net.eval()(x), atol=CLOSE)
     y.sum().backward()
     assert all(map(torch.equal, running(net), moved))
-    # With "train" they update them all the same; with "freeze" nothing does.
+    # With "train" frozen normalizations update the statistics; with "freeze" no normalization does.
     net = as_module(normalization(), batch_norm="train")
     net.get_submodule("bn").requires_grad_(False)
     net(x)
@@ -336,7 +336,7 @@ def check_statistics_of_frozen_normalizations() -> None:
 
 
 def check_statistics_move_without_gradients() -> None:
-    """A forward pass in training updates them under no_grad, too; a copy has its own."""
+    """A training forward pass updates statistics under no_grad as well; a copy has its own statistics."""
     net = as_module(normalization())
     other = copy.deepcopy(net)
     x = torch.randn(16, 3)
@@ -370,7 +370,7 @@ def check_to_onnx() -> None:
     ]
     (y,) = ortrain.InferenceSession(made).run(None, {"x": x.numpy()})
     assert torch.allclose(torch.from_numpy(y), net.eval()(x), atol=CLOSE)
-    # Frozen ones and constants are as they were; it is a model of a module again.
+    # Frozen parameters and constants did not change; the export becomes a module again.
     assert torch.equal(as_module(made).eval()(x), net(x))
 
 
@@ -390,12 +390,12 @@ def check_chosen_weights() -> None:
     values = {tensor.name: tensor for tensor in onnx.load_from_string(net.to_onnx()).graph.initializer}
     for tensor in onnx.load_from_string(perceptron(np.float32)).graph.initializer:
         assert np.array_equal(numpy_helper.to_array(values[tensor.name]), numpy_helper.to_array(tensor))
-    # Ids are read, not trained; the table is.
+    # Ids are read, not trained; the table is trained.
     assert list(as_module(embedding()).state_dict()) == ["table"]
 
 
 def check_models_from_files() -> None:
-    """A module depends on no file but those of external data."""
+    """A module depends only on files of external data."""
     with tempfile.TemporaryDirectory() as folder:
         plain, split = Path(folder) / "plain.onnx", Path(folder) / "split.onnx"
         plain.write_bytes(perceptron(np.float32))
@@ -458,7 +458,7 @@ def check_averages_and_parametrizations() -> None:
 
 
 def check_a_parameter_of_two_modules() -> None:
-    """Tied: the module's weight is another one's, too."""
+    """Tied weights: another module has the same parameter."""
     net = small()
     other = nn.Linear(5, 4, bias=False)
     other.weight = net.get_parameter("fc1.weight")
@@ -468,7 +468,7 @@ def check_a_parameter_of_two_modules() -> None:
     (own(x).sum() + (x @ own[0].weight.T).sum()).backward()
     assert torch.allclose(other.weight.grad, own[0].weight.grad, atol=CLOSE)
     assert len({*net.parameters(), *other.parameters()}) == 4
-    # And the other way round: a parameter of another module is read.
+    # In the other direction: the module reads a parameter of another module.
     mine = nn.Parameter(torch.zeros(3))
     net.get_submodule("fc2").register_parameter("bias", mine)
     net(x).sum().backward()
@@ -476,7 +476,7 @@ def check_a_parameter_of_two_modules() -> None:
 
 
 class Features(Dataset):
-    """Items that a wrapped model computes, in whichever process asks for them."""
+    """Items that a wrapped model computes, in any process."""
 
     def __init__(self, net: Any) -> None:
         self.net = net
@@ -487,7 +487,7 @@ class Features(Dataset):
     def __getitem__(self, at: int) -> Tensor:
         x = torch.full((1, 5), float(at), requires_grad=True)
         y = self.net(x)
-        # Backward runs there, too.
+        # Backward runs in the process as well.
         (gradient,) = torch.autograd.grad(y.sum(), x)
         return torch.cat([y.detach()[0], gradient[0]])
 
@@ -498,7 +498,7 @@ def in_workers(context: str) -> None:
     items = Features(net)
     want = torch.stack([items[at] for at in range(len(items))])
     with warnings.catch_warnings():
-        # Newer Pythons warn of a fork beside threads.
+        # Newer Python versions warn about a fork with several threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         loader = DataLoader(items, batch_size=2, num_workers=2, multiprocessing_context=context)
         found = torch.cat(list(loader))
@@ -511,7 +511,7 @@ def check_workers_that_fork() -> None:
 
 
 def check_workers_that_spawn() -> None:
-    # The processes import this file and what it needs by the same path.
+    # The processes import this file and its dependencies from the same path.
     assert sys.path[0] == sys.argv[1]
     in_workers("spawn")
 
@@ -522,14 +522,14 @@ def check_a_dropout_is_not_run_again() -> None:
     y = net(x).sum()
     y.backward(retain_graph=True)
     refused(y.backward, ortrain.UnsupportedError, "draws random numbers")
-    # In eval mode nothing is drawn.
+    # In eval mode no random numbers are drawn.
     y = net.eval()(x).sum()
     y.backward(retain_graph=True)
     y.backward()
 
 
 def check_autocast() -> None:
-    """What is around may run in bfloat16; the model computes in its own types."""
+    """The surrounding modules may run in bfloat16; the model computes in its own types."""
     net = small()
     first = nn.Linear(5, 5)
     x = torch.randn(4, 5)
@@ -544,7 +544,7 @@ def check_autocast() -> None:
 
 
 def check_compiled_around() -> None:
-    """The compiler of PyTorch leaves the call out and takes what is before and behind."""
+    """PyTorch's compiler skips the call, and compiles the code before and after it."""
     net = small()
 
     def around(x: Tensor) -> Tensor:
@@ -567,7 +567,7 @@ def check_hooks_and_inputs_by_name() -> None:
     ways = [net(ids, scale), net(ids, scale=scale), net(scale=scale, ids=ids)]
     assert all(torch.equal(way.Y, ways[0].Y) for way in ways)
     assert seen == [torch.Size([2, 4])] * 3
-    # Strided, turned around, read-only and expanded inputs are what they show.
+    # Strided, transposed, read-only and expanded inputs have their visible values.
     wide = torch.arange(8.0, dtype=torch.float64)[::2]
     assert torch.equal(net(ids, wide).Z, wide**2)
     assert torch.equal(net(ids, torch.tensor(2.0, dtype=torch.float64).expand(4)).Z, torch.full((4,), 4.0).double())
@@ -579,7 +579,7 @@ def check_hooks_and_inputs_by_name() -> None:
 
 
 def check_threads() -> None:
-    """Passes of several threads on one module do not meet in the memory of gradients."""
+    """Concurrent passes on one module do not share gradient memory."""
     import threading
 
     net = small()
@@ -607,7 +607,7 @@ def check_close() -> None:
     loss = net(torch.randn(2, 5)).sum()
     net.close()
     net.close()
-    # Parameters stay, and a pass that waits ends.
+    # Parameters remain, and a pending backward pass completes.
     loss.backward()
     assert all(torch.equal(net.state_dict()[name], value) for name, value in state.items())
     assert "closed" in repr(net)

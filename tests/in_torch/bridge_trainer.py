@@ -47,9 +47,9 @@ from ortrain.trainer.optim.lr_scheduler import (
     PolyWarmupLRScheduler,
 )
 
-# float32 on both sides; sums in another order, over some steps.
+# Tolerance of float32 on both sides, with sums in another order, over some steps.
 CLOSE = 1e-5
-# Losses in mixed precision against those of PyTorch's autocast, which the issue asks for.
+# Required tolerance of losses in mixed precision, compared with PyTorch's autocast.
 FOLLOWS = 0.02
 CONFIGS: dict[str, Any] = {"adam": AdamConfig, "lamb": LambConfig, "sgd": SGDConfig}
 NAMES = {"adam": "AdamOptimizer", "lamb": "LambOptimizer", "sgd": "SGDOptimizer"}
@@ -61,7 +61,7 @@ SCHEDULERS: dict[str, Any] = {
     "linear": lambda: LinearWarmupLRScheduler(10, 0.2),
     "poly": lambda: PolyWarmupLRScheduler(10, 1e-7, 1.0, 0.2),
 }
-# The factor at each of the first steps: two steps of warm-up, then eight of decay.
+# Factor at each of the first steps: two steps of warm-up, then eight of decay.
 FACTORS: dict[str, Any] = {
     "none": lambda t: 1.0,
     "constant": lambda t: min(1.0, t / 2),
@@ -72,7 +72,7 @@ FACTORS: dict[str, Any] = {
 
 
 class Fixed(LossScaler):
-    """A scale that stays."""
+    """A loss scaler with a fixed scale."""
 
     def update(self, train_step_info: Any) -> float:
         return self.loss_scale
@@ -83,7 +83,7 @@ def mixed(scaler: LossScaler | None = None) -> dict[str, Any]:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True for two states whose tensors are equal bit for bit."""
+    """Return true if the tensors of two states are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -92,7 +92,7 @@ def weights_of(trainer: ORTTrainer) -> dict[str, Tensor]:
 
 
 def graph_of(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model without the values of its weights."""
+    """Return a model without the values of its weights."""
     bare = copy.deepcopy(model)
     for tensor in bare.graph.initializer:
         tensor.ClearField("raw_data")
@@ -100,12 +100,12 @@ def graph_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def assert_follows(trainer: ORTTrainer, module: nn.Module, name: str, **how: Any) -> None:
-    """A trainer computes what PyTorch does in 12 steps of the same model."""
+    """Check that a trainer equals PyTorch in 12 steps of the same model."""
     expected = list(trained_by_torch(module, OPTIMIZERS[name], RATES[name], 12, **how))
     np.testing.assert_allclose(losses_of(trainer, 12), expected, rtol=CLOSE)
     found = weights_of(trainer)
     for key, value in module.state_dict().items():
-        # An element whose gradient is small next to its rounding moves by another part of the rate.
+        # An element with a gradient close to its rounding may move by another share of the rate.
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=0.05 * RATES[name], msg=key)
 
 
@@ -175,7 +175,7 @@ def check_f17_gradient_accumulation() -> None:
 
 
 def check_f19_internal_use_contrib_ops() -> None:
-    """Before opset 14 there is no operator for triu but the one of com.microsoft."""
+    """Before opset 14 only com.microsoft has an operator for triu."""
     for opset in (12, 13, 14):
         trainer = trainer_of(_internal_use={"onnx_opset_version": opset, "enable_onnx_contrib_ops": True})
         losses = losses_of(trainer, 3)
@@ -268,7 +268,7 @@ def check_f23_legacy_and_experimental_weights() -> None:
 
 
 def check_f24_legacy_and_experimental_precision_loss_scaler() -> None:
-    """The scale starts where gradients overflow, and goes up every five updates."""
+    """The scale starts at an overflow of gradients, and increases every five updates."""
     start, window = 2.0**24, 5
     scaler = DynamicLossScaler(loss_scale=start, up_scale_window=window)
     older = legacy_trainer_of(
@@ -350,7 +350,7 @@ def check_d5_postprocess() -> None:
         return F.nll_loss(logs, y)
 
     def as_before(model: onnx.ModelProto) -> onnx.ModelProto:
-        """Exporters up to PyTorch 1.7 wrote the loss of log-probabilities, and no class that it ignores."""
+        """Exporters up to PyTorch 1.7 wrote the loss of log-probabilities, without ignore_index."""
         loss = model.graph.node[-1]
         assert (loss.op_type, loss.input[1], loss.output[0]) == ("SoftmaxCrossEntropyLoss", "y", "loss")
         loss.op_type, loss.input[0] = "NegativeLogLikelihoodLoss", "logs"
@@ -382,11 +382,11 @@ def check_d5_postprocess() -> None:
     assert any("/" in node.name for node in bare._onnx_model.graph.node), "names of the exporter"
 
 
-# What a trainer takes from a module.
+# Values that a trainer reads from a module.
 
 
 class Everything(nn.Module):
-    """Tied weights, weights that nothing needs, buffers of two kinds, a plain tensor, statistics, an own default."""
+    """Tied weights, unused weights, two kinds of buffers, a plain tensor, statistics, an own default."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -442,7 +442,7 @@ def check_a_module_with_everything() -> None:
 
 
 class Normalized(nn.Module):
-    """Channels and features that are normalized, and elements that are dropped."""
+    """Normalized channels and features, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -462,7 +462,7 @@ NORMALIZED: dict[str, Any] = {
 
 
 def check_an_evaluation_is_that_of_the_module() -> None:
-    """Before training and behind it, in each opset, and by one row, which has no statistics of its own."""
+    """The outputs agree before and after training, in each opset, and for one row without batch statistics."""
     for opset in (12, 13, 14):
         torch.manual_seed(3)
         module, x, y = Normalized(), torch.randn(9, 2, 5, 5) + 1.0, torch.randint(0, 3, (9,))
@@ -518,7 +518,7 @@ def check_buffers_of_other_types() -> None:
 
 
 def check_the_weights_of_a_loss() -> None:
-    """Those of a loss that is a module: buffers stay, parameters are trained under their own names."""
+    """The loss is a module: its buffers do not change, and its parameters are trained under their own names."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -544,7 +544,7 @@ def check_the_weights_of_a_loss() -> None:
 
 
 def check_arguments_by_name() -> None:
-    """The description may have another order than forward, and leave out what has a default."""
+    """The description may have another order than forward, and omit arguments with defaults."""
 
     class Sum(nn.Module):
         def __init__(self) -> None:
@@ -582,7 +582,7 @@ def check_kinds_of_values() -> None:
 
 
 def check_sparse_tensors_are_refused() -> None:
-    """Before the export, and after it."""
+    """The error is the same before and after the export."""
     description = {"inputs": [("input", [1, 4])], "outputs": [("loss", [1, 1], True)]}
     trainer = trainer_on(nn.Sequential(nn.Linear(4, 1), nn.Flatten()), description, None)
     text = "input 'input' is a tensor of the layout torch.sparse_coo; ortrain reads dense ones: give x.to_dense()"
@@ -634,7 +634,7 @@ def check_dropout_drops_in_training_alone() -> None:
 
 def check_model_export_is_checked() -> None:
     class Other(nn.Module):
-        """A module that computes something else in training."""
+        """A module with another function in training."""
 
         def __init__(self) -> None:
             super().__init__()

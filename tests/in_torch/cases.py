@@ -1,28 +1,28 @@
-"""Which networks torch exports (nets.py), by which exporter, at which opsets. Needs the standard library alone."""
+"""Networks of nets.py that torch exports, with their exporters and opsets. Needs only the standard library."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Of the exporter that traces TorchScript (`dynamo=False`), beside the oldest that has all operators of a network.
+# Opsets of the TorchScript exporter (`dynamo=False`), in addition to the oldest sufficient opset of a network.
 SCRIPT_OPSETS = (17, 20)
-# Of the one that is built on torch.export (`dynamo=True`).
+# Opsets of the exporter based on torch.export (`dynamo=True`).
 EXPORT_OPSETS = (18, 20, 23)
 
 
 class Case(NamedTuple):
-    """A model to be exported."""
+    """A model to export."""
 
     net: str
     dynamo: bool
     opset: int
-    # Whether it is exported in training mode, unoptimized.
+    # True if the model is exported in training mode, unoptimized.
     training: bool
     optimizer: str
 
     @property
     def changed(self) -> bool:
-        """Whether its weights are others than the network's."""
+        """True if the weights differ from the network's."""
         return self.net in CHANGED and not self.training
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Case(NamedTuple):
         return f"{self.net}-{exporter}-{self.opset}-{mode}"
 
 
-# The oldest opset at which the TorchScript exporter writes each network; 0 where it cannot.
+# Oldest opset at which the TorchScript exporter writes each network; 0 means never.
 OLDEST = {
     "activations": 12,
     "attention": 14,
@@ -59,19 +59,19 @@ OLDEST = {
     "selection": 11,
     "shapes": 11,
 }
-# torch.export does not take scripts.
+# torch.export does not support scripts.
 SCRIPTED = ("scripted_branches", "scripted_loop")
-# What exporters compute of weights when a model is exported to be run makes others of them: a BatchNormalization
-# becomes part of the convolution before it, a table that is used twice becomes two.
+# Networks with other weights after an export in eval mode: a BatchNormalization becomes part of the previous
+# convolution, and a table with two uses becomes two tables.
 CHANGED = ("cnn", "depthwise", "language_model")
-# As torch.export writes them unoptimized, parts of a tensor are sequences.
+# In unoptimized models of torch.export, parts of a tensor are sequences.
 SEQUENCES = ("decoder", "shapes")
-# Networks that have no gradient that is rounding alone, of which AdamW would make steps.
+# Networks without gradients that are only rounding, which AdamW would turn into steps.
 ADAMW = ("mlp", "matrices", "lstm", "gru", "einsum", "embedding", "scripted_loop")
 
 
 def cases() -> list[Case]:
-    """All of them."""
+    """Return all cases."""
     found = []
     for net, oldest in OLDEST.items():
         optimizer = "AdamW" if net in ADAMW else "SGD"

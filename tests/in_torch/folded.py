@@ -1,7 +1,7 @@
-"""A network as an exporter that optimizes writes it, to be trained in torch: what it computed of weights is a weight.
+"""A network in the form of an optimizing exporter, for training in torch: precomputed values become weights.
 
-A BatchNormalization becomes part of the convolution before it; 1 + w, w / |w|, or a product of two weights are computed
-once. What was computed is found in the exported model by its values, there it is a parameter, and so it is one here.
+A BatchNormalization becomes part of the previous convolution; 1 + w, w / |w|, or a product of two weights are computed
+once. The exported model has such a value as a parameter, found by its elements, and so it is a parameter here.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, fx, nn
 
-# Of what was computed, relative to the largest: a few operations in float32 there, in float64 here.
+# Tolerance of precomputed values relative to the largest: a few operations in float32 there, in float64 here.
 TOLERANCE = 1e-5
-# Of a parameter that is not in a model, the share of elements that equal others by chance is less.
+# Maximum share of a missing parameter's elements that equal other elements by chance.
 CHANCE = 0.01
-# Convolutions, and how many spatial axes they have.
+# Convolutions, with the number of their spatial axes.
 CONVOLUTIONS = {torch.ops.aten.conv1d.default: 1, torch.ops.aten.conv2d.default: 2, torch.ops.aten.conv3d.default: 3}
 
 
 class Weights:
-    """The float32 initializers of a model of more than one element."""
+    """The float32 initializers of a model with more than one element."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         stored = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
         self.tensors = [value for value in stored if value.dtype == np.float32 and value.size > 1]
 
     def trained(self, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Which elements of parameters lie in tensors that hold such alone."""
+        """Return masks of parameter elements in tensors that contain only parameter elements."""
         elements = np.concatenate([value.ravel() for value in parameters.values()])
         held = [value.ravel() for value in self.tensors if np.isin(value, elements).all()]
         found = {key: np.isin(value, np.concatenate([elements[:0], *held])) for key, value in parameters.items()}
         return {key: places & (places.mean() > CHANCE) for key, places in found.items()}
 
     def like(self, computed: np.ndarray) -> np.ndarray | None:
-        """What the exporter made of values that are computed here, in their shape."""
+        """Return the exporter's version of computed values, in their shape, or None."""
         for value in self.tensors:
             order = turning(value, computed, TOLERANCE * np.abs(computed).max())
             if order is not None:
@@ -50,12 +50,12 @@ class Weights:
 
 
 def long_axes(value: np.ndarray) -> np.ndarray:
-    """A tensor without axes of one element."""
+    """Return a tensor without axes of one element."""
     return value.reshape([size for size in value.shape if size > 1])
 
 
 def turning(value: np.ndarray, wanted: np.ndarray, apart: float) -> tuple[int, ...] | None:
-    """The order of a tensor's long axes in which its numbers are the wanted ones, as far as they may lie apart."""
+    """Return an axis order of the tensor's long axes that gives the required numbers within a tolerance, or None."""
     if value.size == wanted.size:
         value, flat = long_axes(value), wanted.ravel()
         for order in itertools.permutations(range(value.ndim)):
@@ -65,12 +65,12 @@ def turning(value: np.ndarray, wanted: np.ndarray, apart: float) -> tuple[int, .
 
 
 def tied(path: Path) -> Weights:
-    """The weights of a model, in which those that the exporter wrote twice, one of them turned, are made one again."""
+    """Merge weights that the exporter wrote twice, one of them transposed; returns the weights."""
     model = onnx.load(path)
     kept: list[tuple[str, np.ndarray]] = []
     for tensor in list(model.graph.initializer):
         value = numpy_helper.to_array(tensor)
-        # What has one number only is no weight.
+        # A constant tensor is no weight.
         if value.dtype != np.float32 or value.size == 0 or np.all(value == value.flat[0]):
             continue
         found = ((name, turning(other, value, 0.0), other) for name, other in kept)
@@ -95,7 +95,7 @@ def tied(path: Path) -> Weights:
 
 
 def as_exported(graph: fx.GraphModule) -> None:
-    """Linear layers are a product and a sum; a BatchNormalization of given statistics is part of a convolution."""
+    """Split linear layers into product and sum; fold BatchNormalizations with fixed statistics into convolutions."""
     aten = torch.ops.aten
 
     def call(function: Any, *arguments: Any) -> fx.Node:
@@ -106,7 +106,7 @@ def as_exported(graph: fx.GraphModule) -> None:
             with graph.graph.inserting_before(node):
                 product = call(aten.linear.default, *node.args[:2])
                 node.replace_all_uses_with(call(aten.add.Tensor, product, node.args[2]))
-        # Unless those of the batch are used.
+        # Batch statistics cannot be folded.
         if node.target is not aten.batch_norm.default or node.args[5]:
             continue
         before, scale, shift, mean, variance, _, _, epsilon = node.args[:8]
@@ -126,17 +126,17 @@ def as_exported(graph: fx.GraphModule) -> None:
 
 
 def folded(net: nn.Module, x: Tensor, weights: Weights) -> nn.Module:
-    """A network in float64 whose parameters are those of an exported model, as far as they are found there."""
+    """Return a float64 network with the parameters of an exported model, where they are found."""
     graph: fx.GraphModule = torch.export.export(net, (x,)).module()  # type: ignore[assignment]
     as_exported(graph)
     values = constants(graph)
     parameters = {key for key, _ in graph.named_parameters()}
-    # Of those that are constant, what is computed of parameters, in its order.
+    # Constant nodes that depend on parameters, in order of computation.
     computed: dict[fx.Node, None] = {}
     for node in values:
         if node.target in parameters or any(value in computed for value in node.all_input_nodes):
             computed[node] = None
-    # From those that are computed last: what is found needs nothing that is in front of it.
+    # Start with the last computed nodes: the operands of a value found in the model are not needed.
     wanted = {node for node in computed if any(user not in values for user in node.users)}
     for node in reversed(computed):
         if node not in wanted or node.op == "get_attr":
@@ -156,25 +156,25 @@ def folded(net: nn.Module, x: Tensor, weights: Weights) -> nn.Module:
 
 
 def constants(graph: fx.GraphModule) -> dict[fx.Node, Any]:
-    """The values of nodes that do not depend on the batch."""
+    """Return the values of nodes that do not depend on the batch."""
     values: dict[fx.Node, Any] = {}
     with torch.no_grad():
         for node in graph.graph.nodes:
             if node.op == "get_attr":
                 value = attrgetter(str(node.target))(graph)
-                # The others are graphs, of what is computed without gradients.
+                # Other attributes are graphs of computations without gradients.
                 values[node] = value.detach() if isinstance(value, Tensor) else value
             elif node.op == "call_function" and all(value in values for value in node.all_input_nodes):
-                # Some work in place.
+                # Some functions work in place.
                 arguments, named = fx.node.map_arg((node.args, node.kwargs), lambda each: copy.deepcopy(values[each]))
                 values[node] = node.target(*arguments, **named)  # type: ignore[operator]
     return values
 
 
 def rearranged(node: fx.Node, before: list[fx.Node], values: dict[fx.Node, Any]) -> bool:
-    """Whether a value has the numbers of those before it, none more often than they: nothing was computed.
+    """Return true if a value contains only numbers of its operands, none more often: nothing was computed.
 
-    A table that is read at more places than it has, once for all, is another weight.
+    A constant lookup with more positions than the table has rows is another weight.
     """
     value = values[node]
     if not isinstance(value, Tensor) or not value.is_floating_point():

@@ -1,4 +1,4 @@
-"""Small networks in torch, which together have the layers that people train."""
+"""Small networks in torch that together cover the common layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tokens(high: int, *shape: int) -> Tensor:
 
 
 class Function(nn.Module):
-    """Layers by name, and what is computed with them."""
+    """Layers by name, and a function that computes with them."""
 
     def __init__(self, compute: Callable[..., Tensor], **layers: nn.Module) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def depthwise() -> nn.Module:
 
 
 def convolutions() -> nn.Module:
-    """In one, two and three dimensions, grouped, dilated, transposed."""
+    """Use convolutions in one, two and three dimensions, grouped, dilated and transposed."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         h = torch.tanh(m.grouped(x))
@@ -146,7 +146,7 @@ def rms_norm() -> nn.Module:
 
 
 def image() -> nn.Module:
-    """Sizes of images."""
+    """Change the sizes of images."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         h = F.interpolate(torch.tanh(m.conv0(x)), scale_factor=2, mode="nearest")
@@ -194,7 +194,7 @@ def gru() -> nn.Module:
 
 
 def recurrent() -> nn.Module:
-    """Plain ones, without a bias; the steps before the batch."""
+    """Use plain recurrent layers without a bias; steps precede the batch."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         x = x.transpose(0, 1)
@@ -205,7 +205,7 @@ def recurrent() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """By torch's one function for it."""
+    """Attention with torch's fused function."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ def embedding() -> nn.Module:
 
 
 def language_model() -> nn.Module:
-    """GPT's block; the head is the table of the embedding."""
+    """Use GPT's block; the head is the table of the embedding."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         h = m.table(x) + m.places(torch.arange(x.shape[1]))
@@ -269,7 +269,7 @@ def language_model() -> nn.Module:
 
 
 class Weights(nn.Module):
-    """A computation with weights of its own."""
+    """A function with its own weights."""
 
     def __init__(self, compute: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -375,7 +375,7 @@ def branches() -> nn.Module:
 
 
 class ScriptedBranches(nn.Module):
-    """Each row of the batch goes the same way."""
+    """All rows of the batch use the same branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ class ScriptedBranches(nn.Module):
 
 
 class ScriptedLoop(nn.Module):
-    """As many turns as the data has steps."""
+    """A loop over the steps of the data."""
 
     def __init__(self) -> None:
         super().__init__()

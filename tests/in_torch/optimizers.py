@@ -1,8 +1,8 @@
-"""Weights after steps of the optimizers of torch.optim, in float64, on prescribed gradients.
+"""Weights after steps of torch.optim's optimizers, in float64, on prescribed gradients.
 
-``optimizers.py RECORD.npz CASES.json RESULTS.npz``: the record has ``weights/NAME`` and ``gradients/K/NAME``, and the
-cases are those of tests/conform/test_torch_optimizers.py. The results are ``CASE/NAME``; the last line printed is the
-defaults of the optimizers that torch.optim has, as JSON.
+``optimizers.py RECORD.npz CASES.json RESULTS.npz``: the record has ``weights/NAME`` and ``gradients/K/NAME``. The cases
+come from tests/conform/test_torch_optimizers.py. The results are ``CASE/NAME``; the last output line has the defaults
+of torch.optim's optimizers as JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 Tensors = dict[str, torch.Tensor]
 
 
-# Settings that Muon has for parameters that torch.optim.Muon refuses, by their names in torch.optim.AdamW.
+# Muon's settings for parameters that torch.optim.Muon rejects, by their names in torch.optim.AdamW.
 OF_ADAMW = {"beta1": "beta1", "beta2": "beta2", "adamw_eps": "eps", "weight_decay": "weight_decay"}
 
 
 class InDouble:
-    """The module torch, whose bfloat16 is float64: the iterations of torch.optim.Muon without its rounding."""
+    """Module torch with float64 as bfloat16, so that torch.optim.Muon iterates without rounding."""
 
     bfloat16 = torch.float64
 
@@ -36,7 +36,7 @@ vars(sys.modules["torch.optim._muon"])["torch"] = InDouble()
 
 
 def arguments(kind: type[torch.optim.Optimizer], settings: dict[str, float], flags: dict[str, bool]) -> dict[str, Any]:
-    """Settings by the names of torch; flags that it does not have."""
+    """Return the settings with torch's names, and only flags that torch has."""
     names = inspect.signature(kind).parameters
     given: dict[str, Any] = dict(settings)
     if kind is torch.optim.Muon:
@@ -55,7 +55,7 @@ def arguments(kind: type[torch.optim.Optimizer], settings: dict[str, float], fla
 def optimizer_of(
     kind: type[torch.optim.Optimizer], case: dict[str, Any], parameters: Tensors, names: dict[str, str] | None = None
 ) -> torch.optim.Optimizer:
-    """An optimizer of these parameters; some settings by other names."""
+    """Return an optimizer of these parameters; `names` renames its settings."""
 
     def renamed(settings: dict[str, float]) -> dict[str, float]:
         return settings if names is None else {names[key]: v for key, v in settings.items() if key in names}
@@ -69,7 +69,7 @@ def optimizer_of(
 
 
 def trained(kind: type[torch.optim.Optimizer], case: dict[str, Any], weights: Tensors, pool: list[Tensors]) -> Tensors:
-    """The weights after the steps of a case, which names a rate for each group at each step."""
+    """Return the weights after the steps of a case, which has a rate for each group and step."""
     parameters: Tensors = {name: torch.nn.Parameter(value.clone()) for name, value in weights.items()}
     if kind is torch.optim.Muon:
         matrices = {name: value for name, value in parameters.items() if value.ndim == 2}
@@ -89,7 +89,7 @@ def trained(kind: type[torch.optim.Optimizer], case: dict[str, Any], weights: Te
 
 
 def defaults_of(kind: type[torch.optim.Optimizer], parameter: torch.nn.Parameter) -> dict[str, Any]:
-    """The defaults of an optimizer, betas one by one."""
+    """Return the defaults of an optimizer, with separate betas."""
     found = dict(kind([parameter]).defaults)
     if "betas" in found:
         found["beta1"], found["beta2"] = found["betas"]
@@ -98,14 +98,14 @@ def defaults_of(kind: type[torch.optim.Optimizer], parameter: torch.nn.Parameter
         found |= {name: adamw[other] for name, other in OF_ADAMW.items() if name not in found}
         found["match_rms_adamw"] = found["adjust_lr_fn"] == "match_rms_adamw"
     if kind is torch.optim.Adafactor:
-        # None is the epsilon of the type of the weights.
+        # None is the epsilon of the weights' type.
         assert found["eps"][0] is None
         found["eps1"], found["eps2"] = torch.finfo(torch.float32).eps, found["eps"][1]
     return found
 
 
 def main(record: Path, cases: Path, results: Path) -> None:
-    """Train each case that torch has a class for."""
+    """Train each case that has a class in torch."""
     weights: Tensors = {}
     pool: list[Tensors] = []
     for key, value in np.load(record).items():

@@ -1,4 +1,4 @@
-"""Learning rates of PyTorch's schedulers, as JSON, for each schedule of ortrain as it is written: ``schedules.py``."""
+"""Learning rates of PyTorch's schedulers as JSON, for each schedule of ortrain by its repr: ``schedules.py``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-# Steps, and a metric for each.
+# Number of steps, and a metric for each step.
 STEPS = 40
 METRICS = [1, 0.9, 0.9, 0.9, 0.8, 0.8, 0.8, 0.8, 0.8, 0.9, 0.7, 0.7, 0.7, 0.7, 0.7, *[0.6] * 25]
 
 
 def rates(make: Callable[[torch.optim.Optimizer], Any], *, metrics: bool = False) -> list[float]:
-    """The rate of each step, from a rate of 1."""
+    """Return the rate of each step, with an initial rate of 1."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer)
     found = []
@@ -28,11 +28,11 @@ def rates(make: Callable[[torch.optim.Optimizer], Any], *, metrics: bool = False
 
 
 def plateau(**settings: Any) -> list[float]:
-    """With names of PyTorch."""
+    """Return the rates of ReduceLROnPlateau, with PyTorch's argument names."""
     return rates(lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, eps=0, **settings), metrics=True)
 
 
-# SequentialLR calls a scheduler in a way that it warns of itself.
+# SequentialLR triggers a warning by its own call of a scheduler.
 warnings.simplefilter("ignore")
 SCHEDULES = {
     "Linear(total=20, start=0.25, end=0.9)": rates(lambda o: lr_scheduler.LinearLR(o, 0.25, 0.9, 20)),
@@ -45,7 +45,7 @@ SCHEDULES = {
     "Exponential(gamma=0.93)": rates(lambda o: lr_scheduler.ExponentialLR(o, 0.93)),
     "Step(every=7, gamma=0.6)": rates(lambda o: lr_scheduler.StepLR(o, 7, 0.6)),
     "MultiStep(milestones=[3, 4, 20], gamma=0.5)": rates(lambda o: lr_scheduler.MultiStepLR(o, [3, 4, 20], 0.5)),
-    # It refuses the step after the last one.
+    # OneCycleLR rejects the step after the last one.
     "OneCycle(total=41)": rates(lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=STEPS + 1)),
     "OneCycle(total=45, rise=0.5, start_division=10.0, final_division=100.0)": rates(
         lambda o: lr_scheduler.OneCycleLR(

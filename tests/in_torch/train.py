@@ -1,8 +1,8 @@
-"""Train small networks in torch and export them: train.py FOLDER [CASE...], the cases being those of cases.py.
+"""Train small networks in torch and export them: train.py FOLDER [CASE...], with the cases of cases.py.
 
-Writes FOLDER/NET.npz for each network, what torch says of it (training.py). torch trains in float64, so that only the
-other side's rounding is seen. Writes FOLDER/CASE/model.onnx (perhaps with a side file) for each model, or
-FOLDER/CASE/error.txt; and FOLDER/CASE/record.npz, of the weights in the model, where they are others.
+Writes FOLDER/NET.npz for each network, with torch's results (training.py). torch trains in float64, so that only the
+rounding of the other library is visible. Writes FOLDER/CASE/model.onnx (perhaps with external data) for each model, or
+FOLDER/CASE/error.txt. If the model has other weights, FOLDER/CASE/record.npz has torch's results for these weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPPERS: dict[str, training.Stepper] = {
 
 
 def prepared(name: str) -> tuple[nn.Module, Tensor]:
-    """A network and its batch, the same at every call. No two elements of parameters are equal."""
+    """Return a network and its batch, equal at every call. All elements of parameters are distinct."""
     torch.manual_seed(zlib.crc32(name.encode()))
     make, batch = nets.NETS[name]
     net = make()
@@ -39,7 +39,7 @@ def prepared(name: str) -> tuple[nn.Module, Tensor]:
 
 
 def train(net: nn.Module, x: Tensor, optimizer: str, path: Path, weights: Weights | None = None) -> None:
-    """Write the record of a network; that of weights which an exporter computed is of one that is not in training."""
+    """Write the record of a network, in training mode, or in eval mode for weights that an exporter computed."""
     net = copy.deepcopy(net).train(weights is None)
     target = training.drawn_target(*training.doubled(net, x))
     record = training.record(net, x, target, STEPPERS[optimizer], STEPS, weights)
@@ -49,11 +49,11 @@ def train(net: nn.Module, x: Tensor, optimizer: str, path: Path, weights: Weight
 
 
 def export(net: nn.Module, x: Tensor, case: cases.Case, folder: Path) -> None:
-    """The model file. What is exported in training mode is as it was written; in eval mode it is optimized."""
+    """Write the model file: unchanged in training mode, optimized in eval mode."""
     path = folder / "model.onnx"
     net = copy.deepcopy(net).train(case.training)
     if case.dynamo:
-        # Sizes of a batch are found where they are not fixed by the network.
+        # Dynamic sizes are inferred, unless the network fixes them.
         program = training.export(net, x, path, dynamo=True, opset_version=case.opset, optimize=not case.training)
         program.save(path, external_data=case.opset == cases.EXPORT_OPSETS[0])
         return
@@ -71,7 +71,7 @@ def export(net: nn.Module, x: Tensor, case: cases.Case, folder: Path) -> None:
 
 
 def main() -> None:
-    """All cases, or those that are named."""
+    """Run all cases, or the named ones."""
     folder, wanted = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

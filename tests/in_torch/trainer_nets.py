@@ -1,4 +1,4 @@
-"""A language model of PyTorch for trainers, its batches, and loops of PyTorch that train as a trainer should."""
+"""A language model of PyTorch for trainers, its batches, and PyTorch loops as the reference of a trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCRIPTION: dict[str, Any] = {
 
 
 class Attention(nn.Module):
-    """Attention to what came before. Keys have no bias: its gradient is zero but for rounding, which Adam enlarges."""
+    """Causal attention. Keys have no bias: its gradient would be only rounding, which Adam would amplify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two layers that predict the token that follows each token."""
+    """Two layers that predict the next token for each token."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def net(seed: int = 321, dropout: float = 0.0) -> Transformer:
 
 
 def batch(k: int = 0, time: int = TOKENS, rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    """Numbers that go on counting, from anywhere, in steps of one to three."""
+    """Return sequences that count upward from a random start, in steps of one to three."""
     made = torch.Generator().manual_seed(k)
     first = torch.randint(0, VOCABULARY, (rows,), generator=made)
     width = torch.randint(1, 4, (rows,), generator=made)
@@ -86,12 +86,12 @@ def options_of(**given: Any) -> ORTTrainerOptions:
 
 
 def trainer_of(module: Any = None, config: Any = None, **given: Any) -> ORTTrainer:
-    """A trainer of the language model."""
+    """Return a trainer of the language model."""
     return trainer_on(net() if module is None else module, DESCRIPTION, loss_of, config, **given)
 
 
 def trainer_on(module: Any, description: dict[str, Any], loss: Any, config: Any = None, **given: Any) -> ORTTrainer:
-    """A trainer of any module."""
+    """Return a trainer of any module."""
     more = {name: given.pop(name) for name in ("mixed_precision_dtype",) if name in given}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -101,7 +101,7 @@ def trainer_on(module: Any, description: dict[str, Any], loss: Any, config: Any 
 
 
 def legacy_trainer_of(module: nn.Module, name: str, rate: Callable[[int], float], **given: Any) -> legacy.ORTTrainer:
-    """A trainer of the older interface of the language model."""
+    """Return a legacy trainer of the language model."""
     inputs, outputs = (
         [legacy.IODescription(*value[:2]) for value in DESCRIPTION[kind]] for kind in ("inputs", "outputs")
     )
@@ -125,7 +125,7 @@ def losses_of(trainer: ORTTrainer | legacy.ORTTrainer, count: int, first: int = 
 
 
 class Lamb:
-    """LAMB by its formulas, in place of an optimizer of PyTorch."""
+    """LAMB as formulas, with the interface of a PyTorch optimizer."""
 
     def __init__(self, weights: list[Tensor], lr: float) -> None:
         self.weights, self.lr = weights, lr
@@ -160,7 +160,7 @@ def trained_by_torch(
     window: int = 1,
     narrow: torch.dtype | None = None,
 ) -> Iterator[float]:
-    """The losses of PyTorch's own loop, with the mean gradient of a window, its norm clipped."""
+    """Yield the losses of PyTorch's own loop, with the mean gradient of a window, clipped by its norm."""
     weights = list(module.parameters())
     optimizer = make(weights, lr)
     scaler = torch.amp.GradScaler("cpu", enabled=narrow == torch.float16)

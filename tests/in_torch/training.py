@@ -1,4 +1,4 @@
-"""How torch trains networks for these tests: weights that can be told apart, steps in float64, exports."""
+"""Training of networks in torch for these tests: distinct weights, steps in float64, exports."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# torch adds it after the correction of the moments, onnxruntime before: too small to be seen.
+# torch adds the epsilon after the correction of the moments, onnxruntime before: too small to be visible.
 EPSILON = 1e-12
 
 Stepper = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
 def adamw(rate: float) -> Stepper:
-    """AdamW as ortrain runs it beside: no decay."""
+    """Return a function that makes AdamW with the settings of ortrain: no decay."""
     return lambda parameters: torch.optim.AdamW(parameters, lr=rate, eps=EPSILON, weight_decay=0.0)
 
 
 def disturb(net: nn.Module, scale: float) -> None:
-    """Change all parameters a little until no two elements are equal, and the statistics of BatchNorms."""
+    """Change all parameters slightly until all elements are distinct, and change the statistics of BatchNorms."""
     with torch.no_grad():
         for value in net.parameters():
             value += scale * torch.randn_like(value)
@@ -41,7 +41,7 @@ def disturb(net: nn.Module, scale: float) -> None:
 
 
 def twice(net: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Parameters with elements that others equal, and where they are."""
+    """Return parameters with elements that occur more than once, and masks of these elements."""
     parameters = list(net.parameters())
     _, which, counts = torch.unique(
         torch.cat([value.flatten() for value in parameters]), return_inverse=True, return_counts=True
@@ -52,7 +52,7 @@ def twice(net: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 
 class Kinks(TorchDispatchMode):
-    """How near to zero an argument of a Relu comes, relative to their mean size: rounding there changes gradients."""
+    """Smallest distance of a Relu argument from zero, relative to the mean size: rounding there changes gradients."""
 
     RELUS = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 
@@ -63,7 +63,7 @@ class Kinks(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in self.RELUS:
             sizes = args[0].abs()
-            # What is zero is so by itself, whatever the rounding: it was an output of another.
+            # Exact zeros do not depend on rounding: they are outputs of another Relu.
             near = sizes[sizes > 0]
             if near.numel() > 0:
                 self.nearest = min(self.nearest, float(near.min() / sizes.mean()))
@@ -71,33 +71,33 @@ class Kinks(TorchDispatchMode):
 
 
 def nearest_kink(net: nn.Module, x: Tensor) -> float:
-    """Of all Relus of a network with a batch."""
+    """Return the smallest distance for all Relus of a network with a batch."""
     with torch.no_grad(), Kinks() as kinks:
         net(x)
     return kinks.nearest
 
 
 def drawn_target(net: nn.Module, x: Tensor) -> Tensor:
-    """Of the shape of what a network gives, in float32."""
+    """Return a random float32 target with the shape of the network's output."""
     with torch.no_grad():
         return torch.randn_like(net(x)).float()
 
 
 def doubled(net: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    """A copy of a network, and its batch, in float64."""
+    """Return a copy of a network, and its batch, in float64."""
     return copy.deepcopy(net).double(), x.double() if x.is_floating_point() else x
 
 
 def record(
     net: nn.Module, x: Tensor, target: Tensor, stepper: Stepper, count: int, weights: Weights | None = None
 ) -> dict[str, np.ndarray]:
-    """What torch says of a network, in the mode that it is in: it is not changed.
+    """Train a copy of a network in its current mode; returns torch's results.
 
-    The batch `x` and `target`, the `losses` of each step, `value/KEY` and `gradient/KEY` of what is trained, at the
-    first one, and how many elements a gradient has `reached`. `weights` are those of an export: what it does not hold
-    is not trained. What does not reach the loss (a pooler) has no gradient.
+    The results are the batch `x` and `target`, the `losses` of each step, and `value/KEY` and `gradient/KEY` of trained
+    parameters at the first step. `reached` is the number of elements with a gradient. `weights` are the weights of an
+    export: other parameters are not trained. A parameter that does not reach the loss (a pooler) has no gradient.
     """
-    # Tables that nobody trains are parameters, too.
+    # Constant tables are parameters as well.
     fixed = {key for key, value in net.named_parameters() if not value.requires_grad}
     net, batch = doubled(net, x)
     if weights is not None:
@@ -127,7 +127,7 @@ def record(
 
 
 def export(net: nn.Module, x: Tensor, path: Path, *, dynamo: bool, dynamic: bool = True, **more: Any) -> Any:
-    """Write a network by one of the two exporters, with a batch of any size or as it is; the new one's program."""
+    """Write a network by one of the two exporters, with a dynamic or fixed batch; returns the new one's program."""
     names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"]} | more
     if not dynamo:
         axes = {"x": {0: "batch"}, "y": {0: "batch"}}

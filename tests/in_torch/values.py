@@ -1,4 +1,4 @@
-"""Values of ortrain and tensors of PyTorch that share memory: ``values.py FOLDER``, the folder that has ortrain."""
+"""Values of ortrain and PyTorch tensors share memory: ``values.py FOLDER``, with ortrain in FOLDER."""
 
 from __future__ import annotations
 

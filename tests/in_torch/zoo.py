@@ -1,11 +1,11 @@
-"""Networks of timm, transformers and of our own, exported with their fresh weights, and the names of their parameters.
+"""Networks of timm, transformers and our own, exported with fresh weights, and the names of their parameters.
 
     zoo.py FOLDER [NAME...]      NAME is a key of NETWORKS; without one, all of them
     zoo.py --list                the names
 
-Writes FOLDER/NAME/{script,export,export-optimized}.onnx, or a .txt with the reason of an exporter that refuses, and
-FOLDER/NAME/parameters.json: names of the parameters that get a gradient from the output, of those that get none, of
-those that the network declares frozen, and of the constants that an optimizing exporter computed of parameters.
+Writes FOLDER/NAME/{script,export,export-optimized}.onnx, or a .txt with the reason of an export error.
+FOLDER/NAME/parameters.json has the names of parameters: with a gradient from the output, without one, and declared
+frozen. It also has the names of constants that an optimizing exporter computed from parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPSETS = {"script": 17, "export": 20, "export-optimized": 20}
 BATCH, TOKENS = 2, 12
 WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "window_size": 4}
 VISION = {"image_size": 32, "patch_size": 8}
-# Models of timm that are used as they are, each with the side of its images.
+# Unchanged models of timm, each with the size of its images.
 TIMM: dict[str, int] = {
     name: int(size)
     for name, size in (
@@ -70,7 +70,7 @@ TIMM: dict[str, int] = {
 
 
 class Only(nn.Module):
-    """One result of a model of transformers, of one input."""
+    """One output of a model of transformers with one input."""
 
     def __init__(self, net: nn.Module, argument: str, more: dict[str, Any]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Only(nn.Module):
 
 
 def text(kind: str, **settings: Any) -> Callable[[], Made]:
-    """A model of transformers that reads tokens."""
+    """Return a function that makes a token model of transformers."""
 
     def make() -> Made:
         config = transformers.AutoConfig.for_model(kind, **({"vocab_size": WORDS} | settings))
@@ -100,7 +100,7 @@ def text(kind: str, **settings: Any) -> Callable[[], Made]:
 
 
 def signal(kind: str, argument: str, shape: tuple[int, ...], part: str = "", **settings: Any) -> Callable[[], Made]:
-    """A model of transformers that sees or hears."""
+    """Return a function that makes a vision or audio model of transformers."""
 
     def make() -> Made:
         config = transformers.AutoConfig.for_model(kind, **settings)
@@ -112,7 +112,7 @@ def signal(kind: str, argument: str, shape: tuple[int, ...], part: str = "", **s
 
 
 def pictures(name: str, size: int) -> Callable[[], Made]:
-    """A model of timm."""
+    """Return a function that makes a model of timm."""
     return lambda: (timm.create_model(name, num_classes=5), (torch.randn(BATCH, 3, size, size),))
 
 
@@ -192,7 +192,7 @@ NETWORKS: dict[str, Callable[[], Made]] = {
 
 
 def names(net: nn.Module, x: tuple[Tensor, ...]) -> dict[str, list[str]]:
-    """Names of the parameters by what becomes of them, each under all of its names."""
+    """Return the names of the parameters by their gradient; shared parameters have all their names."""
     net.zero_grad()
     found = net(*x)
     found = found if isinstance(found, Tensor) else found[0]
@@ -206,7 +206,7 @@ def names(net: nn.Module, x: tuple[Tensor, ...]) -> dict[str, list[str]]:
 
 
 def export(net: nn.Module, x: tuple[Tensor, ...], way: str, path: Path) -> None:
-    """Write a model file; a batch has its own size."""
+    """Write a model file; the batch has a dynamic size."""
     inputs = [f"x{index}" for index in range(len(x))]
     if way == "script":
         torch.onnx.export(
@@ -236,16 +236,16 @@ def export(net: nn.Module, x: tuple[Tensor, ...], way: str, path: Path) -> None:
 
 
 def constants(path: Path) -> dict[str, np.ndarray]:
-    """The float initializers of a model, by name."""
+    """Return the float initializers of a model, by name."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     stored = onnx.load(path).graph.initializer
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in stored if tensor.data_type in floats}
 
 
 def computed(net: nn.Module, x: tuple[Tensor, ...], here: Path) -> dict[str, bool]:
-    """Constants of the optimized export that an export with other parameters has otherwise: they depend on these.
+    """Return the constants that depend on parameters: an export with other parameters has other values.
 
-    Each with whether it has the size of a parameter; what was expanded, looked up or picked is another tensor. The
+    A constant is true if it has the size of a parameter; expanded, looked-up and picked values are other tensors. The
     parameters of the network are changed.
     """
     sizes = {value.numel() for value in net.parameters()}
@@ -256,7 +256,7 @@ def computed(net: nn.Module, x: tuple[Tensor, ...], here: Path) -> dict[str, boo
         for value in net.parameters():
             if value.is_floating_point():
                 value.copy_(value * 1.25 + 0.01 * torch.randn_like(value))
-    # Some networks of timm keep what they look up in tables until they are trained.
+    # Some networks of timm cache lookups in tables until they are trained.
     net.train().eval()
     other = here / "other.onnx"
     export(net, x, "export-optimized", other)
@@ -287,7 +287,7 @@ def main() -> None:
         torch.manual_seed(7)
         net, x = NETWORKS[name]()
         net.eval()
-        # Our own are small enough for a third export: as the new exporter writes a network before it optimizes.
+        # Our own networks are small enough for a third export, by the new exporter without optimization.
         for way in WAYS if name in OWN else (WAYS[0], WAYS[2]):
             try:
                 export(net, x, way, here / f"{way}.onnx")

@@ -1,4 +1,4 @@
-"""Small networks for the zoo, each with a constant that is no parameter, or a parameter that looks like a constant."""
+"""Small networks for the zoo, each with a constant that is no parameter, or a parameter that resembles a constant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class GraphNetwork(nn.Module):
-    """Messages along edges, summed, averaged and maximized at nodes."""
+    """Messages along edges, with sum, mean and maximum at nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class GraphNetwork(nn.Module):
 
 
 class Written(nn.Module):
-    """Parts of constants that are padded, joined, chosen and written to."""
+    """Constants that are padded, joined, chosen and assigned in part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Written(nn.Module):
 
 
 class Detector(nn.Module):
-    """Distances by bins, at points of a grid, times strides."""
+    """Distances from bins, at points of a grid, times strides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Groups(nn.Module):
 
 
 class Spectral(nn.Module):
-    """Spectral normalizations and weight normalizations, both ways of each."""
+    """Spectral normalizations and weight normalizations, in both forms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Numbers(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Recurrent layers with states that nobody gives, that are all equal, that are learned."""
+    """Recurrent layers with omitted, constant and learned initial states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Recurrent(nn.Module):
 
 
 class Coordinates(nn.Module):
-    """A bias of positions that a small network computes of coordinates."""
+    """A positional bias that a small network computes from coordinates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Coordinates(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """Positions of an image by linspace, their sines, and a grid that warps it."""
+    """Image positions from linspace, their sines, and a grid that warps the image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class FourierFeatures(nn.Module):
 
 
 class Shared(nn.Module):
-    """Fresh normalizations with equal scales, and a table of two branches."""
+    """Fresh normalizations with equal scales, and a table that two branches share."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small models, artifacts, checkpoints and safetensors that work: what changed files are made of."""
+"""Small valid models, artifacts, checkpoints and safetensors, as material for changed files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ortrain.api import CheckpointState, Module, Optimizer
 
 TESTS = Path(__file__).resolve().parent.parent
 RECORDS = TESTS / "data" / "ort-1.19.2"
-# Bytes of the models of the node tests that take part, and every how manieth of them does.
+# Maximum size of included node-test models, and the step between included ones.
 SMALL, EVERY = 20_000, 2
-# Exported networks that artifacts are made of, and what their loss is of.
+# Exported networks for artifacts, with their losses.
 NETS = {
     "tf2onnx-convolutions-15": artifacts.LossType.MSELoss,
     "tf2onnx-attention-18": artifacts.LossType.MSELoss,
@@ -28,7 +28,7 @@ NETS = {
 
 
 def write(folder: Path) -> None:
-    """All of it, under a folder that is not there yet."""
+    """Write all material to a new folder."""
     models, made = folder / "models", folder / "artifacts"
     for name in ("models", "artifacts", "checkpoints", "safetensors"):
         (folder / name).mkdir(parents=True)
@@ -53,7 +53,7 @@ def write(folder: Path) -> None:
 
 
 def _is_read(model: bytes) -> bool:
-    """Whether it runs: the changed file of one that does not would be refused for the old reason."""
+    """Return true if the model loads: a changed file of another model would only repeat its error."""
     try:
         ortrain.InferenceSession(model)
     except ortrain.OrtrainError:
@@ -62,7 +62,7 @@ def _is_read(model: bytes) -> bool:
 
 
 def _optimizer(number: int) -> artifacts.OptimType | optim.OptimizerConfig:
-    """Optimizers that take turns: an operator of onnxruntime's, and plain ONNX of every kind."""
+    """Return one of several optimizers in turn: an operator of onnxruntime's, and plain ONNX of every kind."""
     groups = [{"params": "*", "lr_factor": 0.5, "frozen_steps": 1}]
     every: list[artifacts.OptimType | optim.OptimizerConfig] = [
         artifacts.OptimType.AdamW,
@@ -86,9 +86,9 @@ def _artifacts(model: Path, loss: artifacts.LossType, folder: Path, made: Path) 
         nominal_checkpoint=True,
     )
     state = CheckpointState.load_checkpoint(made / "checkpoint")
-    # With moments, properties and what else there is.
+    # The checkpoint has moments, properties and all other contents.
     with warnings.catch_warnings():
-        # Nothing was trained: gradients are zero.
+        # Nothing was trained, so gradients are zero.
         warnings.simplefilter("ignore", ortrain.errors.TrainingWarning)
         Optimizer(made / "optimizer_model.onnx", Module(made / "training_model.onnx", state)).step()
     state.properties["epoch"] = 3

@@ -1,8 +1,8 @@
-"""Changes to files that their readers did not expect: of their structure, and of plain bytes. Each is drawn from `rng`.
+"""Changes to files that readers do not expect: of their structure, and of single bytes. `rng` draws each change.
 
-Messages of ONNX are changed field by field (numbers become extreme, names are swapped, nodes dropped, doubled and
-grafted, raw data cut); a FlatBuffers file word by word, with a right checksum behind it where it had one; the header of
-a safetensors file entry by entry.
+ONNX messages change field by field: numbers become extreme, names are swapped, nodes are dropped, doubled and grafted,
+raw data is cut. A FlatBuffers file changes word by word, with a corrected checksum if it had one. A safetensors header
+changes entry by entry.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ NUMBERS = (0, 1, 2, 3, 7, 64, 255, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2*
 INTEGERS = (*NUMBERS, *(-number for number in NUMBERS), -(2**63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-7, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 2e9)
 WORDS = ("", "x", "y", "zz\x00zz", "a" * 300, "../../etc/passwd", "ж" * 20, "batch", "com.microsoft", "ai.onnx.ml")
-# How often messages are changed: what computes more often than what is written about it.
+# Relative frequency of changed messages: messages that compute change more often than descriptions.
 WEIGHTS = {"AttributeProto": 4, "TensorProto": 4, "NodeProto": 2}
-# As crates/ortrain-checkpoint writes it behind a checkpoint.
+# Trailer that crates/ortrain-checkpoint writes after a checkpoint.
 MAGIC, TRAILER_LENGTH = b"ORTRSUM1", 20
 
 
 def of_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bytes flipped, cut off, put in, taken out, doubled or overwritten."""
+    """Flip, cut, insert, remove, double or overwrite bytes."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         if not changed:
             break
         at = rng.randrange(len(changed))
-        # A header says more than what follows.
+        # A header determines more than the bytes after it.
         if rng.random() < 0.4:
             at = min(at, rng.randrange(min(len(changed), 200)))
         length = rng.choice((1, 1, 2, 4, 8, 9, 64))
@@ -57,7 +57,7 @@ def of_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def messages(of: Message) -> Iterator[Message]:
-    """A message and all inside it."""
+    """Yield a message and all messages inside it."""
     yield of
     for field, value in of.ListFields():
         if field.message_type is not None:
@@ -80,7 +80,7 @@ def _integer(field: Any, old: int, rng: random.Random) -> int:
 
 
 class OfModels:
-    """Changes to messages of ONNX; parts of `others`, models too, are grafted."""
+    """Changes to ONNX messages; parts of `others`, which are also models, are grafted."""
 
     def __init__(self, others: list[onnx.ModelProto]) -> None:
         self.parts: dict[str, list[Message]] = {}
@@ -91,7 +91,7 @@ class OfModels:
         self.operators = sorted({node.op_type for node in nodes})
 
     def change(self, model: Message, rng: random.Random) -> None:
-        """One to four changes."""
+        """Make one to four changes."""
         for _ in range(rng.choice((1, 1, 1, 1, 1, 2, 2, 3, 4))):
             every = list(messages(model))
             words = sorted({word for part in every for word in _words(part)} - {""})
@@ -172,7 +172,7 @@ def _words(part: Message) -> Iterator[str]:
 
 
 def serialized(model: Message) -> bytes | None:
-    """The file; `None` if this Python cannot write what was made."""
+    """Return the file; `None` if this Python cannot write the message."""
     try:
         return model.SerializeToString()
     except (EncodeError, ValueError):
@@ -180,7 +180,7 @@ def serialized(model: Message) -> bytes | None:
 
 
 def of_buffer(data: bytes, rng: random.Random) -> bytes:
-    """A FlatBuffers file: offsets, sizes of tables and lengths of vectors; a checksum behind it is made right again."""
+    """Change offsets, table sizes and vector lengths of a FlatBuffers file; a checksum after it is corrected."""
     sealed = len(data) > TRAILER_LENGTH and data[-TRAILER_LENGTH:][:8] == MAGIC
     body = bytearray(data[:-TRAILER_LENGTH] if sealed else data)
     if rng.random() < 0.25:
@@ -204,7 +204,7 @@ def of_buffer(data: bytes, rng: random.Random) -> bytes:
 
 
 def of_safetensors(data: bytes, rng: random.Random) -> bytes:
-    """The header's entries, its length, and what follows it."""
+    """Change the entries of the header, its length, and the bytes after it."""
     (length,) = struct.unpack_from("<Q", data)
     header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
     kind = rng.randrange(8)
@@ -220,7 +220,7 @@ def of_safetensors(data: bytes, rng: random.Random) -> bytes:
     if kind == 2:
         text = of_bytes(text, rng)
     elif kind == 3:
-        # Names twice, and depths that a parser may follow down.
+        # Duplicate names, and depths that a recursive parser may follow.
         depth = rng.choice((10, 1000, 100_000))
         text = rng.choice(
             (text[:-1] + b"," + text[1:], b"[" * depth, b'{"a":' * depth, text.replace(b"{", b"{ " * 3, 1))
@@ -252,7 +252,7 @@ def _of_entry(header: dict[str, Any], rng: random.Random) -> None:
 
 
 def of_external(model: onnx.ModelProto, side: bytes, rng: random.Random) -> tuple[onnx.ModelProto, bytes]:
-    """Where external data is said to lie, and the file that holds it."""
+    """Change the declared location of external data, and the file with the data."""
     tensors: list[onnx.TensorProto] = [
         part for part in messages(model) if isinstance(part, onnx.TensorProto) and part.external_data
     ]

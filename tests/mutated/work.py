@@ -1,8 +1,8 @@
-"""Changed files, each given to whatever a user would give it to: work.py CORPUS FOLDER KIND SEED FIRST END.
+"""Uses changed files as a user would: work.py CORPUS FOLDER KIND SEED FIRST END.
 
-File number N of a kind is a function of the seed and N alone. Before each one its number, the processor time used and
-what is about to be called stand in FOLDER/progress; the file itself lies under FOLDER/now. What raises anything but an
-error of ours is told in FOLDER/failures, a line of JSON each. The process may take 4 GB beside what it starts with.
+File number N of a kind is a function of only the seed and N. Before each call, FOLDER/progress gets the number of the
+file, the processor time, and the name of the call; the file itself is in FOLDER/now. FOLDER/failures gets a line of
+JSON for every exception that is not an ortrain error. The process may use 4 GB in addition to its memory at the start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ortrain import artifacts, optim
 from ortrain.api import CheckpointState, Module, Optimizer
 
 MEMORY, RUN_LIMIT, ITERATIONS = 4 << 30, 256 << 20, 10_000
-# Elements of inputs that are made for a model.
+# Maximum number of elements of generated inputs.
 LARGEST_INPUT = 1 << 20
 LOSSES = (artifacts.LossType.MSELoss, artifacts.LossType.L1Loss, artifacts.LossType.CrossEntropyLoss, None)
 DTYPES = {
@@ -40,7 +40,7 @@ DTYPES |= {f"tensor({kind}{bits})": np.dtype(f"{kind}{bits}") for kind in ("int"
 
 
 class Work:
-    """What is done with the files of a folder."""
+    """Calls on the files of a folder."""
 
     def __init__(self, corpus: Path, folder: Path, kind: str, seed: int) -> None:
         self.corpus, self.folder, self.kind, self.seed = corpus, folder, kind, seed
@@ -57,14 +57,14 @@ class Work:
             self.of_models = mutations.OfModels(self.models)
 
     def at(self, stage: str) -> None:
-        """Say what is about to be called."""
+        """Record the name of the next call."""
         self.stage = stage
         self.progress.seek(0)
         self.progress.write(f"{self.index} {time.process_time():.3f} {stage}\n".ljust(200))
         self.progress.flush()
 
     def attempt(self, stage: str, call: Callable[[], Any]) -> Any:
-        """What a call gives; `None` if it is refused as it should be."""
+        """Return the result of a call; `None` after a proper error."""
         self.at(stage)
         try:
             value = call()
@@ -90,7 +90,7 @@ class Work:
         shutil.copytree(self.now, self.folder / "kept" / f"{self.kind}-{self.seed}-{self.index}", dirs_exist_ok=True)
 
     def file(self, index: int) -> None:
-        """One changed file."""
+        """Make and use one changed file."""
         self.index = index
         shutil.rmtree(self.now, ignore_errors=True)
         self.now.mkdir(parents=True)
@@ -128,7 +128,7 @@ class Work:
 
     def external(self, rng: random.Random) -> None:
         model = onnx.ModelProto()
-        # Enough have no initializer.
+        # Many models have no initializer, so draw until one has.
         while not model.graph.initializer:
             model.CopyFrom(rng.choice(self.models))
         path, side = self.now / "model.onnx", self.now / "model.onnx.data"
@@ -145,7 +145,7 @@ class Work:
         self.use(path, rng)
 
     def use(self, path: Path, rng: random.Random) -> None:
-        """All that is done with a model."""
+        """Make all calls on a model."""
         options = self.options(rng)
         session = self.attempt("InferenceSession", lambda: ortrain.InferenceSession(path, options))
         if session is not None:
@@ -188,7 +188,7 @@ class Work:
 
     def array(self, shape: Any, dtype: Any, rng: random.Random) -> np.ndarray | None:
         sizes = [size if isinstance(size, int) and size >= 0 else 2 for size in shape or ()]
-        # NumPy refuses large sizes beside one of zero, too.
+        # NumPy rejects large sizes even in combination with a zero.
         if len(sizes) > 32 or np.prod([float(max(size, 1)) for size in sizes]) > LARGEST_INPUT:
             return None
         draws = np.random.default_rng(rng.randrange(2**32))
@@ -197,7 +197,7 @@ class Work:
         return np.asarray(draws.integers(0, 3, sizes), dtype)
 
     def train(self, folder: Path, own: dict[str, Path], rng: random.Random) -> None:
-        """A step with the artifacts of a folder, some of which lie elsewhere."""
+        """Take a step with the artifacts of a folder; `own` replaces some of them."""
         place = {name: own.get(name, folder / name) for name in ("training_model.onnx", "eval_model.onnx")}
         optimizer_model = own.get("optimizer_model.onnx", folder / "optimizer_model.onnx")
         checkpoint = own.get("checkpoint", folder / "checkpoint")
@@ -227,7 +227,7 @@ class Work:
         self.attempt("export", lambda: module.export_model_for_inferencing(self.now / "exported.onnx", outputs))
 
     def declared(self, path: Path) -> dict[str, tuple[list[int], Any]]:
-        """Shapes and types of inputs, as far as this Python can read them."""
+        """Return shapes and types of inputs, as far as this Python can read them."""
         try:
             model = onnx.load(path, load_external_data=False)
             return {

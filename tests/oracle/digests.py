@@ -1,4 +1,4 @@
-"""What onnxruntime-training reads from a checkpoint: digests.py CHECKPOINT [COPY].
+"""Contents that onnxruntime-training reads from a checkpoint: digests.py CHECKPOINT [COPY].
 
 Prints a digest of the bytes of each parameter. With COPY it also saves the state there.
 """

@@ -1,4 +1,4 @@
-"""Go on from a checkpoint in onnxruntime-training: go_on.py ARTIFACTS CHECKPOINT CASE SAVED RATE.
+"""Continue from a checkpoint in onnxruntime-training: go_on.py ARTIFACTS CHECKPOINT CASE SAVED RATE.
 
 Saves to SAVED with the state of the optimizer.
 """

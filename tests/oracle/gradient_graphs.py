@@ -1,8 +1,8 @@
-"""Gradient graphs that onnxruntime-training makes of the node cases of its onnx: gradient_graphs.py FOLDER.
+"""Gradient graphs of onnxruntime-training for the node cases of its onnx: gradient_graphs.py FOLDER.
 
-Of each operator ten cases at most: its float32 inputs are what gradients are wanted of, the loss is the sum of its
-float32 outputs times fixed numbers. Writes forward.onnx, gradient.onnx and io.npz to a folder for each case whose graph
-runs. Prints the names of the cases that were tried and did not.
+At most ten cases of each operator: gradients are with respect to the float32 inputs, the loss is the sum of the float32
+outputs times fixed numbers. Writes forward.onnx, gradient.onnx and io.npz to a folder for each case with a graph that
+runs. Prints the number of tried cases and the names of failed ones.
 """
 
 import json
@@ -17,7 +17,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
 MOST = 10
-# Cases are of the newest versions of their operators, which are those of a later set as well.
+# Oldest and newest opset. A case of an older opset uses the oldest one here, which has the same operator version.
 OPSETS = (17, 21)
 
 options = onnxruntime.SessionOptions()
@@ -26,7 +26,7 @@ onnxruntime.set_default_logger_severity(4)
 
 
 def with_loss(case):
-    """The case with a loss, and its inputs by name; nothing if it has no floats to be differentiated."""
+    """Return the case with a loss, its inputs by name, and the float inputs; None without floats to differentiate."""
     model = type(case.model)()
     model.CopyFrom(case.model)
     graph = model.graph
@@ -59,7 +59,7 @@ def with_loss(case):
 
 
 def fixed(forward, feeds, names):
-    """The model with all other inputs as initializers: some gradients need them constant."""
+    """Return the model with all other inputs as initializers: some gradients need constants."""
     model = type(forward)()
     model.CopyFrom(forward)
     kept = [info for info in forward.graph.input if info.name in names]
@@ -89,7 +89,7 @@ for case in sorted(collect_testcases(""), key=lambda case: case.name):
     forward, feeds, wanted = made
     tried += 1
     gradients = {}
-    # What has no gradient keeps the others from theirs.
+    # An input without a gradient prevents the gradients of others, so inputs are also tried one at a time.
     for names in [wanted, *([name] for name in wanted if len(wanted) > 1)]:
         given = {name: value for name, value in feeds.items() if name in names}
         model = fixed(forward, feeds, names)

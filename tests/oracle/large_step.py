@@ -1,6 +1,6 @@
-"""Go on from a large checkpoint in onnxruntime-training: large_step.py FOLDER CHECKPOINT FEEDS.
+"""Continue from a large checkpoint in onnxruntime-training: large_step.py FOLDER CHECKPOINT FEEDS.
 
-One training step and one of the optimizer. Prints the loss and the rows that the step touched.
+One training step and one of the optimizer. Prints the loss and the rows that the step changed.
 """
 
 import json

@@ -1,6 +1,6 @@
 """One training step in onnxruntime-training: one_step.py FOLDER..., each with artifacts and feeds.npz.
 
-Prints the loss, and for each parameter its gradient or, if it is not trained, what it became.
+Prints the loss, and for each parameter its gradient or, for an untrained parameter, its new value.
 """
 
 import json

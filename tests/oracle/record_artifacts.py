@@ -1,6 +1,6 @@
 """Artifacts of onnxruntime-training for networks with a division or FakeQuant: record_artifacts.py FOLDER [CASE...].
 
-Writes a folder for each case, of the files that the other cases of ``data/ort-1.19.2`` have, and how it trains there:
+Writes a folder for each case, with the files of other cases in ``data/ort-1.19.2``, and its training there:
 
     build/oracle/venv/bin/python tests/oracle/record_artifacts.py tests/data/ort-1.19.2
 """
@@ -29,7 +29,7 @@ FLOAT = TensorProto.FLOAT
 
 
 class Network:
-    """A network of two layers, with whatever stands between them."""
+    """Builder of a network with two layers and other nodes between them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ class Network:
 
 
 def l2_norm(network: Network) -> str:
-    """Rows of length 1, whose scores are divided by a temperature that is trained."""
+    """Scale rows to length 1, and divide their scores by a trained temperature."""
     h = network.linear("fc1", "x", (FEATURES, HIDDEN), "h")
     square = network.node("Mul", [h, h], "square")
     total = network.node("ReduceSum", [square, network.constant("axes", [1], np.int64)], "total", keepdims=1)
@@ -85,7 +85,7 @@ def l2_norm(network: Network) -> str:
 
 
 def silu_by_division(network: Network) -> str:
-    """x / (1 + exp(-x))."""
+    """Compute x / (1 + exp(-x))."""
     h = network.linear("fc1", "x", (FEATURES, HIDDEN), "h")
     less = network.node("Exp", [network.node("Neg", [h], "negative")], "less")
     more = network.node("Add", [less, network.constant("one", 1)], "more")
@@ -93,7 +93,7 @@ def silu_by_division(network: Network) -> str:
 
 
 def rms_norm_by_mul(network: Network) -> str:
-    """x / sqrt(mean(x * x) + epsilon) * gain."""
+    """Compute x / sqrt(mean(x * x) + epsilon) * gain."""
     h = network.linear("fc1", "x", (FEATURES, HIDDEN), "h")
     mean = network.node("ReduceMean", [network.node("Mul", [h, h], "square")], "mean", axes=[1], keepdims=1)
     root = network.node("Sqrt", [network.node("Add", [mean, network.constant("epsilon", 1e-5)], "shifted")], "root")
@@ -103,7 +103,7 @@ def rms_norm_by_mul(network: Network) -> str:
 
 
 def fake_quant(network: Network) -> str:
-    """Weights and activations that are rounded to 8 bits, some of them out of range."""
+    """Round weights and activations to 8 bits, with some values out of range."""
     weight = network.parameter("fc1.weight", network.rng.standard_normal((FEATURES, HIDDEN)) / np.sqrt(FEATURES))
     numbers = [network.constant("weight.scale", 1 / 160), network.constant("weight.zero", 0)]
     rounded = network.node(
@@ -211,6 +211,6 @@ if __name__ == "__main__":
     for name in names:
         build, loss, optimizer_type, rate = CASES[name]
         record(folder / name, list(CASES).index(name), build, loss, optimizer_type, rate)
-    # Names of values count on in a process: each case has one of its own.
+    # Numbers in value names continue within a process, so each case has its own process.
     for name in CASES if not names else ():
         subprocess.run([sys.executable, __file__, folder, name], check=True)

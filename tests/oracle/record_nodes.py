@@ -1,6 +1,6 @@
-"""What onnxruntime-training computes of the nodes of training_nodes.py: record_nodes.py FILE.
+"""Results of onnxruntime-training for the nodes of training_nodes.py: record_nodes.py FILE.
 
-Prints a line of JSON: the cases that it does not run, with what it says.
+Prints a line of JSON: the cases that onnxruntime-training does not run, with its messages.
 """
 
 import json

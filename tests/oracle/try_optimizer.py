@@ -1,8 +1,8 @@
 """Try an optimizer model on a checkpoint in onnxruntime-training.
 
-``try_optimizer.py TRAINING OPTIMIZER CHECKPOINT CASE SAVED``, of which the first two are models. A step on each batch
-of the case; then it saves to SAVED with the state of the optimizer. Prints losses and parameters, or the call that
-refuses and its error.
+``try_optimizer.py TRAINING OPTIMIZER CHECKPOINT CASE SAVED``; the first two arguments are models. Takes a step on each
+batch of the case, then saves to SAVED with the state of the optimizer. Prints losses and parameters, or the failing
+call and its error.
 """
 
 import json

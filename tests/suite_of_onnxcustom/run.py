@@ -1,7 +1,7 @@
-"""The tests that onnxcustom has for its training, run on ortrain through ``ortrain.compat``.
+"""onnxcustom's tests of its training, run on ortrain through ``ortrain.compat``.
 
-``make conform ONNXCUSTOM=FOLDER`` runs it; FOLDER is ``_unittests/ut_training`` of a copy of sdpython/onnxcustom, and
-stays as it is: the tests run on a copy, with scikit-learn and skl2onnx of their time (build/onnxcustom).
+``make conform ONNXCUSTOM=FOLDER`` runs it; FOLDER is ``_unittests/ut_training`` of a copy of sdpython/onnxcustom. The
+tests run on a copy of FOLDER, with scikit-learn and skl2onnx of their time (build/onnxcustom).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPECTED = {
 
 
 def main() -> None:
-    """Run the tests; fail where something is not as expected."""
+    """Run the tests; fail after unexpected results."""
     parser = argparse.ArgumentParser(description="The tests that onnxcustom has for its training, on ortrain.")
     parser.add_argument("folder", type=Path, help="_unittests/ut_training of a copy of onnxcustom")
     parser.add_argument("wheel", type=Path, help="ortrain's")

@@ -1,7 +1,7 @@
-"""A pytest plugin: tests written for onnxcustom run on ortrain, beside an onnxruntime that cannot train.
+"""A pytest plugin: tests for onnxcustom run on ortrain, with an onnxruntime that cannot train.
 
-Loaded with ``-p through_compat`` in the environment that run.py makes. The tests import five functions of mlprodict,
-which is no longer built; they are written here over skl2onnx and the reference evaluator of onnx.
+Loaded with ``-p through_compat`` in the environment of run.py. The tests import five functions of mlprodict, which is
+no longer built. This file implements these functions with skl2onnx and the reference evaluator of onnx.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _results: list[dict[str, Any]] = []
 
 
 def to_onnx(*arguments: Any, **settings: Any) -> onnx.ModelProto:
-    """The model of an estimator: a converter that refuses operators takes another way."""
+    """Return the model of an estimator. A converter that rejects operators chooses another form."""
     made: onnx.ModelProto = skl2onnx.to_onnx(*arguments, **settings)
     return made
 
@@ -36,7 +36,7 @@ def to_onnx(*arguments: Any, **settings: Any) -> onnx.ModelProto:
 def select_model_inputs_outputs(
     model: onnx.ModelProto, outputs: list[str], infer_shapes: bool = False
 ) -> onnx.ModelProto:
-    """The part of a model that some results need, without the initializers that it does not read."""
+    """Return the part of a model for some results, without unused initializers."""
     part: onnx.ModelProto = onnx_helper.select_model_inputs_outputs(model, outputs=outputs)
     read = {name for node in part.graph.node for name in node.input}
     kept = [entry for entry in part.graph.initializer if entry.name in read]
@@ -46,13 +46,13 @@ def select_model_inputs_outputs(
 
 
 def onnx_simple_text_plot(model: onnx.ModelProto) -> str:
-    """A model as text: a line for each output and each node."""
+    """Return a model as text: a line for each output and each node."""
     lines = [f"output: name={entry.name!r}" for entry in model.graph.output]
     return "\n".join([*lines, *(f"{node.op_type}({node.input}) -> {node.output}" for node in model.graph.node)])
 
 
 def random_feed(inputs: Any, batch: int = 10) -> dict[str, Any]:
-    """Arrays for the inputs of a model; an axis without a size has as many rows as a batch."""
+    """Return arrays for the inputs of a model; an axis without a size has the batch size."""
     generator = np.random.default_rng(0)
 
     def array(entry: onnx.ValueInfoProto) -> Any:
@@ -64,18 +64,18 @@ def random_feed(inputs: Any, batch: int = 10) -> dict[str, Any]:
 
 
 class OnnxInference:
-    """A model run by the reference evaluator; the outputs by their names."""
+    """A model in the reference evaluator, with outputs by name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._evaluator = ReferenceEvaluator(model)
 
     def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
-        """The outputs."""
+        """Return the outputs."""
         return dict(zip(self._evaluator.output_names, self._evaluator.run(None, feeds), strict=True))
 
 
 def stand_in() -> None:
-    """Lets `mlprodict` be what is above."""
+    """Install the functions above as the module `mlprodict`."""
     places = {
         "onnx_conv": {"to_onnx": to_onnx},
         "onnx_tools": {},
@@ -100,7 +100,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     stand_in()
     ortrain.compat.install()
-    # Tests ask for it to know whether onnxruntime can train.
+    # The attribute tells tests that onnxruntime can train.
     onnxruntime.TrainingSession = type("TrainingSession", (), {})
 
 
@@ -115,7 +115,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
-    # Setup and teardown count where they are what fails or skips.
+    # Setup and teardown count if they fail or skip.
     if report.when == "call" or not report.passed:
         reason = "" if call.excinfo is None else f"{call.excinfo.typename}: {call.excinfo.value}".strip()
         _results.append({"test": item.nodeid, "outcome": report.outcome, "reason": reason, "changed": []})

@@ -1,9 +1,9 @@
 """One script for two libraries: train.py PACKAGE FOLDER PREFIX.
 
-PACKAGE is ``onnxruntime.training`` or ``ortrain.trainer``. FOLDER has models with their batches, which
-tests/conform/test_trainer_oracle.py puts there. Each model is trained for ten steps by each optimizer. After the fifth
-step the state is written down, and a checkpoint saved as FOLDER/PREFIX-MODEL-OPTIMIZER.ortcp. If that is there already,
-a trainer loads it instead of the first five steps. Losses and states go to FOLDER/PREFIX-by-PACKAGE.json.
+PACKAGE is ``onnxruntime.training`` or ``ortrain.trainer``. FOLDER has models and batches, which
+tests/conform/test_trainer_oracle.py writes. Each optimizer trains each model for ten steps. After the fifth step the
+state is recorded, and a checkpoint is saved as FOLDER/PREFIX-MODEL-OPTIMIZER.ortcp. If the checkpoint exists already, a
+trainer loads it instead of the first five steps. Losses and states are written to FOLDER/PREFIX-by-PACKAGE.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIGS = {"adam": ("AdamConfig", 0.01), "sgd": ("SGDConfig", 0.1)}
 
 
 class Perceptron(torch.nn.Module):
-    """The module of PyTorch, which has a buffer. Its weights are filled in."""
+    """The PyTorch module, which has a buffer. Its weights are loaded from a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,23 +34,23 @@ class Perceptron(torch.nn.Module):
         self.register_buffer("scale", torch.ones(16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores of ten classes."""
+        """Return scores of ten classes."""
         return self.fc2(torch.tanh(self.norm(self.fc1(x))) * self.scale)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of the module."""
+    """Return the loss of the module."""
     return torch.nn.functional.cross_entropy(logits, labels)
 
 
 def options_of(package: str, trainer: Any) -> Any:
-    """Options with which both compute the same: clipping off, and weights read where they are at each step."""
+    """Return options for equal results: without clipping, and with weights that are read at each step."""
     library = importlib.import_module(package.partition(".")[0])
     session = library.SessionOptions()
     session.add_session_config_entry("session.disable_prepacking", "1")
     if package == "onnxruntime.training":
         library.set_default_logger_severity(4)
-        # The release is built for GPUs, and takes all that it was built for, whatever the device is.
+        # The release is built for GPUs, and selects all of its providers on every device.
         library.get_available_providers = lambda: ["CPUExecutionProvider"]
         session.log_severity_level = 4
         session.graph_optimization_level = library.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -61,7 +61,7 @@ def options_of(package: str, trainer: Any) -> Any:
 
 
 def model_of(folder: Path, name: str) -> tuple[Any, Any]:
-    """A model and its loss, if that is not in the model."""
+    """Return a model, and its loss if the model does not contain one."""
     if (folder / f"{name}.onnx").exists():
         return onnx.load(str(folder / f"{name}.onnx")), None
     module = Perceptron()
@@ -71,7 +71,7 @@ def model_of(folder: Path, name: str) -> tuple[Any, Any]:
 
 
 def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested state as one dict, by paths."""
+    """Return a nested state as one dict with paths as keys."""
     found: dict[str, Any] = {}
     for name, value in state.items():
         path = f"{prefix}{name}"
@@ -80,7 +80,7 @@ def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def about(value: Any) -> list[Any]:
-    """Kind, shape and elements of a value of a state."""
+    """Return type, shape and elements of a value of a state."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         array = np.asarray(value)
         return [str(array.dtype), list(array.shape), array.astype(float).ravel().tolist()]

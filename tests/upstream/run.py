@@ -1,9 +1,9 @@
-"""The tests that onnxruntime has for its training API, run on ortrain through ``ortrain.compat``.
+"""onnxruntime's tests of its training API, run on ortrain through ``ortrain.compat``.
 
 ``make conform UPSTREAM=FOLDER`` runs it; FOLDER is ``orttraining/orttraining/test/python`` of a copy of
-microsoft/onnxruntime, and stays as it is: the tests run on a copy, in an environment with torch (build/upstream). They
-run twice, with onnxruntime installed beside ortrain and without; a test that fails and is not among EXPECTED, and one
-of EXPECTED that passes, is an error.
+microsoft/onnxruntime. The tests run on a copy of FOLDER, in an environment with torch (build/upstream). They run twice:
+with and without onnxruntime in the environment. A failing test outside of EXPECTED is an error, and so is a passing
+test of EXPECTED.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ sys.path.insert(0, str(HERE.parent))
 import environments  # noqa: E402
 import other_suites  # noqa: E402
 
-# Of today, and as older versions name them.
+# Current names, and names of older versions.
 FILES = ("orttraining_test_ort_apis*.py", "orttraining_test_onnxblock.py", "orttraining_test_python_bindings.py")
-# What they read, seen from the root of the repository, from where they run.
+# Data of the tests, relative to onnxruntime/test of the repository and to the working folder.
 DATA = "testdata/custom_op_library"
-# A look for a sentence in an error; the plugin's Wording holds any.
+# A search for a sentence in an error; the plugin's Wording contains every sentence.
 SENTENCE = re.compile(r"\bin str\((\w+)\.value\)")
 
 CUDA = "CUDA only: it asks ortrain for device='cuda'"
@@ -56,13 +56,13 @@ EXPECTED = {
 
 
 def given_files(folder: Path) -> list[Path]:
-    """The files with tests among those of the folder."""
+    """Return the files of the folder that have tests."""
     found = sorted({path for pattern in FILES for path in folder.glob(pattern)})
     return [path for path in found if re.search(r"^ *def test_", path.read_text(), re.MULTILINE)]
 
 
 def copy(files: list[Path], work: Path) -> None:
-    """Lay out a working folder: the files, with no wording asked for, and the data they read."""
+    """Prepare a working folder: the files without checks of error texts, and their data."""
     for path in files:
         (work / path.name).write_text(
             SENTENCE.sub(r'in __import__("through_compat").Wording(\1.value)', path.read_text())
@@ -73,7 +73,7 @@ def copy(files: list[Path], work: Path) -> None:
 
 
 def run(python: Path, files: list[Path], *, hide: bool) -> list[dict[str, Any]]:
-    """What became of each test."""
+    """Run the files; returns the results of each test."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         copy(files, work)
@@ -82,7 +82,7 @@ def run(python: Path, files: list[Path], *, hide: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the tests twice; fail where something is not as expected."""
+    """Run the tests twice; fail after unexpected results."""
     parser = argparse.ArgumentParser(description="The tests that onnxruntime has for its training API, on ortrain.")
     parser.add_argument("folder", type=Path, help="orttraining/orttraining/test/python of a copy of onnxruntime")
     parser.add_argument("wheel", type=Path, help="ortrain's")

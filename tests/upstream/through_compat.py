@@ -1,7 +1,7 @@
-"""A pytest plugin: tests written for onnxruntime-training run on ortrain, on a machine without CUDA.
+"""A pytest plugin: tests for onnxruntime-training run on ortrain, on a machine without CUDA.
 
-Loaded with ``-p through_compat`` in the environment that run.py makes. What it changes for the tests' sake is written
-beside each result: torch computes on the CPU where a test says "cuda", and the wording of an error is not compared.
+Loaded with ``-p through_compat`` in the environment of run.py. Each result lists the plugin's changes: torch computes
+on the CPU if a test selects "cuda", and error texts are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _results: list[dict[str, Any]] = []
 
 
 class Hide(importlib.abc.MetaPathFinder):
-    """Lets onnxruntime be not installed."""
+    """Import hook that makes onnxruntime appear uninstalled."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,7 +41,7 @@ class Hide(importlib.abc.MetaPathFinder):
 
 
 class OnCpu(TorchFunctionMode):
-    """Tensors that are to be on a GPU are on the CPU. ortrain, which is asked for one by its own name, hears "cuda"."""
+    """Mode that creates GPU tensors on the CPU. Explicit device names for ortrain still contain "cuda"."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -59,7 +59,7 @@ def on_cpu(value: Any) -> Any:
 
 
 class Wording(str):
-    """The text of an error, of which every sentence is a part. run.py puts it where tests look for one."""
+    """An error text that contains every sentence. run.py inserts it where tests search for a sentence."""
 
     __slots__ = ()
 
@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hide_onnxruntime"):
         sys.meta_path.insert(0, Hide())
     ortrain.compat.install()
-    # The exporter that the tests were written for. Since torch 2.9 another one is the default.
+    # The exporter of the tests' time. Since torch 2.9 another exporter is the default.
     torch.onnx.export = functools.partial(torch.onnx.export, dynamo=False)
 
 
@@ -96,7 +96,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
-    # Setup and teardown count where they are what fails or skips.
+    # Setup and teardown count if they fail or skip.
     if report.when == "call" or not report.passed:
         reason = ""
         if call.excinfo is not None:

@@ -1,4 +1,4 @@
-//! What an operator sees when it is differentiated.
+//! Context of an operator during differentiation.
 
 use ortrain_expr::Expr;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
@@ -7,13 +7,13 @@ use crate::OpError;
 use crate::broadcast::{self, ShapedEmit};
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 
-/// One node while the gradient graph is built. New nodes go behind the forward nodes.
+/// One node while the gradient graph is built. New nodes follow the forward nodes.
 pub struct Grad<'a> {
     pub(crate) graph: &'a mut Graph,
     pub(crate) node_index: usize,
     /// New nodes, in order.
     pub(crate) nodes: &'a mut Vec<Node>,
-    /// What new names begin with.
+    /// Prefix of new names.
     pub(crate) prefix: String,
     pub(crate) output_grads: Vec<Option<ValueId>>,
     pub(crate) wanted: Vec<bool>,
@@ -21,28 +21,29 @@ pub struct Grad<'a> {
 }
 
 impl Grad<'_> {
-    /// The node.
+    /// Returns the node.
     #[must_use]
     pub fn node(&self) -> &Node {
         &self.graph.nodes[self.node_index]
     }
 
-    /// Input `k`.
+    /// Returns input `k`.
     ///
     /// # Errors
-    /// When it is left out.
+    /// Returns an error if the input is missing.
     pub fn input(&self, k: usize) -> Result<ValueId, OpError> {
         let found = self.node().inputs.get(k).copied().flatten();
         found.ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
     }
 
-    /// Input `k`, if it is there.
+    /// Returns input `k`, if it is present.
     #[must_use]
     pub fn optional_input(&self, k: usize) -> Option<ValueId> {
         self.node().inputs.get(k).copied().flatten()
     }
 
-    /// Output `k` of the forward node; made now if the model did not ask for it. `name` is what it is called then.
+    /// Returns output `k` of the forward node. If the model does not use the output, it is created with the suffix
+    /// `name`.
     pub fn output(&mut self, k: usize, name: &str) -> ValueId {
         if let Some(id) = self.node().outputs.get(k).copied().flatten() {
             return id;
@@ -57,84 +58,84 @@ impl Grad<'_> {
         id
     }
 
-    /// Makes another operator of the node, one that computes the same outputs (and further ones, perhaps). `change` is
-    /// given the graph and the node's index in it.
+    /// Replaces the node by another operator that computes the same outputs, and possibly further ones. `change` gets
+    /// the graph and the node's index in it.
     pub fn change_node(&mut self, change: impl FnOnce(&mut Graph, usize)) {
         change(self.graph, self.node_index);
     }
 
-    /// The gradient that arrives at output `k`; `None` stands for zeros.
+    /// Returns the gradient of output `k`; `None` is a zero gradient.
     #[must_use]
     pub fn output_grad(&self, k: usize) -> Option<ValueId> {
         self.output_grads.get(k).copied().flatten()
     }
 
-    /// Whether a gradient of input `k` is wanted.
+    /// Returns true if input `k` needs a gradient.
     #[must_use]
     pub fn wants(&self, k: usize) -> bool {
         self.wanted.get(k).copied().unwrap_or(false)
     }
 
-    /// Gives the gradient of input `k`: a value of the input's shape and element type.
+    /// Sets the gradient of input `k`, which has the input's shape and element type.
     pub fn give(&mut self, k: usize, gradient: ValueId) {
         self.input_grads[k] = Some(gradient);
     }
 
-    /// The type of a value, forward or new.
+    /// Returns the type of a value, forward or new.
     #[must_use]
     pub fn ty(&self, value: ValueId) -> &ValueType {
         &self.graph.value(value).ty
     }
 
-    /// The element type of a value.
+    /// Returns the element type of a value.
     ///
     /// # Errors
-    /// When it is not known.
+    /// Returns an error if the element type is unknown.
     pub fn dtype(&self, value: ValueId) -> Result<DType, OpError> {
         self.ty(value).dtype().ok_or_else(|| OpError::invalid("the type of a value is not known"))
     }
 
-    /// The name of a value.
+    /// Returns the name of a value.
     #[must_use]
     pub fn name_of(&self, value: ValueId) -> &str {
         self.graph.name_of(value)
     }
 
-    /// The shape of a value, if at least its rank is known.
+    /// Returns the shape of a value, if at least its rank is known.
     #[must_use]
     pub fn shape(&self, value: ValueId) -> Option<&Shape> {
         self.ty(value).shape()
     }
 
-    /// The content of a value, if it is constant.
+    /// Returns the content of a value, if it is constant.
     #[must_use]
     pub fn constant_of(&self, value: ValueId) -> Option<&Tensor> {
         self.graph.value(value).content()
     }
 
-    /// A new constant.
+    /// Adds a constant.
     pub fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId {
         let name = format!("{}{name}", self.prefix);
         self.graph.add_constant(&name, tensor)
     }
 
-    /// A new constant vector of int64.
+    /// Adds a constant vector of int64.
     pub fn ints(&mut self, name: &str, values: &[i64]) -> ValueId {
         self.constant(name, Tensor::i64(&[values.len()], values))
     }
 
-    /// A new node of `ai.onnx` with one output.
+    /// Adds a node of `ai.onnx` with one output.
     pub fn add(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         self.add_in("", op, inputs, attrs)
     }
 
-    /// A new node of any domain with one output.
+    /// Adds a node of any domain with one output.
     pub fn add_in(&mut self, domain: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.add_node(domain, op, &inputs, 1, attrs)[0]
     }
 
-    /// A new node with optional inputs and several outputs.
+    /// Adds a node with optional inputs and several outputs.
     pub fn add_node(
         &mut self,
         domain: &str,
@@ -151,7 +152,7 @@ impl Grad<'_> {
         ids
     }
 
-    /// A new node of which only the `wanted` outputs are made.
+    /// Adds a node with only the `wanted` outputs.
     pub fn add_wanted(
         &mut self,
         domain: &str,
@@ -172,23 +173,24 @@ impl Grad<'_> {
         outputs
     }
 
-    /// A name for a node that is to be pushed.
+    /// Returns a name for a node that is pushed next.
     #[must_use]
     pub fn new_name(&self, op: &str) -> String {
         format!("{}{op}_{}", self.prefix, self.nodes.len())
     }
 
-    /// Adds a node as it is.
+    /// Adds a complete node.
     pub fn push(&mut self, node: Node) {
         self.nodes.push(node);
     }
 
-    /// A new value of the given type, to be made by a node that is pushed.
+    /// Adds a value of type `ty`, for a node that is pushed later.
     pub fn value(&mut self, name: &str, ty: ValueType) -> ValueId {
         self.graph.add_value(name, ty)
     }
 
-    /// The shape of a value as a value: a constant if it is known, else a `Shape` node.
+    /// Returns the shape of a value as a tensor: a constant if the shape is known, otherwise the result of a `Shape`
+    /// node.
     pub fn shape_of(&mut self, value: ValueId) -> ValueId {
         match self.shape(value).and_then(Shape::concrete) {
             Some(dims) => {
@@ -199,20 +201,20 @@ impl Grad<'_> {
         }
     }
 
-    /// An expression as nodes; load `k` is `loads[k]`.
+    /// Emits an expression as nodes; load `k` is `loads[k]`.
     ///
     /// # Errors
-    /// When a primitive has no spelling for the element type.
+    /// Returns an error if a primitive has no ONNX equivalent for the element type.
     pub fn emit_as_onnx(&mut self, expr: &Expr, loads: &[ValueId], dtype: DType) -> Result<ValueId, OpError> {
         emit_as_onnx(expr, dtype, self, |_, slot| loads[slot])
     }
 
-    /// `gradient`, which has the shape of `output`, summed over the axes along which `input` was broadcast to it.
+    /// Sums `gradient`, which has the shape of `output`, over the axes along which `input` was broadcast to this shape.
     ///
-    /// Where symbolic sizes leave open whether an axis was broadcast, the axes are found at run time.
+    /// If symbolic sizes do not show which axes were broadcast, the axes are determined at run time.
     ///
     /// # Errors
-    /// When the element type is not known.
+    /// Returns an error if the element type is unknown.
     pub fn sum_to(&mut self, gradient: ValueId, input: ValueId, output: ValueId) -> Result<ValueId, OpError> {
         broadcast::sum_to(self, gradient, input, output)
     }

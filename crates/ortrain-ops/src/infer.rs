@@ -1,14 +1,14 @@
-//! What an operator sees when types and shapes are inferred.
+//! Context of an operator during inference of types and shapes.
 
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
 use crate::passes::infer::MAX_AXES;
 
-/// The symbol for a size of -1, which Reshape finds out. No file can name an axis like this and mean it.
+/// Symbol of a size of -1, which Reshape infers. Files do not use this name for an axis.
 pub(crate) const OPEN: &str = "<open>";
 
-/// Numbers as sizes, if they are.
+/// Converts numbers to sizes. Returns `None` if a number is not a size.
 pub(crate) fn as_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
     let size = |number: i64| match number {
         -1 => Some(Dim::symbol(OPEN)),
@@ -17,7 +17,7 @@ pub(crate) fn as_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
     numbers.into_iter().map(size).collect()
 }
 
-/// What is found out about one output.
+/// Inference result for one output.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inferred {
     pub(crate) ty: ValueType,
@@ -25,18 +25,18 @@ pub(crate) struct Inferred {
     pub(crate) made: Option<Tensor>,
 }
 
-/// One node while types and shapes are inferred. Shapes may be symbolic or unknown.
+/// One node during inference of types and shapes. Shapes may be symbolic or unknown.
 pub struct Infer<'a> {
     graph: &'a Graph,
     node: &'a Node,
     pub(crate) outputs: Vec<Inferred>,
-    /// Subgraphs whose types were found out as well, by attribute.
+    /// Subgraphs with inferred types, by attribute.
     pub(crate) subgraphs: Vec<(&'static str, Graph)>,
-    /// Whether a declared shape or a branch contradicts what was inferred.
+    /// True if a declared shape or a branch contradicts an inferred shape.
     pub(crate) contradicts: bool,
 }
 
-/// The number of elements of a shape; `None` where it is not known, or larger than can be counted.
+/// Returns the number of elements of a shape. Returns `None` if the number is unknown or overflows.
 pub(crate) fn element_count(shape: &Shape) -> Option<usize> {
     shape.iter().try_fold(1_usize, |count, dim| count.checked_mul(dim.known()?))
 }
@@ -52,18 +52,18 @@ impl<'a> Infer<'a> {
         }
     }
 
-    /// The node.
+    /// Returns the node.
     #[must_use]
     pub fn node(&self) -> &'a Node {
         self.node
     }
 
-    /// The graph, its types found out up to the node.
+    /// Returns the graph, with types inferred up to the node.
     pub(crate) fn graph(&self) -> &'a Graph {
         self.graph
     }
 
-    /// The node that makes input `k`, and as which of its outputs.
+    /// Returns the node that produces input `k`, and the index of its output.
     #[must_use]
     pub fn maker_of(&self, k: usize) -> Option<(&'a Node, usize)> {
         let id = self.node.inputs.get(k).copied().flatten()?;
@@ -71,22 +71,22 @@ impl<'a> Infer<'a> {
         self.graph.nodes.iter().find_map(made)
     }
 
-    /// The shape of any value, if at least its rank is known.
+    /// Returns the shape of any value, if at least its rank is known.
     #[must_use]
     pub fn shape_of(&self, value: ValueId) -> Option<&'a Shape> {
         self.graph.value(value).ty.shape()
     }
 
-    /// The shape that the graph declares for output `k`, if it does.
+    /// Returns the shape that the graph declares for output `k`, if any.
     #[must_use]
     pub fn declared_shape(&self, k: usize) -> Option<&'a Shape> {
         self.shape_of(self.node.outputs.get(k).copied().flatten()?)
     }
 
-    /// Checks the numbers of inputs and outputs.
+    /// Checks the number of inputs and outputs.
     ///
     /// # Errors
-    /// When there are fewer or more, or a needed one is left out.
+    /// Returns an error if there are too few or too many, or if a required input is missing.
     pub fn arity(&self, least: usize, most: usize, outputs: usize) -> Result<(), OpError> {
         let found = self.node.inputs.len();
         if found < least || found > most {
@@ -103,19 +103,19 @@ impl<'a> Infer<'a> {
         Ok(())
     }
 
-    /// Whether input `k` is there.
+    /// Returns true if input `k` is present.
     #[must_use]
     pub fn has(&self, k: usize) -> bool {
         self.node.inputs.get(k).copied().flatten().is_some()
     }
 
-    /// Whether output `k` is used.
+    /// Returns true if output `k` is used.
     #[must_use]
     pub fn wants(&self, k: usize) -> bool {
         self.node.outputs.get(k).copied().flatten().is_some()
     }
 
-    /// The type of input `k`.
+    /// Returns the type of input `k`.
     #[must_use]
     pub fn ty(&self, k: usize) -> &'a ValueType {
         match self.node.inputs.get(k).copied().flatten() {
@@ -124,10 +124,10 @@ impl<'a> Infer<'a> {
         }
     }
 
-    /// The element type of input `k`, a tensor.
+    /// Returns the element type of input `k`, which must be a tensor.
     ///
     /// # Errors
-    /// When the type is not known or it is a sequence.
+    /// Returns an error if the type is unknown or a sequence.
     pub fn dtype(&self, k: usize) -> Result<DType, OpError> {
         match self.ty(k) {
             ValueType::Tensor(dtype, _) => Ok(*dtype),
@@ -140,10 +140,10 @@ impl<'a> Infer<'a> {
         }
     }
 
-    /// The element type of input `k`, which must be one of those that `accepts`.
+    /// Returns the element type of input `k`, which must satisfy `accepts`.
     ///
     /// # Errors
-    /// When it is another.
+    /// Returns an error for another element type.
     pub fn dtype_where(
         &self,
         k: usize,
@@ -157,10 +157,10 @@ impl<'a> Infer<'a> {
         Err(OpError::invalid(format!("input {k} is of type {dtype}, {what} is needed")))
     }
 
-    /// Checks that all the given inputs that are there have one element type, and returns it.
+    /// Checks that all `inputs` that are present have one element type, and returns this type.
     ///
     /// # Errors
-    /// When they differ.
+    /// Returns an error if the types differ.
     pub fn same_dtype(&self, inputs: impl IntoIterator<Item = usize>) -> Result<DType, OpError> {
         let mut first: Option<(usize, DType)> = None;
         for k in inputs {
@@ -181,19 +181,19 @@ impl<'a> Infer<'a> {
         first.map(|(_, dtype)| dtype).ok_or_else(|| OpError::invalid("it has no inputs"))
     }
 
-    /// The shape of input `k`, if at least its rank is known.
+    /// Returns the shape of input `k`, if at least its rank is known.
     #[must_use]
     pub fn shape(&self, k: usize) -> Option<&'a Shape> {
         self.ty(k).shape()
     }
 
-    /// The content of input `k`, if it is constant.
+    /// Returns the content of input `k`, if it is constant.
     #[must_use]
     pub fn constant(&self, k: usize) -> Option<&'a Tensor> {
         self.graph.value(self.node.inputs.get(k).copied().flatten()?).content()
     }
 
-    /// The integers of input `k`, if they are constant.
+    /// Returns the integers of input `k`, if they are constant.
     #[must_use]
     pub fn ints(&self, k: usize) -> Option<Vec<i64>> {
         match self.constant(k) {
@@ -202,8 +202,8 @@ impl<'a> Infer<'a> {
         }
     }
 
-    /// The elements of input `k` as sizes, if they are constant or computed from shapes. A -1 among them is open;
-    /// other negative numbers are no sizes.
+    /// Returns the elements of input `k` as sizes, if they are constant or computed from shapes. An element -1 becomes
+    /// an open size. Other negative numbers are not sizes.
     #[must_use]
     pub fn sizes(&self, k: usize) -> Option<Vec<Dim>> {
         let value = self.graph.value(self.node.inputs.get(k).copied().flatten()?);
@@ -213,57 +213,57 @@ impl<'a> Infer<'a> {
         as_sizes(value.content()?.to_i64()?)
     }
 
-    /// Says the type of output `k`. `None`: not even the rank is known.
+    /// Sets the type of output `k`. `None`: the rank is unknown.
     pub fn output(&mut self, k: usize, dtype: DType, shape: Option<Shape>) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.ty = ValueType::Tensor(dtype, shape);
         }
     }
 
-    /// Says the content of output `k`, which depends on nothing.
+    /// Sets the content of output `k`, which depends on no input.
     pub fn output_content(&mut self, k: usize, content: &Tensor) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.made = Some(content.clone());
         }
     }
 
-    /// Says the type of output `k`, whatever it is.
+    /// Sets the type of output `k` to any type.
     pub fn output_type(&mut self, k: usize, ty: ValueType) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.ty = ty;
         }
     }
 
-    /// Says the elements of output `k`, where they are sizes. Its type must be said as well.
+    /// Sets the elements of output `k`, if they are sizes. Its type must be set separately.
     pub fn output_sizes(&mut self, k: usize, sizes: Option<Vec<Dim>>) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.sizes = sizes;
         }
     }
 
-    /// Puts a subgraph with all types found out in the place of the one in this attribute.
+    /// Replaces the subgraph in this attribute by one with inferred types.
     pub fn output_subgraph(&mut self, attribute: &'static str, graph: Graph) {
         self.subgraphs.push((attribute, graph));
     }
 
-    /// A size that is not known: a symbol named after output `k` and the axis.
+    /// Returns an unknown size: a symbol named after output `k` and the axis.
     #[must_use]
     pub fn unknown_dim(&self, k: usize, axis: usize) -> Dim {
         let name = self.node.outputs.get(k).copied().flatten().map_or("?", |id| self.graph.name_of(id));
         Dim::symbol(&format!("{name}.{axis}"))
     }
 
-    /// A shape of unknown sizes for output `k`.
+    /// Returns a shape of unknown sizes for output `k`.
     #[must_use]
     pub fn unknown_shape(&self, k: usize, rank: usize) -> Shape {
-        // A rank may come from a file, too; one of more axes than there may be is refused by whoever sees the shape.
+        // A rank may come from a file. One axis above the limit suffices: the check of the shape then reports an error.
         (0..rank.min(MAX_AXES + 1)).map(|axis| self.unknown_dim(k, axis)).collect()
     }
 
-    /// The shape that the given inputs broadcast to, if all ranks are known.
+    /// Returns the shape that `inputs` broadcast to, if all ranks are known.
     ///
     /// # Errors
-    /// When sizes contradict each other.
+    /// Returns an error if sizes contradict each other.
     pub fn broadcast(&self, inputs: impl IntoIterator<Item = usize>) -> Result<Option<Shape>, OpError> {
         let mut result = Shape::scalar();
         for k in inputs {
@@ -274,10 +274,10 @@ impl<'a> Infer<'a> {
     }
 }
 
-/// The shape two shapes broadcast to (ONNX, "multidirectional broadcasting").
+/// Returns the shape that two shapes broadcast to (ONNX, "multidirectional broadcasting").
 ///
 /// # Errors
-/// When two known sizes differ and neither is 1.
+/// Returns an error if two known sizes differ and neither is 1.
 pub fn broadcast(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
     let rank = a.rank().max(b.rank());
     let at = |shape: &Shape, axis: usize| {
@@ -292,17 +292,17 @@ pub fn broadcast(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
             (Dim::Known(x), Dim::Known(y)) => Err(OpError::invalid(format!(
                 "shapes {a} and {b} do not broadcast: axis {axis} is {x} in one and {y} in the other"
             ))),
-            // A known size other than 1 wins: the symbol is either it or 1.
+            // A known size other than 1 wins: the symbol is either equal to it or 1.
             (Dim::Known(x), Dim::Symbol(_)) | (Dim::Symbol(_), Dim::Known(x)) => Ok(Dim::Known(x)),
             (Dim::Symbol(x), Dim::Symbol(y)) => Ok(Dim::symbol(&format!("max({x},{y})"))),
         })
         .collect()
 }
 
-/// An axis counted from the front, from one that may count from the end.
+/// Converts an axis that may count from the end to an axis that counts from the front.
 ///
 /// # Errors
-/// When it lies outside `-rank..rank`.
+/// Returns an error if the axis is outside `-rank..rank`.
 pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize, OpError> {
     let from_front = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
     usize::try_from(from_front)
@@ -311,10 +311,10 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize, OpError> {
         .ok_or_else(|| OpError::invalid(format!("axis {axis} is out of range for rank {rank}")))
 }
 
-/// Axes counted from the front, each once, ascending.
+/// Converts axes to distinct axes that count from the front, in ascending order.
 ///
 /// # Errors
-/// When one lies outside or is named twice.
+/// Returns an error if an axis is out of range or occurs twice.
 pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
     let mut normal = axes.iter().map(|&axis| normalize_axis(axis, rank)).collect::<Result<Vec<_>, _>>()?;
     normal.sort_unstable();

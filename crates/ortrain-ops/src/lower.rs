@@ -1,4 +1,4 @@
-//! What an operator sees when it is lowered to instructions.
+//! Context of an operator during its lowering to instructions.
 
 use std::sync::Arc;
 
@@ -19,64 +19,64 @@ use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
 use crate::registry::build;
 
-/// The attribute of a node of random numbers that came out of a branch: the names that its outputs had there. It is
-/// set when a schedule is made and stands in no file.
+/// Attribute of a random-number node that was moved out of a branch: the names of its outputs in the branch. It is set
+/// when a schedule is built, and no file contains it.
 pub(crate) const ORIGINAL_NAMES: &str = "ortrain.original_names";
 
-/// The attribute of a node that came out of a body that was written out: the iterations that it belongs to, the
-/// outermost loop first. It is set when a schedule is made and stands in no file.
+/// Attribute of a node that was moved out of an unrolled loop body: its iteration indices, the outermost loop first. It
+/// is set when a schedule is built, and no file contains it.
 pub(crate) const POSITIONS: &str = "ortrain.positions";
 
-/// A part of the state that a sequence is bound to: a whole plane.
+/// Part of the state that a sequence is bound to: a complete plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanePart {
-    /// The element type.
+    /// Element type.
     pub dtype: DType,
-    /// The plane.
+    /// Plane that holds the part.
     pub plane: PlaneId,
-    /// The first byte.
+    /// Offset in bytes.
     pub offset: usize,
-    /// The number of elements, padding between tensors included.
+    /// Number of elements, including padding between tensors.
     pub len: usize,
-    /// The tensors of the sequence, in order.
+    /// Tensors of the sequence, in order.
     pub tensors: Arc<[PartTensor]>,
 }
 
-/// A tensor in a part of the state.
+/// Position of a tensor in a part of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartTensor {
-    /// The first element, counted from that of the part.
+    /// Index of the first element, relative to the start of the part.
     pub start: usize,
-    /// The number of elements.
+    /// Number of elements.
     pub len: usize,
 }
 
 impl PlanePart {
-    /// True if the tensors are single numbers, one behind the other.
+    /// Returns true if the tensors are single numbers at consecutive positions.
     #[must_use]
     pub fn is_dense(&self) -> bool {
         self.tensors.iter().enumerate().all(|(k, tensor)| *tensor == PartTensor { start: k, len: 1 })
     }
 
-    /// True if tensors lie at the same elements as those of another part.
+    /// Returns true if the tensors have the same positions and lengths as the tensors of another part.
     #[must_use]
     pub fn lies_as(&self, other: &PlanePart) -> bool {
         self.len == other.len && self.tensors == other.tensors
     }
 }
 
-/// Where values are while a program is made.
+/// Storage of values while a program is built.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     pub(crate) buffers: FxHashMap<ValueId, BufferId>,
     pub(crate) sequences: FxHashMap<ValueId, Vec<PlanePart>>,
-    /// The value that says whether gradients overwrite or accumulate: it chooses the entry and has no buffer.
+    /// Value that selects whether gradients overwrite or accumulate. It selects the gradient mode and has no buffer.
     pub(crate) reset_flag: Option<ValueId>,
-    /// A constant that is true, if there is one.
+    /// Constant true, once it has been created.
     pub(crate) truth: Option<BufferId>,
 }
 
-/// One node while it is lowered. Every shape is a list of numbers.
+/// One node during its lowering. Every shape is concrete.
 pub struct Lower<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) node: &'a Node,
@@ -86,19 +86,19 @@ pub struct Lower<'a> {
 }
 
 impl Lower<'_> {
-    /// The node.
+    /// Returns the node.
     #[must_use]
     pub fn node(&self) -> &Node {
         self.node
     }
 
-    /// Whether input `k` is there.
+    /// Returns true if input `k` is present.
     #[must_use]
     pub fn has(&self, k: usize) -> bool {
         self.node.inputs.get(k).copied().flatten().is_some()
     }
 
-    /// Whether output `k` is used.
+    /// Returns true if output `k` is used.
     #[must_use]
     pub fn wants(&self, k: usize) -> bool {
         self.node.outputs.get(k).copied().flatten().is_some()
@@ -121,37 +121,37 @@ impl Lower<'_> {
         self.graph.value(id).ty.dtype().expect("inference found the type")
     }
 
-    /// The shape of input `k`.
+    /// Returns the shape of input `k`.
     #[must_use]
     pub fn dims(&self, k: usize) -> Vec<usize> {
         self.dims_of(self.input_id(k))
     }
 
-    /// The element type of input `k`.
+    /// Returns the element type of input `k`.
     #[must_use]
     pub fn dtype(&self, k: usize) -> DType {
         self.dtype_of(self.input_id(k))
     }
 
-    /// The shape of output `k`.
+    /// Returns the shape of output `k`.
     #[must_use]
     pub fn out_dims(&self, k: usize) -> Vec<usize> {
         self.dims_of(self.output_id(k))
     }
 
-    /// The element type of output `k`.
+    /// Returns the element type of output `k`.
     #[must_use]
     pub fn out_dtype(&self, k: usize) -> DType {
         self.dtype_of(self.output_id(k))
     }
 
-    /// The content of input `k`, if it is constant.
+    /// Returns the content of input `k`, if it is constant.
     #[must_use]
     pub fn constant(&self, k: usize) -> Option<&Tensor> {
         self.graph.value(self.node.inputs.get(k).copied().flatten()?).constant.as_ref()
     }
 
-    /// The name of output `k`, for streams of random numbers.
+    /// Returns the name of output `k`, which identifies streams of random numbers.
     #[must_use]
     pub fn output_name(&self, k: usize) -> &str {
         let original = match self.node.attrs.0.get(ORIGINAL_NAMES) {
@@ -161,13 +161,13 @@ impl Lower<'_> {
         original.unwrap_or_else(|| self.graph.name_of(self.output_id(k)))
     }
 
-    /// The seed of random numbers: that of the run, changed for the iteration of a loop that the node came from.
+    /// Returns the seed for random numbers: the seed of the run, mixed with the iteration index of an unrolled loop.
     pub fn seed(&self, b: &mut Builder) -> Reg {
         let mut seed = b.run_scalar(RunScalar::Seed);
         if let Some(Attr::Ints(positions)) = self.node.attrs.0.get(POSITIONS) {
             let exact = |b: &mut Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
             for &position in positions {
-                // The same as `iteration_seed`.
+                // Must match `iteration_seed`.
                 let (next, factor) = (exact(b, position as u64 + 1), exact(b, SEED_FACTOR));
                 let moved = b.add(seed, next);
                 seed = b.mul(moved, factor);
@@ -176,13 +176,13 @@ impl Lower<'_> {
         seed
     }
 
-    /// True if input `k` is a sequence.
+    /// Returns true if input `k` is a sequence.
     #[must_use]
     pub fn is_sequence(&self, k: usize) -> bool {
         matches!(self.graph.value(self.input_id(k)).ty, ValueType::Sequence(_))
     }
 
-    /// The buffer of output `k`, a sequence of so many scalars.
+    /// Allocates the buffer of output `k`, a sequence of `count` scalars.
     pub fn scalars(&mut self, k: usize, count: usize) -> BufferId {
         let id = self.output_id(k);
         let buffer = self.builder.work(self.graph.name_of(id), self.dtype_of(id), count);
@@ -190,10 +190,10 @@ impl Lower<'_> {
         buffer
     }
 
-    /// The planes that input `k`, a sequence, is bound to.
+    /// Returns the planes that input `k`, a sequence, is bound to.
     ///
     /// # Errors
-    /// When it is bound to none.
+    /// Returns an error if the sequence is not bound to planes.
     pub fn planes(&self, k: usize) -> Result<Vec<PlanePart>, OpError> {
         self.values.sequences.get(&self.input_id(k)).cloned().ok_or_else(|| {
             OpError::unsupported(
@@ -202,14 +202,14 @@ impl Lower<'_> {
         })
     }
 
-    /// Says that output `k` is the sequence bound to these planes.
+    /// Binds output `k`, a sequence, to these planes.
     pub fn set_planes(&mut self, k: usize, parts: Vec<PlanePart>) {
         if self.wants(k) {
             self.values.sequences.insert(self.output_id(k), parts);
         }
     }
 
-    /// The buffer of a part of a plane.
+    /// Returns the buffer of a part of a plane.
     pub fn plane_buffer(&mut self, part: &PlanePart, label: &str) -> BufferId {
         self.builder.plane(label, part.dtype, part.len, part.plane, part.offset)
     }
@@ -225,12 +225,12 @@ impl Lower<'_> {
         buffer
     }
 
-    /// The buffer of input `k`.
+    /// Returns the buffer of input `k`.
     pub fn input(&mut self, k: usize) -> BufferId {
         self.buffer_of(self.input_id(k))
     }
 
-    /// The buffer of output `k`, in the work arena.
+    /// Returns the buffer of output `k`, in the work arena.
     pub fn output(&mut self, k: usize) -> BufferId {
         let id = self.output_id(k);
         if let Some(&buffer) = self.values.buffers.get(&id) {
@@ -242,7 +242,7 @@ impl Lower<'_> {
         buffer
     }
 
-    /// Says that output `k` is the same elements as input `i` (under another shape, perhaps). Nothing is copied.
+    /// Makes output `k` an alias of input `i`, possibly with another shape. No element is copied.
     pub fn alias(&mut self, k: usize, i: usize) {
         if !self.wants(k) {
             return;
@@ -251,14 +251,14 @@ impl Lower<'_> {
         self.values.buffers.insert(self.output_id(k), buffer);
     }
 
-    /// Says that output `k` is this buffer.
+    /// Sets the buffer of output `k`.
     pub fn alias_buffer(&mut self, k: usize, buffer: BufferId) {
         if self.wants(k) {
             self.values.buffers.insert(self.output_id(k), buffer);
         }
     }
 
-    /// Makes output `k`, a flag of one element, true: the constant that all nodes have for that.
+    /// Sets output `k`, a flag of one element, to true. All nodes share one constant.
     pub fn say_true(&mut self, k: usize) {
         let values = &mut *self.values;
         let new = || self.builder.constant("true", &Tensor::filled(DType::Bool, &[1], 1.0));
@@ -266,20 +266,20 @@ impl Lower<'_> {
         self.alias_buffer(k, flag);
     }
 
-    /// A buffer for something in between.
+    /// Allocates a buffer for an intermediate result.
     pub fn temp(&mut self, name: &str, dtype: DType, len: usize) -> BufferId {
         let label =
             format!("{}/{name}", self.node.present_outputs().next().map_or("", |id| self.graph.name_of(id)));
         self.builder.work(&label, dtype, len)
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn constant_buffer(&mut self, name: &str, tensor: &Tensor) -> BufferId {
         self.builder.constant(name, tensor)
     }
 
-    /// The space of a map that guards the elements of input `k`, and their strides in it: its axes, so that a failure says
-    /// where the element stands.
+    /// Returns the axes of input `k` and its strides, for a map that guards its elements. With these axes an error
+    /// message can report the position of an element.
     #[must_use]
     pub fn guarded_space(&self, k: usize) -> (Vec<usize>, Strides) {
         let mut dims = self.dims(k);
@@ -290,10 +290,10 @@ impl Lower<'_> {
         (dims, strides)
     }
 
-    /// Makes the run fail if an element of input `k`, integers, lies outside `0..=most`.
+    /// Adds a check: the run fails if an element of the integer input `k` is outside `0..=most`.
     ///
     /// # Errors
-    /// When the instruction is faulty.
+    /// Returns an error if the instruction is invalid.
     pub fn guard_up_to(&mut self, k: usize, most: usize) -> Result<(), OpError> {
         let (dims, strides) = self.guarded_space(k);
         let buffer = self.input(k);
@@ -304,7 +304,7 @@ impl Lower<'_> {
         self.emit(nest.instruction())
     }
 
-    /// Whether input `k` is the flag that chooses between overwriting and accumulating gradients.
+    /// Returns true if input `k` is the flag that selects between overwriting and accumulating gradients.
     #[must_use]
     pub fn is_reset_flag(&self, k: usize) -> bool {
         self.node.inputs.get(k).copied().flatten().is_some_and(|id| self.values.reset_flag == Some(id))
@@ -313,20 +313,20 @@ impl Lower<'_> {
     /// Emits an instruction.
     ///
     /// # Errors
-    /// When it is faulty.
+    /// Returns an error if the instruction is invalid.
     pub fn emit(&mut self, instruction: Instruction) -> Result<(), OpError> {
         Ok(self.builder.emit(instruction, GradientModes::ALL, &self.label)?)
     }
 
-    /// Emits an instruction for one entry.
+    /// Emits an instruction for one gradient mode.
     ///
     /// # Errors
-    /// When it is faulty.
+    /// Returns an error if the instruction is invalid.
     pub fn emit_for(&mut self, entry: GradientMode, instruction: Instruction) -> Result<(), OpError> {
         Ok(self.builder.emit(instruction, GradientModes::only(entry), &self.label)?)
     }
 
-    /// Starts a nest over `dims`, of whose axes the last `inner` are reduced.
+    /// Starts a nest over `dims`. The last `inner` axes are reduced.
     #[must_use]
     pub fn nest(&self, dims: &[usize], inner: usize) -> NestBuilder {
         NestBuilder {
@@ -341,44 +341,45 @@ impl Lower<'_> {
         }
     }
 
-    /// Starts a nest over segments of a plane of `len` elements, of whose points those of each segment are reduced if `inner`
-    /// is 1 (0 for a map).
+    /// Starts a nest over segments of a plane of `len` elements. If `inner` is 1, the points of each segment are
+    /// reduced; 0 makes a map.
     ///
-    /// Its axes are the segment and the position in the plane. [`NestBuilder::load_strided`] and
-    /// [`NestBuilder::store_strided`] reach what it reads and writes, [`NestBuilder::load_plane`] and
-    /// [`NestBuilder::store_plane`] planes, and [`NestBuilder::store_outer`] what there is one of for each segment.
+    /// The axes are the segment and the position in the plane:
+    /// - [`NestBuilder::load_strided`] and [`NestBuilder::store_strided`] access any buffer;
+    /// - [`NestBuilder::load_plane`] and [`NestBuilder::store_plane`] access planes;
+    /// - [`NestBuilder::store_outer`] stores one value for each segment.
     #[must_use]
     pub fn nest_of_segments(&self, segments: Segments, len: usize, inner: usize) -> NestBuilder {
         let dims = [segments.len(), len];
         NestBuilder { segments: Some(segments), ..self.nest(&dims, inner) }
     }
 
-    /// The element type of a buffer.
+    /// Returns the element type of a buffer.
     #[must_use]
     pub fn buffer_dtype(&self, buffer: BufferId) -> DType {
         self.builder.buffer(buffer).dtype
     }
 
-    /// The number of elements of a buffer.
+    /// Returns the number of elements of a buffer.
     #[must_use]
     pub fn buffer_len(&self, buffer: BufferId) -> usize {
         self.builder.buffer(buffer).len
     }
 
-    /// A buffer of shape `dims`, row-major, as an operand.
+    /// Returns a row-major buffer of shape `dims` as an operand.
     #[must_use]
     pub fn operand(&self, buffer: BufferId, dims: &[usize]) -> Operand {
         let access = Access { len: self.buffer_len(buffer), ..self.whole(buffer, dims) };
         Operand { buffer, access }
     }
 
-    /// All elements of a buffer, in order, as an operand.
+    /// Returns all elements of a buffer, in order, as an operand.
     #[must_use]
     pub fn flat(&self, buffer: BufferId) -> Operand {
         self.operand(buffer, &[self.buffer_len(buffer)])
     }
 
-    /// A row-major access to a buffer of shape `dims`.
+    /// Returns a row-major access to a buffer of shape `dims`.
     #[must_use]
     pub fn whole(&self, buffer: BufferId, dims: &[usize]) -> Access {
         Access::contiguous(self.buffer_dtype(buffer), dims)
@@ -387,7 +388,7 @@ impl Lower<'_> {
     /// Lowers the operator's decomposition.
     ///
     /// # Errors
-    /// When it has none, or a part of it cannot be lowered.
+    /// Returns an error if the operator has no decomposition, or if a node of it cannot be lowered.
     pub fn lower_decomposition(&mut self) -> Result<(), OpError> {
         let mut graph = self.graph.clone();
         let index = graph.nodes.iter().position(|node| node.outputs == self.node.outputs);
@@ -413,11 +414,11 @@ impl Lower<'_> {
             };
             op.lower(&mut inner)?;
         }
-        // The next decomposition gives the same numbers to its own values.
+        // The next decomposition assigns the same ids to its own values.
         let there = |id: &ValueId| (id.0 as usize) < self.graph.value_count();
         self.values.buffers.retain(|id, _| there(id));
         self.values.sequences.retain(|id, _| there(id));
-        // A result that turned out constant still needs its buffer.
+        // A result that became constant still needs its buffer.
         for id in self.node.present_outputs() {
             if let (None, Some(tensor)) = (self.values.buffers.get(&id), &graph.value(id).constant) {
                 let buffer = self.builder.constant(graph.name_of(id), tensor);
@@ -428,7 +429,7 @@ impl Lower<'_> {
     }
 }
 
-/// Puts a nest together: loads, expression, reductions, stores.
+/// Builder of a nest: loads, expression, reductions, stores.
 pub struct NestBuilder {
     dims: Dims,
     inner: usize,
@@ -437,12 +438,12 @@ pub struct NestBuilder {
     reductions: Vec<(ReduceOp, Reg)>,
     stores: Vec<Operand>,
     results: Vec<Reg>,
-    /// The expression.
+    /// Builder of the expression.
     pub b: Builder,
 }
 
 impl NestBuilder {
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     #[must_use]
     pub fn dims(&self) -> &[usize] {
         &self.dims
@@ -454,28 +455,28 @@ impl NestBuilder {
         self.loads.len() - 1
     }
 
-    /// The element of a buffer at the current index, in the type it is computed in.
+    /// Loads the element of a buffer at the current index, converted to its compute type.
     pub fn load(&mut self, buffer: BufferId, access: Access) -> Reg {
         let ty = Type::of(access.dtype);
         let slot = self.slot(buffer, access);
         self.b.load(slot, ty)
     }
 
-    /// A load of a buffer of shape `dims`, broadcast to the nest's space (trailing axes aligned). A plane under segments has
-    /// its length alone for a shape.
+    /// Loads a buffer of shape `dims`, broadcast to the nest's space (trailing axes aligned). In a nest of segments,
+    /// the shape of a plane is its length.
     pub fn load_broadcast(&mut self, buffer: BufferId, dtype: DType, dims: &[usize]) -> Reg {
         let access = Access::broadcast(dtype, dims, &self.dims);
         self.load(buffer, access)
     }
 
-    /// The element of a plane at the current position: a load of a nest of segments. `offset` is where the plane begins in the
+    /// Loads the element of a plane at the current position of a nest of segments. The plane begins at `offset` in the
     /// buffer.
     pub fn load_plane(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize) -> Reg {
         self.load_strided(cx, buffer, offset, &[0, 1])
     }
 
-    /// A load whose strides are given. In a nest of segments they are those from segment to segment and from position to
-    /// position: `[8, 0]` for a setting of which a table has eight for each segment.
+    /// Loads with explicit strides. In a nest of segments these are the strides between segments and between positions:
+    /// `[8, 0]` reads one column of a table with eight settings per segment.
     pub fn load_strided(
         &mut self,
         cx: &Lower<'_>,
@@ -492,8 +493,9 @@ impl NestBuilder {
         self.load(buffer, access)
     }
 
-    /// The element of a buffer at a computed index (`I64`, counted from its start), in the type it is computed in; zero
-    /// where that lies outside. The load itself moves along no axis: the index alone says where the element is.
+    /// Loads the element of a buffer at a computed index (`I64`, relative to the start of the buffer), in its compute
+    /// type. An index outside of the buffer gives zero. The load has zero strides: only the index determines the
+    /// element.
     pub fn gather(&mut self, cx: &Lower<'_>, buffer: BufferId, index: Reg) -> Reg {
         let dtype = cx.buffer_dtype(buffer);
         let strides = self.dims.iter().map(|_| 0).collect();
@@ -515,13 +517,13 @@ impl NestBuilder {
         self.results.push(value);
     }
 
-    /// Stores a value at the current position of a plane: a store of a nest of segments. `offset` is where the plane begins in
-    /// the buffer.
+    /// Stores a value at the current position of a plane, in a nest of segments. The plane begins at `offset` in the
+    /// buffer.
     pub fn store_plane(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize, value: Reg) {
         self.store_strided(cx, buffer, offset, [0, 1].into_iter().collect(), value);
     }
 
-    /// Stores a value at every index, row-major. That is no plane under segments.
+    /// Stores a value at every index, row-major. In a nest of segments the result is not a plane.
     pub fn store_whole(&mut self, cx: &Lower<'_>, buffer: BufferId, value: Reg) {
         let access = Access::contiguous(cx.buffer_dtype(buffer), &self.dims);
         self.store(buffer, access, value);
@@ -535,7 +537,7 @@ impl NestBuilder {
         self.store(buffer, access, value);
     }
 
-    /// Stores a value with the given strides.
+    /// Stores a value with explicit strides.
     pub fn store_strided(
         &mut self,
         cx: &Lower<'_>,
@@ -548,7 +550,7 @@ impl NestBuilder {
         self.store(buffer, access, value);
     }
 
-    /// The nest.
+    /// Returns the nest.
     #[must_use]
     pub fn finish(self) -> Nest {
         let values: Vec<Reg> = self.reductions.iter().map(|&(_, value)| value).collect();
@@ -566,13 +568,14 @@ impl NestBuilder {
         }
     }
 
-    /// The nest as an instruction.
+    /// Returns the nest as an instruction.
     #[must_use]
     pub fn instruction(self) -> Instruction {
         Instruction::from(self.finish())
     }
 
-    /// The nest as the epilogue of a product, which it has as its [accumulator](NestBuilder::accumulator).
+    /// Returns a matrix product with the nest as its epilogue. The nest reads the product as its
+    /// [accumulator](NestBuilder::accumulator).
     #[must_use]
     pub fn matmul(
         self,
@@ -585,15 +588,15 @@ impl NestBuilder {
         Instruction::from(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue })
     }
 
-    /// The nest as the epilogue of a convolution, which it has as its [accumulator](NestBuilder::accumulator). Its space is
-    /// that of the result ([`ConvShape::operands`]).
+    /// Returns a convolution with the nest as its epilogue. The nest reads the result as its
+    /// [accumulator](NestBuilder::accumulator). Its space is the space of the result ([`ConvShape::operands`]).
     #[must_use]
     pub fn conv(self, shape: ConvShape, a: Operand, b: Operand) -> Instruction {
         let (precision, epilogue) = (Precision::F32, self.finish());
         Instruction::from(Conv { shape, a, b, precision, epilogue })
     }
 
-    /// An element of the product of the matrices, or of the convolution, that the nest finishes. Must be the first load.
+    /// Loads an element of the matrix product or convolution that the nest is the epilogue of. Must be the first load.
     pub fn accumulator(&mut self, dtype: DType) -> Reg {
         assert!(self.loads.is_empty(), "the accumulator is the first load");
         self.loads.push(Load::Accumulator(dtype));
@@ -601,8 +604,8 @@ impl NestBuilder {
     }
 }
 
-/// A shape around one of its axes: the number of elements of the axes before it, its own size, and the number of
-/// elements of the axes behind it.
+/// Splits a shape at an axis: the number of elements of the axes before it, its own size, and the number of elements of
+/// the axes after it.
 pub(crate) fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
@@ -638,7 +641,7 @@ mod tests {
         assert_eq!((map.name(), map.shapes().as_str()), ("Map", "3 segments of 200"));
         cx.emit(map).expect("a sound instruction");
 
-        // The last outer axis is contiguous in the table, which makes a Col of other nests.
+        // The last outer axis is contiguous in the table. In other nests this gives the instruction `Col`.
         let mut nest = cx.nest_of_segments(segments, 200, 1);
         let rate = nest.load_strided(&cx, table, 0, &[1, 0]);
         let p = nest.load_strided(&cx, plane, 0, &[0, 0]);

@@ -1,4 +1,4 @@
-//! What an operator is.
+//! Definition of an operator: the [`Op`] trait and the table entry [`Definition`].
 
 use std::sync::Arc;
 
@@ -12,203 +12,216 @@ use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::rewrite::Rewrite;
 
-/// The error of an operator without a gradient.
+/// Message of the error for an operator without a gradient.
 pub(crate) const NO_GRADIENT: &str = "it has no gradient";
 
-/// One application of an operator, its attributes read.
+/// One application of an operator, with its attributes parsed.
 pub trait Op {
-    /// Checks arity, types and shapes, and says the types and shapes of the outputs (and their elements, where they
-    /// are sizes computed from shapes).
+    /// Checks arity, types and shapes, and reports the types and shapes of the outputs. If an output holds sizes that
+    /// are computed from shapes, also reports its elements.
     ///
     /// # Errors
-    /// What contradicts the operator's definition.
+    /// Returns an error if the node contradicts the operator's definition.
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError>;
 
-    /// Adds the nodes that compute the gradients of the inputs that want one. May ask for further forward outputs.
-    /// Operators whose derivative is zero give nothing. The default is for those that have none, and for those that are
-    /// differentiated as their decomposition.
+    /// Adds the nodes that compute the gradients of the inputs that need one. May request further forward outputs.
+    /// An operator with a zero derivative sets no gradient. The default is for operators without a gradient, and for
+    /// operators that are differentiated through their decomposition.
     ///
     /// # Errors
-    /// What prevents a gradient, and what would help.
+    /// Returns an error that says why there is no gradient, and how to repair the model.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let _ = cx;
         Err(OpError::unsupported(NO_GRADIENT))
     }
 
-    /// Emits the instructions that compute the outputs; all shapes are numbers by now. The default lowers the
+    /// Emits the instructions that compute the outputs. All shapes are concrete at this point. The default lowers the
     /// operator's decomposition.
     ///
     /// # Errors
-    /// What prevents it.
+    /// Returns an error if the node cannot be lowered.
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         cx.lower_decomposition()
     }
 
-    /// Whether what is in input `k` must be known before a program is made.
+    /// Returns the extent to which the elements of input `k` must be known before a program is built.
     fn needs_value(&self, k: usize, dtype: DType) -> Need {
         let _ = k;
         if dtype.is_float() { Need::Never } else { Need::ForShapes }
     }
 
-    /// An input whose maker tells the shapes of the results: both nodes belong in one program.
+    /// Returns the input whose producer determines the shapes of the results: both nodes belong in one program.
     fn shaped_by_maker_of(&self) -> Option<usize> {
         None
     }
 
-    /// Where the operator runs.
+    /// Returns the place where the operator runs.
     fn placement(&self) -> Placement {
         Placement::Program
     }
 
-    /// Outputs that take the place of inputs where those are state, as pairs of output and input. They do so when a
-    /// run is over: until then everybody sees the old values, but for the next node that updates the same state.
+    /// Returns pairs of an output and the state input that the output replaces. The replacement takes effect at the end
+    /// of a run. Until then every reader sees the old value, except the next node that updates the same state.
     fn updates(&self) -> &'static [(usize, usize)] {
         &[]
     }
 
-    /// Outputs that are inputs, changed where they lie, as pairs of output and input. Sequences of tensors are.
+    /// Returns pairs of an output and the input that the operator changes in place. Sequences of tensors are such
+    /// inputs.
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[]
     }
 
-    /// Whether it writes state in place. Such nodes run after everything that can fail.
+    /// Returns true if the operator writes state in place. Such a node runs after every node that can fail.
     fn writes_state(&self) -> bool {
         false
     }
 }
 
-/// Whether the elements of an input must be known before a program is made.
+/// Extent to which the elements of an input must be known before a program is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// They are only computed with.
+    /// The elements only take part in the computation.
     Never,
-    /// If the shapes of the outputs are not known without them.
+    /// Required if the shapes of the outputs are unknown without them.
     ForShapes,
-    /// The instructions depend on them.
+    /// Required because the instructions depend on them.
     Always,
 }
 
-/// Where an operator runs.
+/// Place where an operator runs.
 #[derive(Clone, Debug)]
 pub enum Placement {
-    /// As instructions of a program.
+    /// Instructions of a program.
     Program,
-    /// As what it is made of, parts of which do not run in a program: it is written out before programs are made.
+    /// A decomposition into other nodes before programs are built: some of these nodes do not run in a program.
     Composition,
-    /// As a function on the host: the shapes of its results depend on values.
+    /// A function on the host: the shapes of its results depend on values.
     Host(Arc<dyn HostFunction>),
-    /// As one of two schedules, made of the subgraphs in these attributes, chosen by the first input.
+    /// One of two schedules, built from the subgraphs in these attributes. The first input selects the schedule.
     If {
-        /// The attribute with the graph that runs if the condition holds.
+        /// Attribute with the graph that runs if the condition is true.
         then_branch: &'static str,
-        /// The attribute with the graph that runs if not.
+        /// Attribute with the graph that runs if the condition is false.
         else_branch: &'static str,
     },
-    /// As a schedule that is run again and again.
+    /// A schedule that runs repeatedly.
     Repeat(Repetition),
-    /// As the point at which the caller takes over: an instruction where all else is one program, or a segment of its own.
+    /// The point at which control returns to the caller. It is an instruction if the rest is one program, and a segment
+    /// of its own otherwise.
     Yield,
 }
 
-/// How a node repeats a subgraph. The node's own inputs are, where it runs while a condition holds, the largest number
-/// of iterations and the first condition (each may be left out); then the initial values of what is carried, and what is
-/// scanned. The subgraph takes the number of the iteration and the condition (in such a node), what is carried, and
-/// slices of what is scanned; it gives the condition, what is carried on, and what is collected. The node's outputs are
-/// the last carried values and what was collected.
+/// Description of how a node repeats a subgraph.
+///
+/// Own inputs of the node:
+/// - for a node with a condition, the maximum number of iterations and the first condition, both optional;
+/// - the initial values of the carried values;
+/// - the scanned tensors.
+///
+/// Inputs of the subgraph: the iteration index and the condition (for a node with a condition), the carried values, and
+/// slices of the scanned tensors.
+/// Outputs of the subgraph: the condition (for a node with a condition), the next carried values, and the collected
+/// values.
+/// Outputs of the node: the last carried values and the stacked collected values.
 #[derive(Clone, Debug)]
 pub struct Repetition {
-    /// The attribute with the subgraph.
+    /// Attribute with the subgraph.
     pub body: &'static str,
-    /// Whether it runs while a condition holds; otherwise it runs once for each slice of what is scanned.
+    /// True if the node runs while a condition is true. Otherwise the node runs once for each slice of the scanned
+    /// tensors.
     pub conditional: bool,
-    /// How many values are carried.
+    /// Number of carried values.
     pub carried: usize,
-    /// The axes of what is scanned.
+    /// Axes of the scanned tensors.
     pub scanned: Vec<ScanAxis>,
-    /// The axes of what is collected.
+    /// Axes along which collected values are stacked.
     pub stacked: Vec<ScanAxis>,
 }
 
 impl Repetition {
-    /// How many inputs of the subgraph come before what is carried.
+    /// Returns the number of inputs of the subgraph before the carried values.
     #[must_use]
     pub fn lead(&self) -> usize {
         if self.conditional { 2 } else { 0 }
     }
 
-    /// How many outputs of the subgraph come before what is carried on.
+    /// Returns the number of outputs of the subgraph before the carried values.
     #[must_use]
     pub fn lead_out(&self) -> usize {
         usize::from(self.conditional)
     }
 
-    /// How many inputs of the subgraph are not captured.
+    /// Returns the number of inputs of the subgraph without captures.
     #[must_use]
     pub fn formal(&self) -> usize {
         self.lead() + self.carried + self.scanned.len()
     }
 
-    /// Input `k` of the node's own, if it is there.
+    /// Returns the node's own input `k` (captures excluded), if it is present.
     #[must_use]
     pub fn own(node: &Node, k: usize) -> Option<ValueId> {
         node.inputs[..node.inputs.len() - node.captures].get(k).copied().flatten()
     }
 }
 
-/// Reads the attributes of a node of the newest version.
+/// Function that parses the attributes of a node of the newest version.
 pub type BuildFn = fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>;
 
-/// Rewrites a node of an older version, or into one.
+/// Function that rewrites a node from or to an older version.
 pub type RewriteFn = fn(&mut Rewrite<'_>) -> Result<(), OpError>;
 
-/// Makes a node that an operator accepts, in its newest version. Without inputs: they are found by trying.
+/// Function that builds a node in the newest version that the operator accepts. A sample without inputs requests a
+/// search by trial.
 pub type SampleFn = fn(&Definition) -> Sample;
 
-/// The definition of an operator.
+/// Definition of an operator.
 pub struct Definition {
-    /// The domain; empty for `ai.onnx`.
+    /// Domain; empty for `ai.onnx`.
     pub domain: &'static str,
-    /// The name.
+    /// Operator name.
     pub name: &'static str,
-    /// Every version of the set in which the operator's schema changed, oldest supported first.
+    /// Every opset version that changed the operator's schema, the oldest supported version first.
     pub since: &'static [i64],
-    /// Reads the attributes of a node of the newest version.
+    /// Parses the attributes of a node of the newest version.
     pub build: BuildFn,
-    /// Rewrites a node of an older version ([`Rewrite::version`]) to the newest. `None`: older nodes mean the same.
+    /// Rewrites a node of an older version ([`Rewrite::version`]) to the newest. `None`: older nodes have the same
+    /// meaning.
     pub upgrade: Option<RewriteFn>,
-    /// Rewrites a node for an older set ([`Rewrite::version`] is the target). `None`: it is written as it is.
+    /// Rewrites a node for an older opset ([`Rewrite::version`] is the target). `None`: the node is written unchanged.
     pub downgrade: Option<RewriteFn>,
-    /// Where plain ONNX below a version is wanted: rewrites a node as other operators in the newest version, which
-    /// [`Rewrite::version`] has spellings of. `None` or an empty patch: a downgrade says it all.
+    /// Decomposition for exports to plain ONNX below this opset version. The rewrite emits other operators in their
+    /// newest version, which can be downgraded to [`Rewrite::version`]. `None` or an empty patch: `downgrade` suffices.
     pub decomposed_before: Option<(i64, RewriteFn)>,
-    /// Rewrites a node as other operators, in the newest version. [`Rewrite::version`] is the one that these are wanted
-    /// for.
+    /// Decomposes a node into other operators in their newest version. [`Rewrite::version`] is the version for which
+    /// the nodes are needed.
     pub decompose: Option<RewriteFn>,
-    /// Whether it has instructions of its own, or runs as its decomposition.
+    /// True if the operator has instructions of its own. Otherwise it runs as its decomposition.
     pub has_instructions: bool,
-    /// Whether a node is differentiated as its decomposition.
+    /// Returns true if a node is differentiated through its decomposition.
     pub composition: fn(&Node) -> bool,
-    /// Whether ONNX does not have the operator although it lies in a domain of ONNX: training graphs of ONNX Runtime
-    /// hold such. Where plain ONNX is wanted it is written as its decomposition.
+    /// True if ONNX does not have the operator although its domain is a domain of ONNX. Training graphs of ONNX Runtime
+    /// contain such operators. Exports to plain ONNX contain its decomposition.
     pub extension: bool,
-    /// Whether the shape that a file declares for its result says what nothing else does.
+    /// True if only the shape that a file declares for the result determines this shape.
     pub declared_shape: bool,
-    /// Element types that came with later versions than the first, as pairs of the version and its new types.
+    /// Element types that were added after the first version, as pairs of a version and its new types.
     pub later_types: &'static [(i64, &'static [DType])],
-    /// Inputs that are weights where they are constant, even a single number.
+    /// Inputs that are weights if they are constant, even if they are scalars.
     pub weights: &'static [usize],
-    /// Inputs that are statistics of what training has seen.
+    /// Inputs that are running statistics of the training data.
     pub statistics: &'static [usize],
-    /// Whether it is a row of the table of element-wise operators.
+    /// True if the operator is a row of the table of element-wise operators.
     pub row: bool,
-    /// Whether every node is rewritten as others when a model is read. The last version is one that no model has.
+    /// True if every node is rewritten to other operators when a model is read. The last version is one that no model
+    /// has.
     pub rewritten: bool,
-    /// A node that the operator accepts, where it is not found by trying.
+    /// Builds a node that the operator accepts, if a search by trial does not find one.
     pub sample: Option<SampleFn>,
 }
 
 impl Definition {
-    /// A definition without rewrites.
+    /// Creates a definition without rewrites.
     #[must_use]
     pub const fn new(
         domain: &'static str,
@@ -238,116 +251,116 @@ impl Definition {
         }
     }
 
-    /// As a row of the table of element-wise operators.
+    /// Marks the operator as a row of the table of element-wise operators.
     #[must_use]
     pub const fn row(mut self) -> Definition {
         self.row = true;
         self
     }
 
-    /// As an operator that is read as others, always.
+    /// Marks the operator as one that is always rewritten to other operators when a model is read.
     #[must_use]
     pub const fn rewritten(mut self, rewrite: RewriteFn) -> Definition {
         self.rewritten = true;
         self.upgrade(rewrite)
     }
 
-    /// With a node that the operator accepts, for [`Definition::facts`].
+    /// Sets the sample node that the operator accepts, for [`Definition::facts`].
     #[must_use]
     pub const fn sample(mut self, sample: SampleFn) -> Definition {
         self.sample = Some(sample);
         self
     }
 
-    /// As an operator that ONNX Runtime adds to a domain of ONNX.
+    /// Marks the operator as one that ONNX Runtime adds to a domain of ONNX.
     #[must_use]
     pub const fn extension(mut self) -> Definition {
         self.extension = true;
         self
     }
 
-    /// As an operator whose result has the shape that is declared for it.
+    /// Marks the operator as one whose result has its declared shape.
     #[must_use]
     pub const fn declared_shape(mut self) -> Definition {
         self.declared_shape = true;
         self
     }
 
-    /// With element types that older versions do not have.
+    /// Sets the element types that older versions do not have.
     #[must_use]
     pub const fn later_types(mut self, types: &'static [(i64, &'static [DType])]) -> Definition {
         self.later_types = types;
         self
     }
 
-    /// With inputs that are weights where they are constant.
+    /// Sets the inputs that are weights if they are constant.
     #[must_use]
     pub const fn weights(mut self, inputs: &'static [usize]) -> Definition {
         self.weights = inputs;
         self
     }
 
-    /// With inputs that are statistics.
+    /// Sets the inputs that are running statistics.
     #[must_use]
     pub const fn statistics(mut self, inputs: &'static [usize]) -> Definition {
         self.statistics = inputs;
         self
     }
 
-    /// Whether plain ONNX has the operator.
+    /// Returns true if plain ONNX has the operator.
     #[must_use]
     pub fn is_standard(&self) -> bool {
         self.domain.is_empty() && !self.extension
     }
 
-    /// With a rewrite from older versions.
+    /// Sets the rewrite from older versions.
     #[must_use]
     pub const fn upgrade(mut self, rewrite: RewriteFn) -> Definition {
         self.upgrade = Some(rewrite);
         self
     }
 
-    /// With a rewrite to older versions.
+    /// Sets the rewrite to older versions.
     #[must_use]
     pub const fn downgrade(mut self, rewrite: RewriteFn) -> Definition {
         self.downgrade = Some(rewrite);
         self
     }
 
-    /// With other words for sets of operators older than `version`.
+    /// Sets the decomposition for opsets older than `version`.
     #[must_use]
     pub const fn decomposed_before(mut self, version: i64, rewrite: RewriteFn) -> Definition {
         self.decomposed_before = Some((version, rewrite));
         self
     }
 
-    /// With a decomposition.
+    /// Sets the decomposition.
     #[must_use]
     pub const fn decompose(mut self, rewrite: RewriteFn) -> Definition {
         self.decompose = Some(rewrite);
         self
     }
 
-    /// As an operator that runs as its decomposition, but has a gradient of its own.
+    /// Sets the decomposition as the way the operator runs. The gradient stays the operator's own.
     #[must_use]
     pub const fn runs_as(mut self, rewrite: RewriteFn) -> Definition {
         self.has_instructions = false;
         self.decompose(rewrite)
     }
 
-    /// As nothing but a decomposition: gradient, lowering and every backend follow.
+    /// Defines the operator by its decomposition alone: gradient, lowering and every backend use it.
     #[must_use]
     pub const fn composition(self, rewrite: RewriteFn) -> Definition {
         self.runs_as(rewrite).differentiated_as(rewrite)
     }
 
-    /// With a decomposition that every node is differentiated as, whereas it runs as instructions of its own.
+    /// Sets a decomposition through which every node is differentiated. The operator runs as instructions of its own.
     #[must_use]
     pub const fn differentiated_as(self, rewrite: RewriteFn) -> Definition {
         self.decompose(rewrite).composition_where(|_| true)
     }
 
-    /// With nodes that are differentiated as their decomposition.
+    /// Sets the predicate for nodes that are differentiated through their decomposition.
     #[must_use]
     pub const fn composition_where(mut self, holds: fn(&Node) -> bool) -> Definition {
         self.composition = holds;

@@ -1,4 +1,4 @@
-//! Rewriting one node.
+//! Context for the rewrite of one node.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Patch, Shape, Tensor, ValueId};
 
@@ -6,7 +6,7 @@ use crate::OpError;
 use crate::broadcast::{self, ShapedEmit};
 use crate::onnx_decomposition::NodeSink;
 
-/// A node that is to be written in other words: the replacement is collected in a patch.
+/// A node that is being rewritten. The replacement is collected in a patch.
 pub struct Rewrite<'a> {
     graph: &'a Graph,
     node: &'a Node,
@@ -28,46 +28,45 @@ impl<'a> Rewrite<'a> {
         self.patch
     }
 
-    /// When upgrading, the version the node is written in; when downgrading or decomposing, the version it shall be written
-    /// for.
+    /// Returns the version of the node for an upgrade, and the target version for a downgrade or a decomposition.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.version
     }
 
-    /// The node.
+    /// Returns the node.
     #[must_use]
     pub fn node(&self) -> &'a Node {
         self.node
     }
 
-    /// The node's attributes.
+    /// Returns the node's attributes.
     #[must_use]
     pub fn attrs(&self) -> &'a Attrs {
         &self.node.attrs
     }
 
-    /// Input `k`, if it is there.
+    /// Returns input `k`, if it is present.
     #[must_use]
     pub fn input(&self, k: usize) -> Option<ValueId> {
         self.node.inputs.get(k).copied().flatten()
     }
 
-    /// Input `k`, which must be there.
+    /// Returns input `k`, which must be present.
     ///
     /// # Errors
-    /// When it is not.
+    /// Returns an error if the input is missing.
     pub fn required(&self, k: usize) -> Result<ValueId, OpError> {
         self.input(k).ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
     }
 
-    /// Whether output `k` has a name.
+    /// Returns true if output `k` has a name.
     #[must_use]
     pub fn has_output(&self, k: usize) -> bool {
         self.node.outputs.get(k).copied().flatten().is_some()
     }
 
-    /// Whether a node or the graph's outputs use output `k`.
+    /// Returns true if a node or the graph's outputs use output `k`.
     #[must_use]
     pub fn is_output_used(&self, k: usize) -> bool {
         let Some(output) = self.node.outputs.get(k).copied().flatten() else { return false };
@@ -75,37 +74,37 @@ impl<'a> Rewrite<'a> {
             || self.graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == output))
     }
 
-    /// The element type of a value, if known.
+    /// Returns the element type of a value, if known.
     #[must_use]
     pub fn dtype(&self, value: ValueId) -> Option<DType> {
         self.patch.value(self.graph, value).ty.dtype()
     }
 
-    /// The shape of a value, if at least its rank is known.
+    /// Returns the shape of a value, if at least its rank is known.
     #[must_use]
     pub fn shape(&self, value: ValueId) -> Option<&Shape> {
         self.patch.value(self.graph, value).ty.shape()
     }
 
-    /// The content of a value, if it is constant.
+    /// Returns the content of a value, if it is constant.
     #[must_use]
     pub fn constant_of(&self, value: ValueId) -> Option<&Tensor> {
         self.patch.value(self.graph, value).content()
     }
 
-    /// The node that makes a value, if one of the graph does.
+    /// Returns the node of the graph that produces a value, if any.
     #[must_use]
     pub fn maker_of(&self, value: ValueId) -> Option<&'a Node> {
         self.graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == value))
     }
 
-    /// The sizes of a value's axes as numbers, if all are known.
+    /// Returns the sizes of a value's axes as numbers, if all are known.
     #[must_use]
     pub fn dims(&self, value: ValueId) -> Option<Vec<usize>> {
         self.shape(value)?.iter().map(Dim::known).collect()
     }
 
-    /// The elements of a vector of sizes, if all are known: it is constant, or computed from shapes that are numbers.
+    /// Returns the elements of a vector of sizes, if all are known: it is constant, or computed from concrete shapes.
     #[must_use]
     pub fn sizes_of(&self, value: ValueId) -> Option<Vec<i64>> {
         let entry = self.patch.value(self.graph, value);
@@ -114,7 +113,7 @@ impl<'a> Rewrite<'a> {
         entry.content().and_then(Tensor::to_i64).or_else(computed)
     }
 
-    /// The size of an axis of a value, as a vector of one element: a constant if it is known.
+    /// Returns the size of an axis of a value, as a vector of one element: a constant if the size is known.
     pub fn size_along(&mut self, value: ValueId, axis: usize) -> ValueId {
         if let Some(size) = self.shape(value).and_then(|shape| shape.get(axis)).and_then(Dim::known) {
             return self.ints("size", &[size as i64]);
@@ -124,24 +123,24 @@ impl<'a> Rewrite<'a> {
         self.add("Gather", &[shape, axis], Attrs::new().with("axis", 0i64))
     }
 
-    /// A new constant.
+    /// Adds a constant.
     pub fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId {
         self.patch.constant(name, tensor)
     }
 
-    /// A new constant vector of int64.
+    /// Adds a constant vector of int64.
     pub fn ints(&mut self, name: &str, values: &[i64]) -> ValueId {
         self.patch.constant(name, Tensor::i64(&[values.len()], values))
     }
 
-    /// A new node of `ai.onnx` with one output.
+    /// Adds a node of `ai.onnx` with one output.
     pub fn add(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.patch.node("", op, &inputs, attrs)
     }
 
-    /// The numbers 0, 1, ... up to (not including) the one element of `count`, a vector of int64: the positions of
-    /// ones. (`Range` would say it in one node, but is younger than what this is used for.)
+    /// Counts from 0 to the element of `count`, exclusive. `count` is a vector of int64 with one element. The nodes
+    /// compute the positions of ones, because `Range` is newer than some target versions.
     pub fn count_up(&mut self, count: ValueId) -> ValueId {
         let ones = self.add("ConstantOfShape", &[count], Attrs::new().with("value", Tensor::i64(&[1], &[1])));
         let positions = self.add("NonZero", &[ones], Attrs::new());
@@ -149,7 +148,7 @@ impl<'a> Rewrite<'a> {
         self.add("Reshape", &[positions, flat], Attrs::new())
     }
 
-    /// A new node of any domain with several outputs.
+    /// Adds a node of any domain with several outputs.
     pub fn add_node(
         &mut self,
         domain: &str,
@@ -161,35 +160,35 @@ impl<'a> Rewrite<'a> {
         self.patch.node_with_outputs(domain, op, inputs, outputs, attrs)
     }
 
-    /// `value`, which has the shape of `output`, summed over the axes along which `input` was broadcast to it.
+    /// Sums `value`, which has the shape of `output`, over the axes along which `input` was broadcast to this shape.
     ///
     /// # Errors
-    /// When the declared shapes do not broadcast.
+    /// Returns an error if the declared shapes do not broadcast.
     pub fn sum_to(&mut self, value: ValueId, input: ValueId, output: ValueId) -> Result<ValueId, OpError> {
         broadcast::sum_to(self, value, input, output)
     }
 
-    /// The nodes' patch, for helpers that work on patches.
+    /// Returns the graph and the patch, for helpers that work on patches.
     pub fn patch(&mut self) -> (&Graph, &mut Patch) {
         (self.graph, &mut self.patch)
     }
 
-    /// Says that `value` is what output `k` was.
+    /// Replaces output `k` by `value`.
     pub fn output(&mut self, k: usize, value: ValueId) {
         let Some(old) = self.node.outputs.get(k).copied().flatten() else { return };
         let made_here =
             self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
-        // A value that was there before cannot take over the name of the output.
+        // A value that existed before cannot take over the name of the output.
         let value = if made_here { value } else { self.add("Identity", &[value], Attrs::new()) };
         self.patch.replace(old, value);
     }
 
-    /// The same node with other inputs and attributes.
+    /// Emits the same node with other inputs and attributes.
     pub fn same(&mut self, inputs: &[Option<ValueId>], attrs: Attrs) {
         self.renamed(&self.node.domain.clone(), &self.node.op.clone(), inputs, attrs);
     }
 
-    /// Another operator with the same name and outputs.
+    /// Emits another operator with the node's name and outputs.
     pub fn renamed(&mut self, domain: &str, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) {
         let mut node = Node::new(domain, op, inputs, &self.node.outputs, attrs);
         node.name = self.node.name.clone();
@@ -225,7 +224,7 @@ impl ShapedEmit for Rewrite<'_> {
 /// Moves an attribute of integers to an input (as ONNX did for the axes of reductions and of Squeeze).
 ///
 /// # Errors
-/// When the attribute is of another kind.
+/// Returns an error if the attribute is of another kind.
 pub fn ints_attribute_to_input(
     rw: &mut Rewrite<'_>,
     attribute: &str,
@@ -244,7 +243,7 @@ pub fn ints_attribute_to_input(
 /// Moves a constant input of integers back to an attribute.
 ///
 /// # Errors
-/// When the input is not constant: then the older version cannot express the node.
+/// Returns an error if the input is not constant: the older version cannot express the node.
 pub fn ints_input_to_attribute(
     rw: &mut Rewrite<'_>,
     attribute: &str,

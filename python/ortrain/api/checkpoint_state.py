@@ -1,4 +1,4 @@
-"""The state of a training run: parameters, properties, and (once there is an optimizer) its moments.
+"""State of a training: parameters, properties and, once there is an optimizer, its moments.
 
 >>> from ortrain.api.checkpoint_state import CheckpointState
 >>> state = CheckpointState.load_checkpoint("checkpoint")
@@ -18,8 +18,8 @@ import numpy as np
 
 from ortrain import _ortrain, _seeds
 from ortrain._inputs import native_value
-from ortrain._near import nearest
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
+from ortrain._suggest import nearest
 from ortrain.errors import InvalidArgumentError, OrtrainError, OutOfRangeError
 from ortrain.ortvalue import OrtValue
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a file had for a state.
+    """Report on a file that was loaded into a state.
 
     >>> state.save_safetensors("model.safetensors", {"fc2.bias": "classifier.bias"})
     >>> report = state.load_safetensors("model.safetensors", strict=False)
@@ -51,23 +51,23 @@ class LoadReport:
     """
 
     loaded: list[str]
-    """Parameters that got their values from the file, by their names in the state, sorted."""
+    """Parameters with values from the file, by their names in the state, sorted."""
     missing: list[str]
-    """Parameters that the file does not have, by their names in the state, sorted. They stay as they are."""
+    """Parameters that are missing in the file, by their names in the state, sorted. Their values do not change."""
     unexpected: list[str]
-    """Tensors of the file that the state does not have, by their names in the file, sorted."""
+    """Tensors of the file without a parameter in the state, by their names in the file, sorted."""
 
 
 class Parameter:
-    """One tensor of the model, trainable or frozen; what :attr:`CheckpointState.parameters` holds.
+    """Tensor of the model, trainable or frozen; an entry of :attr:`CheckpointState.parameters`.
 
     Args:
-        parameter: its name, or another view of it.
-        state: the state that it is a parameter of.
+        parameter: the name of the parameter, or another view of it.
+        state: the state with the parameter.
 
     Raises:
         KeyError: if the state has no parameter of this name.
-        TypeError: for a ``parameter`` that is no name, or a ``state`` that is none.
+        TypeError: if ``parameter`` is not a name, or ``state`` is not a state.
 
     >>> state.parameters["fc2.bias"]
     Parameter(name=fc2.bias, requires_grad=True, shape=(10,), dtype=float32)
@@ -93,7 +93,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """The name of the initializer that it was.
+        """Name of the parameter, which is the name of its initializer in the model.
 
         >>> [parameter.name for _, parameter in state.parameters]
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
@@ -102,7 +102,7 @@ class Parameter:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained; frozen parameters and running statistics are not.
+        """True if the parameter is trained; frozen parameters and running statistics are not.
 
         >>> state.parameters["fc2.bias"].requires_grad
         True
@@ -111,20 +111,20 @@ class Parameter:
 
     @property
     def data(self) -> npt.NDArray[Any]:
-        """A live view of the values: what a step writes shows here, and what is written here is trained on.
+        """Live view of the values: it shows the values of each step, and steps use values that are written to it.
 
-        The view of a frozen parameter is read-only; assign to :attr:`data` instead. Views stay valid for as long as
-        somebody holds them, whatever becomes of the state. Writing while another thread steps gives values in no
-        particular order, and nothing worse. A bfloat16 parameter comes as ``ml_dtypes.bfloat16`` if that package is
-        installed, else as ``uint16``, the upper half of each float32.
+        The view of a frozen parameter is read-only; assign to :attr:`data` instead. A view stays valid as long as it is
+        referenced, even without its state. If another thread steps during a write, the order of the values is
+        undefined, but nothing worse happens. A bfloat16 parameter is ``ml_dtypes.bfloat16`` if that package is
+        installed. Otherwise it is ``uint16``, the upper half of each float32.
 
-        Where the state lies on a device (:attr:`CheckpointState.device`), this is a read-only copy, made when it is
-        asked for; assigning to :attr:`data` copies there.
+        If the state is on a device (:attr:`CheckpointState.device`), this is a read-only copy that each access makes.
+        Assigning to :attr:`data` copies the values to the device.
 
-        A parameter without axes takes a float of NumPy of any width, as ``parameter.data * 0.9`` is one; it is rounded.
+        A parameter without axes accepts a NumPy float of any width, such as ``parameter.data * 0.9``, and rounds it.
 
         Raises:
-            InvalidArgumentError: for an array of another shape or type than the parameter's.
+            InvalidArgumentError: for an array of another shape or type than the parameter.
 
         >>> bias = state.parameters["fc2.bias"]
         >>> bias.data.shape, bias.data.dtype
@@ -140,7 +140,7 @@ class Parameter:
     @data.setter
     def data(self, value: Any) -> None:
         if isinstance(value, np.floating) and not self.shape:
-            # Arithmetic on an array without axes gives a number, of float64 before NumPy 2.
+            # Arithmetic on an array without axes returns a number, which is float64 before NumPy 2.
             value = np.asarray(value, self.dtype)
         if isinstance(value, (list, tuple, int, float)):
             raise InvalidArgumentError(
@@ -150,10 +150,10 @@ class Parameter:
 
     @property
     def grad(self) -> npt.NDArray[Any] | None:
-        """A live view of the accumulated gradient in the newest :class:`~ortrain.api.Module` on this state.
+        """Live view of the accumulated gradient in the newest :class:`~ortrain.api.Module` on this state.
 
-        ``None`` for a frozen parameter, and as long as no module was made on the state. Still readable after that
-        module is gone, until another one is made. Where the state lies on a device, a read-only copy.
+        ``None`` for a frozen parameter, and before a module was made on the state. The view stays readable after that
+        module is gone, until another module is made. If the state is on a device, this is a read-only copy.
 
         >>> _ = module(x, labels)
         >>> gradient = state.parameters["fc2.bias"].grad
@@ -166,10 +166,10 @@ class Parameter:
 
     @property
     def slots(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of the values that the optimizer keeps for the parameter, by name.
+        """Copies of the optimizer's values for the parameter, by name.
 
-        Empty for a frozen parameter, and before an optimizer was made on the state. They are float32 for weights of
-        float32 and fewer bits, else float64.
+        Empty for a frozen parameter, and before an optimizer was made on the state. The values are float32 for weights
+        of 32 or fewer bits, otherwise float64.
 
         >>> _ = module(x, labels)
         >>> optimizer.step()
@@ -181,13 +181,13 @@ class Parameter:
 
     @property
     def average(self) -> npt.NDArray[Any]:
-        """A copy of the average of the weights that the optimizer keeps.
+        """Copy of the average of the weights that the optimizer maintains.
 
-        That is the moving average of an optimizer with ``ema_decay``, or the average that a schedule-free optimizer
+        It is the moving average of an optimizer with ``ema_decay``, or the average that a schedule-free optimizer
         trains for. A frozen parameter is its own average.
 
         Raises:
-            OrtrainError: if the optimizer keeps no average.
+            OrtrainError: if the optimizer maintains no average.
 
         >>> import ortrain
         >>> config = ortrain.optim.SGD(ema_decay=0.999)
@@ -203,7 +203,7 @@ class Parameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the axes, without touching the values.
+        """Sizes of the axes; the values are not accessed.
 
         >>> state.parameters["fc1.weight"].shape
         (96, 64)
@@ -212,20 +212,20 @@ class Parameter:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the elements of :attr:`data`.
+        """Element type of :attr:`data`.
 
         >>> state.parameters["fc1.weight"].dtype
         dtype('float32')
         """
         name = self._native.type_of(self._name)[0]
-        # NumPy has no bfloat16 of its own: it is as the values come.
+        # NumPy has no bfloat16 of its own, so the type is the type of the values.
         return self.data.dtype if name == "bfloat16" else np.dtype(name)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """The view that :attr:`data` is, unless another type or a copy is asked for.
+        """Return the view :attr:`data`, or a copy if another type or a copy is requested.
 
         Raises:
-            ValueError: if a copy is needed and forbidden.
+            ValueError: if a copy is required but forbidden.
 
         >>> bias = state.parameters["fc2.bias"]
         >>> np.shares_memory(np.asarray(bias), bias.data), np.asarray(bias, np.float64).dtype
@@ -246,13 +246,13 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a state by name. Iteration yields ``(name, Parameter)``, names ascending.
+    """Parameters of a state by name. Iteration yields ``(name, Parameter)``, names ascending.
 
     Args:
-        state: the state, whose :attr:`CheckpointState.parameters` these are.
+        state: the state with the parameters (:attr:`CheckpointState.parameters`).
 
     Raises:
-        TypeError: for a ``state`` that is none.
+        TypeError: if ``state`` is not a state.
 
     >>> len(state.parameters), "fc2.bias" in state.parameters
     (4, True)
@@ -280,11 +280,11 @@ class Parameters:
         return Parameter(name, self._native)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Copy an array, or an :class:`~ortrain.OrtValue`, of the parameter's shape and type into it.
+        """Copy an array, or an :class:`~ortrain.OrtValue`, of the parameter's shape and type into the parameter.
 
         Raises:
             KeyError: if there is no parameter of this name.
-            InvalidArgumentError: for a value of another shape or type, or a list.
+            InvalidArgumentError: for a value of another shape or type, and for a list.
 
         >>> state.parameters["fc2.bias"] = np.ones(10, np.float32)
         >>> float(state.parameters["fc2.bias"].data.sum())
@@ -305,7 +305,7 @@ class Parameters:
         return len(self._native.parameter_names())
 
     def keys(self) -> list[str]:
-        """The names, ascending; also of a nominal state.
+        """Return the names in ascending order, also for a nominal state.
 
         >>> state.parameters.keys()
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
@@ -313,7 +313,7 @@ class Parameters:
         return self._native.parameter_names()
 
     def values(self) -> list[Parameter]:
-        """The parameters, in the order of their names.
+        """Return the parameters, in the order of their names.
 
         >>> sum(parameter.data.size for parameter in state.parameters.values())
         7210
@@ -321,7 +321,7 @@ class Parameters:
         return [parameter for _, parameter in self]
 
     def items(self) -> list[tuple[str, Parameter]]:
-        """Names and parameters: what iteration yields.
+        """Return names and parameters, as iteration yields them.
 
         >>> {name: parameter.shape for name, parameter in state.parameters.items()}["fc1.weight"]
         (96, 64)
@@ -333,15 +333,15 @@ class Parameters:
 
 
 class Properties:
-    """Values that travel with the checkpoint: ``int``, ``float`` and ``str`` by name.
+    """Values stored in the checkpoint: ``int``, ``float`` and ``str`` by name.
 
-    A float is kept as float32, as the file format has it.
+    A float is stored as float32, as the file format requires.
 
     Args:
-        state: the state, whose :attr:`CheckpointState.properties` these are.
+        state: the state with the properties (:attr:`CheckpointState.properties`).
 
     Raises:
-        TypeError: for a ``state`` that is none.
+        TypeError: if ``state`` is not a state.
 
     >>> state.properties["epoch"] = 3
     >>> state.properties["best"] = 0.25
@@ -367,7 +367,7 @@ class Properties:
         """Set or replace a property; the type may change.
 
         Raises:
-            TypeError: for what is no number and no text.
+            TypeError: if the value is neither a number nor a text.
             OutOfRangeError: for an integer outside int64, or a float outside float32.
 
         >>> state.properties["epoch"] = 3
@@ -389,7 +389,7 @@ class Properties:
         return len(self._native.property_names())
 
     def keys(self) -> list[str]:
-        """The names, ascending.
+        """Return the names in ascending order.
 
         >>> state.properties["epoch"] = 3
         >>> state.properties.keys()
@@ -398,7 +398,7 @@ class Properties:
         return self._native.property_names()
 
     def values(self) -> list[int | float | str]:
-        """The values, in the order of the names.
+        """Return the values, in the order of the names.
 
         >>> state.properties["epoch"] = 3
         >>> state.properties.values()
@@ -407,7 +407,7 @@ class Properties:
         return [value for _, value in self]
 
     def items(self) -> list[tuple[str, int | float | str]]:
-        """Names and values: what iteration yields.
+        """Return names and values, as iteration yields them.
 
         >>> state.properties["epoch"] = 3
         >>> state.properties.items()
@@ -420,7 +420,7 @@ class Properties:
 
 
 def _native_of(state: object) -> _ortrain.CheckpointState:
-    """The native state, of the object that users have or as it is."""
+    """Return the native state of a :class:`CheckpointState`, or a native state unchanged."""
     native = state._native if isinstance(state, CheckpointState) else state
     if not isinstance(native, _ortrain.CheckpointState):
         raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
@@ -428,7 +428,7 @@ def _native_of(state: object) -> _ortrain.CheckpointState:
 
 
 def _not_found(kind: str, name: object, names: list[str]) -> str:
-    """What onnxruntime-training says, and the name that may have been meant."""
+    """Return onnxruntime-training's message for an unknown name, with a suggestion of a similar name."""
     near = nearest(name, names)
     return f"{kind} {name} not found." + ("" if near is None else f" Did you mean {near!r}?")
 
@@ -447,23 +447,23 @@ def _property(value: object) -> int | float | str:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where one parameter lies in its plane.
+    """Position of a parameter in its plane.
 
     >>> state.layout().trainable[0].tensors[0]
     TensorLayout(name='fc1.bias', shape=(96,), offset=0)
     """
 
     name: str
-    """The name of the parameter."""
+    """Name of the parameter."""
     shape: tuple[int, ...]
-    """Its shape."""
+    """Shape of the parameter."""
     offset: int
-    """The first of its elements, counted in elements of the plane."""
+    """Position of the first element, counted in elements of the plane."""
 
 
 @dataclass(frozen=True)
 class PlaneLayout:
-    """What lies in one plane. What lies between tensors is zero and has to stay so.
+    """Layout of a plane. The elements between tensors are zero and must stay zero.
 
     >>> plane = state.layout().trainable[0]
     >>> plane.dtype, plane.size, [tensor.offset for tensor in plane.tensors]
@@ -471,16 +471,16 @@ class PlaneLayout:
     """
 
     dtype: str
-    """The element type of the plane."""
+    """Element type of the plane."""
     size: int
-    """The number of elements, what lies between tensors included."""
+    """Number of elements, including the elements between tensors."""
     tensors: tuple[TensorLayout, ...]
-    """The parameters, sorted by name."""
+    """Parameters, sorted by name."""
 
 
 @dataclass(frozen=True)
 class StateLayout:
-    """What lies where in a state: a plane for each element type. Gradients lie as the trainable parameters do.
+    """Layout of a state: a plane for each element type. Gradients have the layout of the trainable parameters.
 
     >>> layout = state.layout()
     >>> len(layout.trainable), len(layout.frozen)
@@ -488,17 +488,17 @@ class StateLayout:
     """
 
     trainable: tuple[PlaneLayout, ...]
-    """Of the parameters that are trained."""
+    """Planes of the trained parameters."""
     frozen: tuple[PlaneLayout, ...]
-    """Of those that are not."""
+    """Planes of the frozen parameters."""
 
 
 class CheckpointState:
-    """Everything that training changes; made by :meth:`load_checkpoint`.
+    """All values that training changes; :meth:`load_checkpoint` makes a state.
 
-    A copy (``copy.deepcopy``, ``copy.copy``) and what comes out of a pickle are states of their own that have all of
-    it: values, moments, steps, the learning rate, the scheduler, properties and the seed, bit for bit, by way of the
-    bytes of a checkpoint. Gradients belong to modules and do not go along.
+    A copy (``copy.deepcopy``, ``copy.copy``) or an unpickled state is independent and complete: values, moments, steps,
+    the learning rate, the scheduler, properties and the seed, bit for bit. It is made through the bytes of a
+    checkpoint. Gradients belong to modules and are not copied.
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
     >>> state
@@ -528,7 +528,7 @@ class CheckpointState:
         self._take_seed()
 
     def _take_seed(self) -> None:
-        """Take the seed that ``onnxruntime.set_seed`` set since the last time, where :mod:`ortrain.compat` is used."""
+        """Apply the seed of ``onnxruntime.set_seed`` if it was set since the last call (:mod:`ortrain.compat`)."""
         self._seeded = _seeds.apply(self._native, self._seeded)
 
     def __reduce__(self) -> Any:
@@ -538,7 +538,7 @@ class CheckpointState:
         try:
             return f"CheckpointState({self._described()})"
         except OrtrainError as error:
-            # What is shown in the middle of something else, by a debugger say, raises nothing.
+            # repr raises no error, because a debugger may call it at any time.
             return f"CheckpointState(cannot be read now: {error})"
 
     def _described(self) -> str:
@@ -562,13 +562,13 @@ class CheckpointState:
     def load_checkpoint(cls, checkpoint_uri: PathLike | bytes | bytearray | memoryview) -> CheckpointState:
         """Read a checkpoint, full or nominal, written by ortrain or by onnxruntime-training.
 
-        ``checkpoint_uri`` is a path, or the bytes of a checkpoint file, as :meth:`to_bytes` gives them. What another
-        process saves to the path meanwhile is read whole or not at all.
+        ``checkpoint_uri`` is a path, or the bytes of a checkpoint file, as :meth:`to_bytes` returns them. If another
+        process saves to the path meanwhile, the old or the new file is read completely.
 
         Raises:
-            NoSuchFileError: if the file, or its ``.data`` file, is not there.
-            OrtrainError: if it is no checkpoint, or a damaged one; for bytes of a checkpoint whose tensors lie in a
-                ``.data`` file, which bytes cannot point to.
+            NoSuchFileError: if the file or its ``.data`` file does not exist.
+            OrtrainError: if the file is no checkpoint or is damaged; for bytes of a checkpoint with tensors in a
+                ``.data`` file, which bytes cannot refer to.
 
         >>> state = CheckpointState.load_checkpoint("checkpoint")
         >>> with open("checkpoint", "rb") as file:
@@ -587,13 +587,13 @@ class CheckpointState:
     def save_checkpoint(
         cls, state: CheckpointState, checkpoint_uri: PathLike, include_optimizer_state: bool = False
     ) -> None:
-        """Write a checkpoint, replacing the file only when the new one is complete and on disk.
+        """Write a checkpoint. An existing file is replaced only when the new one is complete and on disk.
 
         Args:
-            state: what is written.
+            state: the state to write.
             checkpoint_uri: the file.
-            include_optimizer_state: whether the moments, the step, the learning rate and the scheduler go along, so
-                that a loaded run goes on with the same bits.
+            include_optimizer_state: True to store the moments, the step, the learning rate and the scheduler as well. A
+                loaded run then continues with the same bits.
 
         Raises:
             NoSuchFileError, OrtrainError: if the file cannot be written.
@@ -609,12 +609,12 @@ class CheckpointState:
         state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
 
     def averaged(self) -> CheckpointState:
-        """A state with the averages of the weights (:attr:`Parameter.average`) in their place, without optimizer.
+        """Return a state with averages (:attr:`Parameter.average`) as its weights, without an optimizer.
 
-        A module on it evaluates the averages.
+        A module on this state evaluates the averages.
 
         Raises:
-            OrtrainError: if the optimizer keeps no averages.
+            OrtrainError: if the optimizer maintains no averages.
 
         >>> import ortrain
         >>> config = ortrain.optim.ScheduleFreeAdamW(lr=0.01)
@@ -634,10 +634,10 @@ class CheckpointState:
         return CheckpointState(self._native.averaged())
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
-        """The bytes of the file that :meth:`save_checkpoint` writes, to send or to keep elsewhere.
+        """Return the bytes of the file that :meth:`save_checkpoint` writes, to send or store elsewhere.
 
         Raises:
-            OrtrainError: if they are more than the 2 GiB that a checkpoint without a ``.data`` file can have.
+            OrtrainError: if they are more than 2 GiB, the limit of a checkpoint without a ``.data`` file.
 
         >>> received = CheckpointState.load_checkpoint(state.to_bytes())
         >>> np.array_equal(received.parameters["fc1.bias"].data, state.parameters["fc1.bias"].data)
@@ -647,26 +647,26 @@ class CheckpointState:
         return self._native.to_bytes(include_optimizer_state)
 
     def load_parameters(self, checkpoint_uri: PathLike, strict: bool = True) -> LoadReport:
-        """Take the values of the parameters from another checkpoint; optimizer state and properties stay.
+        """Load the values of the parameters from another checkpoint; optimizer state and properties do not change.
 
         Args:
             checkpoint_uri: a checkpoint file with values.
-            strict: whether the file must have all parameters and no others. Otherwise what fits is taken.
+            strict: True if the file must have all parameters and no others. Otherwise matching parameters are loaded.
 
         Returns:
-            which parameters were loaded, which the file lacks, and what else it has.
+            The names of loaded parameters, of parameters missing in the file, and of unexpected tensors in the file.
 
-        Whether a parameter is trained says the state, not the file. Floats may become wider (float16 and bfloat16 to
+        The state, not the file, determines the trained parameters. Floats may become wider (float16 and bfloat16 to
         float32 or float64, float32 to float64), which is exact.
 
-        A nominal state becomes a full one. It takes all of its parameters at once, strict or not. Their shapes are
-        those of the training model if a :class:`~ortrain.api.Module` was made on the state, otherwise those of the
-        file.
+        A nominal state becomes a full one. All of its parameters are loaded at once, strict or not. Their shapes come
+        from the training model if a :class:`~ortrain.api.Module` was made on the state, otherwise from the file.
 
         Raises:
-            InvalidArgumentError: for a tensor of another shape or a type that does not fit, and for missing names if
-                strict or if the state is nominal, for unexpected names if strict. Nothing has changed then.
-            NoSuchFileError, OrtrainError: if the file is not there or is damaged.
+            InvalidArgumentError: for a tensor of another shape or of an incompatible type; for missing names if
+                ``strict`` is set or the state is nominal; for unexpected names if ``strict`` is set. Nothing has
+                changed then.
+            NoSuchFileError, OrtrainError: if the file does not exist or is damaged.
 
         >>> import ortrain
         >>> from ortrain import artifacts
@@ -685,12 +685,12 @@ class CheckpointState:
     def load_safetensors(
         self, path: PathLike, names: Mapping[str, str] | None = None, strict: bool = True
     ) -> LoadReport:
-        """Take the values of the parameters from a safetensors file.
+        """Load the values of the parameters from a safetensors file.
 
         Args:
             path: the file.
-            names: what a parameter is called in the file, where it is called otherwise.
-            strict: as in :meth:`load_parameters`, and so are results and errors.
+            names: the name in the file by the name of the parameter, for names that differ.
+            strict: as for :meth:`load_parameters`, which has the same results and errors.
 
         >>> names = {"fc2.weight": "model.classifier.weight", "fc2.bias": "model.classifier.bias"}
         >>> state.save_safetensors("model.safetensors", names)
@@ -702,14 +702,14 @@ class CheckpointState:
         return LoadReport(*self._native.load_safetensors(os.fspath(path), dict(names or {}), strict))
 
     def save_safetensors(self, path: PathLike, names: Mapping[str, str] | None = None) -> None:
-        """Write all parameters, frozen ones too, as a safetensors file.
+        """Write all parameters, including frozen ones, as a safetensors file.
 
         Args:
-            path: the file; one that is there is replaced when the new one is complete and on disk.
-            names: what a parameter is to be called there, where it is to be called otherwise.
+            path: the file. An existing file is replaced when the new one is complete and on disk.
+            names: the name in the file by the name of the parameter, for names that differ.
 
         Raises:
-            InvalidArgumentError: for a name that is no parameter, or one that two would have.
+            InvalidArgumentError: for an unknown parameter, and for a name that two parameters would have.
             OrtrainError: if the state is nominal, or the file cannot be written.
 
         >>> state.save_safetensors("model.safetensors")
@@ -720,10 +720,10 @@ class CheckpointState:
         self._native.save_safetensors(os.fspath(path), dict(names or {}))
 
     def layout(self) -> StateLayout:
-        """Where each parameter lies in the planes. It depends on names, shapes and types alone.
+        """Return the position of each parameter in the planes. It depends only on names, shapes and types.
 
         Raises:
-            OrtrainError: if the state is nominal and no module has said the shapes yet.
+            OrtrainError: if the state is nominal and no module has set the shapes yet.
 
         >>> (plane,) = state.layout().trainable
         >>> plane.dtype, [(tensor.name, tensor.shape) for tensor in plane.tensors][:2]
@@ -741,9 +741,9 @@ class CheckpointState:
 
     @property
     def device(self) -> str:
-        """Where the state lies: ``"cpu"``, the memory of this process, or a device of :func:`ortrain.devices`.
+        """Location of the state: ``"cpu"``, the memory of this process, or a device of :func:`ortrain.devices`.
 
-        The first module that is made for a device moves the state there.
+        The first module for a device moves the state there.
 
         >>> state.device
         'cpu'
@@ -751,21 +751,21 @@ class CheckpointState:
         return self._native.device()
 
     def to(self, device: str) -> CheckpointState:
-        """Move parameters and the values of the optimizer to a device, all or nothing.
+        """Move parameters and optimizer values to a device, all or nothing.
 
-        Views and planes that were taken before keep what they hold, and are no part of the state any more. A module of
-        the device before says so in each call until the state is moved back.
+        Earlier views and planes keep their values but no longer belong to the state. Each call of a module on the
+        device before is an error until the state is moved back.
 
         Args:
-            device: as :class:`~ortrain.api.Module` takes it. ``"reference"`` lies in the memory of this process.
+            device: as for :class:`~ortrain.api.Module`. ``"reference"`` uses the memory of this process.
 
         Returns:
             The state itself.
 
         Raises:
-            DeviceUnavailableError: if the device is not here.
-            InvalidArgumentError: if no device has such a name.
-            MemoryLimitError: if the device has too little memory. The state stays where it is.
+            DeviceUnavailableError: if this machine does not have the device.
+            InvalidArgumentError: if the device name is unknown.
+            MemoryLimitError: if the device has too little memory. The state then stays where it is.
 
         >>> state.to("cpu").device
         'cpu'
@@ -775,10 +775,11 @@ class CheckpointState:
         return self
 
     def trainable_planes(self) -> list[Any]:
-        """Live views of the memory that all trainable parameters lie in: a vector for each element type.
+        """Return live views of the memory of all trainable parameters: a vector for each element type.
 
-        In the order of ``layout().trainable``. NumPy arrays speak DLPack, so another library takes them as they are.
-        What lies between tensors is zero and has to stay so. On a device each is a :class:`~ortrain.DeviceArray`.
+        They are in the order of ``layout().trainable``. NumPy arrays support DLPack, so other libraries can use them
+        directly. The elements between tensors are zero and must stay zero. On a device each view is a
+        :class:`~ortrain.DeviceArray`.
 
         Raises:
             OrtrainError: if the state is nominal.
@@ -793,7 +794,7 @@ class CheckpointState:
         return self._native.planes(True)
 
     def frozen_planes(self) -> list[Any]:
-        """The same for frozen parameters, in the order of ``layout().frozen``: read-only.
+        """Return read-only views of the memory of all frozen parameters, in the order of ``layout().frozen``.
 
         Raises:
             OrtrainError: if the state is nominal.
@@ -806,7 +807,7 @@ class CheckpointState:
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters by name.
+        """Parameters by name.
 
         >>> state.parameters["fc1.weight"].data.shape
         (96, 64)
@@ -815,16 +816,16 @@ class CheckpointState:
 
     @property
     def seed(self) -> int:
-        """The seed of random numbers, of Dropout's masks above all: an integer of 64 bits; 0 unless it was set.
+        """Seed of random numbers, above all of Dropout masks: an integer of 64 bits; 0 unless it was set.
 
-        With the count of training steps on the state it determines all random numbers: the same seed at the same step
-        gives the same masks, on every machine and with any number of threads. Nodes with a ``seed`` of their own and
-        steps of eval models do not look at it. It is saved with every checkpoint, with and without optimizer state.
-        Weights are not drawn here: they are those of the model.
+        The seed and the count of training steps on the state determine all random numbers. The same seed at the same
+        step gives the same masks, on every machine and with any number of threads. Nodes with a ``seed`` attribute and
+        steps of eval models ignore this seed. Every checkpoint stores it, with and without optimizer state. Weights are
+        not drawn from it: they come from the model.
 
         Raises:
-            TypeError: when it is set to what is no integer.
-            OutOfRangeError: when it is set to an integer outside int64.
+            TypeError: for a value that is not an integer.
+            OutOfRangeError: for an integer outside int64.
 
         >>> state.seed
         0
@@ -846,7 +847,7 @@ class CheckpointState:
 
     @property
     def properties(self) -> Properties:
-        """The properties by name.
+        """Properties by name.
 
         >>> state.properties["epoch"] = 3
         >>> state.properties["epoch"]
@@ -856,9 +857,9 @@ class CheckpointState:
 
 
 def _from_pickle(content: bytes, seed: int, seeded: int) -> CheckpointState:
-    """The state that was pickled or copied."""
+    """Return the state that was pickled or copied."""
     state = CheckpointState(_ortrain.CheckpointState.from_bytes(content))
-    # The copy is as its original, whatever seed a script for onnxruntime has set.
+    # The copy has the seed of its original, even if a script for onnxruntime has set another seed.
     if state.seed != seed:
         state._native.set_seed(seed)
     state._seeded = max(state._seeded, seeded)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ortrain import _ortrain
 from ortrain._inputs import Described, as_given, input_value, native_value
-from ortrain._near import hint
+from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._options import training_options
-from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain._suggest import hint
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.outputs import Outputs
 from ortrain.api.profile import MemoryUse, Profile
@@ -69,7 +69,7 @@ class Module:
     """
 
     training: bool
-    """Whether calls run the training model; starts ``True``."""
+    """True if calls run the training model; initially ``True``."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class Module:
         self._native.lazy_reset_grad()
 
     def gradient_norms(self) -> dict[str, float]:
-        """Return the L2 norm of each accumulated gradient by the name of the parameter, in their order.
+        """Return the L2 norm of each accumulated gradient by parameter name, in the order of the parameters.
 
         A layer that learns nothing has norm zero; an exploding layer has a large norm. Sums are float64.
         :func:`ortrain.inspect` of the module also shows the norms of the parameters.
@@ -356,7 +356,7 @@ class Module:
         self._native.copy_buffer_to_parameters(native_value(buffer), trainable_only)
 
     def get_contiguous_gradients(self) -> OrtValue:
-        """Return a copy of all gradients as a vector, in the layout of :meth:`get_contiguous_parameters`.
+        """Return a copy of all gradients, packed like the trainable parameters of :meth:`get_contiguous_parameters`.
 
         Raises:
             InvalidArgumentError: for a parameter that is not float32.
@@ -370,7 +370,7 @@ class Module:
         return OrtValue(self._native.copy_gradients_to_buffer())
 
     def copy_buffer_to_gradients(self, buffer: Any) -> None:
-        """Set the gradients from a vector in the layout of :meth:`get_contiguous_gradients`, such as a mean over workers.
+        """Set the gradients from a vector in the layout of :meth:`get_contiguous_gradients`: a mean over workers, say.
 
         ``buffer`` is as for :meth:`copy_buffer_to_parameters`. A pending :meth:`lazy_reset_grad` stays pending.
 

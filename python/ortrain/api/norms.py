@@ -26,11 +26,11 @@ class ParameterNorms:
     """
 
     name: str
-    """The parameter."""
+    """Name of the parameter."""
     parameter: float
-    """Its norm."""
+    """Norm of the parameter."""
     gradient: float
-    """That of its gradient: the sum since :meth:`Module.lazy_reset_grad`."""
+    """Norm of the gradient: the sum since :meth:`Module.lazy_reset_grad`."""
 
     @property
     def ratio(self) -> float:

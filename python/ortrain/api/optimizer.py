@@ -1,4 +1,4 @@
-"""What turns gradients into better parameters.
+"""Optimizers: models that update the parameters from the gradients.
 
 >>> from ortrain.api.optimizer import Optimizer
 >>> optimizer = Optimizer("optimizer_model.onnx", module)
@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ortrain import _numbers, _ortrain
-from ortrain._sources import ModelLike, model_source
+from ortrain._model_source import ModelLike, model_source
 from ortrain.api.module import Module
 from ortrain.errors import OrtrainError, _warn_of_gradients
 
@@ -23,17 +23,17 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer:
-    """An optimizer model on the state of a module. Step and moments live in the state, one set for all optimizers.
+    """Optimizer model on the state of a module. The state holds the step and the moments once, for all optimizers.
 
     Args:
         optimizer_uri: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        module: whose gradients it uses.
-        replace: take the place of another optimizer on the state. Slots of the other one are kept where name and shape
-            are the same; others start anew, and settings are those of the model.
+        module: the module with the gradients.
+        replace: True to replace another optimizer on the state. Its slots are kept if their names and shapes are the
+            same. Other slots start anew, and settings come from the model.
 
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or is no optimizer model.
-        OrtrainError: if the state has the slots of another optimizer, and it is not to be replaced.
+        OrtrainError: if the state has the slots of another optimizer and ``replace`` is false.
 
     >>> optimizer = Optimizer("optimizer_model.onnx", module)
     >>> optimizer
@@ -63,17 +63,18 @@ class Optimizer:
     def step(self) -> float | None:
         """Update the trainable parameters from the module's gradients.
 
-        These stay as they are, unless the optimizer model clips them (``max_norm``): then they are the clipped ones.
+        The gradients do not change, unless the optimizer model clips them (``max_norm``): then they are the clipped
+        gradients.
 
         Returns:
-            The L2 norm that all gradients had together before they were clipped; ``None`` if nothing clips them.
+            The L2 norm of all gradients together before they were clipped; ``None`` without clipping.
 
         Raises:
             OrtrainError: if the state is nominal, and if the module ran no training step since
                 :meth:`Module.lazy_reset_grad`.
 
         Warns:
-            TrainingWarning: if the module ran no training step at all, or the step before took the same gradients.
+            TrainingWarning: if the module ran no training step at all, or the step before used the same gradients.
 
         >>> _ = module(x, labels)
         >>> optimizer.step()
@@ -86,22 +87,23 @@ class Optimizer:
 
     @property
     def groups(self) -> list[ParameterGroup]:
-        """The groups of parameters that were given when the artifacts were made, and last that of all others.
+        """Parameter groups of the artifacts, followed by the group of all other parameters.
 
-        The last one is there if there are others. Settings of groups can be set, and count from the next step on; those
-        of onnxruntime-training's optimizers (plain AdamW and SGD) are in the optimizer model and cannot.
+        The last group only exists if there are other parameters. Settings of groups can be changed and take effect at
+        the next step. Settings of onnxruntime-training's optimizers (plain AdamW and SGD) are in the optimizer model
+        and cannot be changed.
 
         >>> optimizer.groups
         [ParameterGroup(4 parameters, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-06, weight_decay=0.0)]
         """
-        # Scripts that use none do not import what groups are.
+        # Scripts without groups do not import this module.
         from ortrain.optim._live import groups_of
 
         return groups_of(self._native, self._module._state._native)
 
     @property
     def max_norm(self) -> float | None:
-        """The norm that all gradients together are clipped to; ``None`` if they are not clipped by it.
+        """Maximum norm of all gradients together, to which they are clipped; ``None`` without clipping by the norm.
 
         It can be set to another number, unless the optimizer is one of onnxruntime-training's.
 
@@ -117,9 +119,9 @@ class Optimizer:
 
     @property
     def step_count(self) -> int:
-        """The number of steps done, those before the checkpoint among them; schedules count by it.
+        """Number of completed steps, including the steps before the checkpoint; schedules use this number.
 
-        A step that the optimizer model skips (gradients that are not finite) does not count.
+        A step that the optimizer model skips, because gradients are not finite, does not count.
 
         >>> optimizer.step_count
         0
@@ -140,7 +142,7 @@ class Optimizer:
         self._native.set_learning_rate(_numbers.rate("learning_rate", learning_rate))
 
     def get_learning_rate(self) -> float:
-        """The current rate, a float32; 0.001 unless set, scheduled or loaded.
+        """Return the current rate, a float32. It is 0.001 unless it was set, scheduled or loaded.
 
         >>> round(optimizer.get_learning_rate(), 6)
         0.001

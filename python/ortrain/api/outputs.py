@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -88,7 +88,7 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
     """
 
     names: tuple[str, ...]
-    """The names of the outputs."""
+    """Names of the outputs."""
 
     def __new__(cls, values: Sequence[Tensor], names: Sequence[str]) -> Outputs[Tensor]:  # noqa: D102
         made = super().__new__(cls, values)

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go.
+"""Time and memory of a step.
 
 >>> profile = module.profile(x, labels, steps=2)
 >>> [instruction.kind for instruction in profile.instructions][:2]
@@ -11,14 +11,14 @@ import os
 from dataclasses import dataclass
 
 from ortrain import _ortrain
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
 
 __all__ = ["Instruction", "MemoryUse", "Profile"]
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """What a profile says of one instruction of the program, or of copying inputs or results.
+    """Profile of one instruction of the program, or of the copies of inputs or results.
 
     >>> profile = module.profile(x, labels, steps=2)
     >>> first = next(instruction for instruction in profile.instructions if instruction.kind == "MatMul")
@@ -27,29 +27,29 @@ class Instruction:
     """
 
     node: str
-    """The node it came from; of fused ones, several."""
+    """Node of the instruction; several nodes if they were fused."""
     kind: str
-    """``Map``, ``Reduce``, ``MatMul``, ``Conv``, ...; ``Host``, ``Inputs`` and ``Outputs`` are no instructions."""
+    """``Map``, ``Reduce``, ``MatMul``, ``Conv``, ...; ``Host``, ``Inputs`` and ``Outputs`` are not instructions."""
     shapes: str
-    """Its sizes."""
+    """Sizes of the instruction."""
     calls: int
-    """How often it ran, over all steps."""
+    """Number of calls in all steps."""
     total: float
     """Seconds of all calls."""
     min: float
     """Seconds of the fastest call."""
     median: float
-    """Seconds of a call in the middle."""
+    """Median seconds of a call."""
     flops: int
     """Floating-point operations of a call; a multiply-add is two."""
     bytes: int
-    """The least bytes that a call moves: each buffer read once and written once."""
+    """Minimum bytes that a call moves: each buffer is read once and written once."""
     bound: float
-    """The least seconds in which this machine could compute these operations and move these bytes."""
+    """Minimum seconds in which this machine could compute these operations and move these bytes."""
 
     @property
     def share(self) -> float:
-        """How much of the machine's bound a call reaches: 1 is the bound, above it where buffers stay in a cache.
+        """Share of the machine's bound that a call reaches: 1 is the bound, above 1 if buffers stay in a cache.
 
         >>> profile = module.profile(x, labels, steps=2)
         >>> all(instruction.share >= 0 for instruction in profile.instructions)
@@ -60,7 +60,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The bytes that a module holds.
+    """Bytes that a module holds.
 
     >>> memory = module.memory()
     >>> memory.parameters, memory.gradients
@@ -68,17 +68,17 @@ class MemoryUse:
     """
 
     parameters: int
-    """Parameters, frozen ones and running statistics among them; they are the state's."""
+    """Bytes of the parameters, including frozen ones and running statistics; they belong to the state."""
     gradients: int
-    """Gradients."""
+    """Bytes of the gradients."""
     work: int
-    """The arena for the values of a step: as large as the largest step so far needed."""
+    """Bytes of the arena for the values of a step, as required by the largest step so far."""
     scratch: int
-    """Scratch of kernels."""
+    """Bytes of scratch memory for kernels."""
 
     @property
     def total(self) -> int:
-        """All of it.
+        """Sum of all parts.
 
         >>> memory = module.memory()
         >>> memory.total == memory.parameters + memory.gradients + memory.work + memory.scratch
@@ -88,9 +88,9 @@ class MemoryUse:
 
 
 class Profile:
-    """Where the time of some steps went, by instruction; made by :meth:`Module.profile <ortrain.api.Module.profile>`.
+    """Time of some steps, by instruction; :meth:`Module.profile <ortrain.api.Module.profile>` makes it.
 
-    ``str(profile)`` is the table of :meth:`table`; a notebook shows one of HTML.
+    ``str(profile)`` is the table of :meth:`table`; a notebook shows a table in HTML.
 
     >>> profile = module.profile(x, labels, steps=2)
     >>> profile
@@ -100,15 +100,15 @@ class Profile:
     """
 
     instructions: list[Instruction]
-    """What ran, in the order of the first step."""
+    """Instructions that ran, in the order of the first step."""
     steps: list[float]
     """Seconds of each step."""
     flops_limit: float
-    """Floating-point operations per second that the machine can do at most, measured after the steps."""
+    """Maximum floating-point operations per second of the machine, measured after the steps."""
     bandwidth_limit: float
-    """Bytes per second that the machine can move at most, measured after the steps."""
+    """Maximum bytes per second of the machine, measured after the steps."""
     memory: int
-    """Bytes that a step takes: what ``memory_limit`` is compared with."""
+    """Bytes of a step, which are compared with ``memory_limit``."""
     planning: dict[str, float]
     """Seconds of the parts of planning for new shapes: shapes and lowering, each pass by its name, kernels."""
 
@@ -121,7 +121,7 @@ class Profile:
         self.planning = dict(native.planning())
 
     def table(self) -> str:
-        """A line for each instruction, what took longest first, one for all of them, and one for planning.
+        """Return a table: a line for each instruction, the slowest first, then one for the sum and one for planning.
 
         >>> profile = module.profile(x, labels, steps=2)
         >>> profile.table().splitlines()[1].split()[:3]
@@ -133,7 +133,7 @@ class Profile:
         return self.table()
 
     def _repr_html_(self) -> str:
-        # Only a notebook needs it.
+        # Only notebooks need this module.
         from ortrain._html import paragraph, table
 
         steps = sorted(self.steps)

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 
 from ortrain import _files, _ortrain
-from ortrain._near import hint
+from ortrain._model_source import PathLike
 from ortrain._options import native_options
 from ortrain._ortrain import OrtValue
-from ortrain._sources import PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError
 from ortrain.gradient.utils.onnx_function import function_onnx_graph
 from ortrain.gradient.utils.onnx_helper import proto_type_to_dtype

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ortrain import _ortrain
-from ortrain._near import hint
 from ortrain._operators import Source
 from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession, SessionOptions
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 
 from ortrain import _ortrain
+from ortrain._model_source import PathLike
 from ortrain._operators import stopped_names
-from ortrain._sources import PathLike
 from ortrain.gradient._names import listed
 from ortrain.inference import SessionOptions
 

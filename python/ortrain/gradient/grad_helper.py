@@ -20,8 +20,8 @@ import onnx
 from onnx import helper
 
 from ortrain import _ortrain
-from ortrain._near import hint
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.gradient._names import listed
 from ortrain.gradient.builder import GradientGraphBuilder

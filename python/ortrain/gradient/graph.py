@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ortrain import _ortrain
+from ortrain._model_source import ModelLike, model_source
 from ortrain._operators import OperatorLibrary, with_operators, with_stops
-from ortrain._sources import ModelLike, model_source
 from ortrain.gradient._names import listed
 
 __all__ = ["grad", "vjp"]

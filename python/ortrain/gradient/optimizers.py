@@ -28,10 +28,10 @@ import numpy.typing as npt
 import onnx
 
 from ortrain import _files
-from ortrain._near import hint
+from ortrain._model_source import PathLike
 from ortrain._options import RunOptions
 from ortrain._ortrain import OrtDevice
-from ortrain._sources import PathLike
+from ortrain._suggest import hint
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.gradient._estimator import Estimator, failed, finite, names_of, random_like

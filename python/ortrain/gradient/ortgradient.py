@@ -25,11 +25,11 @@ import numpy as np
 
 from ortrain import _files, _ortrain
 from ortrain._devices import device_of_provider
-from ortrain._near import hint
+from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._operators import stopped_names, with_stops
 from ortrain._options import native_options
 from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
-from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
 from ortrain.gradient.agent import (
     OrtModuleGraphBuilder,

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
 from ortrain.errors import InvalidArgumentError
 from ortrain.onnxblock._model import current
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import onnx
 
 from ortrain import _ortrain
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
 
 
 def save_checkpoint(

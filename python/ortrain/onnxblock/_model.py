@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import onnx
 
+from ortrain._model_source import PathLike, existing_library
 from ortrain._operators import OperatorLibrary, Plain
-from ortrain._sources import PathLike, existing_library
 from ortrain.errors import InvalidArgumentError
 
 # IR version that onnxruntime-training 1.19.2 reads. The core writes its optimizer models with the same version.

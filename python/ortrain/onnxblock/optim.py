@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortrain import _ortrain
-from ortrain._near import near_to_pattern
+from ortrain._suggest import near_to_pattern
 from ortrain.errors import InvalidArgumentError
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import current

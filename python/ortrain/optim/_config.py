@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

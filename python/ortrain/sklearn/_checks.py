@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import validation
 
 from ortrain import artifacts
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.sklearn._graphs import Array, Input
 

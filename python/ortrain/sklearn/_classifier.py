@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 
 from ortrain import artifacts
-from ortrain._sources import ModelLike
+from ortrain._model_source import ModelLike
 from ortrain.errors import InvalidArgumentError
 from ortrain.sklearn import _checks
 from ortrain.sklearn._estimator import OnnxEstimator, OptimizerLike, Targets

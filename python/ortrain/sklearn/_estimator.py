@@ -17,8 +17,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ortrain import artifacts
-from ortrain._near import hint
-from ortrain._sources import ModelLike
+from ortrain._model_source import ModelLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.sklearn import _checks, _convert, _graphs, _networks
 from ortrain.sklearn._graphs import Array, ModelBuilder

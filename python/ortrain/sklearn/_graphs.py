@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from ortrain import _ortrain, artifacts
 from ortrain._files import check_regular
-from ortrain._sources import ModelLike, model_source
+from ortrain._model_source import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError, InvalidModelError, NoSuchFileError, UnsupportedError
 from ortrain.ortvalue import OrtValue
 

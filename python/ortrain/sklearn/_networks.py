@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, nu
 
 from ortrain import artifacts
 from ortrain._inspect import ParameterInfo
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.api import CheckpointState
 from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import InferenceSession

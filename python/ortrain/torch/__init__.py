@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ortrain._sources import ModelLike
+from ortrain._model_source import ModelLike
 from ortrain.inference import SessionOptions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ortrain._operators import Source
 from ortrain._options import native_options
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions
-from ortrain.torch._given import Given, dtype_of, tensor_of, value_of
+from ortrain.torch._inputs import Given, dtype_of, tensor_of, value_of
 
 # For each tensor of a call: true if the tensor requires a gradient.
 Needs: TypeAlias = tuple[bool, ...]

@@ -13,13 +13,13 @@ import torch
 
 from ortrain import _ortrain
 from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
-from ortrain._near import hint
+from ortrain._model_source import ModelLike, PathLike
 from ortrain._operators import Source, with_stops
-from ortrain._sources import ModelLike, PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import SessionOptions
 from ortrain.torch._engine import Engine, Plan, Settings
-from ortrain.torch._given import value_of
+from ortrain.torch._inputs import value_of
 
 # Cached, so that each function is wrapped once.
 _not_compiled: Any = functools.cache(torch.compiler.disable)

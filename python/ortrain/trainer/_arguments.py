@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import Any
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer.amp.loss_scaler import DynamicLossScaler, LossScaler
 from ortrain.trainer.optim.config import _OptimizerConfig

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ortrain._files import placed
-from ortrain._near import hint
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 from ortrain.trainer import _hdf5, _unpickler
 from ortrain.trainer._values import as_array

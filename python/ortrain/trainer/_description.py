@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ortrain import _files
-from ortrain._near import hint
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer._merging import Arrays, add_whole, shaped
 from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, RANDOM, model_state, statistics_of

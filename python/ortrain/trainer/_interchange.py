@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._inputs import native_value
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer._state import (
     FULL,

@@ -9,8 +9,8 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inputs import Described, native_value
-from ortrain._near import hint
 from ortrain._options import RunOptions
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer._description import check_shape, shapes_of_losses
 from ortrain.trainer._values import as_torch, given_torch, is_torch_tensor, native_of_torch

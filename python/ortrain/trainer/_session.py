@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._devices import device_of_provider, provider_names
-from ortrain._near import hint
+from ortrain._model_source import model_source
 from ortrain._options import SessionOptions
-from ortrain._sources import model_source
+from ortrain._suggest import hint
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import DeviceUnavailableError, InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
-from ortrain.trainer._callers import level_of_user
+from ortrain.trainer._stacklevel import level_of_user
 
 if TYPE_CHECKING:
     from onnx import ModelProto

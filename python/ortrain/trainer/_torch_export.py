@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.onnx import symbolic_helper
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer._description import check_shape
 from ortrain.trainer._runner import Runner, given_inputs

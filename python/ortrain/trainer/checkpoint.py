@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer import _checkpoint_storage
 from ortrain.trainer._flat_checkpoint import (  # noqa: F401  (names that programs for onnxruntime-training use)

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortrain._near import hint
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from ortrain.trainer import _flat_checkpoint, _state
 from ortrain.trainer._arguments import is_onnx_model

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortrain import _files, _seeds
-from ortrain._near import hint
-from ortrain._sources import PathLike
+from ortrain._model_source import PathLike
+from ortrain._suggest import hint
 from ortrain.classic import TrainingSession
 from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.iobinding import IOBinding

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, unique
 from typing import TYPE_CHECKING, Any
 
-from ortrain._near import hint
 from ortrain._options import SessionOptions
+from ortrain._suggest import hint
 from ortrain.trainer._validation import Rules, instances, validated
 from ortrain.trainer.amp.loss_scaler import LossScaler
 from ortrain.trainer.optim.lr_scheduler import _LRScheduler

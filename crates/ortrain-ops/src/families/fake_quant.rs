@@ -1,10 +1,11 @@
-//! Rounding to what a quantized tensor can hold, for training that is aware of quantization: `FakeQuant` and `FakeQuantGrad`
-//! of `com.microsoft`.
+//! Fake quantization for quantization-aware training: `FakeQuant` and `FakeQuantGrad` of `com.microsoft`.
 //!
-//! `q = round_half_to_even(x / scale) + zero_point`; the result is `(clamp(q, quant_min, quant_max) - zero_point) * scale`,
-//! and the mask tells where `q` was within the bounds. The gradient is the straight-through estimator (Bengio, Léonard,
-//! Courville 2013, arXiv:1308.3432): that of the result where the mask holds, zero elsewhere. Scale and zero point get none.
-//! Both are compositions.
+//! `q = round_half_to_even(x / scale) + zero_point`. The result is
+//! `(clamp(q, quant_min, quant_max) - zero_point) * scale`. The mask is true where `quant_min <= q <= quant_max`.
+//!
+//! The gradient is the straight-through estimator (Bengio, Léonard, Courville 2013, arXiv:1308.3432): the gradient of
+//! the result where the mask is true, zero elsewhere. The scale and the zero point have no gradient. Both operators run
+//! as their decompositions.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor};
 
@@ -14,7 +15,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The largest rounded number where the node says none.
+/// Default of the attribute `quant_max`.
 const QUANT_MAX: i64 = 255;
 
 struct FakeQuant;
@@ -46,7 +47,7 @@ impl Op for FakeQuant {
     }
 }
 
-/// The gradient of [`FakeQuant`]: inputs are the gradient of the result and the mask.
+/// Gradient of [`FakeQuant`]. The inputs are the gradient of the result and the mask.
 struct FakeQuantGrad;
 
 impl Op for FakeQuantGrad {
@@ -71,7 +72,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let bound = |name: &str, default: i64| Ok(rw.attrs().int(name)?.unwrap_or(default) as f64);
     let (least, most): (Result<f64, OpError>, Result<f64, OpError>) =
         (bound("quant_min", 0), bound("quant_max", QUANT_MAX));
-    // Numbers of shape [1] would give a scalar input an axis.
+    // A scale or zero point of shape [1] would add an axis to a scalar input.
     let scalar = rw.ints("scalar", &[]);
     for number in [&mut scale, &mut zero_point] {
         if rw.shape(*number).is_none_or(|shape| shape.rank() > 0) {
@@ -134,7 +135,7 @@ mod tests {
 
     const OP: (&str, &str) = ("com.microsoft", "FakeQuant");
 
-    /// Below, halfway to even numbers, at the bounds, above.
+    /// Inputs with rounded values below `quant_min`, halfway between integers, at the bounds and above `quant_max`.
     fn inputs() -> [Tensor; 3] {
         [f64s(&[6], &[-3.0, 0.25, 0.75, 126.0, 126.5, 200.0]), f64s(&[], &[0.5]), f64s(&[], &[3.0])]
     }

@@ -1,15 +1,20 @@
-//! Features of a table, as scikit-learn's transformers make them ready: scaled, normalized, filled in, chosen, looked up.
+//! Preprocessing of tables, as scikit-learn's transformers do it: scaling, normalization, imputation, column selection,
+//! label encoding.
 //!
 //! Scaler-1, Normalizer-1, Imputer-1, ArrayFeatureExtractor-1 and LabelEncoder-1, 2, 4 of ai.onnx.ml
-//! (<https://onnx.ai/onnx/operators/index_ai_onnx_ml.html>). All are compositions, whose numbers lie in attributes and are not
-//! trained. Where the definition leaves something open they do what onnxruntime does:
+//! (<https://onnx.ai/onnx/operators/index_ai_onnx_ml.html>). All are compositions. Their constants are attributes and
+//! are not trained. Where the definition leaves a detail open, they follow onnxruntime:
 //!
-//! - Scaler and Normalizer compute in float32 and give float32; of float64 they give what is rounded at the end.
-//! - Normalizer by `MAX` divides by the largest element, not by the largest magnitude. A row whose norm is 0 stays as it is.
-//! - Of several equal keys LabelEncoder takes the first. NaN is equal to NaN.
+//! - Scaler and Normalizer compute in float32 and return float32. For float64 input they compute in float64 and round
+//!   the result.
+//! - Normalizer with `MAX` divides by the largest element, not by the largest magnitude. A row with norm 0 is
+//!   unchanged.
+//! - LabelEncoder uses the first of several equal keys. NaN is equal to NaN.
 //!
-//! Texts are refused by name. A training model has Normalizer as its parts: where onnxruntime knows that shapes are equal it
-//! works in place, and its norm L2 then takes signs from what it has written already.
+//! Strings are an error that names the attribute.
+//!
+//! A training model contains the decomposition of Normalizer. Where onnxruntime can prove that the shapes are equal,
+//! its Normalizer works in place, and its L2 norm then reads signs from elements that it has already overwritten.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
@@ -20,10 +25,10 @@ use crate::introspect::Sample;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The domain of the operators of classical machine learning.
+/// Domain of the operators of classical machine learning.
 pub(crate) const DOMAIN: &str = "ai.onnx.ml";
 
-/// The type that is computed in, and the result rounded from.
+/// Returns the type of the arithmetic for inputs of type `dtype`; the float32 result is rounded from it.
 fn computed(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
@@ -40,7 +45,8 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// Checks that input 0 is a row of features, or rows of them. Returns how many features there are, if that is known.
+/// Checks that input 0 is a vector `[features]` or a matrix `[batch, features]`. Returns the number of features, if
+/// known.
 pub(crate) fn features(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match shape.rank() {
@@ -51,7 +57,7 @@ pub(crate) fn features(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
     }
 }
 
-/// A list of as many floats as there are features, or of one for all.
+/// Checks that a list of `count` floats has one element, or one for each feature.
 fn one_or_each(what: &str, count: usize, features: Option<usize>) -> Result<(), OpError> {
     match features {
         _ if count == 1 => Ok(()),
@@ -65,7 +71,7 @@ fn one_or_each(what: &str, count: usize, features: Option<usize>) -> Result<(), 
     }
 }
 
-/// `(x - offset) * scale`.
+/// Scaler: `(x - offset) * scale`.
 struct Scaler {
     offset: Vec<f32>,
     scale: Vec<f32>,
@@ -92,7 +98,7 @@ impl Op for Scaler {
     }
 }
 
-/// Floats of an attribute as a constant of another type; the rest of the arithmetic broadcasts a single one.
+/// Adds the floats of an attribute as a constant of type `dtype`. A single float becomes a scalar, which broadcasts.
 fn constant(rw: &mut Rewrite<'_>, name: &str, values: &[f32], dtype: DType) -> ValueId {
     let dims: &[usize] = if values.len() == 1 { &[] } else { &[values.len()] };
     rw.constant(name, Tensor::f32(dims, values).converted(dtype))
@@ -116,10 +122,10 @@ fn build_scaler(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Scaler::of(&node.attrs)?))
 }
 
-/// Every row divided by its norm.
+/// Normalizer: divides each row by its norm.
 struct Normalizer;
 
-/// The reduction that is the norm.
+/// Returns the name of the reduction that computes the norm.
 fn norm_of(attrs: &Attrs) -> Result<&'static str, OpError> {
     match attrs.string("norm")?.unwrap_or("MAX") {
         "MAX" => Ok("ReduceMax"),
@@ -161,10 +167,11 @@ fn build_normalizer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Normalizer))
 }
 
-/// Numbers in the place of those that are missing.
+/// Imputer: replaces missing values by constants.
 struct Imputer(Attrs);
 
-/// The replacement and the value that it replaces: floats or integers, as the input is.
+/// Returns the replacement values and the value to replace, from the float or the integer attributes, by the type of
+/// the input.
 fn imputed(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
     let needed =
         |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
@@ -210,7 +217,7 @@ fn build_imputer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Imputer(node.attrs.clone())))
 }
 
-/// Elements of the last axis, by their positions.
+/// ArrayFeatureExtractor: gathers elements of the last axis by index.
 struct Extractor;
 
 impl Op for Extractor {
@@ -227,7 +234,7 @@ impl Op for Extractor {
         let sizes = cx.shape(1).map(|shape| shape.iter().map(Dim::known).product::<Option<usize>>());
         let count = match sizes {
             Some(Some(count)) => Dim::Known(count),
-            // A row of positions, or one after the other: one of its sizes is open.
+            // The number of indices is unknown, but for indices of rank 1 it is the size of their axis.
             _ => match cx.shape(1) {
                 Some(shape) if shape.rank() == 1 => shape[0].clone(),
                 _ => cx.unknown_dim(0, shape.as_ref().map_or(1, |shape| shape.rank().max(2) - 1)),
@@ -266,15 +273,15 @@ fn build_extractor(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Extractor))
 }
 
-/// Numbers for numbers, by a table.
+/// LabelEncoder: maps keys to values by a table.
 struct Encoder {
     keys: Tensor,
     values: Tensor,
-    /// For what is not in the table.
+    /// Value for inputs that equal no key.
     default: Tensor,
 }
 
-/// The lists of keys and of values, by version and type.
+/// Reads the list of keys or values (`what`) from the attribute that the version and the type use.
 fn table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
     if let Some(tensor) = attrs.tensor(&format!("{what}_tensor"))? {
         return Ok(tensor.clone());
@@ -338,7 +345,7 @@ impl Op for Encoder {
 fn decompose_encoder(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, encoder) = (rw.required(0)?, Encoder::of(rw.attrs())?);
     let (count, keys) = (encoder.keys.len(), encoder.keys.dtype());
-    // Every number beside every key.
+    // Compares each element with each key.
     let axis = rw.ints("axis", &[-1]);
     let column = add(rw, "Unsqueeze", &[x, axis]);
     let row = rw.constant("keys", encoder.keys.clone());
@@ -352,7 +359,7 @@ fn decompose_encoder(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let first = rw.add("ArgMax", &[equal], Attrs::new().with("axis", -1i64).with("keepdims", 0i64));
     let any = rw.add("ReduceMax", &[equal, axis], Attrs::new().with("keepdims", 0i64));
     let any = cast(rw.patch().1, any, DType::I32, DType::Bool);
-    // The default stands behind the values.
+    // The default value follows the values.
     let behind = rw.constant("behind", Tensor::scalar(DType::I64, count as f64));
     let position = add(rw, "Where", &[any, first, behind]);
     let mut bytes = encoder.values.data().to_vec();
@@ -409,7 +416,7 @@ mod tests {
         Failure, assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
     };
 
-    /// The result of an operator on one tensor.
+    /// Runs an operator on one tensor and returns the result.
     fn made(op: &str, x: &Tensor, attrs: &Attrs) -> Tensor {
         run_node((DOMAIN, op), &[Some(x)], 1, attrs.clone()).expect("it runs").remove(0)
     }
@@ -423,7 +430,7 @@ mod tests {
 
     #[test]
     fn float64_is_rounded_at_the_end() {
-        // Neither number is a float32, their difference is.
+        // Neither number is representable in float32, but their difference is.
         let x = f64s(&[1, 2], &[16_777_217.0, 16_777_219.0]);
         let attrs = Attrs::new().with("offset", vec![16_777_216.0f32]).with("scale", vec![0.5f32, 0.25]);
         assert_eq!(made("Scaler", &x, &attrs), Tensor::f32(&[1, 2], &[0.5, 0.75]));

@@ -1,10 +1,11 @@
-//! Products and convolutions that ONNX Runtime's optimizer took together with what follows them: `FusedGemm` and `FusedConv`
+//! Matrix products and convolutions that ONNX Runtime's optimizer fused with an activation: `FusedGemm` and `FusedConv`
 //! of `com.microsoft`.
 //!
 //! Source: ONNX Runtime's contributed operators, version 1
-//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>). An activation is named by `activation`;
-//! its attributes are `activation_alpha`, `activation_beta` and `activation_gamma` of `FusedGemm`, and the list
-//! `activation_params` of `FusedConv`, whose fourth input is added before the activation. They are compositions.
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>). The attribute `activation` names
+//! the activation. Its parameters are `activation_alpha`, `activation_beta` and `activation_gamma` in `FusedGemm`, and
+//! the list `activation_params` in `FusedConv`. `FusedConv` adds its fourth input before the activation. Both are
+//! compositions.
 
 use ortrain_graph::{Attrs, Graph, Node, Tensor, ValueId};
 
@@ -17,7 +18,7 @@ use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";
 
-/// The activations that there are, with the attributes that they take.
+/// Supported activations with their attributes.
 const ACTIVATIONS: [(&str, &[&str]); 10] = [
     ("Elu", &["alpha"]),
     ("HardSigmoid", &["alpha", "beta"]),
@@ -31,11 +32,11 @@ const ACTIVATIONS: [(&str, &[&str]); 10] = [
     ("ThresholdedRelu", &["alpha"]),
 ];
 
-/// What follows.
+/// Activation after the product or convolution.
 #[derive(Clone, Debug, PartialEq)]
 enum Activation {
     Nothing,
-    /// An operator with its attributes.
+    /// An ONNX operator with its attributes.
     Operator(&'static str, Attrs),
     Clip {
         low: f32,
@@ -44,7 +45,8 @@ enum Activation {
 }
 
 impl Activation {
-    /// `number` says what an attribute is, the first, second or third of the operator's.
+    /// Reads the activation of a node. `number` returns the activation's attribute with this index (0, 1 or 2) and
+    /// name, if the node sets the attribute.
     fn read(
         node: &Node,
         number: impl Fn(usize, &str) -> Result<Option<f32>, OpError>,
@@ -99,14 +101,14 @@ impl Activation {
     }
 }
 
-/// The attributes of a node but for those of its activation.
+/// Returns the attributes of a node without the attributes of its activation.
 fn without_activation(node: &Node) -> Attrs {
     let mut attrs = node.attrs.clone();
     attrs.0.retain(|name, _| !name.starts_with("activation"));
     attrs
 }
 
-/// A convolution, a sum, and an activation.
+/// A convolution, an addition and an activation.
 struct FusedConv {
     conv: Conv,
 }
@@ -140,7 +142,7 @@ fn decompose_conv(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A product and an activation.
+/// A matrix product and an activation.
 struct FusedGemm {
     gemm: Box<dyn Op>,
 }

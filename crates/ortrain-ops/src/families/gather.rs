@@ -1,9 +1,11 @@
-//! Rows taken by their indices, and added back.
+//! Gather of rows by index, and its gradient, a scatter-add.
 //!
-//! Sources: ONNX Gather-1, 11, 13; `GatherGrad` of `com.microsoft` (inputs are the shape of what was gathered from, the
-//! indices, and the gradient of the rows; equal indices add up) and `ShrunkenGather` (a Gather of no more rows than there
-//! are). Negative indices count from the end; any other index outside fails the run and nothing is committed. Narrow
-//! floats are summed in float32. What other gathers and scatters share with these stands here as well.
+//! Sources: ONNX Gather-1, 11, 13; `GatherGrad` and `ShrunkenGather` of `com.microsoft`. The inputs of `GatherGrad` are
+//! the shape of the data, the indices, and the gradient of the gathered rows; the gradients of equal indices are added.
+//! `ShrunkenGather` is a Gather with no more result rows than data rows.
+//!
+//! Negative indices count from the end. Any other index out of range is an error of the run, and nothing is committed.
+//! float16 and bfloat16 are summed in float32. This module also has the helpers that other gathers and scatters share.
 
 use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -16,17 +18,17 @@ use crate::lower::{Lower, around};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// Row `index[j]` along an axis for each `j`.
+/// Gather: row `index[j]` of an axis for each `j`.
 struct Gather {
     axis: i64,
 }
 
-/// The gradient of [`Gather`].
+/// Gradient of [`Gather`].
 struct GatherGrad {
     axis: i64,
 }
 
-/// An index counted from the front, from one that may count from the end.
+/// Converts an index that may be negative (counted from the end) to an index counted from the start.
 pub(super) fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
     let (zero, rows) = (b.int(0), b.int(rows as i64));
     let negative = b.compare(CompareOp::Lt, index, zero);
@@ -34,10 +36,11 @@ pub(super) fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
     b.select(negative, wrapped, index)
 }
 
-/// Makes the run fail if an index of input `k` lies outside `-rows..rows`; the message names the index as given.
+/// Makes the run fail if an index in input `k` is outside `-rows..rows`. The message shows the index as the input has
+/// it.
 pub(super) fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result<(), OpError> {
     if cx.constant(k).is_some() {
-        // Inference has checked it.
+        // Inference has checked the constant indices.
         return Ok(());
     }
     let (dims, strides) = cx.guarded_space(k);
@@ -50,7 +53,8 @@ pub(super) fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result
     cx.emit(nest.instruction())
 }
 
-/// `row`, made of `index`, which makes the run fail if it lies outside; the message names the index as given.
+/// Returns `row` with a check that makes the run fail if `row` is out of range. `row` was computed from `index`. The
+/// message shows `index` if `row` is negative.
 pub(super) fn guarded(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg {
     let zero = b.int(0);
     let below = b.compare(CompareOp::Lt, row, zero);
@@ -58,7 +62,7 @@ pub(super) fn guarded(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg
     b.guard(shown, rows as i64)
 }
 
-/// The first row and the step from each to the next, if the indices in input `k` are known and lie evenly.
+/// Returns the first row and the step from row to row, if the indices in input `k` are constant and have one step.
 fn even_rows(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
     let indices = cx.constant(k).and_then(Tensor::to_i64)?;
     let from_front = |index: i64| if index < 0 { index + rows as i64 } else { index };
@@ -70,7 +74,8 @@ fn even_rows(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
     even.then(|| Some((usize::try_from(first).ok()?, isize::try_from(step).ok()?))).flatten()
 }
 
-/// Where rows go: to row `place[j]` of `rows` for each of `count`, all of `inner` elements.
+/// Target rows of a scatter: row `j` of `count` source rows goes to row `place[j]` of `rows`. Each row has `inner`
+/// elements.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     pub(super) place: BufferId,
@@ -79,7 +84,7 @@ pub(super) struct Places {
     pub(super) inner: usize,
 }
 
-/// Adds rows to those of a buffer of the same type.
+/// Adds rows of `source` to rows of `target`, a buffer of the same type.
 pub(super) fn scatter_add(
     cx: &mut Lower<'_>,
     places: &Places,
@@ -89,7 +94,8 @@ pub(super) fn scatter_add(
     scatter(cx, places, source, target, false)
 }
 
-/// Writes rows over those of a buffer of the same type; of several at one place the last stays.
+/// Overwrites rows of `target`, a buffer of the same type, by rows of `source`. Of several rows with equal index the
+/// last is written.
 pub(super) fn scatter_last(
     cx: &mut Lower<'_>,
     places: &Places,
@@ -99,7 +105,7 @@ pub(super) fn scatter_last(
     scatter(cx, places, source, target, true)
 }
 
-/// The instruction of both: adds rows, or writes them over others.
+/// Emits the scatter instruction, which adds or overwrites (`last`).
 fn scatter(
     cx: &mut Lower<'_>,
     places: &Places,
@@ -113,7 +119,8 @@ fn scatter(
     cx.emit(Instruction::from(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
-/// Puts the sum of rows and a buffer, or zeros, into another; narrow floats are summed in float32.
+/// Writes `to`, or zeros, plus the scattered rows of `source` into `target`. float16 and bfloat16 are summed in
+/// float32.
 pub(super) fn add_at(
     cx: &mut Lower<'_>,
     places: &Places,
@@ -133,12 +140,12 @@ pub(super) fn add_at(
     if narrow { copy(cx, sum, target) } else { Ok(()) }
 }
 
-/// Whether a shape is known to have elements.
+/// Returns true if the shape is known and has elements.
 pub(super) fn has_elements(shape: &Shape) -> bool {
     shape.concrete().is_some_and(|dims| !dims.contains(&0))
 }
 
-/// Checks the type of the indices and, where they are constant, that they lie inside `rows`.
+/// Checks the type of the indices, and the range `-rows..rows` if the indices are constant.
 pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
     cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
     if rows.and_then(Dim::known) == Some(0) && cx.shape(k).is_some_and(has_elements) {
@@ -155,7 +162,7 @@ pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Res
     }
 }
 
-/// The shape of what is gathered.
+/// Returns the shape of the gathered result.
 fn gathered(data: &Shape, indices: &Shape, axis: usize) -> Shape {
     data[..axis].iter().chain(indices.iter()).chain(&data[axis + 1..]).cloned().collect()
 }
@@ -171,7 +178,7 @@ impl Op for Gather {
             return Ok(());
         };
         cx.output(0, dtype, Some(gathered(data, indices, axis)));
-        // Chains of Shape, Gather, Concat, Reshape: sizes stay known.
+        // Propagates sizes through chains of Shape, Gather, Concat and Reshape.
         if let (DType::I64, 1, Some(sizes), true, Some(picked)) =
             (dtype, data.rank(), cx.sizes(0), indices.rank() <= 1, cx.constant(1).and_then(Tensor::to_i64))
         {
@@ -225,7 +232,7 @@ impl Op for Gather {
     }
 }
 
-/// What elements of a type are summed in.
+/// Returns the accumulation type for elements of type `dtype`.
 fn summed_in(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -234,7 +241,7 @@ fn summed_in(dtype: DType) -> DType {
     }
 }
 
-/// A buffer with the elements of another in the type that they are summed in: the same one if that is its own.
+/// Converts a buffer to its accumulation type. Returns the buffer itself if the types are equal.
 pub(super) fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Result<BufferId, OpError> {
     let dtype = summed_in(cx.buffer_dtype(buffer));
     if dtype == cx.buffer_dtype(buffer) {
@@ -246,7 +253,7 @@ pub(super) fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Resul
     Ok(wide)
 }
 
-/// Copies the elements of a buffer to another, converted to its type.
+/// Copies the elements of a buffer to another, converted to the type of the target.
 pub(super) fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError> {
     let mut nest = cx.nest(&[cx.buffer_len(from)], 0);
     let value = nest.load_strided(cx, from, 0, &[1]);
@@ -296,7 +303,7 @@ impl Op for GatherGrad {
         let count: usize = cx.dims(1).iter().product();
         let constant = cx.constant(1).and_then(Tensor::to_i64);
         if count == rows && constant.is_some_and(|indices| indices.into_iter().eq(0..rows as i64)) {
-            // Every row once, in order.
+            // The indices are the identity permutation.
             cx.alias(0, 2);
             return Ok(());
         }
@@ -304,7 +311,7 @@ impl Op for GatherGrad {
         let output = cx.output(0);
         let gradient = cx.input(2);
         if let Some((first, step)) = even_rows(cx, 1, rows).filter(|&(_, step)| step != 0) {
-            // No row twice, so nothing is summed.
+            // No row occurs twice, so no sum is necessary.
             fill(cx, output, 0.0)?;
             let mut nest = cx.nest(&[outer, count, inner], 0);
             let value = nest.load_broadcast(gradient, cx.dtype(2), &[outer, count, inner]);
@@ -329,7 +336,7 @@ impl Op for GatherGrad {
     }
 }
 
-/// The gradient as a ScatterElements that adds rows to zeros: the indices are spread over the elements of the rows.
+/// Decomposes into a ScatterElements that adds to zeros. The indices are expanded over the elements of the rows.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
     let rank =
@@ -343,7 +350,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let zeros = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
     let zeros = rw.add("ConstantOfShape", &[shape], zeros);
-    // One axis of indices, in the place of the axis gathered from.
+    // The indices as one axis, at the position of the gathered axis.
     let count = rw.add("Size", &[indices], Attrs::new());
     let one = rw.ints("one_axis", &[1]);
     let count = rw.add("Reshape", &[count, one], Attrs::new());
@@ -372,11 +379,12 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The first set of operators that sums what is written to the same place.
+/// First opset with the scatter reduction `add`.
 const SUMMED: i64 = 16;
 
-/// `GatherGrad` for older sets: the product of ones, where an index is that of a row, with the gradient. (An infinite
-/// gradient makes NaN of the rows that it does not belong to.)
+/// Decomposes `GatherGrad` for older opsets into a product of a one-hot matrix of the indices with the gradient.
+///
+/// An infinite gradient makes NaN of the rows that it does not belong to.
 fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) -> Result<(), OpError> {
     let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
     let output = rw.node().present_outputs().next();
@@ -404,7 +412,8 @@ fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) ->
     let hit_from_behind = rw.add("Equal", &[rows, from_behind], Attrs::new());
     let hit = rw.add("Or", &[hit, hit_from_behind], Attrs::new());
     let ones = rw.add("Cast", &[hit], Attrs::new().with("to", i64::from(dtype.to_onnx())));
-    // The axes in front of the rows, those of the indices as one, the axes behind.
+    // Three axes: the product of the axes before the rows, the number of indices, and the product of the axes after the
+    // rows.
     let product = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
         let known: Option<Vec<usize>> = sizes[from..to].iter().map(Dim::known).collect();
         if let Some(known) = known {
@@ -427,7 +436,8 @@ fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) ->
     Ok(())
 }
 
-/// `ShrunkenGather`, which promises that no more rows come out than went in, as Gather.
+/// Decomposes `ShrunkenGather` into Gather. The operator only adds the promise that the result has no more rows than
+/// the input.
 fn decompose_shrunken(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
     rw.renamed("", "Gather", &inputs, rw.attrs().clone());
@@ -469,7 +479,7 @@ mod tests {
         Attrs::new().with("axis", axis)
     }
 
-    /// In sets of operators without a scatter that adds.
+    /// Opsets without a scatter that adds.
     #[test]
     fn gradients_as_products() {
         let x = spread(&[3, 4, 2], 1);
@@ -534,7 +544,7 @@ mod tests {
                 "{failure:?}"
             );
 
-            // Constant ones are found before anything runs.
+            // Constant indices fail before the run.
             let (mut graph, ids) = graph(&[&x]);
             let indices = graph.add_constant("indices", indices);
             add(&mut graph, GATHER, "y", &[Some(ids[0]), Some(indices)], 1, Attrs::new());
@@ -580,7 +590,7 @@ mod tests {
 
     #[test]
     fn narrow_gradients_are_summed_wide() {
-        // 2048 + 1 is 2048 in half precision.
+        // In half precision 2048 + 1 is 2048.
         let count = 2049;
         let g = Tensor::filled(DType::F16, &[count], 1.0);
         let (shape, indices) = (Tensor::i64(&[1], &[1]), Tensor::i64(&[count], &vec![0; count]));

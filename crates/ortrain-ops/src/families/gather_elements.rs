@@ -1,10 +1,12 @@
-//! Elements taken by an index of each, or by the coordinates of each, and added back.
+//! Gather of single elements by index or of slices by coordinates, and the gradients.
 //!
 //! GatherElements-11, 13 (<https://onnx.ai/onnx/operators/onnx__GatherElements.html>) and GatherND-11, 12, 13
-//! (<https://onnx.ai/onnx/operators/onnx__GatherND.html>) of ONNX; `GatherElementsGrad` (inputs are the gradient, the shape
-//! of what was gathered from, the indices) and `GatherNDGrad` (the shape, the indices, the gradient) of `com.microsoft`.
-//! Negative indices count from the end; any other index outside fails the run and nothing is committed. Gradients of
-//! equal indices add up, those of narrow floats in float32.
+//! (<https://onnx.ai/onnx/operators/onnx__GatherND.html>) of ONNX; `GatherElementsGrad` and `GatherNDGrad` of
+//! `com.microsoft`. The inputs of `GatherElementsGrad` are the gradient, the shape of the data, and the indices. The
+//! inputs of `GatherNDGrad` are the shape, the indices, and the gradient.
+//!
+//! Negative indices count from the end. Any other index out of range is an error of the run, which then commits
+//! nothing. Gradients of equal indices are added; float16 and bfloat16 are summed in float32.
 
 use ortrain_expr::{Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
@@ -19,7 +21,7 @@ use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";
 
-/// Checks the shapes of data and of indices of their elements along an axis; returns the axis.
+/// Checks the shapes of the data and of the element indices along an axis. Returns the axis, counted from the front.
 pub(super) fn check_elements(data: &Shape, indices: Option<&Shape>, axis: i64) -> Result<usize, OpError> {
     let axis = normalize_axis(axis, data.rank())?;
     let Some(indices) = indices else { return Ok(axis) };
@@ -35,7 +37,7 @@ pub(super) fn check_elements(data: &Shape, indices: Option<&Shape>, axis: i64) -
     Ok(axis)
 }
 
-/// The position of an element of `dims` at the coordinates of a nest, of which that of `axis` is `row`.
+/// Returns the flat index in `dims` of the nest's coordinates, with `row` as the coordinate along `axis`.
 pub(super) fn position(nest: &mut NestBuilder, dims: &[usize], axis: usize, row: Reg) -> Reg {
     let mut at = nest.b.int(0);
     for (k, &size) in dims.iter().enumerate() {
@@ -47,7 +49,7 @@ pub(super) fn position(nest: &mut NestBuilder, dims: &[usize], axis: usize, row:
     at
 }
 
-/// Where in data of shape `dims` each element lies whose indices along an axis are input `k`.
+/// Computes the flat indices of elements in data of shape `dims`. Input `k` has the indices along `axis`.
 pub(super) fn places_of_elements(
     cx: &mut Lower<'_>,
     k: usize,
@@ -69,7 +71,7 @@ pub(super) fn places_of_elements(
     Ok(Places { place, rows: dims.iter().product(), count, inner: 1 })
 }
 
-/// Elements of one tensor at the indices of another along an axis.
+/// GatherElements: elements of one tensor at the indices in another, along an axis.
 struct GatherElements {
     axis: i64,
 }
@@ -108,7 +110,7 @@ impl Op for GatherElements {
     }
 }
 
-/// The gradient of what elements were gathered from.
+/// Adds the gradient of the data that elements were gathered from.
 pub(super) fn elements_gradient(
     cx: &mut Grad<'_>,
     g: ValueId,
@@ -120,7 +122,7 @@ pub(super) fn elements_gradient(
     cx.add_in(MICROSOFT, "GatherElementsGrad", &[g, shape, indices], Attrs::new().with("axis", axis))
 }
 
-/// The gradient of [`GatherElements`].
+/// Gradient of [`GatherElements`].
 struct GatherElementsGrad {
     axis: i64,
 }
@@ -148,12 +150,12 @@ impl Op for GatherElementsGrad {
     }
 }
 
-/// The shape that input `k` holds, if it is known.
+/// Returns the shape that input `k` contains, if it is known.
 fn shape_in(cx: &Infer<'_>, k: usize) -> Option<Shape> {
     cx.sizes(k).map(|sizes| sizes.into_iter().collect())
 }
 
-/// Checks that input `k` may have the shape that is needed.
+/// Checks that the shape of input `k` can equal the required shape.
 pub(super) fn check_alike(cx: &Infer<'_>, k: usize, wanted: Option<&Shape>) -> Result<(), OpError> {
     let (Some(found), Some(wanted)) = (cx.shape(k), wanted) else { return Ok(()) };
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
@@ -165,12 +167,12 @@ pub(super) fn check_alike(cx: &Infer<'_>, k: usize, wanted: Option<&Shape>) -> R
     Ok(())
 }
 
-/// Slices at coordinates: the last axis of the indices holds coordinates along the axes behind the first `batch`.
+/// GatherND: the last axis of the indices has the coordinates of a slice along the axes after the first `batch` axes.
 struct GatherNd {
     batch: i64,
 }
 
-/// Checks the shapes of data and indices of a gather by coordinates, and says that of the result.
+/// Checks the shapes of the data and the coordinates, and returns the shape of the result.
 pub(super) fn shape_of_slices(data: &Shape, indices: &Shape, batch: i64) -> Result<Shape, OpError> {
     let wrong = |what: &str| {
         OpError::invalid(format!(
@@ -196,7 +198,8 @@ pub(super) fn shape_of_slices(data: &Shape, indices: &Shape, batch: i64) -> Resu
     Ok(taken.chain(&data[batch + depth..]).cloned().collect())
 }
 
-/// Makes the run fail if a coordinate of input `k` lies outside, and says which row of the indexed axes each refers to.
+/// Computes the row that each coordinate vector of input `k` selects. The axes of the batch and the coordinates count
+/// as one axis of rows. Makes the run fail if a coordinate is out of range.
 pub(super) fn places_of_slices(
     cx: &mut Lower<'_>,
     k: usize,
@@ -267,7 +270,7 @@ impl Op for GatherNd {
     }
 }
 
-/// The gradient of [`GatherNd`].
+/// Gradient of [`GatherNd`].
 struct GatherNdGrad {
     batch: i64,
 }
@@ -296,7 +299,7 @@ impl Op for GatherNdGrad {
     }
 }
 
-/// Zeros of a shape, of the type of a gradient.
+/// Adds zeros of a shape, with the type of the gradient `g`.
 fn zeros(rw: &mut Rewrite<'_>, shape: ValueId, g: ValueId) -> Result<ValueId, OpError> {
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
     let zero = Attrs::new().with("value", ortrain_graph::Tensor::filled(dtype, &[1], 0.0));
@@ -313,7 +316,7 @@ fn decompose_elements(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// As ScatterND, which has no batch: its coordinates go in front of the others.
+/// Decomposes into ScatterND, which has no batch axes: the batch coordinates are inserted before the others.
 fn decompose_slices(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (shape, mut indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
     let zeros = zeros(rw, shape, g)?;
@@ -394,7 +397,7 @@ mod tests {
     const ELEMENTS: (&str, &str) = ("", "GatherElements");
     const ND: (&str, &str) = ("", "GatherND");
 
-    /// Gradients, and the gradient graph in plain ONNX.
+    /// Checks the gradients, and the decomposition of the gradient graph into plain ONNX.
     #[track_caller]
     fn check(op: (&str, &str), data: &[usize], indices: Tensor, attrs: Attrs) {
         let inputs = [spread(data, 1), indices];
@@ -403,7 +406,7 @@ mod tests {
         check_gradients(&graph, &inputs, &[0], &[0]);
         let y = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("known");
         let gradient = gradient_graph(&graph, &[Some(spread(&y, 2))], &[0]);
-        // The gradient needs the indices alone.
+        // The gradient only uses the indices.
         let given: Vec<Tensor> = inputs.to_vec();
         check_decomposition(&gradient, &given, 1e-12);
     }

@@ -1,16 +1,26 @@
-//! A tensor looked at between its elements: `GridSample`.
+//! Interpolation of a tensor at the points of a grid: `GridSample`.
 //!
-//! GridSample-16, 20, 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__GridSample.html>). Opset 20 has other names for the
-//! modes and any number of axes, 22 bfloat16. The grid holds coordinates between -1 and 1, that of the last axis first. They
-//! follow the reference implementation of the standard: a coordinate beyond the border is clipped or reflected, where
-//! `padding_mode` says so, then the elements around it are weighed, and those outside are zeros, the nearest ones or reflected
-//! ones. For `cubic` with `border` the coordinate stays and each of the four elements of an axis is clipped on its own, as in
-//! PyTorch and ONNX Runtime: far outside the border's value remains, and near the border the kernel has all of its weights. Integers are interpolated in float64 and truncated; `nearest` takes the even one of two neighbours.
+//! GridSample-16, 20, 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__GridSample.html>). Opset 20 renamed the modes
+//! and allows any number of axes; opset 22 added bfloat16. The grid has coordinates between -1 and 1; the coordinate of
+//! the last axis is first. The arithmetic follows the reference implementation of the standard:
 //!
-//! It is a composition: the positions and weights of the elements around every point, products over the axes, one GatherND
-//! and a sum. So both inputs have gradients: that of the grid is zero for `nearest`, and outside and on the edge of
-//! coordinates that `border` clips; `reflection` turns its sign; with `zeros` there is a slope across the last half of a cell. A coordinate that
-//! is no number makes `linear` and `cubic` give none.
+//! - A coordinate beyond the border is clipped or reflected, if `padding_mode` is `border` or `reflection`.
+//! - The result is the weighted sum of the elements around the coordinate. Elements out of range are zeros, the nearest
+//!   elements, or reflected elements.
+//! - For `cubic` with `border` the coordinate is not clipped. Each of the four elements of an axis is clipped
+//!   separately, as in PyTorch and ONNX Runtime. So far outside the value is the border's, and near the border the
+//!   kernel has all of its weights.
+//! - Integers are interpolated in float64 and truncated. `nearest` rounds half to even.
+//!
+//! The operator is a composition: positions and weights of the elements around each point, products over the axes, one
+//! GatherND and a sum. So both inputs have gradients. The gradient of the grid is
+//!
+//! - zero for `nearest`,
+//! - zero with `border` where the coordinate is clipped, the edge included,
+//! - negated with `reflection` where the coordinate is reflected,
+//! - not zero with `zeros` across the outer half of the outer elements, where the value fades to zero.
+//!
+//! For a NaN coordinate `linear` and `cubic` return NaN.
 //!
 //! Limits: the rank of the input must be known.
 
@@ -44,7 +54,7 @@ enum Padding {
 struct GridSample {
     mode: Mode,
     padding: Padding,
-    /// Whether -1 and 1 are the centers of the outer elements rather than their edges.
+    /// True if -1 and 1 are the centers of the outer elements; false if they are the outer edges (`align_corners`).
     aligned: bool,
 }
 
@@ -104,24 +114,24 @@ impl Op for GridSample {
     }
 }
 
-/// What is looked at along one axis, for every point: `[batch, points, taps]` each.
+/// Elements that contribute to each point along one axis. Each value has the shape `[batch, points, taps]`.
 struct Taps {
-    /// Indices of elements, all of them inside.
+    /// Indices of the elements; all are in range.
     index: ValueId,
-    /// Whether the element is there at all.
+    /// True where the element exists. `None` if the padding makes all elements exist.
     inside: Option<ValueId>,
     weights: Option<ValueId>,
 }
 
-/// One axis of the input.
+/// Coordinate system of one axis of the input.
 struct Axis {
     ty: DType,
     zero: ValueId,
-    /// The index of the last element.
+    /// Index of the last element.
     last: ValueId,
-    /// Where the axis begins.
+    /// Position of the lower border.
     least: ValueId,
-    /// How far it reaches.
+    /// Distance between the borders.
     span: ValueId,
 }
 
@@ -134,7 +144,7 @@ impl Axis {
         Axis { ty, zero: number(rw, ty, 0.0), last, least, span }
     }
 
-    /// From -1 to 1 to positions of elements.
+    /// Converts coordinates between -1 and 1 to positions in units of elements.
     fn position(&self, rw: &mut Rewrite<'_>, place: ValueId, aligned: bool) -> ValueId {
         let (one, half) = (number(rw, self.ty, 1.0), number(rw, self.ty, 0.5));
         let from_front = apply(rw, "Add", &[place, one]);
@@ -147,12 +157,12 @@ impl Axis {
         apply(rw, "Mul", &[shifted, half])
     }
 
-    /// `[least, most]` of the axis.
+    /// Returns the lower and the upper border.
     fn ends(&self, rw: &mut Rewrite<'_>) -> [ValueId; 2] {
         [self.least, apply(rw, "Add", &[self.least, self.span])]
     }
 
-    /// Thrown back by both ends until it lies between them.
+    /// Reflects positions at both borders until they are between them.
     fn reflected(&self, rw: &mut Rewrite<'_>, x: ValueId) -> ValueId {
         let rest_of = |rw: &mut Rewrite<'_>, a: ValueId, b: ValueId| {
             rw.add("Mod", &[a, b], Attrs::new().with("fmod", 1i64))
@@ -174,14 +184,15 @@ impl Axis {
         apply(rw, "Where", &[outside, back, x])
     }
 
-    /// The position that is looked at instead of one beyond the border.
+    /// Clips or reflects positions beyond the border, by the padding mode.
     fn padded(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> ValueId {
         match op.padding {
             Padding::Zeros => x,
-            // Each of the elements that count is clipped on its own.
+            // Each contributing element is clipped separately.
             Padding::Border if op.mode == Mode::Cubic => x,
             Padding::Reflection => self.reflected(rw, x),
-            // The outer halves of the outer cells have the values of the outer elements, so clipping them changes slopes alone.
+            // The outer halves of the outer elements have constant values. So clipping to the centers changes the
+            // gradient only.
             Padding::Border => {
                 let before = apply(rw, "LessOrEqual", &[x, self.zero]);
                 let behind = apply(rw, "LessOrEqual", &[self.last, x]);
@@ -191,9 +202,10 @@ impl Axis {
         }
     }
 
-    /// The elements that count for a position `[batch, points, 1]`.
+    /// Computes the contributing elements of positions `[batch, points, 1]`.
     fn taps(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> Taps {
-        // Weights are polynomials of how far the position is behind an element; by power, one coefficient for each tap.
+        // Weights are polynomials in the distance from the element before the position. Each row has the coefficients
+        // of one power, one for each tap.
         let (first, powers): (f64, &[&[f64]]) = match op.mode {
             Mode::Nearest => (0.0, &[&[1.0]]),
             Mode::Linear => (0.0, &[&[1.0, 0.0], &[-1.0, 1.0]]),
@@ -228,7 +240,7 @@ impl Axis {
         if op.padding == Padding::Reflection {
             at = self.reflected(rw, at);
         }
-        // Whatever the position is, no number even, an element that is there is looked at.
+        // For every position, NaN included, the index is in range.
         let from_front = apply(rw, "LessOrEqual", &[self.zero, at]);
         let before_end = apply(rw, "LessOrEqual", &[at, self.last]);
         let (inside, clipped) = if op.padding == Padding::Zeros {
@@ -273,7 +285,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             rw.add_node("", "Split", &[Some(places)], axes, attrs)
         }
     };
-    // The last axis comes first in the grid.
+    // The grid has the coordinate of the last axis first.
     places.reverse();
 
     let mut all: Option<Taps> = None;
@@ -292,7 +304,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             continue;
         };
         taps *= own_taps(&op);
-        // Every tap of the axes before with every one of this axis.
+        // Combines each tap of the previous axes with each tap of this axis.
         let both = |rw: &mut Rewrite<'_>, op: &str, a: ValueId, b: ValueId| {
             let (a, b) = (unsqueezed(rw, a, &[3]), unsqueezed(rw, b, &[2]));
             let pairs = apply(rw, op, &[a, b]);
@@ -325,7 +337,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let channels = size_of(rw, x, 1);
         value = reshaped(rw, value, &[Size::Kept, points, Size::Number(taps), channels]);
     } else {
-        // One tap: its axis goes.
+        // Removes the axis of the single tap.
         inside = all.inside;
     }
     if let Some(inside) = inside {
@@ -346,7 +358,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// How many elements count along one axis.
+/// Returns the number of contributing elements along one axis.
 fn own_taps(op: &GridSample) -> i64 {
     match op.mode {
         Mode::Nearest => 1,
@@ -355,7 +367,7 @@ fn own_taps(op: &GridSample) -> i64 {
     }
 }
 
-/// The names of the modes before opset 20.
+/// Names of the modes before opset 20.
 const OLD_NAMES: [(&str, &str); 2] = [("bilinear", "linear"), ("bicubic", "cubic")];
 
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
@@ -374,7 +386,8 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 20 the modes have other names and there are two axes; before 16 it is written as what it is made of.
+/// Renames the mode for opsets before 20, which allow two spatial axes only. Other ranks, and opsets before 16, get the
+/// decomposition.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let version = rw.version();
     if version >= 20 {
@@ -382,7 +395,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let planes = rw.shape(rw.required(0)?).is_some_and(|shape| shape.rank() == 4);
     if version < 16 || !planes {
-        // What is gathered from is a batch, which GatherND knows since 12.
+        // The decomposition uses GatherND with batch axes, which opset 12 added.
         return if version < 12 { Ok(()) } else { decompose(rw) };
     }
     let mode = rw.attrs().string("mode")?.unwrap_or("linear");

@@ -1,5 +1,7 @@
-//! Normalization of everything from an axis on: `LayerNormalization`, `RMSNormalization` and ONNX Runtime's older name
-//! of it, `SimplifiedLayerNormalization`, and what training graphs hold, `LayerNormalizationGrad`,
+//! Layer normalization over all axes from `axis` on, and its gradients.
+//!
+//! Operators: `LayerNormalization`, `RMSNormalization` and its older name in ONNX Runtime,
+//! `SimplifiedLayerNormalization`. Training graphs also have `LayerNormalizationGrad`,
 //! `SimplifiedLayerNormalizationGrad` and `InvertibleLayerNormalizationGrad`.
 //!
 //! Sources: ONNX LayerNormalization-17 (<https://onnx.ai/onnx/operators/onnx__LayerNormalization.html>) and
@@ -7,13 +9,14 @@
 //! LayerNormalization-1 (the same before opset 17) and SimplifiedLayerNormalization-1 in the domain of ONNX, and the
 //! gradient operators of `com.microsoft` version 1.
 //!
-//! `y = (x - mean) / sqrt(variance + epsilon) * scale + bias`, mean and (biased) variance being those of the elements
-//! from `axis` on, in two passes. The second and third result are the mean and `1 / sqrt(variance + epsilon)`, with the
-//! reduced axes kept and in the type of `stash_type`; they have gradients as any other result. `RMSNormalization` has no
-//! mean, no bias and the mean square instead of the variance. Scale and bias broadcast to `x`. Floats narrower than
-//! float32 are computed in float32, float64 in float64 whatever `stash_type` says.
+//! `y = (x - mean) / sqrt(variance + epsilon) * scale + bias`. Mean and (biased) variance are over the elements from
+//! `axis` on, in two passes. The second and third result are the mean and `1 / sqrt(variance + epsilon)`. Their reduced
+//! axes have size 1, their type is `stash_type`, and they have gradients as any other result.
 //!
-//! Below its opset each is written as the operators that it is made of.
+//! `RMSNormalization` has no mean and no bias, and the mean square in place of the variance. Scale and bias broadcast
+//! to `x`. float16 and bfloat16 are computed in float32. float64 is computed in float64 for every `stash_type`.
+//!
+//! Below its opset each operator is written as its decomposition.
 
 use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -35,14 +38,14 @@ const LAYER_GRAD: &str = "LayerNormalizationGrad";
 const SIMPLIFIED_GRAD: &str = "SimplifiedLayerNormalizationGrad";
 const INVERTIBLE_GRAD: &str = "InvertibleLayerNormalizationGrad";
 
-/// Which of the operators.
+/// Variant of the normalization.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Mean and variance: `Y`, `Mean`, `InvStdDev` of `X`, `Scale`, `B`.
     Layer,
-    /// The mean square: `Y`, `inv_std_var` of `X`, `scale`.
+    /// Mean square: `Y`, `inv_std_var` of `X`, `scale`.
     Simplified,
-    /// The mean square: `Y` of `X`, `scale`.
+    /// Mean square: `Y` of `X`, `scale`.
     Rms,
 }
 
@@ -55,12 +58,12 @@ impl Kind {
         }
     }
 
-    /// The output that is the mean.
+    /// Returns the index of the output that is the mean.
     fn mean(self) -> Option<usize> {
         (self == Kind::Layer).then_some(1)
     }
 
-    /// The output that is one over the root.
+    /// Returns the index of the output that is the inverse standard deviation.
     fn inverse(self) -> Option<usize> {
         match self {
             Kind::Layer => Some(2),
@@ -70,28 +73,30 @@ impl Kind {
     }
 }
 
-/// A normalization of `X` (any float type) by its elements from an axis on.
+/// Normalization of `X` (any float type) over its axes from `axis` on.
 struct LayerNorm {
     kind: Kind,
     axis: i64,
     epsilon: f64,
-    /// The type of mean and `InvStdDev`.
+    /// Type of the outputs `Mean` and `InvStdDev`.
     stash: DType,
 }
 
-/// The gradient of [`LayerNorm`]: inputs are the gradient of the result, `X`, the scale, the mean (where there is one)
-/// and one over the root; outputs the gradients of `X`, scale and, where there is a mean, bias, which has the shape of
-/// the scale.
+/// Gradient of [`LayerNorm`].
+///
+/// The inputs are the gradient of the result, `X`, the scale, the mean (if the variant has one) and the inverse
+/// standard deviation. The outputs are the gradients of `X`, of the scale and, if the variant has a mean, of the bias,
+/// which has the shape of the scale.
 struct LayerNormGrad {
     axis: i64,
     centred: bool,
 }
 
-/// The same from the result of the normalization in place of `X`, and the bias in place of the mean: a training graph that
-/// does not keep `X`. It is a composition.
+/// Gradient of [`LayerNorm`] for a training graph that does not save `X`. It has the inputs of [`LayerNormGrad`], but
+/// the result of the normalization in place of `X`, and the bias in place of the mean. It is a composition.
 struct InvertibleLayerNormGrad(LayerNormGrad);
 
-/// The axes that are normalized, from the front where the rank is known.
+/// Returns the normalized axes, counted from the front if the rank is known.
 fn axes_of(axis: i64, rank: Option<usize>) -> Result<Vec<i64>, OpError> {
     match rank {
         Some(rank) => Ok((normalize_axis(axis, rank)? as i64..rank as i64).collect()),
@@ -104,12 +109,12 @@ fn no_rank() -> OpError {
     OpError::unsupported("the rank of its data must be known for this; declare its shape in the model")
 }
 
-/// A shape with the axes from one on reduced to one element.
+/// Returns a shape with the axes from `axis` on reduced to size 1.
 fn reduced(shape: &Shape, axis: usize) -> Shape {
     shape.iter().enumerate().map(|(k, dim)| if k < axis { dim.clone() } else { Dim::Known(1) }).collect()
 }
 
-/// Checks that input `k` broadcasts to input `x`, which keeps its shape.
+/// Checks that input `k` broadcasts to input `x` without a change of the shape of `x`.
 pub(super) fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(), OpError> {
     let (Some(small), Some(large)) = (cx.shape(k), cx.shape(x)) else { return Ok(()) };
     let fits = |(a, b): (&Dim, &Dim)| match (a.known(), b.known()) {
@@ -124,12 +129,12 @@ pub(super) fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(),
     Ok(())
 }
 
-/// How many elements a shape has.
+/// Returns the number of elements of a shape.
 fn count(dims: &[usize]) -> f64 {
     dims.iter().map(|&dim| dim as f64).product()
 }
 
-/// A value in the type that is computed with.
+/// Loads an element of input `k`, broadcast to the nest and converted to the type of the arithmetic.
 fn load(nest: &mut NestBuilder, cx: &mut Lower<'_>, k: usize, ty: Type) -> Reg {
     let (buffer, dtype, dims) = (cx.input(k), cx.dtype(k), cx.dims(k));
     let value = nest.load_broadcast(buffer, dtype, &dims);
@@ -137,8 +142,8 @@ fn load(nest: &mut NestBuilder, cx: &mut Lower<'_>, k: usize, ty: Type) -> Reg {
 }
 
 impl LayerNorm {
-    /// The statistics once more, in the type that is computed with, where those that are results are narrower: the mean,
-    /// where there is one, and one over the root.
+    /// Adds nodes that compute the mean (if the variant has one), the centered data, and the inverse standard
+    /// deviation. Gradients use them where the stored statistics have a narrower type than the arithmetic.
     fn emit_statistics(
         &self,
         to: &mut impl NodeSink,
@@ -163,12 +168,12 @@ impl LayerNorm {
         (mean, centred, emit(to, "Div", &[one, root]))
     }
 
-    /// Mean (where there is one) and one over the root, in the type that is computed with.
+    /// Returns the mean (if the variant has one) and the inverse standard deviation, in the type of the arithmetic.
     fn statistics(&self, cx: &mut Grad<'_>, x: ValueId) -> Result<(Option<ValueId>, ValueId), OpError> {
         let dtype = cx.dtype(x)?;
         if self.stash == wide(dtype) {
             if self.kind == Kind::Rms {
-                // The same under a name that has the second result, too.
+                // SimplifiedLayerNormalization is the same operator with a second result.
                 cx.change_node(|graph, index| graph.nodes[index].op = SIMPLIFIED.into());
             }
             let mean = self.kind.mean().map(|k| cx.output(k, "mean"));
@@ -180,7 +185,7 @@ impl LayerNorm {
         Ok((mean, inverse))
     }
 
-    /// What gradients that arrive at the statistics add to that of `X`: `(g_mean - g_inverse * inverse^3 * (x - mean)) / n`.
+    /// Returns the gradient of `X` through the statistics: `(g_mean - g_inverse * inverse^3 * (x - mean)) / n`.
     fn through_statistics(
         &self,
         cx: &mut Grad<'_>,
@@ -225,7 +230,7 @@ impl LayerNorm {
     }
 }
 
-/// A node of one result.
+/// Adds a node with one result.
 fn emit(to: &mut impl NodeSink, op: &str, inputs: &[ValueId]) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
     to.emit(op, &inputs, Attrs::new())
@@ -278,7 +283,7 @@ impl Op for LayerNorm {
             && let Some(&first) = of_x.first()
         {
             let sum = of_x[1..].iter().fold(first, |sum, &part| emit(cx, "Add", &[sum, part]));
-            // A gradient through the statistics alone has the shape of `X` only where it broadcasts to it.
+            // A gradient through the statistics only may have size 1 along the reduced axes.
             let sum = match g {
                 Some(_) => sum,
                 None => {
@@ -348,14 +353,15 @@ impl Op for LayerNorm {
 }
 
 impl LayerNormGrad {
-    /// The inputs that are the statistics: the mean, if there is one, and one over the root.
+    /// Returns the indices of the inputs that are the mean (if the variant has one) and the inverse standard deviation.
     fn statistics(&self) -> (Option<usize>, usize) {
         if self.centred { (Some(3), 4) } else { (None, 3) }
     }
 }
 
 impl LayerNormGrad {
-    /// Checks types and shapes; input 3 is the mean, or the bias of a normalization whose result is input 1.
+    /// Checks types and shapes. With `has_bias` input 1 is the result of the normalization and input 3 the bias;
+    /// otherwise input 3 is the mean.
     fn check(&self, cx: &mut Infer<'_>, has_bias: bool) -> Result<(), OpError> {
         let (mean, inverse) = self.statistics();
         cx.arity(inverse + 1, inverse + 1, if self.centred { 3 } else { 2 })?;
@@ -448,13 +454,13 @@ impl Op for LayerNormGrad {
 }
 
 impl LayerNormGrad {
-    /// The gradients of scale and bias: sums over the axes along which the scale was broadcast.
+    /// Emits the gradients of scale and bias: sums over the axes along which the scale was broadcast.
     fn lower_sums(&self, cx: &mut Lower<'_>, dims: &[usize], ty: Type) -> Result<(), OpError> {
         let scale = cx.dims(2);
         let lead = dims.len() - scale.len();
         let is_kept = |&axis: &usize| axis >= lead && scale[axis - lead] == dims[axis];
         let (kept, summed): (Vec<usize>, Vec<usize>) = (0..dims.len()).partition(is_kept);
-        // The sums are over one axis at least.
+        // A reduction needs at least one axis.
         let padding = usize::from(summed.is_empty());
         let order: Vec<usize> = kept.iter().chain(&summed).copied().collect();
         let space: Vec<usize> =
@@ -494,7 +500,7 @@ impl LayerNormGrad {
     }
 }
 
-/// The attributes of a node.
+/// Reads the attributes of a node.
 fn read(node: &Node) -> Result<LayerNorm, OpError> {
     let number = node.attrs.int("stash_type")?.unwrap_or(1);
     let stash = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
@@ -527,24 +533,24 @@ fn build_invertible(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(InvertibleLayerNormGrad(LayerNormGrad { axis: axis_of(node)?, centred: true })))
 }
 
-/// Before opset 17 (23 for the one without a mean) it is written as what it is made of.
+/// Decomposes the operator for opsets before 17 (`RMSNormalization`: before 23).
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let since = if Kind::of(rw.node()) == Kind::Rms { 23 } else { 17 };
     if rw.version() < since { decompose(rw) } else { Ok(()) }
 }
 
-/// The element type of a value.
+/// Returns the element type of a value.
 fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
     rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"))
 }
 
-/// A value in the type that is computed with.
+/// Converts a value to the type of the arithmetic.
 fn widened(rw: &mut Rewrite<'_>, value: ValueId, to: DType) -> Result<ValueId, OpError> {
     let from = dtype_of(rw, value)?;
     Ok(cast(rw.patch().1, value, from, to))
 }
 
-/// The normalizations in operators of every opset.
+/// Decomposes the normalizations into operators that every opset has.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = read(rw.node())?;
     let (x, scale) = (rw.required(0)?, rw.required(1)?);
@@ -575,7 +581,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradient operators in operators of `ai.onnx`.
+/// Decomposes the gradient operators into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let [g, x, scale] = [rw.required(0)?, rw.required(1)?, rw.required(2)?];
     let invertible = &*rw.node().op == INVERTIBLE_GRAD;
@@ -593,7 +599,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         widened(rw, scale, dtype)?,
         widened(rw, inverse, dtype)?,
     ];
-    // The mean, or the bias of a result.
+    // Input 3 is the mean of `X`, or the bias that the result contains.
     let shifted = match third {
         Some(third) => {
             let third = widened(rw, third, dtype)?;
@@ -632,7 +638,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A value of the shape of `x`, summed over the axes along which the scale was broadcast to it.
+/// Sums a value of the shape of `x` over the axes along which the scale was broadcast to `x`.
 fn sum_to_scale(
     rw: &mut Rewrite<'_>,
     value: ValueId,
@@ -668,7 +674,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let gradients = [LAYER_GRAD, SIMPLIFIED_GRAD]
         .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).differentiated_as(decompose_grad));
     let forward = [
-        // ONNX Runtime has it in the domain of ONNX from version 1 on.
+        // ONNX Runtime has LayerNormalization in the domain of ONNX from version 1 on.
         Definition::new("", LAYER, &[1, 17], build)
             .decompose(decompose)
             .downgrade(downgrade)

@@ -1,11 +1,17 @@
-//! Attention that remembers sums instead of keys: `LinearAttention`.
+//! Attention with a state of constant size in place of stored keys: `LinearAttention`.
 //!
-//! LinearAttention-27 of ONNX (<https://onnx.ai/onnx/operators/onnx__LinearAttention.html>). A state of one matrix for each
-//! head is carried from position to position: it fades (`gated`), what it gives for the key is taken out of the value
-//! (`delta`), and the product of key and value is added; the query is multiplied by what comes out. Query heads may share a
-//! head of keys and values. `chunk_size`, a hint, changes nothing. The state is computed in float32 at least.
+//! LinearAttention-27 of ONNX (<https://onnx.ai/onnx/operators/onnx__LinearAttention.html>). Each head has a state
+//! matrix, which is carried from position to position. At each position
 //!
-//! It is a composition around a Scan. So everything has a gradient, the past state, too.
+//! - `gated` rules multiply the state by the exponential of the decay;
+//! - `delta` rules subtract from the value the product of key and state, and multiply the difference by beta;
+//! - the outer product of key and value is added to the state;
+//! - the result is the query times the new state.
+//!
+//! Query heads may share a head of keys and values. `chunk_size` is a hint without effect. The state is computed in
+//! float32, or in float64 for float64 inputs.
+//!
+//! The operator is a composition around a Scan. So every input has a gradient, the past state included.
 //!
 //! Limits: the ranks of the inputs must be known.
 
@@ -31,7 +37,7 @@ struct LinearAttention {
     heads: usize,
     gated: bool,
     delta: bool,
-    /// What the results are multiplied by; `None`: by the size of a key, to the power of -1/2.
+    /// Factor of the results. `None` means `1 / sqrt(key size)`.
     scale: Option<f32>,
 }
 
@@ -93,7 +99,7 @@ impl Op for LinearAttention {
             (Some(a), Some(b)) => a == b,
             _ => true,
         };
-        // The size of a head of an input that packs some.
+        // Checks an input of packed heads, and returns the size of one head.
         let packed = |k: usize, heads: usize| {
             let Some(shape) = cx.shape(k) else { return Ok(None) };
             if shape.rank() != 3 || !fits(&shape[0], batch.as_ref()) || !fits(&shape[1], length.as_ref()) {
@@ -156,8 +162,10 @@ impl Op for LinearAttention {
     }
 }
 
-/// One position: the state and what belongs to the position become the next state and the result. `prefix` is what names
-/// begin with: none of them may stand outside.
+/// Builds the body of the Scan: it computes the next state and the result from the state and the elements of one
+/// position.
+///
+/// All names begin with `prefix`, so that they are unique in the outer graph.
 fn step(op: &LinearAttention, prefix: &str) -> Graph {
     let mut body = Graph::new("position");
     let names = ["state", "query", "key", "key_down", "value"].into_iter();
@@ -266,7 +274,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(LinearAttention::read(node)?))
 }
 
-/// Before opset 27 it is written as what it is made of.
+/// Decomposes the operator for opsets before 27.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 27 { decompose(rw) } else { Ok(()) }
 }
@@ -310,7 +318,8 @@ mod tests {
             .with("update_rule", rule)
     }
 
-    /// The inputs of a rule; `fine`: decays for each element of a key, and a rate for each head.
+    /// Returns the inputs of an update rule. With `fine` each key element has a decay and each head a beta; otherwise
+    /// each head has a decay, and beta is one number.
     fn inputs(rule: &str, past: bool, fine: bool) -> [Option<Tensor>; 6] {
         let packed = |width: usize, seed: u32| spread(&[BATCH, LENGTH, width], seed);
         [
@@ -323,7 +332,7 @@ mod tests {
         ]
     }
 
-    /// By the definition, position by position.
+    /// Computes the results by the definition, position by position.
     fn expected(given: &[Option<Tensor>; 6], scale: f64) -> [Tensor; 2] {
         let elements = |k: usize| given[k].as_ref().map(Tensor::to_f64);
         let [query, key, value] = [0, 1, 2].map(|k| elements(k).expect("there"));

@@ -1,14 +1,18 @@
-//! Linear models, as scikit-learn's are exported: weighted sums of features, and what is made of them.
+//! Linear models as scikit-learn exports them: weighted sums of features, with labels and probabilities of classifiers.
 //!
 //! LinearClassifier-1 (<https://onnx.ai/onnx/operators/onnx_aionnxml_LinearClassifier.html>) and LinearRegressor-1
-//! (<https://onnx.ai/onnx/operators/onnx_aionnxml_LinearRegressor.html>) of ai.onnx.ml, compositions of a Gemm. Their weights
-//! lie in attributes; where a model is trained they are written out first, as initializers
-//! (`passes::linear_models`).
+//! (<https://onnx.ai/onnx/operators/onnx_aionnxml_LinearRegressor.html>) of ai.onnx.ml, compositions of a Gemm. Their
+//! weights are attributes. Before training, `passes::linear_models` decomposes them, and the weights become
+//! initializers.
 //!
-//! As onnxruntime has it: scores are float32 whatever comes in; scores of one class for two labels stand for the second
-//! label, `1 - score` (or, with `LOGISTIC`, the sigmoid of `-score`) for the first; a single score without labels takes
-//! no `post_transform`, and its label says whether it is positive; `SOFTMAX_ZERO` leaves out scores that are 0. `PROBIT` is
-//! refused: no operator of ONNX computes it.
+//! The semantics are onnxruntime's:
+//!
+//! - Scores are float32 for every input type.
+//! - A single score with two labels is the score of the second label. The score of the first label is `1 - score`; with
+//!   `LOGISTIC` it is the sigmoid of `-score`.
+//! - A single score without labels has no `post_transform`. Its label is 1 if the score is positive, else 0.
+//! - `SOFTMAX_ZERO` excludes scores that are 0 from the softmax.
+//! - `PROBIT` is an error: no operator of ONNX computes it.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
@@ -20,15 +24,15 @@ use crate::introspect::Sample;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The name of the classifier, which has labels beside its scores.
+/// Name of the classifier. Its results are the labels and the scores.
 pub(crate) const CLASSIFIER: &str = "LinearClassifier";
-/// The name of the regressor.
+/// Name of the regressor.
 pub(crate) const REGRESSOR: &str = "LinearRegressor";
 
-/// The magnitude below which a score is 0 for `SOFTMAX_ZERO`.
+/// Magnitude up to which `SOFTMAX_ZERO` treats a score as 0.
 const NEXT_TO_ZERO: f64 = 1e-7;
 
-/// The function that is applied to the scores.
+/// Function of the scores (`post_transform`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostTransform {
     None,
@@ -37,20 +41,20 @@ pub(crate) enum PostTransform {
     SoftmaxZero,
 }
 
-/// A linear model, its attributes read.
+/// Linear model, read from the attributes of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
-    /// A row for each score.
+    /// Matrix of coefficients, one row for each score.
     pub(crate) coefficients: Vec<f32>,
     pub(crate) intercepts: Vec<f32>,
-    /// The number of scores.
+    /// Number of scores.
     pub(crate) rows: usize,
-    /// The labels of the classes; none for a regressor.
+    /// Labels of the classes; `None` for a regressor.
     labels: Option<Labels>,
     pub(crate) post_transform: PostTransform,
 }
 
-/// The names of the classes.
+/// Labels of the classes. String labels are only counted.
 #[derive(Clone, Debug)]
 enum Labels {
     Numbers(Vec<i64>),
@@ -129,7 +133,7 @@ impl Linear {
         self.coefficients.len() / self.rows
     }
 
-    /// True where one score stands for two classes.
+    /// Returns true if one score represents two classes.
     fn is_binary(&self) -> bool {
         self.rows == 1 && self.labels.as_ref().is_some_and(|labels| labels.len() == 2)
     }
@@ -168,7 +172,7 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// The weighted sums, as a value named after them.
+/// Adds the weighted sums, as a value named `scores`.
 fn scores(rw: &mut Rewrite<'_>, linear: &Linear) -> Result<ValueId, OpError> {
     let x = rw.required(0)?;
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
@@ -190,7 +194,7 @@ fn scores(rw: &mut Rewrite<'_>, linear: &Linear) -> Result<ValueId, OpError> {
     Ok(scores)
 }
 
-/// The scores after `post_transform`.
+/// Applies `post_transform` to the scores.
 fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
     let along = || Attrs::new().with("axis", 1i64);
     if linear.is_binary() {
@@ -228,7 +232,7 @@ fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueI
     }
 }
 
-/// The label of the largest score, or of a positive one.
+/// Adds the label of the largest score; for a single score, the label by its sign.
 fn label(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
     let position = if linear.rows == 1 {
         let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));

@@ -1,14 +1,16 @@
-//! The cross-entropy of scores and class labels, and its gradient. (The negative logarithm of likelihoods is in
-//! `loss/likelihood.rs`, operators with a class in every row along the last axis in `loss/rows.rs`.)
+//! Cross-entropy loss of scores and class labels, and its gradient.
+//!
+//! `loss/likelihood.rs` has the negative log-likelihood loss, `loss/rows.rs` the operators with classes along the last
+//! axis.
 //!
 //! Sources: ONNX SoftmaxCrossEntropyLoss-12, 13; `SoftmaxCrossEntropyLossGrad`, `SoftmaxCrossEntropyLossInternal` and
 //! `SoftmaxCrossEntropyLossInternalGrad` of `com.microsoft` (the latter two take `ignore_index` as an input).
 //!
-//! Classes lie along axis 1 of the scores. Each label counts with the weight of its class (1 without weights); one
-//! equal to `ignore_index`, which may lie outside the classes, does not count at all. `mean` divides by the sum of the
-//! weights that count, not by their number: if nothing counts, as in an empty batch, the mean is NaN and the gradient
-//! zero, as in PyTorch. Any other label outside the classes fails the run and nothing is committed. Narrow floats are
-//! computed and summed in float32. Weights get no gradient.
+//! Axis 1 of the scores is the class axis. Each label has the weight of its class (1 without weights). A label equal to
+//! `ignore_index` has no loss and no weight; `ignore_index` may be outside the classes. `mean` divides by the sum of
+//! the weights of the labels that are not ignored. If all labels are ignored, or the batch is empty, the mean is NaN
+//! and the gradient zero, as in PyTorch. Any other label outside the classes is an error of the run, which then commits
+//! nothing. float16 and bfloat16 are computed and summed in float32. Weights have no gradient.
 
 use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Scalar, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -24,7 +26,7 @@ use crate::rewrite::Rewrite;
 mod likelihood;
 mod rows;
 
-/// What becomes of the losses of the samples.
+/// Reduction of the losses of the samples.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reduction {
     None,
@@ -53,43 +55,43 @@ impl Reduction {
     }
 }
 
-/// The label that does not count.
+/// Source of the label to ignore.
 #[derive(Clone, Copy)]
 enum Ignore {
-    /// There is none.
+    /// No label is ignored.
     Nothing,
-    /// This one.
+    /// A constant label.
     Label(i64),
-    /// The one that this input holds, if it is there.
+    /// The content of this input, if the node has the input.
     Input(usize),
 }
 
-/// What the loss and its gradient share: attributes, and which inputs are labels and weights.
+/// Attributes and input indices that the loss and its gradient share.
 struct Entropy {
     reduction: Reduction,
     ignore: Ignore,
-    /// The type of the loss, or of the gradient of the scores; by default that of the scores.
+    /// Type of the loss, or of the gradient of the scores. The default is the type of the scores.
     output_type: Option<DType>,
-    /// The input with the scores or their logarithmic softmax, `[N, C, ...]`.
+    /// Index of the input with the scores or their log-softmax, `[N, C, ...]`.
     scores: usize,
-    /// The input with the labels, `[N, ...]`.
+    /// Index of the input with the labels, `[N, ...]`.
     labels: usize,
-    /// The input with the weights, `[C]`, if it is there.
+    /// Index of the optional input with the weights, `[C]`.
     weights: usize,
 }
 
-/// A label at a point of a nest.
+/// Label of the sample at a point of a nest.
 struct Label {
-    /// The label.
+    /// The label as the input has it.
     value: Reg,
-    /// The label if it counts, else 0.
+    /// The label, or 0 if the label is ignored: always a valid index.
     safe: Reg,
-    /// Whether it does not count.
+    /// True if the label is ignored. `None` if the loss ignores no labels.
     ignored: Option<Reg>,
 }
 
 impl Label {
-    /// `value`, or 0 where the label does not count.
+    /// Returns `value`, or 0 where the label is ignored.
     fn counted(&self, nest: &mut NestBuilder, value: Reg) -> Reg {
         let Some(ignored) = self.ignored else { return value };
         let zero = nest.b.constant(nest.b.ty(value), 0.0);
@@ -135,8 +137,8 @@ impl Entropy {
         })
     }
 
-    /// Checks types and shapes of scores, labels and weights. Returns the scores' type and the shape of one loss per
-    /// sample.
+    /// Checks types and shapes of scores, labels and weights. Returns the type of the scores and the shape of the
+    /// unreduced losses.
     fn check(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
         let dtype = cx.dtype_where(self.scores, "a float type", DType::is_float)?;
         cx.dtype_where(self.labels, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
@@ -181,7 +183,7 @@ impl Entropy {
         Ok((dtype, Some(samples)))
     }
 
-    /// Whether labels may count differently from each other.
+    /// Returns true if labels may have different weights, or may be ignored.
     fn is_weighted(&self, cx: &Lower<'_>) -> bool {
         cx.has(self.weights)
             || match self.ignore {
@@ -191,7 +193,7 @@ impl Entropy {
             }
     }
 
-    /// The label at a point of a nest.
+    /// Loads the label of the sample at a point of a nest.
     fn label(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, strides: &[isize]) -> Label {
         let buffer = cx.input(self.labels);
         let loaded = nest.load_strided(cx, buffer, 0, strides);
@@ -211,7 +213,7 @@ impl Entropy {
         Label { value, safe, ignored }
     }
 
-    /// The weight of a label, 0 if it does not count.
+    /// Returns the weight of a label, or 0 if the label is ignored.
     fn weight(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, label: &Label, ty: Type) -> Reg {
         let weight = if cx.has(self.weights) {
             let buffer = cx.input(self.weights);
@@ -223,7 +225,7 @@ impl Entropy {
         label.counted(nest, weight)
     }
 
-    /// Makes the run fail if a label that counts is none of the classes.
+    /// Makes the run fail if a label is outside the classes and is not ignored.
     fn guard(&self, cx: &mut Lower<'_>, classes: usize) -> Result<(), OpError> {
         let (dims, strides) = cx.guarded_space(self.labels);
         let mut nest = cx.nest(&dims, 0);
@@ -233,12 +235,12 @@ impl Entropy {
     }
 }
 
-/// Whether two sizes are certainly not the same.
+/// Returns true if two sizes are known and not equal.
 fn differ(a: &Dim, b: &Dim) -> bool {
     matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b)
 }
 
-/// Checks that input `k` has one element, as far as that is known.
+/// Checks that input `k` has one element, if its shape is known.
 fn check_one(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     match cx.shape(k) {
         Some(shape) if shape.concrete().is_some_and(|dims| dims.iter().product::<usize>() != 1) => {
@@ -248,12 +250,12 @@ fn check_one(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     }
 }
 
-/// The type that losses of scores of a type are computed and summed in.
+/// Returns the type of the arithmetic and of the sums for scores of type `dtype`.
 fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// `-log(softmax(scores)[label])`, times the weight of the label.
+/// SoftmaxCrossEntropyLoss: `-log(softmax(scores)[label])`, times the weight of the label.
 struct Loss {
     entropy: Entropy,
     internal: bool,
@@ -318,7 +320,7 @@ impl Op for Loss {
         let samples = batch * places;
         entropy.guard(cx, classes)?;
 
-        // One loss per sample, and the logarithmic softmax.
+        // One loss per sample, and the log-softmax.
         let losses = cx.wants(0).then(|| losses_buffer(entropy, cx, dtype, samples));
         let mut nest = cx.nest(&[batch, places, classes], 1);
         let along: Strides = [(classes * places) as isize, 1, places as isize].into_iter().collect();
@@ -326,8 +328,8 @@ impl Op for Loss {
         let x = nest.load_strided(cx, scores, 0, &along);
         let ty = nest.b.ty(x);
         let largest = nest.reduce(ReduceOp::Max, x);
-        // The score of the label is found on the way over the row and not read by its index, so that a gradient of the
-        // scores may take their place.
+        // Finds the score of the label while reducing over the row, without a load by index. So a gradient of the
+        // scores can overwrite the scores in place.
         let picked = losses.map(|losses| {
             let label = entropy.label(cx, &mut nest, &[places as isize, 1, 0]);
             let class = nest.b.coordinate(2);
@@ -347,7 +349,7 @@ impl Op for Loss {
         }
         if let Some((losses, label, score)) = picked {
             let shifted = nest.b.sub(score, largest);
-            // The same order of operations as in the logarithmic softmax, so both agree to the bit.
+            // The order of operations is the same as in the log-softmax, so both results are bit-identical.
             let log_prob = nest.b.sub(shifted, log_sum);
             let weight = entropy.weight(cx, &mut nest, &label, ty);
             let loss = nest.b.mul(log_prob, weight);
@@ -364,7 +366,7 @@ impl Op for Loss {
     }
 }
 
-/// Where one loss per sample goes: into the result, or in between.
+/// Returns the buffer of the losses of the samples: the result itself, or a temporary buffer for a reduction.
 fn losses_buffer(entropy: &Entropy, cx: &mut Lower<'_>, dtype: DType, samples: usize) -> BufferId {
     match entropy.reduction {
         Reduction::None => cx.output(0),
@@ -372,7 +374,7 @@ fn losses_buffer(entropy: &Entropy, cx: &mut Lower<'_>, dtype: DType, samples: u
     }
 }
 
-/// Adds the losses up, or makes the mean of them.
+/// Sums or averages the losses.
 fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize) -> Result<(), OpError> {
     if entropy.reduction == Reduction::None {
         return Ok(());
@@ -390,7 +392,7 @@ fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize
     cx.emit(nest.instruction())
 }
 
-/// The sum of the weights of all labels, in a nest that reduces over the samples.
+/// Returns the sum of the weights of all labels, in a nest that reduces over the samples.
 fn counted(entropy: &Entropy, cx: &mut Lower<'_>, nest: &mut NestBuilder, samples: usize, ty: Type) -> Reg {
     if !entropy.is_weighted(cx) {
         return nest.b.constant(ty, samples as f64);
@@ -400,14 +402,16 @@ fn counted(entropy: &Entropy, cx: &mut Lower<'_>, nest: &mut NestBuilder, sample
     nest.reduce(ReduceOp::Sum, weight)
 }
 
-/// The gradient of the scores: inputs are the gradient of the loss, the logarithmic softmax of the scores, labels,
-/// weights, and for the internal one the label to ignore and something to add.
+/// Gradient of [`Loss`] for the scores.
+///
+/// The inputs are the gradient of the loss, the log-softmax of the scores, labels and weights. The internal variant
+/// also has the label to ignore and a summand.
 struct LossGrad {
     entropy: Entropy,
     internal: bool,
 }
 
-/// The input that is added to the gradient.
+/// Index of the input that is added to the gradient.
 const BIAS: usize = 5;
 
 impl LossGrad {
@@ -453,7 +457,7 @@ impl Op for LossGrad {
         let samples = batch * places;
         entropy.guard(cx, classes)?;
 
-        // For the mean: the gradient of the loss by the sum of the weights, once and not for every element.
+        // For the mean: divides the gradient of the loss by the sum of the weights, once instead of for each element.
         let incoming = cx.input(0);
         let scale = if entropy.reduction == Reduction::Mean {
             let scale = cx.temp("scale", dtype, 1);
@@ -513,7 +517,7 @@ fn build_grad(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(LossGrad { entropy: Entropy::read(graph, node, internal, true)?, internal }))
 }
 
-/// The internal form as a logarithmic softmax and the loss of its results.
+/// Decomposes the internal variant into a log-softmax and a negative log-likelihood loss.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let scores = rw.required(0)?;
     let log_prob = rw.add("LogSoftmax", &[scores], Attrs::new().with("axis", 1i64));
@@ -530,7 +534,8 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradient in operators of `ai.onnx`: `factor * (exp(log_prob) - onehot)`, a factor for each sample.
+/// Decomposes the gradient into operators of `ai.onnx`: `factor * (exp(log_prob) - onehot)`, with one factor per
+/// sample.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let internal = rw.node().op.contains("Internal");
     let reduction = Reduction::read(rw.attrs())?;
@@ -552,7 +557,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
     let ignore = match (internal, rw.attrs().int("ignore_index")?) {
         (true, _) => rw.input(4).map(|id| cast(rw, id, label_type)),
-        // Exact: not by way of a float.
+        // Exact: a conversion through a float would round large labels.
         (false, Some(label)) => Some(rw.constant("ignore_index", integer(label_type, label))),
         (false, None) => None,
     };
@@ -630,7 +635,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A scalar of an integer type, exactly.
+/// Returns a scalar of an integer type, without a conversion through a float.
 fn integer(dtype: DType, value: i64) -> Tensor {
     let mut bytes = vec![0; dtype.size()];
     Scalar::I64(value).write(dtype, &mut bytes);
@@ -672,7 +677,7 @@ mod tests {
         Tensor::from_slice(DType::I32, dims, elements)
     }
 
-    /// By the definition, in float64: loss and logarithmic softmax.
+    /// Computes loss and log-softmax by the definition, in float64.
     fn expected(
         x: &Tensor,
         labels: &[i64],
@@ -746,7 +751,7 @@ mod tests {
         let ports = [Some(&x), Some(&labels)];
         let forward = one_node(NEWEST, LOSS, &ports, 1, reduction("mean")).expect("it is read");
         let mut graph = gradient_graph(&forward, &[Some(Tensor::f32(&[], &[1.0]))], &[0]);
-        // With the loss itself, as in training.
+        // The graph also returns the loss, as in training.
         graph.outputs.push(forward.outputs[0]);
         let schedule = Specialiser::new(graph, vec![Role::User; 2]).schedule(&[x, labels]).expect("it runs");
         let programs = schedule.programs();
@@ -826,7 +831,7 @@ mod tests {
                 for through in [&[0][..], &[1], &[0, 1]] {
                     check_gradients(&graph, &inputs, &[0], through);
                 }
-                // The forward node is asked for its second output.
+                // The model does not use the second output, which the gradient needs.
                 let mut single = graph.clone();
                 single.nodes[0].outputs.truncate(1);
                 single.outputs.truncate(1);

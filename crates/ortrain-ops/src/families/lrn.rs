@@ -1,10 +1,11 @@
 //! Local response normalization across channels.
 //!
-//! Source: ONNX LRN-1 and 13 (<https://onnx.ai/onnx/operators/onnx__LRN.html>), of which 13 adds bfloat16:
-//! `y = x / (bias + alpha / size * sum)^beta`, the sum being that of the squares in a window of `size` channels around
-//! the own one, from `floor((size - 1) / 2)` before to `ceil((size - 1) / 2)` behind it. Channels outside count as zero.
+//! Source: ONNX LRN-1 and 13 (<https://onnx.ai/onnx/operators/onnx__LRN.html>); LRN-13 adds bfloat16.
+//! `y = x / (bias + alpha / size * sum)^beta`, where `sum` is the sum of squares in a window of `size` channels. The
+//! window extends from `floor((size - 1) / 2)` channels before to `ceil((size - 1) / 2)` channels after the element's
+//! channel. Channels out of range count as zero.
 //!
-//! It is a composition: the sum is an average over a window that slides along the channels. Narrow floats are computed
+//! The operator is a composition: the sum is an average pooling along the channels. float16 and bfloat16 are computed
 //! in float32.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -46,8 +47,8 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Lrn))
 }
 
-/// The shape in which channels are the first of two axes that a window slides along, and the way back. The batch is
-/// taken over as it is.
+/// Returns the shape `[batch, 1, channels, space]`, in which a pooling window slides along the channels, and the
+/// original shape. A 0 in the shapes stands for the unchanged batch size.
 fn planes(shape: &Shape) -> Option<[Vec<i64>; 2]> {
     let known: Option<Vec<i64>> = shape[1..].iter().map(|dim| dim.known().map(|size| size as i64)).collect();
     let known = known?;
@@ -55,11 +56,11 @@ fn planes(shape: &Shape) -> Option<[Vec<i64>; 2]> {
     Some([vec![0, 1, known[0], space], [vec![0], known].concat()])
 }
 
-/// The average of a window of channels at each element.
+/// Adds the average over a window of channels at each element.
 fn average(rw: &mut Rewrite<'_>, value: ValueId, shape: &Shape, size: i64) -> Result<ValueId, OpError> {
     let (before, behind) = ((size - 1) / 2, size / 2);
     let pool = |rw: &mut Rewrite<'_>, value: ValueId, rank: usize| {
-        // The first axis is that of the channels; along the others the window has one element.
+        // The first axis is the channel axis; along the other axes the window has one element.
         let along = |first: i64, rest: i64| (0..rank).map(move |axis| if axis == 0 { first } else { rest });
         let kernel: Vec<i64> = along(size, 1).collect();
         let pads: Vec<i64> = along(before, 0).chain(along(behind, 0)).collect();
@@ -141,7 +142,7 @@ mod tests {
         Attrs::new().with("size", size).with("alpha", 0.5f32).with("beta", 0.6f32).with("bias", 1.5f32)
     }
 
-    /// By the definition.
+    /// Computes the result by the definition.
     fn expected(x: &Tensor, size: usize) -> Tensor {
         let (dims, elements) = (x.dims(), x.to_f64());
         let space: usize = dims[2..].iter().product();
@@ -168,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Values inside of one are not those inside of the other.
+    /// Two nodes in one graph do not share intermediate values.
     #[test]
     fn several_in_one_graph() {
         let (x, z) = (spread(&[2, 5, 3], 1), spread(&[2, 5, 3], 7));

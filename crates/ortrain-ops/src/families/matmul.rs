@@ -1,8 +1,13 @@
 //! Matrix products: `MatMul`, `Gemm` and ONNX Runtime's `FusedMatMul`.
 //!
-//! Sources: ONNX MatMul-1, 9, 13 (NumPy's `matmul`), Gemm-7, 9, 11, 13 (`alpha * A' B' + beta * C`), FusedMatMul of
-//! `com.microsoft` (`alpha * A' B'`, where `'` may move the first axis behind those of the stack and transpose the last
-//! two) and `TransposeMatMul`, its older name. Floats are accumulated in float32 (float64 for float64); integers wrap.
+//! Sources:
+//!
+//! - ONNX MatMul-1, 9, 13: NumPy's `matmul`.
+//! - ONNX Gemm-7, 9, 11, 13: `alpha * A' B' + beta * C`.
+//! - FusedMatMul of `com.microsoft`: `alpha * A' B'`, where `'` may move the first axis after the batch axes and
+//!   transpose the last two axes. Its older name is `TransposeMatMul`.
+//!
+//! float16, bfloat16 and float32 are accumulated in float32, float64 in float64. Integers wrap.
 
 use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -16,16 +21,17 @@ use crate::lower::{Lower, NestBuilder};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// A product of two stacks of matrices; `MatMul` is the one without scale and transposition.
+/// Product of two batches of matrices. `MatMul` is the case without a scale and transpositions.
 struct MatMul {
     alpha: f32,
     trans_a: bool,
     trans_b: bool,
-    /// Whether the first axis of a factor, of three or more, lies behind those of the stack. It is moved first.
+    /// For each factor, true if its first axis is a matrix axis: `[rows, batch.., columns]`. It is moved after the
+    /// batch axes before the transposition, if the factor has three or more axes.
     moved: [bool; 2],
 }
 
-/// A shape with at least two axes: a vector on the left is a row, on the right a column.
+/// Returns a shape with at least two axes: a vector on the left becomes a row, on the right a column.
 fn as_matrix<T: Clone>(dims: &[T], left: bool, one: T) -> Vec<T> {
     match dims {
         [only] if left => vec![one, only.clone()],
@@ -34,7 +40,7 @@ fn as_matrix<T: Clone>(dims: &[T], left: bool, one: T) -> Vec<T> {
     }
 }
 
-/// The axes of a factor whose first one may have to be moved behind those of the stack.
+/// Returns the axes of a factor with the batch axes first: with `moved`, the first axis is moved after them.
 fn in_stack_order<T: Clone>(dims: &[T], moved: bool) -> Vec<T> {
     let mut dims = dims.to_vec();
     if moved && dims.len() > 2 {
@@ -44,7 +50,7 @@ fn in_stack_order<T: Clone>(dims: &[T], moved: bool) -> Vec<T> {
     dims
 }
 
-/// The order that Transpose gives the axes of a factor, and the one back.
+/// Returns the permutation that moves the first axis after the batch axes, and its inverse.
 fn stack_orders(rank: usize) -> [Vec<i64>; 2] {
     let axes: Vec<i64> = (0..rank as i64).collect();
     let to = in_stack_order(&axes, true);
@@ -53,7 +59,7 @@ fn stack_orders(rank: usize) -> [Vec<i64>; 2] {
     [to, back]
 }
 
-/// The last two axes, swapped where the factor is transposed.
+/// Returns the sizes of the last two axes, swapped if the factor is transposed.
 fn oriented<T: Clone>(dims: &[T], transposed: bool) -> (T, T) {
     let (rows, columns) = (dims[dims.len() - 2].clone(), dims[dims.len() - 1].clone());
     if transposed { (columns, rows) } else { (rows, columns) }
@@ -105,7 +111,7 @@ impl Op for MatMul {
                 "the ranks of both factors must be known to differentiate a product",
             ));
         };
-        // Vectors become matrices for the time being.
+        // Vectors become matrices temporarily.
         let axis = |cx: &mut Grad<'_>, value, axis: i64| {
             let axes = cx.ints("axis", &[axis]);
             cx.add("Unsqueeze", &[value, axes], Attrs::new())
@@ -135,7 +141,7 @@ impl Op for MatMul {
             }
             let own = cx.shape(input).map(|shape| in_stack_order(shape, moved[k]).into_iter().collect());
             let own: Shape = own.unwrap_or_default();
-            // dA = g B' and dB = A' g, with the roles of the factors swapped where they are transposed.
+            // dA = g B' and dB = A' g. A transposed factor swaps the operands.
             let (x, tx, y, ty) = match (k, ta, tb) {
                 (0, false, _) => (grad, false, right, !tb),
                 (0, true, _) => (right, tb, grad, true),
@@ -152,7 +158,7 @@ impl Op for MatMul {
                 let product = gemm(cx, (x, tx), (y, ty), self.alpha);
                 if rank == 2 { product } else { drop_stack(cx, product, (value, &own), rank)? }
             } else if let Some((inner, outer)) = rows {
-                // One product over all rows of the stack instead of a stack of products to be summed.
+                // One product over the rows of all batches, in place of a batch of products and a sum.
                 let (shape_a, shape_g) =
                     (cx.ints("rows", &[-1, inner as i64]), cx.ints("rows", &[-1, outer as i64]));
                 let rows_a = cx.add("Reshape", &[left, shape_a], Attrs::new());
@@ -187,7 +193,7 @@ impl Op for MatMul {
         let (dims_a, dims_b) =
             (in_stack_order(&dims_a, self.moved[0]), in_stack_order(&dims_b, self.moved[1]));
         let (left, right) = (as_matrix(&dims_a, true, 1), as_matrix(&dims_b, false, 1));
-        // What makes a vector a matrix has one element, along which nobody steps.
+        // The axis that makes a vector a matrix has size 1, so its stride is 0.
         let (strides_a, strides_b) = (as_matrix(&strides_a, true, 0), as_matrix(&strides_b, false, 0));
         let (ta, tb) = (self.trans_a && dims_a.len() > 1, self.trans_b && dims_b.len() > 1);
         let ((m, k), (_, n)) = (oriented(&left, ta), oriented(&right, tb));
@@ -218,14 +224,14 @@ impl Op for MatMul {
     }
 }
 
-/// `alpha * X' Y'` of two matrices, each transposed or not.
+/// Adds `alpha * X' Y'` of two matrices, each transposed or not.
 fn gemm(cx: &mut Grad<'_>, (x, tx): (ValueId, bool), (y, ty): (ValueId, bool), alpha: f32) -> ValueId {
     let attrs = Attrs::new().with("alpha", alpha).with("transA", i64::from(tx)).with("transB", i64::from(ty));
     cx.add("Gemm", &[x, y], attrs)
 }
 
-/// Brings the gradient of a factor to its shape, `own`: axes of the stack that were broadcast are summed, the axis that made
-/// a vector a matrix is dropped.
+/// Reduces the gradient of a factor to the factor's shape, `own`. Broadcast batch axes are summed, and the axis that
+/// made a vector a matrix is dropped.
 fn drop_stack(
     cx: &mut Grad<'_>,
     product: ValueId,
@@ -268,10 +274,10 @@ fn drop_stack(
     Ok(value_grad)
 }
 
-/// Emits a product whose result, after `finish`, is output 0, row-major over `batch + [m, n]`.
+/// Emits a product with the epilogue `finish`. The result is output 0, row-major over `batch + [m, n]`.
 ///
 /// # Errors
-/// When the instruction is faulty.
+/// Returns an error if the instruction is invalid.
 fn product(
     cx: &mut Lower<'_>,
     dtype: DType,
@@ -291,7 +297,7 @@ fn product(
         nest.store_whole(cx, output, value);
         return cx.emit(nest.matmul((batch, m, n, k), a, b));
     }
-    // Integers are summed in their own type, which no float product does.
+    // Integers are summed in their own type. The matrix product instruction only has float accumulators.
     let space: Vec<usize> = dims.iter().copied().chain([k]).collect();
     let spread = |access: &Access, row: bool| {
         let mut strides: Strides = access.strides[..batch.len()].iter().copied().collect();
@@ -409,7 +415,7 @@ impl Op for Gemm {
         let c = cx.has(2).then(|| (cx.input(2), cx.dims(2)));
         let (alpha, beta) = (f64::from(self.alpha), f64::from(self.beta));
         product(cx, dtype, &[], (m, n, k), a, b, |_, nest, value| {
-            // Integers are scaled in float64: alpha and beta are floats.
+            // Integers are scaled in float64, because alpha and beta are floats.
             let ty = nest.b.ty(value);
             let scaled = |nest: &mut NestBuilder, value, factor: f64| {
                 if factor == 1.0 {
@@ -425,7 +431,7 @@ impl Op for Gemm {
             if let Some((buffer, dims)) = c
                 && beta != 0.0
             {
-                // The space of an integer product has one more axis, for the sum.
+                // The nest of an integer product has a third axis, the reduction.
                 let mut to: Vec<usize> = nest.dims()[..2].to_vec();
                 to.truncate(2);
                 let mut access = Access::broadcast(dtype, &dims, &to);
@@ -462,7 +468,7 @@ pub(super) fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError>
     }))
 }
 
-/// Before opset 11 C is not optional: zeros that do nothing take its place.
+/// Before opset 11 input C is required: adds a zero with `beta` 0.
 fn downgrade_gemm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 11 && rw.input(2).is_none() {
         let (a, b) = (rw.required(0)?, rw.required(1)?);
@@ -474,14 +480,14 @@ fn downgrade_gemm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The older name of `FusedMatMul`.
+/// Renames `TransposeMatMul` to `FusedMatMul`.
 fn upgrade_transposed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (inputs, attrs) = (rw.node().inputs.to_vec(), rw.attrs().clone());
     rw.renamed("com.microsoft", "FusedMatMul", &inputs, attrs);
     Ok(())
 }
 
-/// `FusedMatMul` as Transpose, MatMul and Mul.
+/// Decomposes `FusedMatMul` into Transpose, MatMul and Mul.
 fn decompose_fused(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut factors = [rw.required(0)?, rw.required(1)?];
     let dtype = rw.dtype(factors[0]).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
@@ -521,7 +527,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .downgrade(downgrade_gemm)
             .weights(&[0, 1, 2]),
         Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused).decompose(decompose_fused),
-        // "Since 1, 2" makes every one an old version.
+        // No model has version 2, so each node counts as an older version and is upgraded.
         Definition::new("com.microsoft", "TransposeMatMul", &[1, 2], build_unrunnable)
             .rewritten(upgrade_transposed),
     ]
@@ -535,7 +541,7 @@ mod tests {
     use crate::passes::infer::infer;
     use crate::testing::{add, check_gradients, f64s, graph, spread};
 
-    /// One gradient graph for stacks of two and of one matrix: it finds out which factor was broadcast when it runs.
+    /// One gradient graph fits batches of one and of two: it determines at run time which factor was broadcast.
     #[test]
     fn a_factor_that_may_be_broadcast() {
         for (m, n) in [(2, 2), (1, 2), (2, 1), (1, 1)] {
@@ -553,7 +559,7 @@ mod tests {
             infer(&mut product).expect("valid");
             check_gradients(&product, &inputs, &[0, 1], &[0]);
         }
-        // A vector is no stack.
+        // A vector has no batch axes.
         let inputs = [f64s(&[2], &[0.5, -1.0]), spread(&[2, 2, 3], 3)];
         let (mut product, ids) = graph(&[&inputs[0], &inputs[1]]);
         add(&mut product, ("", "MatMul"), "y", &[Some(ids[0]), Some(ids[1])], 1, Attrs::new());

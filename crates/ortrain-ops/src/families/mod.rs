@@ -1,4 +1,4 @@
-//! The operators, one file per family, and the one list of them.
+//! Operator families, one file each, and the list of all operators.
 
 mod activations;
 mod affine_grid;
@@ -69,7 +69,7 @@ mod yield_op;
 
 use crate::op::Definition;
 
-/// The list.
+/// Functions that return the operators of a family.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
     affine_grid::definitions,
     argmax::definitions,
@@ -135,18 +135,18 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     yield_op::definitions,
 ];
 
-/// Every operator.
+/// Returns the definitions of all operators.
 pub(crate) fn definitions() -> Vec<Definition> {
     FAMILIES.iter().flat_map(|family| family()).collect()
 }
 
-/// Whether an operator's derivative is zero almost everywhere.
+/// Returns true if the derivative of an operator is zero almost everywhere.
 pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
     let flat = [elementwise::is_flat, argmax::is_flat, diagonal::is_flat];
     flat.iter().any(|is_flat| is_flat(domain, name))
 }
 
-/// Whether an operator gives another result on every run.
+/// Returns true if an operator returns another result in every run.
 pub(crate) fn draws_random_numbers(domain: &str, name: &str) -> bool {
     domain.is_empty() && name == "Dropout"
 }

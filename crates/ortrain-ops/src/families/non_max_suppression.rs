@@ -1,9 +1,11 @@
-//! The best of the boxes that overlap: `NonMaxSuppression`.
+//! Selection of the best of overlapping boxes: `NonMaxSuppression`.
 //!
-//! NonMaxSuppression-10 and 11 of ONNX (<https://onnx.ai/onnx/operators/onnx__NonMaxSuppression.html>). For each image and each
-//! class boxes are chosen by their score, the highest first and, of equal ones, the one with the lower index, unless they
-//! overlap with one that was chosen by more than `iou_threshold`. How many there are depends on values, so it runs on the
-//! host. Scores that are no number are not chosen. Indices have no gradient.
+//! NonMaxSuppression-10 and 11 of ONNX (<https://onnx.ai/onnx/operators/onnx__NonMaxSuppression.html>). For each image
+//! and class, boxes are selected by score, in descending order. Of equal scores the lower index is first. A box is
+//! skipped if its overlap with a selected box exceeds `iou_threshold`.
+//!
+//! The number of selected boxes depends on values, so the operator runs on the host. Boxes with a NaN score are not
+//! selected. Indices have no gradient.
 
 use std::sync::Arc;
 
@@ -24,9 +26,9 @@ const MIN_SCORE: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct NonMaxSuppression {
-    /// Whether boxes are given by their centers and sizes rather than by two corners.
+    /// True if boxes are centers and sizes; false if they are two corners (`center_point_box`).
     centered: bool,
-    /// Which inputs are there.
+    /// True for each input that the node has.
     present: [bool; 5],
 }
 
@@ -42,7 +44,7 @@ impl Op for NonMaxSuppression {
             cx.dtype_where(MAX_OUTPUT_BOXES, "int64", |dtype| dtype == DType::I64)?;
         }
         for k in [MAX_OUTPUT_BOXES, OVERLAP, MIN_SCORE] {
-            // Without elements they are left out, so to say.
+            // An input without elements is equivalent to an omitted input.
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size > 1))
             {
@@ -76,7 +78,7 @@ impl Op for NonMaxSuppression {
     }
 }
 
-/// A box: where it begins and ends along both axes.
+/// Start and end of a box along both axes.
 type Sides = [[f32; 2]; 2];
 
 impl NonMaxSuppression {
@@ -86,13 +88,13 @@ impl NonMaxSuppression {
             let side = |middle: f32, size: f32| [middle - size / 2.0, middle + size / 2.0];
             return [side(n(0), n(2)), side(n(1), n(3))];
         }
-        // Any two corners that face each other.
+        // The two corners may be any diagonally opposite pair.
         let side = |a: f32, b: f32| if a >= b { [b, a] } else { [a, b] };
         [side(n(1), n(3)), side(n(0), n(2))]
     }
 }
 
-/// The share of what two boxes cover that both cover.
+/// Returns the intersection over union of two boxes.
 fn overlap(a: &Sides, b: &Sides) -> f32 {
     let mut both = 1.0;
     for axis in 0..2 {
@@ -139,7 +141,7 @@ impl HostFunction for NonMaxSuppression {
                 let scores = &scores[(image * classes + class) * count..][..count];
                 let counts = |&k: &usize| !scores[k].is_nan() && least.is_none_or(|least| scores[k] > least);
                 let mut order: Vec<usize> = (0..count).filter(counts).collect();
-                // A stable sort: of equal ones the first comes first.
+                // The sort is stable: of equal scores the lower index is first.
                 order.sort_by(|&a, &b| {
                     steps.step();
                     scores[b].total_cmp(&scores[a])
@@ -204,7 +206,7 @@ mod tests {
         let boxes = [0., 0., 2., 2., 0., 1., 2., 3., 2., 2., 0., 0., 5., 5., 6., 6.];
         let scores = [0.5, 0.9, 0.5, 0.1];
         let some = |most: f32, overlap: f32| [Some(most), Some(overlap), None];
-        // Box 2 is box 0 by its other corners.
+        // Box 2 equals box 0, with the other pair of corners.
         assert_eq!(chosen(&boxes, &scores, some(9.0, 0.5), Attrs::new()), [1, 0, 3]);
         assert_eq!(chosen(&boxes, &scores, some(9.0, 0.2), Attrs::new()), [1, 3]);
         assert_eq!(chosen(&boxes, &scores, some(2.0, 1.0), Attrs::new()), [1, 0]);

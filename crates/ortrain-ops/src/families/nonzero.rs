@@ -1,8 +1,8 @@
-//! `NonZero`: where a tensor is not zero.
+//! Indices of nonzero elements: `NonZero`.
 //!
-//! NonZero-9 and 13 of ONNX (NumPy's `nonzero` as one int64 tensor of shape `[rank, count]`; a scalar gives
-//! `[0, count]`). NaN is not zero. The count depends on values, so it runs on the host, and what uses it is compiled
-//! when the count is known. It has no gradient.
+//! NonZero-9 and 13 of ONNX: NumPy's `nonzero` as one int64 tensor of shape `[rank, count]`. A scalar gives
+//! `[0, count]`. NaN counts as nonzero. The count depends on values, so the operator runs on the host, and its
+//! consumers are compiled when the count is known. The operator has no gradient.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Op for NonZero {
     }
 }
 
-/// The most elements that are looked through: their indices alone take half a gigabyte for each axis.
+/// Maximum number of input elements. Their indices need up to half a gigabyte for each axis.
 const MAX_ELEMENTS: usize = 1 << 26;
 
 fn check_size(dims: &[usize]) -> Result<(), String> {
@@ -47,7 +47,7 @@ fn check_size(dims: &[usize]) -> Result<(), String> {
     ))
 }
 
-/// Finds the indices.
+/// Host function that finds the indices.
 #[derive(Debug)]
 struct NonZeroHost;
 
@@ -63,7 +63,7 @@ impl HostFunction for NonZeroHost {
         let mut indices = Vec::with_capacity(dims.len() * found.len());
         let mut step: usize = dims.iter().product();
         for &dim in dims {
-            // Nothing is found where a size is 0.
+            // With an axis of size 0 no index exists.
             step = step.checked_div(dim).unwrap_or(0);
             indices.extend(found.iter().map(|at| (at / step % dim) as i64));
         }
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_follows_is_compiled_for_the_count() {
-        // x[nonzero(mask)] by Gather, then a map, a reduction and a Reshape to a computed shape.
+        // x[nonzero(mask)] by Gather, then a map, a reduction, and a ConstantOfShape with a computed shape.
         let (mask, x) = (Tensor::f32(&[4], &[0.0; 4]), Tensor::f32(&[4, 2], &[0.0; 8]));
         let (mut graph, ids) = graph(&[&mask, &x]);
         let one = |graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs| {

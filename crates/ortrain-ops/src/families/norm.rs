@@ -1,17 +1,20 @@
-//! Batch normalization: `BatchNormalization`, and what training graphs are made of, `BatchNormInternal` and
+//! Batch normalization: `BatchNormalization`, and the operators of training graphs, `BatchNormInternal` and
 //! `BatchNormalizationGrad`.
 //!
 //! Sources: ONNX BatchNormalization-7, 9, 14 and 15 (<https://onnx.ai/onnx/operators/onnx__BatchNormalization.html>);
 //! `BatchNormInternal` and `BatchNormalizationGrad` of `com.microsoft` version 1 (ONNX Runtime's training operators).
-//! Axis 1 is that of the channels; a vector has one channel. Before opset 14 training is told by the number of
-//! outputs; `spatial=0` of opset 7 (statistics for every element of a row) is read as a normalization of flat rows.
 //!
-//! In inference mode `y = (x - mean) * scale / sqrt(var + epsilon) + bias` with the statistics given, and the gradient
-//! is that of this formula, in operators of `ai.onnx`. In training mode mean and (biased) variance are those of the
-//! batch, in two passes, and the running ones become `momentum * old + (1 - momentum) * batch`; they carry no gradient.
-//! `BatchNormInternal` also says the mean and `1 / sqrt(var + epsilon)` of the batch, which its gradient needs, and
-//! where its running statistics are state it updates them. An empty batch leaves them as they are. Narrow floats are
-//! computed in float32.
+//! Axis 1 is the channel axis; a vector has one channel. Before opset 14 the number of outputs selects the training
+//! mode. `spatial=0` of opset 7 has statistics for each element of a row. It is read as a normalization of flattened
+//! rows.
+//!
+//! In inference mode `y = (x - mean) * scale / sqrt(var + epsilon) + bias`, with mean and variance as inputs. The
+//! gradient is the derivative of this formula, in operators of `ai.onnx`.
+//!
+//! In training mode mean and (biased) variance are computed from the batch, in two passes. The running statistics
+//! become `momentum * old + (1 - momentum) * batch`; they have no gradient. `BatchNormInternal` also returns the mean
+//! and `1 / sqrt(var + epsilon)` of the batch, which its gradient needs. If its running statistics are state, it
+//! updates them. An empty batch leaves them unchanged. float16 and bfloat16 are computed in float32.
 
 use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
@@ -29,7 +32,7 @@ const MICROSOFT: &str = "com.microsoft";
 const INTERNAL: &str = "BatchNormInternal";
 const GRADIENT: &str = "BatchNormalizationGrad";
 
-/// The names that onnxruntime-training gives to the outputs it adds.
+/// Names of the outputs that onnxruntime-training adds.
 const ADDED_OUTPUTS: [&str; 4] = ["running_mean_def", "running_var_def", "saved_mean_def", "saved_inv_std"];
 
 /// `BatchNormalization` or `BatchNormInternal`.
@@ -37,15 +40,17 @@ struct BatchNorm {
     epsilon: f64,
     momentum: f64,
     training: bool,
-    /// Whether it says the statistics of the batch, too.
+    /// True if the operator also returns the statistics of the batch.
     internal: bool,
 }
 
-/// The gradient of [`BatchNorm`] in training mode: inputs are the gradient of the result, `X`, the scale, and mean and
-/// `1 / sqrt(var + epsilon)` of the batch; outputs the gradients of `X`, scale and bias.
+/// Gradient of [`BatchNorm`] in training mode.
+///
+/// The inputs are the gradient of the result, `X`, the scale, and mean and `1 / sqrt(var + epsilon)` of the batch. The
+/// outputs are the gradients of `X`, scale and bias.
 struct BatchNormGrad;
 
-/// The axes of a batch: elements, channels, space.
+/// Axes of a batch: elements, channels, space. A vector gets a channel axis of size 1.
 struct Axes {
     dims: Vec<usize>,
 }
@@ -63,22 +68,23 @@ impl Axes {
         self.dims[1]
     }
 
-    /// How many elements a channel has.
+    /// Returns the number of elements of a channel.
     fn count(&self) -> usize {
         self.dims[2..].iter().fold(self.dims[0], |count, &dim| count.saturating_mul(dim))
     }
 
-    /// A map over the batch as it lies in memory.
+    /// Starts a map over the batch in memory order.
     fn map(&self, cx: &Lower<'_>) -> NestBuilder {
         cx.nest(&self.dims, 0)
     }
 
-    /// The strides in [`Axes::map`] of what has one element for each channel.
+    /// Returns the strides in [`Axes::map`] of a buffer with one element for each channel.
     fn by_channel(&self) -> Strides {
         (0..self.dims.len()).map(|axis| isize::from(axis == 1)).collect()
     }
 
-    /// Reductions of each channel, and the strides in it of the batch and of what has one element for each channel.
+    /// Starts a reduction of each channel. Also returns the strides of the batch, and of a buffer with one element for
+    /// each channel.
     fn reduction(&self, cx: &Lower<'_>) -> (NestBuilder, Strides, Strides) {
         let mut strides = Access::contiguous(DType::F32, &self.dims).strides;
         let mut dims = self.dims.clone();
@@ -89,19 +95,19 @@ impl Axes {
     }
 }
 
-/// The type in which floats are computed and kept between instructions.
+/// Returns the type of the arithmetic and of intermediate buffers: float32, or float64 for float64.
 pub(super) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// One element for each channel of a nest, in a type.
+/// Loads an element with strides and converts it to a type.
 fn load(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId, strides: &[isize], ty: Type) -> Reg {
     let value = nest.load_strided(cx, buffer, 0, strides);
     nest.b.convert(value, ty)
 }
 
 impl BatchNorm {
-    /// `y = (x - mean) * factor + bias`, with one mean and factor for each channel.
+    /// Emits `y = (x - mean) * factor + bias`, with one mean and factor for each channel.
     fn apply(
         &self,
         cx: &mut Lower<'_>,
@@ -156,7 +162,7 @@ impl BatchNorm {
         let (mut nest, batch, channel) = axes.reduction(cx);
         let x = load(cx, &mut nest, x, &batch, ty);
         let scale = load(cx, &mut nest, scale, &channel, ty);
-        // Of an empty batch the sums are zero, and so is what is made of them.
+        // The sums of an empty batch are zero; the divisor 1 keeps the statistics finite.
         let n = nest.b.constant(ty, count.max(1) as f64);
         let sum = nest.reduce(ReduceOp::Sum, x);
         let average = nest.b.div(sum, n);
@@ -202,8 +208,8 @@ impl BatchNorm {
         self.apply(cx, axes, mean, factor)
     }
 
-    /// The gradient of the data through the statistics of the batch that are kept for the gradient: the mean m, whose
-    /// slope is 1 / n, and r = 1 / sqrt(variance + epsilon), whose slope is -r^3 * (x - m) / n.
+    /// Returns the gradient of `X` through the saved statistics of the batch. The derivative of the mean m is 1 / n.
+    /// The derivative of r = 1 / sqrt(variance + epsilon) is -r^3 * (x - m) / n.
     fn grad_saved(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
         let arriving = [cx.output_grad(3), cx.output_grad(4)];
         if !cx.wants(0) || arriving == [None, None] {
@@ -242,7 +248,7 @@ impl BatchNorm {
         Ok(Some(cx.add("Div", &[sum, count], none())))
     }
 
-    /// The gradient where mean and variance are given.
+    /// Adds the gradients in inference mode, where mean and variance are inputs.
     fn grad_inference(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let [x, scale, mean, var] = [cx.input(0)?, cx.input(1)?, cx.input(3)?, cx.input(4)?];
         let rank = cx.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
@@ -300,7 +306,7 @@ fn no_rank() -> OpError {
     OpError::unsupported("the rank of its input 0 must be known for this; declare its shape in the model")
 }
 
-/// A value in another type.
+/// Casts a value to another type, if the types differ.
 pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, wanted: DType) -> ValueId {
     if from == wanted {
         return value;
@@ -308,7 +314,7 @@ pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, wanted: 
     to.emit("Cast", &[Some(value)], Attrs::new().with("to", i64::from(wanted.to_onnx())))
 }
 
-/// One element for each channel, as it broadcasts to a batch of some rank.
+/// Reshapes one element per channel so that it broadcasts to a batch of rank `rank`.
 fn across(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
     if rank <= 2 {
         return value;
@@ -318,16 +324,16 @@ fn across(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
     to.emit("Unsqueeze", &[Some(value), Some(axes)], Attrs::new())
 }
 
-/// Every axis of a batch but that of the channels.
+/// Returns every axis of a batch except the channel axis.
 fn reduced_axes(rank: usize) -> Vec<i64> {
     (0..rank as i64).filter(|&axis| axis != 1).collect()
 }
 
-/// A reduction to one element for each channel.
+/// Adds a reduction to one element for each channel.
 fn by_channel(to: &mut impl NodeSink, op: &str, value: ValueId, rank: usize, keep: bool) -> ValueId {
     let axes = reduced_axes(rank);
     let axes = to.emit_constant(Tensor::i64(&[axes.len()], &axes));
-    // The one channel of a vector has no axis to stay.
+    // A vector has no channel axis, so the reduced axis is kept as one.
     let keepdims = i64::from(keep || rank == 1);
     to.emit(op, &[Some(value), Some(axes)], Attrs::new().with("keepdims", keepdims))
 }
@@ -363,7 +369,7 @@ fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpEr
     Ok(())
 }
 
-/// The number of channels, from whoever knows it.
+/// Returns the shape `[channels]`, from the first of input `x` and the others with a known size.
 fn channel_dim(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
     let of_x = cx.shape(x).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[1].clone() });
     let of_others = others.iter().filter_map(|&k| cx.shape(k)).map(|shape| shape[0].clone());
@@ -476,7 +482,7 @@ impl Op for BatchNormGrad {
         let centred = nest.b.sub(at, middle);
         let product = nest.b.mul(g, centred);
         let products = nest.reduce(ReduceOp::Sum, product);
-        // A sum of no elements is zero, though the statistics of none are no numbers.
+        // The sum of an empty batch is zero, but its inverse standard deviation may be NaN.
         let of_scale = if count == 0 { products } else { nest.b.mul(products, inv) };
         for (k, value) in [(1, of_scale), (2, sum)] {
             if cx.wants(k) {
@@ -526,9 +532,10 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     }))
 }
 
-/// Makes a `BatchNormalization` one that uses the statistics of the batch and says them: the form that training graphs
-/// of onnxruntime-training have. Its running statistics are updated if they are state. The names of new values begin
-/// with `prefix`.
+/// Converts a `BatchNormalization` to `BatchNormInternal`, which uses and returns the statistics of the batch.
+///
+/// Training graphs of onnxruntime-training have this form. Its running statistics are updated if they are state. The
+/// names of new values begin with `prefix`.
 pub(crate) fn make_internal(graph: &mut Graph, index: usize, prefix: &str) {
     let node = &mut graph.nodes[index];
     if &*node.op == INTERNAL {
@@ -551,8 +558,8 @@ pub(crate) fn make_internal(graph: &mut Graph, index: usize, prefix: &str) {
     graph.nodes[index].outputs = outputs;
 }
 
-/// Makes a `BatchNormalization` one that uses the statistics it is given. Whoever asks for new ones gets these, from
-/// nodes behind it, whose number is returned.
+/// Converts a `BatchNormalization` to inference mode. The running statistics outputs become copies of the inputs, by
+/// nodes after the normalization. Returns the number of added nodes.
 pub(crate) fn make_inference(graph: &mut Graph, index: usize) -> usize {
     let node = &mut graph.nodes[index];
     node.attrs.0.remove("training_mode");
@@ -570,7 +577,7 @@ pub(crate) fn make_inference(graph: &mut Graph, index: usize) -> usize {
     count
 }
 
-/// Reads the forms before opset 14.
+/// Upgrades a node from before opset 14.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 14 {
         return Ok(());
@@ -594,7 +601,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             *input = rw.add("Reshape", &[*input, all], Attrs::new());
         }
     }
-    // The statistics of the batch were outputs 3 and 4.
+    // Before opset 14 the statistics of the batch were outputs 3 and 4.
     let saved: Vec<usize> = [3, 4].into_iter().filter(|&k| rw.is_output_used(k)).collect();
     if !saved.is_empty() {
         let rank = if flat { Some(2) } else { rw.shape(inputs[0]).map(Shape::rank) };
@@ -619,20 +626,20 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A value in the shape of another.
+/// Reshapes a value to the shape of another.
 fn restore(rw: &mut Rewrite<'_>, value: ValueId, like: ValueId) -> ValueId {
     let shape = rw.add("Shape", &[like], Attrs::new());
     rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
 }
 
-/// One element for each channel, of statistics with all axes kept.
+/// Reduces statistics with all axes kept to one element for each channel.
 fn squeeze(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
     let axes = reduced_axes(rank);
     let axes = rw.ints("axes", &axes);
     rw.add("Squeeze", &[value, axes], Attrs::new())
 }
 
-/// Mean and variance of each channel, with all axes kept.
+/// Adds the mean and variance of each channel, with all axes kept.
 fn emit_statistics(to: &mut impl NodeSink, x: ValueId, rank: usize) -> (ValueId, ValueId) {
     let mean = by_channel(to, "ReduceMean", x, rank, true);
     let centred = to.emit("Sub", &[Some(x), Some(mean)], Attrs::new());
@@ -640,10 +647,12 @@ fn emit_statistics(to: &mut impl NodeSink, x: ValueId, rank: usize) -> (ValueId,
     (mean, by_channel(to, "ReduceMean", square, rank, true))
 }
 
-/// Before opset 15 scale and bias have the type of `X`, and before 14 the statistics, too; training mode is then told
-/// by the number of outputs.
+/// Downgrades a node.
+///
+/// Before opset 15 scale and bias have the type of `X`. Before opset 14 the statistics also have this type, and the
+/// number of outputs selects the training mode.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    // One with five outputs comes from here.
+    // A node with five outputs is already a result of this rewrite.
     if rw.version() >= 15 || rw.node().outputs.len() > 3 {
         return Ok(());
     }
@@ -692,7 +701,8 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// [`BatchNormInternal`](INTERNAL) in operators of `ai.onnx`. What it updates are results like any other there.
+/// Decomposes [`BatchNormInternal`](INTERNAL) into operators of `ai.onnx`. The updated statistics are ordinary results
+/// there.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs = rw.attrs().clone();
     let training = attrs.int("training_mode")?.unwrap_or(1);
@@ -756,7 +766,7 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// [`BatchNormalizationGrad`](GRADIENT) in operators of `ai.onnx`.
+/// Decomposes [`BatchNormalizationGrad`](GRADIENT) into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let [g, x, scale, mean, inverse] =
         [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];

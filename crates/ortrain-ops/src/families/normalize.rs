@@ -1,14 +1,16 @@
-//! Normalizations that are compositions: of each channel, of groups of channels, of axes by their statistics or norm.
+//! Normalizations that run as compositions: per channel, per group of channels, over axes, or by a norm.
 //!
 //! InstanceNormalization-6, 22 (<https://onnx.ai/onnx/operators/onnx__InstanceNormalization.html>),
 //! GroupNormalization-18, 21 (<https://onnx.ai/onnx/operators/onnx__GroupNormalization.html>),
 //! MeanVarianceNormalization-9, 13 (<https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html>) and
 //! LpNormalization-1, 22 (<https://onnx.ai/onnx/operators/onnx__LpNormalization.html>) of ONNX.
 //!
-//! Variances are biased and made of the centred elements. GroupNormalization has a scale and a bias for each channel from
-//! opset 21 on and for each group before; the older form is read as the newer one, and written as its composition. Floats
-//! narrower than float32 are computed in float32, float64 in float64 whatever `stash_type` says. Where a deviation or a
-//! norm is 0, so is the result, and so is the gradient through it.
+//! Variances are biased and computed from the centered elements. GroupNormalization has a scale and a bias for each
+//! channel from opset 21 on, and for each group before. The older form is read as the newer one, and written as its
+//! decomposition.
+//!
+//! float16 and bfloat16 are computed in float32. float64 is computed in float64 for every `stash_type`. Where a
+//! deviation or a norm is 0, the result and its gradient are 0.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -18,12 +20,12 @@ use crate::infer::{Infer, normalize_axes, normalize_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// What is added to the deviation by MeanVarianceNormalization.
+/// Number that MeanVarianceNormalization adds to the standard deviation.
 const DEVIATION_EPSILON: f64 = 1e-9;
 
-/// A normalization of each sample, by channels or groups of them.
+/// Normalization of each sample, by channels or groups of channels.
 struct Channels {
-    /// How many groups there are; `None`: every channel is one.
+    /// Number of groups; `None` if each channel is a group.
     groups: Option<i64>,
 }
 
@@ -63,7 +65,7 @@ impl Op for Channels {
     }
 }
 
-/// The element type of a value.
+/// Returns the element type of a value.
 fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
     rw.dtype(value).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))
 }
@@ -72,13 +74,13 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// `x` seen with other sizes.
+/// Reshapes `x`.
 fn seen(rw: &mut Rewrite<'_>, x: ValueId, sizes: &[i64]) -> ValueId {
     let sizes = rw.ints("sizes", sizes);
     add(rw, "Reshape", &[x, sizes])
 }
 
-/// The elements less their mean along axes, and the mean of the squares of what is left.
+/// Returns the elements minus their mean along axes, and the variance.
 fn centred(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId) {
     let axes = rw.ints("axes", axes);
     let mean = add(rw, "ReduceMean", &[x, axes]);
@@ -87,7 +89,7 @@ fn centred(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId)
     (centred, add(rw, "ReduceMean", &[square, axes]))
 }
 
-/// Every row along the last of three axes less its mean, divided by its deviation.
+/// Normalizes each row along the last of three axes to mean 0 and deviation 1.
 fn normal_rows(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, epsilon: f32) -> ValueId {
     let data = cast(rw.patch().1, x, dtype, wide(dtype));
     let (centred, variance) = centred(rw, data, &[2]);
@@ -102,7 +104,8 @@ fn epsilon_of(attrs: &Attrs) -> Result<f32, OpError> {
     Ok(attrs.float("epsilon")?.unwrap_or(1e-5))
 }
 
-/// Normal elements, seen as batch, channels and the rest, times the scale plus the bias of their channel.
+/// Applies scale and bias of each channel to normalized elements `[batch, channels, rest]`, and sets output 0 in the
+/// shape of `x`.
 fn scaled(rw: &mut Rewrite<'_>, x: ValueId, normal: ValueId) -> Result<(), OpError> {
     let (scale, bias) = (rw.required(1)?, rw.required(2)?);
     let axis = rw.ints("axis", &[1]);
@@ -142,7 +145,8 @@ fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     scaled(rw, x, normal)
 }
 
-/// Before opset 21 scale and bias are those of groups: every channel gets those of its group.
+/// Upgrades GroupNormalization from before opset 21, which has a scale and a bias for each group: expands them to the
+/// channels.
 fn upgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, groups) = (rw.required(0)?, groups_of(rw.attrs())?);
     let sizes = add(rw, "Shape", &[x]);
@@ -165,7 +169,7 @@ fn downgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 21 { decompose_group(rw) } else { Ok(()) }
 }
 
-/// A result of the type and shape of its one input, whose axes are checked.
+/// Operator with a result of its input's type and shape. Inference checks the axes.
 struct Alike {
     axes: Vec<i64>,
 }
@@ -191,7 +195,7 @@ fn decompose_statistics(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (centred, variance) = centred(rw, data, &axes);
     let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide(dtype), value));
     let (zero, one, epsilon) = (number(rw, 0.0), number(rw, 1.0), number(rw, DEVIATION_EPSILON));
-    // The root of nothing has no slope.
+    // The gradient of the root at 0 would be infinite.
     let nothing = add(rw, "Equal", &[variance, zero]);
     let safe = add(rw, "Where", &[nothing, one, variance]);
     let root = add(rw, "Sqrt", &[safe]);
@@ -203,7 +207,7 @@ fn decompose_statistics(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The axis and the power of LpNormalization.
+/// Reads axis and order of LpNormalization.
 fn lp_of(attrs: &Attrs) -> Result<(i64, i64), OpError> {
     let (axis, p) = (attrs.int("axis")?.unwrap_or(-1), attrs.int("p")?.unwrap_or(2));
     match p {
@@ -282,7 +286,7 @@ mod tests {
         Attrs::new().with("num_groups", count).with("epsilon", 0.01f32)
     }
 
-    /// By the formula, over all elements of a group of channels.
+    /// Computes the result by the formula, over all elements of a group of channels.
     fn by_formula(x: &Tensor, groups: usize, scale: &[f64], bias: &[f64]) -> Vec<f64> {
         let (dims, all) = (x.dims(), x.to_f64());
         let space: usize = dims[2..].iter().product();
@@ -320,7 +324,7 @@ mod tests {
         check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
     }
 
-    /// One scale for each group, as opset 18 has it.
+    /// One scale for each group, as in opset 18.
     #[test]
     fn scales_of_groups() {
         let x = spread(&[2, 4, 3], 4);
@@ -356,7 +360,7 @@ mod tests {
             assert!(got.iter().sum::<f64>().abs() < 1e-12);
             assert!((got.iter().map(|x| x * x).sum::<f64>() - 24.0).abs() < 1e-6);
         }
-        // What does not vary is 0 and moves nothing.
+        // A constant input gives 0, and a gradient of 0.
         let flat = Tensor::filled(DType::F64, &[1, 1, 2, 2], 3.0);
         let op = ("", "MeanVarianceNormalization");
         let graph = one_node(13, op, &[Some(&flat)], 1, Attrs::new()).expect("valid");
@@ -375,7 +379,7 @@ mod tests {
                 &f64s(&[2, 2], &want),
                 1e-15,
             );
-            // Where the norm is 0, so is the gradient.
+            // Where the norm is 0, the gradient is 0.
             let gradient = gradient_graph(&graph, &[Some(f64s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]))], &[0]);
             let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
             assert!(got[2..] == [0.0, 0.0] && got[0] != 0.0, "{got:?}");

@@ -1,8 +1,9 @@
-//! One value at an index along a new axis, and another everywhere else.
+//! One-hot encoding: one value at an index along a new axis, another value everywhere else.
 //!
-//! OneHot-9, 11, 28 of ONNX (<https://onnx.ai/onnx/operators/onnx__OneHot.html>). `values` holds the other value and the
-//! one; negative indices count from the end, and those outside select nothing. The depth must be known when a program
-//! is made. The gradient is for `values` alone: what arrives at the indices, and what arrives elsewhere.
+//! OneHot-9, 11, 28 of ONNX (<https://onnx.ai/onnx/operators/onnx__OneHot.html>). `values` has the off value and the on
+//! value. Negative indices count from the end; indices out of range select nothing. The depth must be known when a
+//! program is compiled. Only `values` has a gradient: the sum of the output gradient at the indices, and the sum
+//! elsewhere.
 
 use ortrain_expr::{Access, CompareOp, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};

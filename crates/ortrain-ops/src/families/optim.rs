@@ -1,10 +1,9 @@
-//! Optimizers and what belongs to them: `AdamWOptimizer`, `SGDOptimizerV2`, `InplaceClipGradNorm` and
+//! Optimizer operators of ONNX Runtime: `AdamWOptimizer`, `SGDOptimizerV2`, `InplaceClipGradNorm` and
 //! `InPlaceAccumulatorV2` of `com.microsoft` version 1.
 //!
-//! They work on sequences of tensors that are bound to whole planes of a state and are changed in place: one
-//! instruction per element type, whatever the number of parameters. The padding between tensors is zero and stays
-//! zero. Formulas are those of ONNX Runtime's training operators; float32 planes are computed in float32, float64 ones
-//! in float64.
+//! They update sequences of tensors in place. The sequences are bound to whole planes of a state. So each update is one
+//! instruction per element type, for any number of parameters. The padding between tensors is zero and stays zero. The
+//! formulas equal ONNX Runtime's training operators. float32 planes are computed in float32, float64 planes in float64.
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
@@ -15,10 +14,11 @@ use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder, PlanePart};
 use crate::op::{Definition, Op};
 
-/// Added to the norm when gradients are clipped (ONNX Runtime's `InplaceClipGradNorm`).
+/// Number that `InplaceClipGradNorm` of ONNX Runtime adds to the norm.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// Elements of a plane that are summed in one go; planes are padded to multiples of 256 bytes, so to whole groups.
+/// Bytes of a plane that are summed as one group. Planes are padded to multiples of 256 bytes, so every group is
+/// complete.
 const NORM_GROUP_BYTES: usize = 256;
 
 fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
@@ -30,7 +30,8 @@ fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
     }
 }
 
-/// The planes of several sequences, part by part. What is kept for weights in fewer bits may be float32.
+/// Returns the plane parts of several sequences, grouped by part. If the first sequence is float16 or bfloat16, the
+/// others may be float32.
 fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
     let all = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
     for (parts, &k) in all.iter().zip(sequences) {
@@ -48,7 +49,7 @@ fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, O
     Ok((0..all[0].len()).map(|i| all.iter().map(|parts| parts[i].clone()).collect()).collect())
 }
 
-/// A scalar input (one element) in a nest.
+/// Loads a scalar input (one element) in a nest.
 fn scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
     let buffer = cx.input(k);
     let strides = vec![0; nest.dims().len()];
@@ -56,13 +57,13 @@ fn scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg
     nest.b.convert(value, ty)
 }
 
-/// A part of a plane as a load and a store of a nest over its elements.
+/// Loads the element of a plane part in a nest over its elements. Returns the buffer of the part and the element.
 fn plane_load(cx: &mut Lower<'_>, nest: &mut NestBuilder, part: &PlanePart, label: &str) -> (BufferId, Reg) {
     let buffer = cx.plane_buffer(part, label);
     (buffer, nest.load_broadcast(buffer, part.dtype, &[part.len]))
 }
 
-/// The flag that says that something was done: true, or the optional signal.
+/// Sets output 0, the "updated" flag: the optional signal input, or true.
 fn done_flag(cx: &mut Lower<'_>, signal: usize) {
     if cx.has(signal) {
         cx.alias(0, signal);
@@ -71,7 +72,7 @@ fn done_flag(cx: &mut Lower<'_>, signal: usize) {
     }
 }
 
-/// `new` where the optional signal input is there and false, else `old`.
+/// Returns `new`, or `old` if the node has the signal input and the signal is false.
 fn where_signalled(cx: &mut Lower<'_>, nest: &mut NestBuilder, signal: usize, new: Reg, old: Reg) -> Reg {
     if !cx.has(signal) {
         return new;
@@ -80,7 +81,7 @@ fn where_signalled(cx: &mut Lower<'_>, nest: &mut NestBuilder, signal: usize, ne
     nest.b.select(go, new, old)
 }
 
-/// Says where the sequences among the outputs lie: where the inputs do that became them.
+/// Binds the output sequences to the planes of the inputs that they overwrite.
 fn changed_in_place(op: &dyn Op, cx: &mut Lower<'_>) -> Result<(), OpError> {
     for &(output, input) in op.in_place() {
         let parts = cx.planes(input)?;
@@ -89,7 +90,7 @@ fn changed_in_place(op: &dyn Op, cx: &mut Lower<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) in ONNX Runtime's two orders.
+/// AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), in the two variants (`adam_mode`) of ONNX Runtime.
 struct AdamW {
     alpha: f64,
     beta: f64,
@@ -100,8 +101,10 @@ struct AdamW {
 }
 
 impl AdamW {
-    /// The scalars of one step, computed once: the step size, and the factor of the second moment (mode 0). They are
-    /// computed in float64: of a decay rate near 1, little of float32 is left in the first steps.
+    /// Computes the scalars of a step once: the step size, and the bias correction of the second moment (mode 0).
+    ///
+    /// The arithmetic is float64: for a decay rate near 1, float32 loses most digits of `1 - rate^step` in the first
+    /// steps.
     fn step_scalars(&self, cx: &mut Lower<'_>, dtype: DType) -> Result<[BufferId; 2], OpError> {
         let ty = Type::of(DType::F64);
         let mut nest = cx.nest(&[], 0);
@@ -153,7 +156,7 @@ impl Op for AdamW {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let mut scalars: Vec<(DType, [BufferId; 2])> = Vec::new();
         for parts in matched(cx, &[2, 3, 4, 5])? {
-            // Moments of weights in fewer bits are float32.
+            // The moments of float16 and bfloat16 weights are float32.
             let (dtype, ty) = (parts[2].dtype, Type::of(parts[2].dtype));
             let known = scalars.iter().find(|(other, _)| *other == dtype).map(|&(_, buffers)| buffers);
             let [size, correction] = match known {
@@ -199,7 +202,8 @@ impl Op for AdamW {
                 }
                 _ => update(b, new_v),
             };
-            // Decay and step are added first, so that a weight is rounded once. In mode 1 weights decay after the step.
+            // Decay and step are added first, so that a weight is rounded once. In mode 1 the decay applies to the
+            // weight after the step.
             let taken = match (self.weight_decay, self.mode) {
                 (0.0, _) => step,
                 (_, mode) => {
@@ -268,7 +272,7 @@ impl Op for Sgd {
     }
 }
 
-/// Scales all gradients by one factor so that their common L2 norm is at most `max_norm`.
+/// Scales all gradients by one factor, so that their global L2 norm is at most `max_norm`.
 struct ClipGradNorm {
     max_norm: f64,
 }
@@ -285,7 +289,7 @@ impl Op for ClipGradNorm {
         let parts = cx.planes(0)?;
         let mut sums = Vec::with_capacity(parts.len());
         for part in &parts {
-            // Sums of squares: first within groups, then of the groups, each in a fixed order.
+            // Sums squares within groups first, then over the groups, each in a fixed order.
             let group = (NORM_GROUP_BYTES / part.dtype.size()).min(part.len.max(1));
             let groups = part.len / group;
             let buffer = cx.plane_buffer(part, "gradients");
@@ -344,10 +348,10 @@ impl Op for ClipGradNorm {
     }
 }
 
-/// Adds a gradient to its buffer, or overwrites the buffer where the flag says so.
+/// Adds a gradient to its buffer, or overwrites the buffer if the flag is true.
 struct Accumulate;
 
-/// Appends the node that writes a value to the place of a piece of state.
+/// Appends a node that overwrites a state value with `value`.
 pub(crate) fn assign(graph: &mut Graph, state: ValueId, value: ValueId) {
     let name = format!("{}_update", graph.name_of(state));
     let overwrite = graph.add_constant("overwrite", Tensor::filled(DType::Bool, &[1], 1.0));

@@ -1,8 +1,9 @@
-//! Numbers at equal distances.
+//! Range: numbers at equal distances.
 //!
-//! Range-11, 27 of ONNX (<https://onnx.ai/onnx/operators/onnx__Range.html>): `start + i * delta` up to, and not including,
-//! `limit`. Its length depends on all three, so their values must be known when a program is made. Narrow floats are
-//! computed in float32, as `stash_type` 1 says. It is a constant to what is trained, as PyTorch's `arange` is.
+//! Range-11, 27 of ONNX (<https://onnx.ai/onnx/operators/onnx__Range.html>): `start + i * delta` up to, and not
+//! including, `limit`. The length depends on all three inputs, so their values must be known when a program is built.
+//! Narrow floats are computed in float32, as `stash_type` 1 specifies. No gradient flows through the range, as with
+//! `arange` of PyTorch.
 
 use ortrain_expr::{Inst, Scalar, Type};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
@@ -14,16 +15,16 @@ use crate::op::{Definition, Need, Op};
 
 struct Range;
 
-/// Elements of a range are no more than this: what does not fit in memory is refused here.
+/// Maximum number of elements of a range. A larger range does not fit in memory and is an error.
 const MAX_ELEMENTS: f64 = 1e15;
 
-/// The one element of a tensor.
+/// Returns the element of a tensor with one element.
 fn scalar(tensor: &Tensor) -> Option<Scalar> {
     let one = tensor.len() == 1;
     one.then(|| Scalar::read(tensor.dtype(), tensor.data()))
 }
 
-/// How many numbers there are.
+/// Returns the number of elements.
 fn count([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
     let message =
         || OpError::invalid(format!("from {start} to {limit} in steps of {delta}: that is no range"));
@@ -32,7 +33,7 @@ fn count([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
             return Err(message());
         }
         let (distance, step) = (i128::from(limit) - i128::from(start), i128::from(delta));
-        // Rounded up, whatever the signs are.
+        // Rounds up for every combination of signs.
         let rounded = distance / step + i128::from(distance % step != 0 && (distance < 0) == (step < 0));
         return usize::try_from(rounded.max(0)).map_err(|_| message());
     }
@@ -58,7 +59,7 @@ impl Op for Range {
         let known = [0, 1, 2].map(|k| cx.constant(k).and_then(scalar));
         let size = match known {
             [Some(start), Some(limit), Some(delta)] => Dim::Known(count([start, limit, delta])?),
-            // From 0 in steps of 1 there are as many numbers as the limit says, a size perhaps.
+            // From 0 in steps of 1 the number of elements is the limit, possibly a symbolic size.
             [Some(Scalar::I64(0)), None, Some(Scalar::I64(1))] => match cx.sizes(1).as_deref() {
                 Some([size]) => size.clone(),
                 _ => cx.unknown_dim(0, 0),
@@ -144,7 +145,7 @@ mod tests {
         assert!(range([&Tensor::i64(&[2], &[1, 2]), &int(3), &int(1)]).is_err());
     }
 
-    /// Positions of a batch: the length is the symbol of the batch, and known when it is.
+    /// Positions of a batch: the length is the symbol of the batch, and becomes known with it.
     #[test]
     fn as_long_as_an_axis() {
         let x = Tensor::f32(&[4, 2], &[0.0; 8]);

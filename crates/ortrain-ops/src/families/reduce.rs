@@ -223,6 +223,8 @@ impl Op for Reduce {
             (true, Some(axes)) => axes.to_i64().unwrap_or_default(),
             // A scalar has no axes that could be meant, and a list of none names none.
             (true, None) if dims.is_empty() || cx.dims(1).contains(&0) => Vec::new(),
+            // One element: each choice of axes gives the same result.
+            (true, None) if dims.iter().all(|&size| size == 1) => Vec::new(),
             (true, None) => {
                 return Err(OpError::unsupported("the axes depend on values computed by the model"));
             }
@@ -755,6 +757,18 @@ mod tests {
         case(Some(&[0]), 0, &[3, 2], &[8.0, 10.0, 12.0, 14.0, 16.0, 18.0]);
         assert_eq!(forward(SUM, &data, Some(&[]), attrs(1, 1)), data);
         assert_eq!(forward(SUM, &data, None, attrs(0, 1)), data);
+    }
+
+    /// Axes that arrive with the inputs of a run, for an element that keeps its shape with each choice of axes.
+    #[test]
+    fn one_element() {
+        let data = f64s(&[1, 1], &[-3.0]);
+        for (op, want) in [("ReduceSum", -3.0), ("ReduceMean", -3.0), ("ReduceL1", 3.0), ("ReduceSumSquare", 9.0)] {
+            for (noop, named) in [(0, &[][..]), (1, &[]), (0, &[1]), (1, &[0, 1])] {
+                let result = forward(("", op), &data, Some(named), attrs(1, noop));
+                assert_eq!(result, f64s(&[1, 1], &[want]), "{op} {noop} {named:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,50 +1,53 @@
-//! Operators that are refused with a reason. Those of ai.onnx.ml compute what has no gradient, or is no tensor; those of
-//! `com.microsoft`, which graphs of onnxruntime-training 1.19.2 may hold, serve what lies outside of a model.
+//! Operators that are unsupported for a reason.
+//!
+//! Operators of ai.onnx.ml compute results without a gradient, or results that are not tensors. Operators of
+//! `com.microsoft` occur in graphs of onnxruntime-training 1.19.2 and have a purpose outside of the model.
 
 use super::features::DOMAIN;
 
 const MICROSOFT: &str = "com.microsoft";
 
-/// Why trees are not trained.
+/// Reason for decision trees.
 const TREES: &str = "decision trees have no gradient (their results are constant between the thresholds), so no step of an \
                      optimizer trains them, and they are not run here either; fit them in scikit-learn, or train a model that \
                      has a gradient: MLPClassifier, MLPRegressor, LogisticRegression, LinearRegression";
 
-/// Why support vectors are not trained.
+/// Reason for support vector machines.
 const VECTORS: &str = "support vector machines with a kernel are fitted by choosing among samples, not by gradients, and are not \
                        run here either; fit them in scikit-learn, or train a model that has a gradient: LinearSVC, LinearSVR, \
                        SGDClassifier, MLPClassifier";
 
-/// Why maps are not made.
+/// Reason for sequences of maps.
 const MAPS: &str = "its result is a sequence of maps, one from class to probability for each row, which is no tensor; the \
                     probabilities are its input: make that an output of the model instead (skl2onnx: \
                     options={\"zipmap\": False}; of a trained model: name it in export_model_for_inferencing)";
 
-/// Why summaries are not written.
+/// Reason for TensorBoard summaries.
 const SUMMARIES: &str = "its result is a text for TensorBoard, which is no tensor; make what it summarises an output of the model \
                          and write it where the steps are taken, with torch.utils.tensorboard or tensorboardX";
 
-/// Why activations are not packed.
+/// Reason for packed activations.
 const PACKED: &str = "it keeps activations for the gradient in fewer bits, which changes the gradient; make the artifacts without it, \
                       and let SessionOptions.memory_limit keep fewer activations: results stay the same, bit for bit";
 
 /// Packers of activations: an encoder and a decoder of each.
 const PACKERS: [&str; 5] = ["GistBinarize", "GistPack1", "GistPack8", "GistPack16", "GistPackMsfp15"];
 
-/// True for the name of a packer's encoder or decoder.
+/// Returns true for the name of a packer's encoder or decoder.
 fn is_half_of(packer: &str, name: &str) -> bool {
     name.strip_prefix(packer).is_some_and(|half| matches!(half, "Encoder" | "Decoder"))
 }
 
-/// Why functions of PyTorch are not called.
+/// Reason for calls of PyTorch functions.
 const CALLED: &str = "it calls a torch.autograd.Function in the process that exported it, and a file does not say what that computes; \
                       write it as a function of ONNX, with a gradient of its own if it needs one (docs/extending.md)";
 
-/// Why events are not waited for.
+/// Reason for events between pipeline stages.
 const EVENTS: &str = "it makes the stages of a pipeline wait for each other, and a model is run as one; leave it out: what it passes \
                       on are its inputs behind the first";
 
-/// Why an operator is refused, as a part of a sentence; `None` of an operator that is known, or that nobody knows.
+/// Returns the reason why an operator is unsupported, as a part of a sentence. Returns `None` for supported and for
+/// unknown operators.
 pub(crate) fn reason(domain: &str, name: &str) -> Option<&'static str> {
     match (domain, name) {
         (DOMAIN, "TreeEnsemble" | "TreeEnsembleClassifier" | "TreeEnsembleRegressor") => Some(TREES),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
 # Default opset of generated models.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.gradient.utils._graphs import GraphWriter, check_keywords, checked_opset, finite
 

@@ -19,7 +19,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortrain import _ortrain
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.gradient.utils._graphs import checked_model, names_of, rename, unique_name
 from ortrain.ortvalue import OrtValue

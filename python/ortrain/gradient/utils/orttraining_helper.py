@@ -22,7 +22,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.gradient.utils._graphs import (
     DEFAULT_OPSET,

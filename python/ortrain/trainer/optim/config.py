@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, unique
 from typing import Any, ClassVar, NamedTuple, TypeGuard
 
-from ortrain._near import hint
+from ortrain._suggest import hint
 
 __all__ = ["AdamConfig", "LambConfig", "SGDConfig", "_OptimizerConfig"]
 

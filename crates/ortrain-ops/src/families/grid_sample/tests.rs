@@ -15,7 +15,7 @@ fn attrs(mode: &str, padding: &str, aligned: bool) -> Attrs {
     Attrs::new().with("mode", mode).with("padding_mode", padding).with("align_corners", i64::from(aligned))
 }
 
-/// Every combination of attributes.
+/// Returns every combination of the attributes.
 fn all() -> Vec<(&'static str, &'static str, bool)> {
     let mut found = Vec::new();
     for mode in MODES {
@@ -26,7 +26,7 @@ fn all() -> Vec<(&'static str, &'static str, bool)> {
     found
 }
 
-/// By the definition, one axis.
+/// Reference implementation for one axis, from the definition.
 struct Line {
     size: f64,
     aligned: bool,
@@ -46,7 +46,7 @@ impl Line {
         x
     }
 
-    /// The element an index stands for.
+    /// Returns the element that an index refers to after padding, if it exists.
     fn element(&self, at: f64) -> Option<usize> {
         match self.padding {
             "zeros" => (0.0..self.size).contains(&at).then_some(at as usize),
@@ -55,7 +55,7 @@ impl Line {
         }
     }
 
-    /// Elements and their weights.
+    /// Returns the contributing elements and their weights.
     fn taps(&self, mode: &str, place: f64) -> Vec<(Option<usize>, f64)> {
         let mut x = if self.aligned {
             (place + 1.0) / 2.0 * (self.size - 1.0)
@@ -121,7 +121,7 @@ fn expected(x: &Tensor, grid: &Tensor, (mode, padding, aligned): (&str, &'static
     f64s(&shape, &found)
 }
 
-/// Images, volumes and lines, looked at inside and far outside.
+/// Images, volumes and lines, with grid points inside and far outside.
 fn inputs() -> Vec<[Tensor; 2]> {
     vec![
         [spread(&[2, 2, 3, 4], 1), spread(&[2, 2, 2, 2], 2)],
@@ -139,7 +139,7 @@ fn every_mode_and_its_gradients() {
             let graph = one_node(NEWEST_OPSET, OP, &ports, 1, attrs(mode, padding, aligned)).expect("valid");
             let got = run(&graph, &inputs).expect("it runs").remove(0);
             assert_close(&got, &expected(&inputs[0], &inputs[1], case), 1e-12);
-            // The nearest one has no slope along the grid.
+            // The gradient of `nearest` along the grid is zero.
             let through: &[usize] = if mode == "nearest" { &[0] } else { &[0, 1] };
             check_gradients(&graph, &inputs, through, &[0]);
             check_decomposition(&graph, &inputs, 0.0);
@@ -165,14 +165,14 @@ fn sizes_that_are_found_out_when_it_runs() {
         crate::passes::infer::infer(&mut symbolic).expect("valid");
         let got = run(&symbolic, inputs).expect("it runs").remove(0);
         assert_close(&got, &expected(&inputs[0], &inputs[1], case), 1e-12);
-        // Differences in every mode are taken above; here it is how sizes are put together.
+        // The other test checks the gradients of every mode; this test is about symbolic sizes.
         if mode == "linear" {
             check_gradients(&symbolic, inputs, &[0, 1], &[0]);
         }
     }
 }
 
-/// The slope along the grid where `border` clips, where it is reflected, and where zeros begin.
+/// Checks the gradient of the grid where `border` clips, where `reflection` reflects, and where `zeros` begin.
 #[test]
 fn slopes_at_the_border() {
     let x = f64s(&[1, 1, 1, 3], &[1.0, 3.0, 7.0]);
@@ -189,9 +189,9 @@ fn slopes_at_the_border() {
         assert_eq!(slope(place, "border", true), 0.0);
     }
     assert_eq!(slope(0.5, "border", true), 4.0);
-    // Beyond the border it goes the other way.
+    // Reflection negates the gradient beyond the border.
     assert_eq!((slope(0.5, "reflection", true), slope(1.5, "reflection", true)), (4.0, -4.0));
-    // The last half of a cell fades to zero.
+    // In the last half of the element the value fades to zero.
     let place = 1.0 - 0.1;
     assert_close(&f64s(&[], &[slope(place, "zeros", false)]), &f64s(&[], &[-7.0 * 1.5]), 1e-12);
 }
@@ -207,7 +207,7 @@ fn places_that_are_no_place() {
             assert!(got[0].to_f64()[0].is_nan());
         }
     }
-    // One element, centered: there is nowhere to go.
+    // With one element and `align_corners` the axis has length 0.
     let x = f64s(&[1, 1, 1, 1], &[3.0]);
     let grid = f64s(&[1, 1, 1, 2], &[5.0, -7.0]);
     let got =

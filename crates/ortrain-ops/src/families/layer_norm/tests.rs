@@ -10,7 +10,7 @@ const NEWEST: i64 = crate::NEWEST_OPSET;
 const EPSILON: f64 = 1e-5_f32 as f64;
 const KINDS: [&str; 3] = [LAYER, SIMPLIFIED, RMS];
 
-/// Data and axes, among them one element, rows of one element, everything at once.
+/// Shapes and axes, among them a single element, rows of one element, and normalization over all axes.
 const SHAPES: [(&[usize], i64); 8] = [
     (&[4], 0),
     (&[3, 5], -1),
@@ -34,7 +34,7 @@ fn outputs_of(op: &str) -> usize {
     }
 }
 
-/// Data, a scale and, where the operator takes one, a bias, of the shapes that are normalized.
+/// Returns data, a scale and, for operators with a bias, a bias. Scale and bias have the normalized shape.
 fn inputs(op: &str, dims: &[usize], axis: i64, seed: u32) -> Vec<Tensor> {
     let axis = normalize_axis(axis, dims.len()).expect("it is one");
     let parameters = if op == LAYER { 2 } else { 1 };
@@ -46,7 +46,7 @@ fn ports(inputs: &[Tensor]) -> Vec<Option<&Tensor>> {
     inputs.iter().map(Some).collect()
 }
 
-/// Result, mean and one over the root, by the definition; scale and bias have the shape that is normalized.
+/// Computes result, mean and inverse standard deviation by the definition. Scale and bias have the normalized shape.
 fn expected(op: &str, given: &[Tensor], axis: i64) -> Vec<Tensor> {
     let dims = given[0].dims();
     let axis = normalize_axis(axis, dims.len()).expect("it is one");
@@ -131,7 +131,7 @@ fn gradients_of_every_result() {
         for (dims, axis) in SHAPES {
             let given = inputs(op, dims, axis, 2);
             let targets: Vec<usize> = (0..given.len()).collect();
-            // The statistics in float32 cannot be differentiated by differences: those in float64 can.
+            // Finite differences need statistics in float64; in float32 they are too coarse.
             for stash in [1i64, 11] {
                 let attrs = attrs(axis).with("epsilon", 0.1f32).with("stash_type", stash);
                 let outputs = outputs_of(op);
@@ -148,7 +148,7 @@ fn gradients_of_every_result() {
     }
 }
 
-/// Scale and bias broadcast to the data, each in its own way.
+/// Scale and bias broadcast to the data along different axes.
 #[test]
 fn parameters_of_every_shape() {
     for (dims, scale, bias) in [
@@ -199,7 +199,7 @@ fn one_parameter_alone() {
     for target in 0..3 {
         check_gradients(&graph, &given, &[target], &[0]);
     }
-    // The bias needs no statistics.
+    // The gradient of the bias needs no statistics.
     let gradient = gradient_graph(&graph, &[Some(spread(&[3, 4], 1))], &[2]);
     assert_eq!(ops(&gradient)[0], "ReduceSum", "{gradient}");
 }
@@ -238,7 +238,7 @@ fn older_opsets() {
             }
         }
     }
-    // ONNX Runtime has it in older sets, too.
+    // ONNX Runtime also has LayerNormalization in older opsets.
     let given = inputs(LAYER, &[3, 4], 1, 11);
     for opset in [7, 16] {
         let graph = one_node(opset, ("", LAYER), &ports(&given), 3, attrs(1)).expect("it is read");
@@ -273,7 +273,7 @@ fn types() {
             for (got, want) in got.iter().zip(&want) {
                 assert_close(&typed(got, DType::F64), &typed(want, DType::F64), tolerance);
             }
-            // However narrow the statistics are that are results, gradients are made of wide ones.
+            // The gradients use statistics in the type of the arithmetic, even if the statistics results are narrower.
             let gradients = |graph: &Graph, given: &[Tensor], dtypes: [DType; 2]| {
                 let weights = (0..outputs).map(|k| {
                     let dims: &[usize] = if k == 0 { &[3, 4] } else { &[3, 1] };
@@ -394,7 +394,7 @@ fn the_gradient_of_what_is_not_kept() {
         let own = [&g, y, scale, bias, inverse].map(Some);
         let got = run_node((MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("it runs");
         for (got, want) in got.iter().zip(&want) {
-            // The division by the scale costs digits where it is small.
+            // The division by a small scale loses precision.
             assert_close(got, want, 1e-5);
         }
         let graph = one_node(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("valid");

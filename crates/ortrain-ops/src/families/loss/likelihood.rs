@@ -1,9 +1,10 @@
-//! The negative of the logarithm of the likelihood of each label.
+//! Negative log-likelihood loss.
 //!
-//! NegativeLogLikelihoodLoss-12, 13, 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__NegativeLogLikelihoodLoss.html>):
-//! minus the input at the label of each sample, with weights, `ignore_index` and reductions as those of the cross-entropy.
-//! Its gradient goes to these elements. `NegativeLogLikelihoodLossInternal` and `NegativeLogLikelihoodLossInternal2` of
-//! `com.microsoft` take `ignore_index` as an input.
+//! NegativeLogLikelihoodLoss-12, 13, 22 of ONNX
+//! (<https://onnx.ai/onnx/operators/onnx__NegativeLogLikelihoodLoss.html>): the negated input element at the label of
+//! each sample. Weights, `ignore_index` and reductions are the same as in the cross-entropy. The gradient is a scatter
+//! to these elements. `NegativeLogLikelihoodLossInternal` and `NegativeLogLikelihoodLossInternal2` of `com.microsoft`
+//! take `ignore_index` as an input.
 
 use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
@@ -46,10 +47,10 @@ impl Op for Likelihood {
         let (scores, labels) = (cx.input(0)?, cx.input(1)?);
         let (dtype, label_type) = (cx.dtype(scores)?, cx.dtype(labels)?);
         let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
-        // Labels that do not count are taken as the first class, and weigh nothing.
+        // Ignored labels are replaced by class 0, with weight 0.
         let ignored = match self.entropy.ignore {
             Ignore::Label(label) => {
-                // A label that its type does not have is met by none.
+                // No label equals an `ignore_index` that the type of the labels cannot represent.
                 let label = match label_type {
                     DType::I64 => Some(Tensor::i64(&[], &[label])),
                     _ => i32::try_from(label).ok().map(|label| Tensor::from_slice(label_type, &[], &[label])),
@@ -106,7 +107,7 @@ impl Op for Likelihood {
             }
         };
         if let Some(ignored) = ignored {
-            // If nothing counts, the mean divides by zero.
+            // If all labels are ignored, the mean divides by zero.
             each = cx.add("Where", &[ignored, zero, each], Attrs::new());
         }
         let down = cx.add("Neg", &[each], Attrs::new());
@@ -144,8 +145,8 @@ impl Op for Likelihood {
     }
 }
 
-/// The position of the element of a class among scores `[batch, classes, places]`, in a nest whose first two axes are
-/// batch and places.
+/// Returns the flat index of the element of a class in scores `[batch, classes, places]`. The first two axes of the
+/// nest are batch and places.
 fn element_of(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
     let (sample, place) = (nest.b.coordinate(0), nest.b.coordinate(1));
     let (classes, places) = (nest.b.int(classes as i64), nest.b.int(places as i64));
@@ -159,7 +160,7 @@ fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Likelihood { entropy: Entropy::read(graph, node, false, false)? }))
 }
 
-/// The form that takes `ignore_index` as an input, which is all that it checks: it is a composition.
+/// Variant with `ignore_index` as an input. It is a composition, so it only checks types and shapes.
 struct Internal(Likelihood);
 
 impl Op for Internal {
@@ -179,8 +180,10 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The loss of a node with labels, weights and perhaps the label to ignore as inputs 1 to 3; `log_prob` may be a new value,
-/// so its type is told.
+/// Adds the negative log-likelihood loss of `log_prob`. Inputs 1 to 3 of the node are labels, weights and the optional
+/// label to ignore.
+///
+/// `log_prob` may be a new value, without an inferred type, so `dtype` is its type.
 pub(super) fn of_log_prob(
     rw: &mut Rewrite<'_>,
     log_prob: ValueId,
@@ -200,7 +203,7 @@ pub(super) fn of_log_prob(
     if let Some(&[label]) = rw.constant_of(ignore).and_then(Tensor::to_i64).as_deref() {
         return Ok(loss_of(rw, labels, weights, reduced(reduction).with("ignore_index", label)));
     }
-    // A label that is computed: its samples are taken as some of the first class, and do not count afterwards.
+    // `ignore_index` is computed in the graph: the ignored labels are replaced by class 0, and their losses by 0.
     let types = dtype.zip(rw.dtype(labels));
     let (dtype, label_type) =
         types.ok_or_else(|| OpError::invalid("the types of its inputs are not known"))?;
@@ -215,7 +218,8 @@ pub(super) fn of_log_prob(
     let safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let mut each = loss_of(rw, safe, None, reduced(Reduction::None));
-    // The weights are factors here and not an input of the loss, so that all of their gradient is there, or none.
+    // The weights are factors here, not an input of the loss. The loss passes no gradient to its weights, but the
+    // divisor of the mean does; as factors they get the complete gradient.
     let weight = match weights {
         Some(weights) => {
             let weights = cast(rw, weights, dtype);
@@ -306,7 +310,7 @@ mod tests {
         }
     }
 
-    /// The mean of nothing is no number, and moves nothing.
+    /// If all labels are ignored, the mean is NaN and the gradient is zero.
     #[test]
     fn nothing_counts() {
         let inputs = [spread(&[2, 3], 1), Tensor::i64(&[2], &[1, 1])];
@@ -345,7 +349,7 @@ mod tests {
         check_gradients(&graph, &inputs, &[0], &[0]);
     }
 
-    /// The label to ignore is an input: as the attribute says it, and its gradient by central differences.
+    /// An `ignore_index` input gives the same loss as the attribute. Its gradient equals central differences.
     #[test]
     fn a_label_to_ignore_that_is_computed() {
         let x = spread(&[3, 4, 2], 1);

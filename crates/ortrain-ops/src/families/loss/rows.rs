@@ -1,13 +1,16 @@
-//! Cross-entropies of rows: classes lie along the last axis. Training graphs of ONNX Runtime hold such.
+//! Cross-entropy losses with classes along the last axis, as in training graphs of ONNX Runtime.
 //!
-//! `SoftmaxCrossEntropy` and `SoftmaxCrossEntropyGrad` of `com.microsoft`, whose labels are distributions over the
-//! classes, `[..., C]` as the logits (one-hot or not): `-sum(label * log_softmax(logits))` of each row. ONNX Runtime's
-//! `SparseSoftmaxCrossEntropy` and `SparseSoftmaxCrossEntropyGrad` in the domain of ONNX, version 9, whose labels are
-//! classes, `[...]`, with a weight for each (not for each class). `mean` divides by the number of rows, or by the sum of
-//! the weights; without a reduction there is one loss for each row. (ONNX Runtime 1.19 sums without one.) A label outside
-//! the classes fails the run. The second result is the logarithmic softmax. A class of probability zero whose label is
-//! zero adds nothing. Gradients are derivatives also where labels do not sum to one, where those of ONNX Runtime 1.19 are
-//! not. All four are compositions; gradients reach logits, distributions and weights.
+//! `SoftmaxCrossEntropy` and `SoftmaxCrossEntropyGrad` of `com.microsoft` have distributions over the classes as
+//! labels, one-hot or not, with the shape `[..., C]` of the logits. The loss of a row is
+//! `-sum(label * log_softmax(logits))`. ONNX Runtime's `SparseSoftmaxCrossEntropy` and `SparseSoftmaxCrossEntropyGrad`
+//! in the domain of ONNX, version 9, have classes as labels, `[...]`, and a weight for each label (not for each class).
+//!
+//! `mean` divides by the number of rows, or by the sum of the weights. Without a reduction there is one loss for each
+//! row. (ONNX Runtime 1.19 sums the losses in this case.) A label outside the classes is an error of the run. The
+//! second result is the log-softmax. A class with probability zero and label zero adds nothing.
+//!
+//! The gradients are the derivatives also where labels do not sum to one; ONNX Runtime 1.19 differs there. All four
+//! operators are compositions. Logits, distributions and weights have gradients.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -17,7 +20,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// One of the operators: which input holds the logits or their logarithmic softmax, the labels, and perhaps weights.
+/// Cross-entropy loss of rows, or its gradient. Dense labels are distributions, sparse labels are classes.
 struct Rows {
     reduction: Reduction,
     sparse: bool,
@@ -33,7 +36,7 @@ impl Rows {
         })
     }
 
-    /// The input with the logits; labels and weights follow.
+    /// Returns the index of the input with the logits. Labels and weights follow.
     fn logits(&self) -> usize {
         usize::from(self.grad)
     }
@@ -100,7 +103,7 @@ impl Op for Rows {
     }
 }
 
-/// Logits, labels and weights as one row after the other.
+/// Logits, labels and weights, flattened to a list of rows.
 struct Flat {
     logits: ValueId,
     labels: ValueId,
@@ -149,7 +152,7 @@ fn decompose_dense(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let nothing = rw.add("Equal", &[labels, zero], none());
     let product = rw.add("Mul", &[labels, log_prob], none());
-    // Zero times minus infinity is no number.
+    // Zero times minus infinity is NaN.
     let product = rw.add("Where", &[nothing, zero, product], none());
     let classes = rw.ints("classes", &[-1]);
     let sums = rw.add("ReduceSum", &[product, classes], whole());
@@ -203,7 +206,8 @@ fn decompose_sparse(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradient of the loss as a scalar, or as one number for each row in the shape that is asked for.
+/// Returns the gradient of the loss as a scalar. Without a reduction it is one number for each row, reshaped by
+/// `per_row`.
 fn gradient_of_loss(
     rw: &mut Rewrite<'_>,
     reduction: Reduction,
@@ -219,7 +223,8 @@ fn gradient_of_loss(
     })
 }
 
-/// `g * (sum(label) * exp(log_prob) - label)`, which is `g * (exp(log_prob) - label)` for distributions.
+/// Decomposes the gradient into `g * (sum(label) * exp(log_prob) - label)`. For distributions this is
+/// `g * (exp(log_prob) - label)`.
 fn decompose_dense_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Rows::read(rw.node())?;
     let (log_prob, labels) = (rw.required(1)?, rw.required(2)?);
@@ -305,7 +310,7 @@ mod tests {
         Attrs::new().with("reduction", name)
     }
 
-    /// `-log(1 / 4)` and `-log(1 / 2)`: probabilities are 1/2, 1/4, 1/4.
+    /// Logits of the probabilities 1/2, 1/4, 1/4.
     fn logits() -> Tensor {
         f64s(&[2, 3], &[2f64.ln(), 0.0, 0.0, 2f64.ln(), 0.0, 0.0])
     }
@@ -340,7 +345,7 @@ mod tests {
         };
         assert_close(&weighted("none"), &f64s(&[2], &[3.0 * first, second]), 1e-12);
         assert_close(&weighted("mean"), &f64s(&[], &[(3.0 * first + second) / 4.0]), 1e-12);
-        // A class that cannot be.
+        // A class with probability zero.
         let masked = f64s(&[1, 2], &[0.0, f64::NEG_INFINITY]);
         let got = run_node(DENSE, &[Some(&masked), Some(&f64s(&[1, 2], &[1.0, 0.0]))], 1, Attrs::new());
         assert_close(&got.expect("it runs")[0], &f64s(&[], &[0.0]), 0.0);
@@ -362,7 +367,7 @@ mod tests {
         }
     }
 
-    /// The gradient operators give what the forward operators' derivatives are, by central differences in float64.
+    /// The gradient operators equal central differences of the forward operators, in float64.
     #[test]
     fn gradient_operators() {
         const STEP: f64 = 1e-5;

@@ -10,7 +10,7 @@ const NEWEST: i64 = crate::NEWEST_OPSET;
 const NORM: (&str, &str) = ("", "BatchNormalization");
 const EPSILON: f64 = 1e-5_f32 as f64;
 
-/// Batches of every rank, among them one pixel, one channel, one element.
+/// Shapes of batches of every rank, among them one pixel, one channel, and one element.
 const SHAPES: [&[usize]; 8] =
     [&[4], &[3, 2], &[1, 3, 4], &[2, 3, 1], &[2, 2, 3, 2], &[3, 1, 2, 2], &[1, 2, 1, 1], &[2, 3, 1, 2, 2]];
 
@@ -22,7 +22,7 @@ fn channels(dims: &[usize]) -> usize {
     dims.get(1).copied().unwrap_or(1)
 }
 
-/// A batch, scale, bias, mean and (positive) variance.
+/// Returns a batch, scale, bias, mean and (positive) variance.
 fn inputs(dims: &[usize], seed: u32) -> Vec<Tensor> {
     let per_channel = |seed| spread(&[channels(dims)], seed);
     let var: Vec<f64> = per_channel(seed + 4).to_f64().iter().map(|x| x.abs() + 0.3).collect();
@@ -34,7 +34,7 @@ fn ports(inputs: &[Tensor]) -> Vec<Option<&Tensor>> {
     inputs.iter().map(Some).collect()
 }
 
-/// The channel of an element, by its position.
+/// Returns the channel of an element, by its flat index.
 fn channel_of(dims: &[usize], k: usize) -> usize {
     match dims {
         [_] => 0,
@@ -43,7 +43,7 @@ fn channel_of(dims: &[usize], k: usize) -> usize {
     }
 }
 
-/// Mean and variance of each channel, by the definition.
+/// Computes mean and variance of each channel, by the definition.
 fn statistics(x: &Tensor) -> (Vec<f64>, Vec<f64>) {
     let (dims, elements) = (x.dims(), x.to_f64());
     let of = |c: usize| -> Vec<f64> {
@@ -60,7 +60,7 @@ fn statistics(x: &Tensor) -> (Vec<f64>, Vec<f64>) {
     (means, vars)
 }
 
-/// The result, by the definition.
+/// Computes the result by the definition.
 fn normalized(given: &[Tensor], means: &[f64], vars: &[f64]) -> Tensor {
     let (x, scale, bias) = (&given[0], given[1].to_f64(), given[2].to_f64());
     let element = |(k, x): (usize, f64)| {
@@ -144,7 +144,7 @@ fn gradients_through_the_statistics() {
     for dims in SHAPES {
         let given = inputs(dims, 4);
         for (op, outputs) in [(NORM, 1), (NORM, 3), ((MICROSOFT, INTERNAL), 5)] {
-            // A larger epsilon: with one element for each channel the variance is zero.
+            // The epsilon is larger, because with one element for each channel the variance is zero.
             let attrs = training().with("epsilon", 0.1f32);
             let graph = one_node(NEWEST, op, &ports(&given), outputs, attrs).expect("it is read");
             check_gradients(&graph, &given, &[0, 1, 2], &[0]);
@@ -287,7 +287,7 @@ fn before_opset_14_outputs_tell_the_mode() {
                 assert_close(&got[4], &f64s(&[3], &vars), 1e-12);
             }
         }
-        // An old runtime knows by five outputs that it is training.
+        // An old runtime takes five outputs as the training mode.
         let graph = one_node(NEWEST, NORM, &ports(&given), 3, training()).expect("it is read");
         let old = check_downgrade(&graph, &given, opset);
         assert_eq!((old.nodes[0].outputs.len(), old.nodes[0].attrs.int("training_mode")), (5, Ok(None)));

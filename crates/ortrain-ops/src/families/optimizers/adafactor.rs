@@ -1,4 +1,4 @@
-//! Adafactor: the second moment of a matrix by its rows and columns.
+//! Adafactor: the second moment of a matrix, factored into rows and columns.
 
 use ortrain_graph::ValueId;
 
@@ -65,8 +65,10 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
     },
 };
 
-/// The root of the second moment of a matrix, from the averages of rows and columns; the slots. Roots are taken of each row and
-/// of each column: an element takes a product.
+/// Returns the root of the second moment of a matrix, and the slots.
+///
+/// The second moment is the product of the averages of rows and columns. The roots are computed per row and per column,
+/// so that each element only takes a product.
 fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);
@@ -81,7 +83,7 @@ fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
     vec![root, rows, columns, t.get("square_average")]
 }
 
-/// The root of the second moment of any other parameter, element by element; the slots.
+/// Returns the root of the second moment of a vector or scalar, element by element, and the slots.
 fn whole(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);
@@ -90,7 +92,7 @@ fn whole(t: &mut Tensors<'_>) -> Vec<ValueId> {
     vec![root, t.get("row_average"), t.get("column_average"), squares]
 }
 
-/// The new parameter, from the root of the second moment of each element.
+/// Returns the new parameter, from the root of the second moment of each element.
 fn update(t: &mut Tensors<'_>, root: ValueId) -> ValueId {
     let (parameter, gradient) = (t.get("parameter"), t.get("gradient"));
     let root = t.op("Max", &[root, t.get("eps1")]);
@@ -109,7 +111,7 @@ fn update(t: &mut Tensors<'_>, root: ValueId) -> ValueId {
     t.op("Sub", &[parameter, taken])
 }
 
-/// The root of the mean of all squares.
+/// Returns the root mean square of all elements.
 fn root_of_mean_square(t: &mut Tensors<'_>, x: ValueId) -> ValueId {
     let square = t.op("Mul", &[x, x]);
     let mean = t.with("ReduceMean", &[square], ortrain_graph::Attrs::new().with("keepdims", 0i64));

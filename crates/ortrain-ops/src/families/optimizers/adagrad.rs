@@ -1,4 +1,4 @@
-//! Adagrad: rates by the sum of squared gradients.
+//! Adagrad: learning rates by the sum of squared gradients.
 
 use super::{Optimizer, Range, Rule, Start, setting, slot};
 

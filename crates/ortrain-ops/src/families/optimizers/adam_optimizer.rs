@@ -1,16 +1,16 @@
-//! `AdamOptimizer` of `com.microsoft`: Adam whose weights decay apart from the gradient, before or after the step.
+//! `AdamOptimizer` of `com.microsoft`: Adam with decoupled weight decay, before or after the step.
 
 use super::formula::Number;
 use super::{Optimizer, Range, Rule, Setting, Slot, Update, setting, slot};
 
-/// The decay rates of the two moments.
+/// Decay rates of the two moments.
 pub(super) const ALPHA_BETA: [Setting; 2] = [
     setting("alpha", 0.9, Range::BelowOne, "decay rate of the average of gradients"),
     setting("beta", 0.999, Range::BelowOne, "decay rate of the average of squared gradients"),
 ];
 pub(super) const LAMBDA: Setting =
     setting("lambda", 0.0, Range::NotNegative, "the share of a weight that a step takes away");
-/// The two moments.
+/// Slots of the two moments.
 pub(super) const MOMENTS: [Slot; 2] = [slot("Moment_1"), slot("Moment_2")];
 
 pub(super) const ADAM_OPTIMIZER: Optimizer = Optimizer {
@@ -43,13 +43,13 @@ pub(super) const ADAM_OPTIMIZER: Optimizer = Optimizer {
     update: Rule::Elements(update),
 };
 
-/// The two moments after a step.
+/// Returns the two moments after a step.
 pub(super) fn moments<'a>(u: &mut Update<'a>) -> (Number<'a>, Number<'a>) {
     let (alpha, beta, gradient) = (u.setting("alpha"), u.setting("beta"), u.gradient);
     (u.slot("Moment_1").blend(alpha, gradient), u.slot("Moment_2").blend(beta, gradient * gradient))
 }
 
-/// The divisors of the two moments: 1 if they are not corrected.
+/// Returns the bias corrections of the two moments; 1 without bias correction.
 pub(super) fn corrections<'a>(u: &Update<'a>) -> (Number<'a>, Number<'a>) {
     let corrected = u.setting("do_bias_correction").equals(0.0);
     let one = u.number(1.0);
@@ -63,7 +63,7 @@ fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
     u.keep("Moment_2", second);
     let (c1, c2) = corrections(u);
     let (after, one) = (u.setting("weight_decay_mode").equals(1.0), u.number(1.0));
-    // One formula for both modes, by numbers of the whole tensor: no element is computed twice.
+    // Scalars select the mode, so that one formula serves both modes and no element is computed twice.
     let (size, share) = (u.rate / c1, c2.sqrt());
     let size = after.choose(size * share, size);
     let root = second.sqrt() * after.choose(one, 1.0 / share);

@@ -1,4 +1,4 @@
-//! Adamax: Adam by the largest gradient.
+//! Adamax: Adam with the largest gradient in place of the second moment.
 
 use super::{BETAS, Optimizer, Range, Rule, setting, slot};
 

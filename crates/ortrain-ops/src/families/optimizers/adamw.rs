@@ -1,4 +1,4 @@
-//! AdamW: Adam whose weights decay apart from the gradient.
+//! AdamW: Adam with decoupled weight decay.
 
 use super::formula::Number;
 use super::{BETAS, Optimizer, Range, Rule, Update, When, flag, setting, slot};
@@ -24,13 +24,13 @@ pub(super) const ADAMW: Optimizer = Optimizer {
     update: Rule::Elements(update),
 };
 
-/// The two moments of Adam.
+/// Updates and returns the two moments of Adam.
 pub(super) fn moments<'a>(u: &mut Update<'a>, gradient: Number<'a>) -> (Number<'a>, Number<'a>) {
     let (beta1, beta2) = (u.setting("beta1"), u.setting("beta2"));
     (u.average("momentum0", beta1, gradient), u.average("momentum1", beta2, gradient * gradient))
 }
 
-/// The second moment that Adam divides by: with `amsgrad`, the largest so far (Reddi et al., 2018).
+/// Returns the second moment in the divisor of Adam: with `amsgrad`, the largest so far (Reddi et al., 2018).
 pub(super) fn largest<'a>(u: &mut Update<'a>, second: Number<'a>) -> Number<'a> {
     match u.slot_if_any("max_momentum1") {
         Some(largest) => u.keep("max_momentum1", largest.max(second)),
@@ -38,7 +38,7 @@ pub(super) fn largest<'a>(u: &mut Update<'a>, second: Number<'a>) -> Number<'a> 
     }
 }
 
-/// The corrected first moment times the rate, over the root of the corrected second one.
+/// Returns the step of Adam: rate times corrected first moment, divided by the root of the corrected second moment.
 pub(super) fn adam_step<'a>(u: &mut Update<'a>, gradient: Number<'a>) -> Number<'a> {
     let (first, second) = moments(u, gradient);
     let second = largest(u, second);
@@ -65,7 +65,7 @@ fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
                 false => u.rate,
             };
             let step = rate * first / (second.sqrt() + u.setting("eps"));
-            // Weights decay after the step.
+            // The decay applies to the weights after the step.
             u.parameter - (u.rate * u.setting("weight_decay") * (u.parameter - step) + step)
         }
     }

@@ -1,23 +1,23 @@
-//! The formula of an optimizer while it is written down: numbers with operators.
+//! Builder of optimizer formulas: numbers with overloaded operators.
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, UnaryOp};
 
-/// The instructions of a formula as far as it is written.
+/// Instructions of a formula under construction.
 pub(super) struct Tape {
     builder: Builder,
-    /// The type of what is different for each element of a parameter.
+    /// Type of numbers that differ for each element of a parameter.
     element: Type,
     /// Values that are summed over a parameter.
     sums: Vec<Reg>,
 }
 
-/// A number of a formula: one for each element of a parameter, or one for the whole parameter.
+/// Number in a formula: one for each element of a parameter, or one for the whole parameter.
 ///
-/// Numbers that do not depend on elements (rates, decays, counts of steps) are computed in `f64`, as PyTorch computes
-/// them; where they meet elements they are rounded to the type of these.
+/// Numbers that do not depend on elements (rates, decays, step counts) are computed in `f64`, as in PyTorch. In
+/// operations with elements they are rounded to the element type.
 #[derive(Clone, Copy)]
 pub struct Number<'a> {
     tape: &'a RefCell<Tape>,
@@ -34,7 +34,7 @@ impl<'a> Number<'a> {
         Number { reg, ..self }
     }
 
-    /// Both in the type that they are computed in together.
+    /// Converts two numbers to their common type.
     fn matched(self, other: Number<'a>) -> (Number<'a>, Number<'a>) {
         let (a, b) = (self.ty(), other.ty());
         match (a, b) {
@@ -55,56 +55,56 @@ impl<'a> Number<'a> {
         Number { reg, ..self }
     }
 
-    /// A constant, of the type of this number.
+    /// Returns a constant of the type of this number.
     pub(super) fn like(self, value: f64) -> Number<'a> {
         let ty = self.ty();
         let reg = self.tape.borrow_mut().builder.constant(ty, value);
         Number { reg, ..self }
     }
 
-    /// The square root.
+    /// Returns the square root.
     #[must_use]
     pub fn sqrt(self) -> Number<'a> {
         self.unary(UnaryOp::Sqrt)
     }
 
-    /// The absolute value.
+    /// Returns the absolute value.
     #[must_use]
     pub fn abs(self) -> Number<'a> {
         self.unary(UnaryOp::Abs)
     }
 
-    /// -1, 0 or 1.
+    /// Returns the sign: -1, 0 or 1.
     #[must_use]
     pub fn sign(self) -> Number<'a> {
         self.unary(UnaryOp::Sign)
     }
 
-    /// The power.
+    /// Returns the power.
     #[must_use]
     pub fn pow(self, exponent: Number<'a>) -> Number<'a> {
         self.binary(BinaryOp::Pow, exponent)
     }
 
-    /// The larger of two.
+    /// Returns the larger of two numbers.
     #[must_use]
     pub fn max(self, other: Number<'a>) -> Number<'a> {
         self.binary(BinaryOp::Max, other)
     }
 
-    /// The smaller of two.
+    /// Returns the smaller of two numbers.
     #[must_use]
     pub fn min(self, other: Number<'a>) -> Number<'a> {
         self.binary(BinaryOp::Min, other)
     }
 
-    /// `factor * self + (1 - factor) * new`: a moving average.
+    /// Returns a moving average, `factor * self + (1 - factor) * new`.
     #[must_use]
     pub fn blend(self, factor: Number<'a>, new: Number<'a>) -> Number<'a> {
         factor * self + (1.0 - factor) * new
     }
 
-    /// The sum over the elements of the parameter.
+    /// Returns the sum over the elements of the parameter.
     #[must_use]
     pub fn sum(self) -> Number<'a> {
         let mut tape = self.tape.borrow_mut();
@@ -116,33 +116,33 @@ impl<'a> Number<'a> {
         Number { reg, ..self }
     }
 
-    /// The L2 norm of the parameter's elements.
+    /// Returns the L2 norm over the elements of the parameter.
     #[must_use]
     pub fn norm(self) -> Number<'a> {
         (self * self).sum().sqrt()
     }
 
-    /// A condition: larger than a number.
+    /// Returns the condition that the number is greater than a constant.
     #[must_use]
     pub fn above(self, other: f64) -> Condition<'a> {
         let other = self.like(other);
         self.compare(CompareOp::Lt, other, self)
     }
 
-    /// A condition: smaller than a number.
+    /// Returns the condition that the number is less than a constant.
     #[must_use]
     pub fn below(self, other: f64) -> Condition<'a> {
         let other = self.like(other);
         self.compare(CompareOp::Lt, self, other)
     }
 
-    /// A condition: neither infinite nor NaN.
+    /// Returns the condition that the number is neither infinite nor NaN.
     #[must_use]
     pub fn is_finite(self) -> Condition<'a> {
         self.abs().below(f64::INFINITY)
     }
 
-    /// A condition: equal to a number.
+    /// Returns the condition that the number equals a constant.
     #[must_use]
     pub fn equals(self, other: f64) -> Condition<'a> {
         let other = self.like(other);
@@ -156,7 +156,7 @@ impl<'a> Number<'a> {
     }
 }
 
-/// A truth value of a formula.
+/// Boolean value in a formula.
 #[derive(Clone, Copy)]
 pub struct Condition<'a> {
     tape: &'a RefCell<Tape>,
@@ -164,7 +164,7 @@ pub struct Condition<'a> {
 }
 
 impl<'a> Condition<'a> {
-    /// One number where it holds, another where not.
+    /// Returns `yes` where the condition is true, `no` where it is false.
     #[must_use]
     pub fn choose(self, yes: Number<'a>, no: Number<'a>) -> Number<'a> {
         let (yes, no) = yes.matched(no);
@@ -172,7 +172,7 @@ impl<'a> Condition<'a> {
         Number { tape: self.tape, reg }
     }
 
-    /// The condition that both hold.
+    /// Returns the condition that both conditions are true.
     #[must_use]
     pub fn and(self, other: Condition<'a>) -> Condition<'a> {
         let reg = self.tape.borrow_mut().builder.binary(BinaryOp::And, self.reg, other.reg);
@@ -221,16 +221,16 @@ impl<'a> Neg for Number<'a> {
     }
 }
 
-/// A formula that was written down: an expression with a result for each of its outputs.
+/// A complete formula: an expression with one result for each output.
 pub(super) struct Formula {
-    /// The expression. Load `k` is input `k` of who wrote it.
+    /// Expression. Load `k` is input `k` of the formula.
     pub(super) expr: Expr,
     /// Registers that are summed over a parameter, in order.
     pub(super) sums: Vec<Reg>,
 }
 
 impl Formula {
-    /// The formula that `write` writes; elements are computed as `element`.
+    /// Builds a formula. `write` returns the results; elements have the type `element`.
     pub(super) fn write(element: Type, write: impl for<'a> FnOnce(Sheet<'a>) -> Vec<Number<'a>>) -> Formula {
         let tape = RefCell::new(Tape { builder: Builder::new(), element, sums: Vec::new() });
         let results: Vec<Reg> = write(Sheet { tape: &tape }).iter().map(|number| number.reg).collect();
@@ -240,25 +240,25 @@ impl Formula {
     }
 }
 
-/// The inputs of a formula.
+/// Inputs of a formula.
 #[derive(Clone, Copy)]
 pub(super) struct Sheet<'a> {
     tape: &'a RefCell<Tape>,
 }
 
 impl<'a> Sheet<'a> {
-    /// Input `k`, which has a value for each element.
+    /// Returns input `k`, which has a value for each element.
     pub(super) fn element(&self, k: usize) -> Number<'a> {
         let ty = self.tape.borrow().element;
         self.load(k, ty)
     }
 
-    /// Input `k`, a setting.
+    /// Returns input `k`, a setting in `f64`.
     pub(super) fn setting(&self, k: usize) -> Number<'a> {
         self.load(k, Type::F64)
     }
 
-    /// A constant beside settings.
+    /// Returns an `f64` constant, the type of settings.
     pub(super) fn constant(&self, value: f64) -> Number<'a> {
         let reg = self.tape.borrow_mut().builder.constant(Type::F64, value);
         Number { tape: self.tape, reg }

@@ -1,4 +1,4 @@
-//! Optimizers of the user's own, as functions of ONNX.
+//! User-defined optimizers, as functions of ONNX.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use super::spec::{EMA, OPTIONS, OptimizerSpec, SlotSpec};
 use super::{Optimizer, model::OPSET};
 use crate::OpError;
 
-/// The attribute that tells a function the type of elements. A function that has it is given its numbers in float64.
+/// Attribute with the element type of a function. A function with this attribute gets its numbers in float64.
 pub(super) const ELEMENT_TYPE: &str = "element_type";
 /// Inputs that every step has.
 const GIVEN: [&str; 4] = ["parameter", "gradient", "rate", "step"];
 
-/// Names of values of optimizer models, which slots and settings cannot have.
+/// Reserved value names of optimizer models. Slots and settings must not have these names.
 const TAKEN: [&str; 13] = [
     "params",
     "gradients",
@@ -30,20 +30,21 @@ const TAKEN: [&str; 13] = [
     EMA,
 ];
 
-/// The most settings of a function: each is a value of the step of every parameter.
+/// Maximum number of settings of a function. Each setting is an input of the step of every parameter.
 const MAX_SETTINGS: usize = 100;
 
-/// The first name that occurs twice.
+/// Returns the first name that occurs twice.
 fn twice(names: &[String]) -> Option<&String> {
     names.iter().enumerate().find(|(k, name)| names[..*k].contains(name)).map(|(_, name)| name)
 }
 
-/// An optimizer as a function of ONNX: the step of one parameter.
+/// Optimizer as a function of ONNX: the step of one parameter.
 ///
-/// Its inputs are any of `parameter`, `gradient`, `rate` (the learning rate of the parameter), `step` (from 1 on), slots and
-/// settings; its outputs are `new_parameter` and `new_` with the name of each slot. A function with the attribute
-/// `element_type` is given rate, step and settings as float64 scalars, and the type of elements by the attribute; one
-/// without is given them in the type of elements.
+/// The inputs are any of `parameter`, `gradient`, `rate` (the learning rate of the parameter), `step` (from 1 on),
+/// slots and settings. The outputs are `new_parameter`, and `new_` with the name of each slot.
+///
+/// A function with the attribute `element_type` gets rate, step and settings as float64 scalars, and the element type
+/// by the attribute. A function without this attribute gets them in the element type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerFunction {
     pub(super) proto: FunctionProto,
@@ -53,11 +54,14 @@ pub struct OptimizerFunction {
 }
 
 impl OptimizerFunction {
-    /// An optimizer from a function, with the defaults of its settings, its learning rate where none is given, and starts of
-    /// slots that do not start at zero (`"one"`, `"parameter"`, or the name of a setting).
+    /// Creates an optimizer from a function.
+    ///
+    /// `settings` has the defaults of the settings, `learning_rate` the default rate. `starts` has the initial values
+    /// of slots that do not start at zero: `"one"`, `"parameter"`, or the name of a setting.
     ///
     /// # Errors
-    /// When the function reads what it is not given, does not give the new parameter, or has the name of an optimizer of the table.
+    /// Returns an error if an input of the function has no source, if the function does not return the new parameter,
+    /// or if an optimizer of the table has its name.
     pub fn new(
         proto: FunctionProto,
         settings: BTreeMap<String, f64>,
@@ -144,7 +148,7 @@ impl OptimizerFunction {
         Ok(OptimizerFunction { proto, settings, slots, learning_rate })
     }
 
-    /// The description of the optimizer with its defaults.
+    /// Returns the description of the optimizer with its defaults.
     #[must_use]
     pub fn spec(&self) -> OptimizerSpec {
         OptimizerSpec {
@@ -154,10 +158,10 @@ impl OptimizerFunction {
         }
     }
 
-    /// Checks a description, gives missing settings their defaults, and says the slots.
+    /// Checks a description, and sets the defaults of missing settings and the slots.
     ///
     /// # Errors
-    /// As for [`OptimizerSpec::complete`].
+    /// The same as [`OptimizerSpec::complete`].
     pub fn completed(&self, spec: &OptimizerSpec) -> Result<OptimizerSpec, OpError> {
         let mut spec = spec.clone();
         if spec.optimizer != self.proto.name {

@@ -1,4 +1,4 @@
-//! LAMB: Adam with a rate for each tensor by its norm.
+//! LAMB: Adam with a learning rate per tensor, scaled by norms.
 
 use super::adamw::moments;
 use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
@@ -27,7 +27,7 @@ pub(super) const LAMB: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (mut first, mut second) = moments(u, u.gradient);
         if u.flag("bias_correction") {
-            // Divisions of numbers of the whole tensor: an element is divided once.
+            // Scalars are divided first, so that each element takes one division.
             let [by1, by2] = ["beta1", "beta2"].map(|beta| 1.0 / u.correction(u.setting(beta)));
             first = first * by1;
             second = second * by2;

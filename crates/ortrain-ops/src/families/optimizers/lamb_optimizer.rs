@@ -1,4 +1,4 @@
-//! `LambOptimizer` of `com.microsoft`: LAMB that leaves alone what is not finite.
+//! `LambOptimizer` of `com.microsoft`: LAMB that skips elements with results that are not finite.
 
 use super::adam_optimizer::{ALPHA_BETA, LAMBDA, MOMENTS, corrections, moments};
 use super::{Optimizer, Range, Rule, setting};
@@ -28,12 +28,12 @@ pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (first, second) = moments(u);
         let (c1, c2) = corrections(u);
-        // The root of the second divisor goes to numbers of the whole tensor: an element is divided once.
+        // The root of the second correction is multiplied into scalars, so that each element takes one division.
         let share = c2.sqrt();
         let root = second.sqrt() + u.setting("epsilon") * share;
         let direction = u.setting("lambda") * u.parameter + first * (share / c1) / root;
-        // With a second moment below zero, or that is no number, the direction is none; with one that is infinite the root is
-        // infinite. A finite root is far too small to make a finite direction infinite.
+        // A negative or NaN second moment gives a NaN direction, and an infinite second moment an infinite root. A
+        // finite root is far too small to make a finite direction infinite. So one check of the sum finds all cases.
         let usable = (direction + root).is_finite();
         for (name, value) in [("Moment_1", first), ("Moment_2", second)] {
             u.keep(name, usable.choose(value, u.slot(name)));

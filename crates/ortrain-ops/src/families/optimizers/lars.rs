@@ -1,4 +1,4 @@
-//! LARS: momentum with a rate for each tensor by its norm.
+//! LARS: momentum with a learning rate per tensor, scaled by norms.
 
 use super::{Optimizer, Range, Rule, flag, setting, slot};
 

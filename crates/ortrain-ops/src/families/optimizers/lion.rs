@@ -1,4 +1,4 @@
-//! Lion: the sign of a momentum.
+//! Lion: steps by the sign of the momentum.
 
 use super::{Optimizer, Range, Rule, setting, slot};
 

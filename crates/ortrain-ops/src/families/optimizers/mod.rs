@@ -1,9 +1,9 @@
-//! Optimizers: one row each.
+//! Table of optimizers, one row each.
 //!
-//! A row is a name, the slots that it keeps for each parameter, its settings with defaults and ranges, and the formula of
-//! a step. Everything else follows from the row: the optimizer model in plain ONNX, checkpoints, Python's classes, the
-//! table of `docs/optimizers.md`, and the tests. A step of the formula is one instruction over all parameters of an
-//! element type.
+//! A row has a name, the slots for each parameter, the settings with defaults and ranges, and the formula of a step.
+//! Everything else is derived from the row: the optimizer model in plain ONNX, checkpoints, Python's classes, the table
+//! of `docs/optimizers.md`, and the tests. A step of the formula is one instruction over all parameters of an element
+//! type.
 
 mod adadelta;
 mod adafactor;
@@ -47,7 +47,7 @@ pub(crate) use nodes::definitions as definitions_of_nodes;
 pub use spec::{Group, OptimizerSpec, SlotSpec};
 pub use spread::{Member, spread};
 
-/// Every optimizer of the table, by name.
+/// Optimizers of the table, by name.
 pub const OPTIMIZERS: &[&Optimizer] = &[
     &adadelta::ADADELTA,
     &adafactor::ADAFACTOR,
@@ -66,88 +66,89 @@ pub const OPTIMIZERS: &[&Optimizer] = &[
     &sgd::SGD,
 ];
 
-/// The optimizers of `com.microsoft` that update one parameter with one node, by their operators' names.
+/// Optimizers of `com.microsoft` that update one parameter with one node, by operator name.
 pub const OPTIMIZERS_OF_NODES: &[&Optimizer] =
     &[&adam_optimizer::ADAM_OPTIMIZER, &lamb_optimizer::LAMB_OPTIMIZER, &sgd_optimizer::SGD_OPTIMIZER];
 
-/// A row of the table: one optimizer.
+/// Row of the table: one optimizer.
 pub struct Optimizer {
-    /// The name, as in Python.
+    /// Name, as in Python.
     pub name: &'static str,
-    /// The optimizer in a few words.
+    /// Short description of the optimizer.
     pub summary: &'static str,
-    /// The paper or the class that the formula is of.
+    /// Paper or class with the formula.
     pub source: &'static str,
-    /// Numbers that it keeps between steps.
+    /// State of each parameter between steps.
     pub slots: &'static [Slot],
-    /// Settings, which each group of parameters may have otherwise. The learning rate is not among them.
+    /// Settings that each group of parameters can override. The learning rate is not among them.
     pub settings: &'static [Setting],
-    /// Choices that the formula is written for, with their defaults.
+    /// Variants of the formula, with their defaults.
     pub flags: &'static [Flag],
-    /// The learning rate where none is given.
+    /// Default learning rate.
     pub learning_rate: f64,
-    /// The average of the weights that the optimizer trains for, element by element, if it is another one than they are.
+    /// Function of the averaged weights, element by element, if the result of training is an average and not the
+    /// weights.
     pub average: Option<Average>,
-    /// The formula of a step.
+    /// Formula of a step.
     pub update: Rule,
 }
 
-/// The new parameter, and the new slots by name.
+/// New parameter, and new slots by name.
 pub type Stepped = (ValueId, Vec<(String, ValueId)>);
 
-/// The formula of a step of one parameter.
+/// Formula of a step of one parameter.
 #[derive(Clone, Copy)]
 pub enum Rule {
-    /// Of each element, perhaps with sums over the parameter: the new parameter, from the old one; slots are kept by
+    /// Element-wise formula, with optional sums over the parameter. Returns the new parameter and stores slots by
     /// [`Update::keep`].
     Elements(for<'a> fn(&mut Update<'a>) -> Number<'a>),
-    /// Of whole tensors.
+    /// Formula over whole tensors.
     Tensors {
-        /// Numbers of the step by name.
+        /// Scalars of the step by name.
         numbers: for<'a> fn(&Update<'a>) -> Vec<(&'static str, Number<'a>)>,
-        /// The new parameter, and the new slots by name.
+        /// Function that returns the new parameter, and the new slots by name.
         step: fn(&mut Tensors<'_>) -> Stepped,
     },
 }
 
-/// An element of averaged weights, from the element of the parameter, of slots, and settings.
+/// Function that computes an element of averaged weights from the element of the parameter, slots and settings.
 pub type Average = fn(parameter: f64, slot: &dyn Fn(&str) -> f64, setting: &dyn Fn(&str) -> f64) -> f64;
 
 impl Optimizer {
-    /// The row of a name.
+    /// Returns the row with this name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Optimizer> {
         OPTIMIZERS.iter().chain(OPTIMIZERS_OF_NODES).copied().find(|row| row.name == name)
     }
 }
 
-/// A slot: a value that an optimizer keeps for each parameter between steps.
+/// Slot: state that an optimizer stores for each parameter between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The name, also in checkpoints.
+    /// Name, also in checkpoints.
     pub name: &'static str,
-    /// Its shape, from that of the parameter.
+    /// Shape, derived from the shape of the parameter.
     pub shape: SlotShape,
-    /// Its value before the first step.
+    /// Value before the first step.
     pub start: Start,
-    /// The condition of its being there.
+    /// Condition under which the optimizer has the slot.
     pub when: When,
 }
 
-/// The shape of a slot.
+/// Shape of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotShape {
-    /// The shape of the parameter.
+    /// Shape of the parameter.
     Same,
     /// One number for the whole parameter.
     Scalar,
-    /// One number for each row of a matrix (or of several along first axes); none for a vector.
+    /// One number for each row of a matrix, or of each matrix in a batch. Empty for a vector.
     Rows,
-    /// One number for each column of a matrix; none for a vector.
+    /// One number for each column of a matrix. Empty for a vector.
     Columns,
-    /// The shape of the parameter, if it has one axis or none; nothing for a matrix.
+    /// Shape of the parameter if it has one axis or none. Empty for a matrix.
     Vectors,
-    /// The shape of the parameter, except for matrices of groups whose setting `adamw` is 0: nothing.
+    /// Shape of the parameter. Empty for matrices in groups with `adamw` 0.
     ByAdamW,
 }
 
@@ -161,19 +162,19 @@ impl SlotShape {
         (SlotShape::ByAdamW, "by_adamw"),
     ];
 
-    /// Its name in files.
+    /// Returns the name in files.
     #[must_use]
     pub fn name(self) -> &'static str {
         SlotShape::ALL.iter().find(|(shape, _)| *shape == self).map_or("", |(_, name)| name)
     }
 
-    /// By its name.
+    /// Returns the shape with this name.
     #[must_use]
     pub fn of(name: &str) -> Option<SlotShape> {
         SlotShape::ALL.iter().find(|(_, known)| *known == name).map(|&(shape, _)| shape)
     }
 
-    /// The shape of the slot of a parameter of this shape, whose group has these settings.
+    /// Returns the dimensions of the slot for a parameter with these dimensions, and the settings of its group.
     #[must_use]
     pub fn dims(self, parameter: &[usize], setting: &dyn Fn(&str) -> Option<f64>) -> Vec<usize> {
         let rank = parameter.len();
@@ -194,31 +195,31 @@ impl SlotShape {
     }
 }
 
-/// The value of a slot before the first step.
+/// Value of a slot before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Zeros.
     Zero,
     /// Ones.
     One,
-    /// The parameter as it is when the optimizer is made.
+    /// Copy of the parameter at the creation of the optimizer state.
     Parameter,
-    /// A setting of the parameter's group.
+    /// Value of a setting of the parameter's group.
     Setting(&'static str),
 }
 
-/// The condition under which an optimizer has a slot.
+/// Condition under which an optimizer has a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// Always.
     Always,
     /// If this flag is set.
     Flag(&'static str),
-    /// If some group has another number than zero as this setting.
+    /// If this setting is not zero in at least one group.
     Nonzero(&'static str),
 }
 
-/// A slot that is always there, has the shape of the parameter, and starts at zero.
+/// Creates an unconditional slot with the shape of the parameter and the start value zero.
 const fn slot(name: &'static str) -> Slot {
     Slot { name, shape: SlotShape::Same, start: Start::Zero, when: When::Always }
 }
@@ -245,36 +246,36 @@ impl Slot {
     }
 }
 
-/// A setting of an optimizer: a number.
+/// Numeric setting of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
-    /// The name.
+    /// Name.
     pub name: &'static str,
-    /// Its value where none is given.
+    /// Default value.
     pub default: f64,
-    /// The values that make sense.
+    /// Valid values.
     pub range: Range,
-    /// Its meaning in a few words.
+    /// Short description.
     pub meaning: &'static str,
 }
 
-/// A choice that a formula is written for.
+/// Variant of a formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flag {
-    /// The name.
+    /// Name.
     pub name: &'static str,
-    /// Its value where none is given.
+    /// Default value.
     pub default: bool,
-    /// Its meaning in a few words, if it is set.
+    /// Short description of the variant with the flag set.
     pub meaning: &'static str,
 }
 
-/// The values that a setting may have; all are finite.
+/// Valid values of a setting. All are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
     /// From 0 to below 1: the decay rate of an average.
     BelowOne,
-    /// Between 0 and 1, neither of them.
+    /// Between 0 and 1, both excluded.
     Inside,
     /// 0 or more.
     NotNegative,
@@ -284,13 +285,13 @@ pub enum Range {
     Finite,
 }
 
-/// True for a number that is finite in float32, and for the largest of float64, which stands for no bound.
+/// Returns true for a number that is finite in float32, and for the largest of float64, which means no bound.
 pub(super) fn is_finite_f32(value: f64) -> bool {
     (value as f32).is_finite() || value.abs() == f64::MAX
 }
 
 impl Range {
-    /// True if a number is in the range and is a float32, the type of settings in models and states.
+    /// Returns true if a number is in the range and finite in float32, the type of settings in models and states.
     #[must_use]
     pub fn contains(self, value: f64) -> bool {
         is_finite_f32(value)
@@ -303,7 +304,7 @@ impl Range {
             }
     }
 
-    /// Its values in words.
+    /// Returns a description of the valid values.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
@@ -324,21 +325,21 @@ const fn flag(name: &'static str, default: bool, meaning: &'static str) -> Flag 
     Flag { name, default, meaning }
 }
 
-/// The decay rates of the two moments of Adam.
+/// Decay rates of the two moments of Adam.
 const BETAS: [Setting; 2] = [
     setting("beta1", 0.9, Range::BelowOne, "decay rate of the average of gradients"),
     setting("beta2", 0.999, Range::BelowOne, "decay rate of the average of squared gradients"),
 ];
 
-/// One step of one parameter while its formula is written.
+/// Step of one parameter while its formula is built.
 pub struct Update<'a> {
-    /// The parameter before the step.
+    /// Parameter before the step.
     pub parameter: Number<'a>,
-    /// Its gradient, clipped where that is asked for.
+    /// Gradient of the parameter, after clipping.
     pub gradient: Number<'a>,
-    /// The learning rate of the parameter.
+    /// Learning rate of the parameter.
     pub rate: Number<'a>,
-    /// The number of the step, from 1 on.
+    /// Step count, from 1 on.
     pub step: Number<'a>,
     settings: BTreeMap<String, Number<'a>>,
     flags: BTreeMap<&'static str, bool>,
@@ -347,75 +348,75 @@ pub struct Update<'a> {
 }
 
 impl<'a> Update<'a> {
-    /// A setting of the parameter's group.
+    /// Returns a setting of the parameter's group.
     ///
     /// # Panics
-    /// When the row has no such setting.
+    /// Panics if the row has no setting with this name.
     #[must_use]
     pub fn setting(&self, name: &str) -> Number<'a> {
         self.settings[name]
     }
 
-    /// A choice.
+    /// Returns the value of a flag.
     ///
     /// # Panics
-    /// When the row has no such flag.
+    /// Panics if the row has no flag with this name.
     #[must_use]
     pub fn flag(&self, name: &str) -> bool {
         self.flags[name]
     }
 
-    /// The value of a slot before the step, where the optimizer has it.
+    /// Returns the value of a slot before the step, if the optimizer has the slot.
     #[must_use]
     pub fn slot_if_any(&self, name: &str) -> Option<Number<'a>> {
         self.slots.get(name).copied()
     }
 
-    /// The value of a slot before the step.
+    /// Returns the value of a slot before the step.
     ///
     /// # Panics
-    /// When the optimizer does not have it.
+    /// Panics if the optimizer does not have the slot.
     #[must_use]
     pub fn slot(&self, name: &str) -> Number<'a> {
         self.slots[name]
     }
 
-    /// Keeps the value of a slot for the next step, and returns it.
+    /// Stores the new value of a slot, and returns it.
     ///
     /// # Panics
-    /// When the optimizer does not have it.
+    /// Panics if the optimizer does not have the slot.
     pub fn keep(&mut self, name: &str, value: Number<'a>) -> Number<'a> {
         assert!(self.slots.contains_key(name), "a row keeps its own slots");
         self.kept.insert(name.to_owned(), value);
         value
     }
 
-    /// Keeps a moving average: `factor * slot + (1 - factor) * new`.
+    /// Stores and returns a moving average of a slot: `factor * slot + (1 - factor) * new`.
     pub fn average(&mut self, slot: &str, factor: Number<'a>, new: Number<'a>) -> Number<'a> {
         let value = self.slot(slot).blend(factor, new);
         self.keep(slot, value)
     }
 
-    /// A constant.
+    /// Returns a constant.
     #[must_use]
     pub fn number(&self, value: f64) -> Number<'a> {
         self.step.like(value)
     }
 
-    /// `1 - factor^step`: what an average that started at zero is divided by.
+    /// Returns `1 - factor^step`, the bias correction of a moving average that started at zero.
     #[must_use]
     pub fn correction(&self, factor: Number<'a>) -> Number<'a> {
         1.0 - factor.pow(self.step)
     }
 
-    /// The gradient with the weight decay of an L2 penalty, `gradient + weight_decay * parameter`.
+    /// Returns the gradient with an L2 penalty, `gradient + weight_decay * parameter`.
     #[must_use]
     pub fn penalized_gradient(&self) -> Number<'a> {
         self.gradient + self.setting("weight_decay") * self.parameter
     }
 
-    /// The part of the parameter that weight decay apart from the gradient takes, `rate * weight_decay * parameter`. It is
-    /// added to the step, so that the parameter is rounded once.
+    /// Returns the decoupled weight decay, `rate * weight_decay * parameter`. Formulas add it to the step, so that the
+    /// parameter is rounded once.
     #[must_use]
     pub fn decay(&self) -> Number<'a> {
         self.rate * self.setting("weight_decay") * self.parameter

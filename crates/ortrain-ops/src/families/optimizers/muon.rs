@@ -1,14 +1,15 @@
-//! Muon: the momentum of a matrix, made orthogonal.
+//! Muon: orthogonalized momentum of matrices.
 
 use ortrain_graph::{Attrs, ValueId};
 
 use super::tensors::Tensors;
 use super::{BETAS, Optimizer, Range, Rule, SlotShape, flag, setting, slot};
 
-/// The polynomial of an iteration, whose slope at zero is large: five bring singular values near to 1.
+/// Coefficients of the polynomial of an iteration. Its large slope at zero brings singular values near to 1 in five
+/// iterations.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 const ITERATIONS: usize = 5;
-/// The size of a step of AdamW, which `match_rms_adamw` gives to those of matrices.
+/// Root mean square of an AdamW step, which `match_rms_adamw` gives to the steps of matrices.
 const RMS_OF_ADAMW: f64 = 0.2;
 
 pub(super) const MUON: Optimizer = Optimizer {
@@ -56,7 +57,7 @@ pub(super) const MUON: Optimizer = Optimizer {
             ]
         },
         step: |t| {
-            // A parameter that AdamW trains has a second moment.
+            // Only parameters that AdamW trains have a second moment.
             let (size, none) = (t.op("Size", &[t.get("momentum1")]), t.integer(0));
             let has_none = t.op("Equal", &[size, none]);
             let is_matrix = t.has_rank(t.get("parameter"), 2);
@@ -70,7 +71,7 @@ pub(super) const MUON: Optimizer = Optimizer {
     },
 };
 
-/// The step of a matrix; the slots.
+/// Returns the step of a matrix, and the slots.
 fn orthogonal_step(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let momentum = t.lerp(t.get("momentum0"), gradient, t.get("taken"));
@@ -85,7 +86,7 @@ fn orthogonal_step(t: &mut Tensors<'_>) -> Vec<ValueId> {
     vec![t.op("Mul", &[scale, step]), momentum, t.get("momentum1")]
 }
 
-/// The sizes of the two axes, as elements.
+/// Returns the sizes of the two axes, in the element type.
 fn sides(t: &mut Tensors<'_>) -> (ValueId, ValueId) {
     let shape = t.op("Shape", &[t.get("parameter")]);
     let side = |t: &mut Tensors<'_>, axis: i64| {
@@ -96,7 +97,7 @@ fn sides(t: &mut Tensors<'_>) -> (ValueId, ValueId) {
     (side(t, 0), side(t, 1))
 }
 
-/// The factor of a step of a tall matrix: `sqrt(max(1, rows / columns))`.
+/// Returns the factor of a step of a tall matrix, `sqrt(max(1, rows / columns))`.
 fn ratio(t: &mut Tensors<'_>, rows: ValueId, columns: ValueId) -> ValueId {
     let one = t.number(1.0);
     let ratio = t.op("Div", &[rows, columns]);
@@ -104,14 +105,15 @@ fn ratio(t: &mut Tensors<'_>, rows: ValueId, columns: ValueId) -> ValueId {
     t.op("Sqrt", &[ratio])
 }
 
-/// The factor that gives a step the size of one of AdamW: `0.2 sqrt(max(rows, columns))`.
+/// Returns the factor that gives a step the size of an AdamW step, `0.2 sqrt(max(rows, columns))`.
 fn larger_side(t: &mut Tensors<'_>, rows: ValueId, columns: ValueId) -> ValueId {
     let larger = t.op("Max", &[rows, columns]);
     let (root, scale) = (t.op("Sqrt", &[larger]), t.number(RMS_OF_ADAMW));
     t.op("Mul", &[scale, root])
 }
 
-/// The nearest matrix with orthogonal rows or columns, by iterations of Newton and Schulz on the wide side.
+/// Orthogonalizes a matrix by Newton-Schulz iterations. A tall matrix is transposed first, so that the Gram matrix is
+/// the smaller one.
 fn iterate(t: &mut Tensors<'_>, is_tall: bool) -> Vec<ValueId> {
     let transposed =
         |t: &mut Tensors<'_>, x| t.with("Transpose", &[x], Attrs::new().with("perm", vec![1i64, 0]));
@@ -133,7 +135,7 @@ fn iterate(t: &mut Tensors<'_>, is_tall: bool) -> Vec<ValueId> {
     vec![if is_tall { transposed(t, x) } else { x }]
 }
 
-/// The step of any other parameter; the slots.
+/// Returns the step of any other parameter, and the slots.
 fn adamw_step(t: &mut Tensors<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);

@@ -1,9 +1,9 @@
-//! RAdam: Adam whose adaptive rate is rectified while few gradients were seen.
+//! RAdam: Adam with a rectified adaptive rate during the first steps.
 
 use super::adamw::moments;
 use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
-/// The length of the average from which its variance can be told.
+/// Length of the moving average above which its variance is tractable.
 const MIN_LENGTH: f64 = 5.0;
 
 pub(super) const RADAM: Optimizer = Optimizer {

@@ -1,4 +1,4 @@
-//! RMSprop, perhaps centred.
+//! RMSprop, optionally centered.
 
 use super::{Optimizer, Range, Rule, When, flag, setting, slot};
 
@@ -34,7 +34,7 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
         let mut variance = u.average("square_average", alpha, gradient * gradient);
         if u.flag("centered") {
             let mean = u.average("gradient_average", alpha, gradient);
-            // What is rounded may be a little below zero.
+            // Rounding can make the difference slightly negative.
             variance = (variance - mean * mean).max(u.number(0.0));
         }
         let mut direction = gradient / (variance.sqrt() + u.setting("eps"));

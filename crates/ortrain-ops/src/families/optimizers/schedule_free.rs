@@ -1,9 +1,9 @@
-//! AdamW without a schedule: it trains a point between the weights of its steps and their average.
+//! Schedule-free AdamW: the gradients are computed at a point between the weights of the steps and their average.
 
 use super::{BETAS, Optimizer, Range, Rule, Start, setting, slot};
 
-/// The weights in the state are `y`, at which gradients are taken; the slot `z` has those that steps are made on. The
-/// average, which is the result of a training, is `x = (y - (1 - beta1) z) / beta1`.
+/// Row of the optimizer. The weights in the state are `y`, the point of the gradients. The slot `z` has the weights of
+/// the steps. The result of training is the average `x = (y - (1 - beta1) z) / beta1`.
 pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
     name: "ScheduleFreeAdamW",
     summary: "AdamW that trains for an average of its weights and needs no falling rate",
